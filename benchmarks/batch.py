@@ -59,7 +59,7 @@ def phases(
 
 
 def main() -> int:
-    """Returns: 0, or 1 if a phase failed."""
+    """Run the command. Returns 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="some five minutes in all")
@@ -75,7 +75,7 @@ def main() -> int:
     folder = workload.ensure(sizes)
     serve_dir = hopline_server.prepare(folder)
     report = PhaseReport(FIGURES)
-    # Beside the graph, not in /tmp, which may be memory.
+    # Next to the graph, not in /tmp, which may be memory.
     with tempfile.TemporaryDirectory(prefix="batch-", dir=workload.cache_dir()) as name:
         known = phases(folder, serve_dir, Path(name), sizes.num_nodes, quick=args.quick)
         wanted = [phase for phase in args.phases.split(",") if phase] or list(known)

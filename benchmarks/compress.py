@@ -25,7 +25,7 @@ PHASES = ("int8", "features", "adjacency", "compiled", "cold")
 
 
 def main() -> int:
-    """Returns: 0, or 1 if a phase failed."""
+    """Run the command. Returns 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="some five minutes in all")

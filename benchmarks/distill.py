@@ -2,7 +2,7 @@
 
     accuracy  cora, citeseer and amazon_computers of the shared data, or the files named by --data: largest
               component, 20 labels per class, 30 for validation, a fifth of the test nodes held out of the
-              graph; splits, teachers and students drawn anew by each seed. `prod` is 0.8 × `tran`
+              graph; splits, teachers and students drawn again by each seed. `prod` is 0.8 × `tran`
               (observed test nodes) + 0.2 × `ind` (held-out ones)
     served    student and teacher in the same server, one node a request and 1,024
 
@@ -83,7 +83,7 @@ def served(report: PhaseReport, quick: bool) -> None:
 
 
 def main() -> int:
-    """Returns: 0, or 1 if a phase failed."""
+    """Run the command. Returns 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} seeds instead of {FULL}")

@@ -5,8 +5,8 @@ A redis-server of our own on loopback; five phases, each named in the table:
     fetch      421 rows of 512 bytes: one GET each, one MGET, through an empty L1, from L1
     l1         hit rates, requests/s and p99 of 32 callers over a Zipf stream, with and without prefetcher
     faults     the store killed, stopped, slow, with half the rows, with garbage, gone and back again
-    hub        requests that touch a node with 10 M in-neighbours beside those that do not
-    prewarm    the first 1,000 requests of a prewarmed server beside the steady state
+    hub        requests that touch a node with 10 M in-neighbours against those that do not
+    prewarm    the first 1,000 requests of a prewarmed server against the steady state
 
     python -m benchmarks.features [--quick] [--small] [--phases fetch,hub]
 
@@ -126,7 +126,7 @@ def l1_phase(
 
 
 def faults_phase(report: Report, effort: Effort) -> None:
-    """faults: on the small graph, with a redis-server of their own."""
+    """faults: on the small graph, with their own redis-server."""
     folder = workload.ensure(workload.SMALL)
     serve_dir = hopline_server.prepare(folder)
     features = np.load(folder / "features.npy")
@@ -194,7 +194,7 @@ def run(phases: list[str], small: bool, effort: Effort) -> Report:
 
 
 def main() -> int:
-    """Returns: 0, or 1 if a phase failed."""
+    """Run the command. Returns 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="a few minutes in all")

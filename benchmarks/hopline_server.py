@@ -18,7 +18,7 @@ TABLE_BYTES = 1 << 30
 def prepare(workload_dir: Path) -> Path:
     """Package the workload's model and build its graph, unless that is done already.
 
-    Runs in a process of its own, so that the harness does not hold torch and the graph in memory.
+    Runs in a separate process, so that the harness does not hold torch and the graph in memory.
 
     Args:
         workload_dir: a folder written by `benchmarks.workload`.

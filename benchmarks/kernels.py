@@ -104,7 +104,7 @@ class Pyg:
     def __init__(self, workload: Path) -> None:
         python = Path(".venv-bench/bin/python").absolute()
         if not python.is_file():
-            raise SystemExit("PyG's environment is not there; run benchmarks/setup")
+            raise SystemExit("PyG's environment is missing; run benchmarks/setup")
         self._process = subprocess.Popen(
             [str(python), "-m", "benchmarks.peers.kernels_pyg", str(workload)],
             stdin=subprocess.PIPE,

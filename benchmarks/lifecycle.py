@@ -6,7 +6,7 @@ One phase for each promise; a server of our own on loopback in each:
     zero_drop   500 requests a second through everything that changes: lost, answered twice
     rollback    canaries of broken versions, and of a good one
     shadow      what a shadow of every request costs those who wait
-    isolation   a flooded, a crashing and a leaking model beside eight others
+    isolation   a flooded, a crashing and a leaking model next to eight others
     tolokers    trees alone and trees on GNN embeddings, ten public splits
     replay      a log replayed on the version that wrote it
 
@@ -103,7 +103,7 @@ class Places:
         return folder, self._bodies
 
     def trees(self) -> tuple[Path, list[str]]:
-        """The same trees alone, in a repository of their own."""
+        """The same trees alone, in a separate repository."""
         folder, bodies = self.checkout()
         alone = self._folder / "trees" / "models"
         if not alone.exists():
@@ -191,7 +191,7 @@ def isolation_phase(report: Report, places: Places, effort: Effort) -> None:
     report.figures["isolation_p99_ratio"] = found["isolation_p99_ratio"]
     report.figures["isolation"] = found
     report.line(
-        "p99 of eight beside three that misbehave, ratio", found["isolation_p99_ratio"], "goal ≤ 1.2"
+        "p99 of eight next to three that misbehave, ratio", found["isolation_p99_ratio"], "goal ≤ 1.2"
     )
     told = f"{found['calm_turns']} of {len(found['alone_p99_ms'])}"
     report.line("  turns in which the processors were ours", told)
@@ -245,7 +245,7 @@ def run(phases: list[str], effort: Effort) -> Report:
 
 
 def main() -> int:
-    """Returns: 0, or 1 if a phase failed."""
+    """Run the command. Returns 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="some minutes in all")

@@ -1,8 +1,8 @@
 """One wrk run against one server: uniform node ids, percentiles in microseconds.
 
-wrk has one thread whoever is measured. Its percentiles include its own
+wrk has one thread whichever server is measured. Its percentiles include its own
 correction for coordinated omission (a stall counts once for every request that
-would have been sent during it), which is the same for everybody.
+would have been sent during it), which is the same for all servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Load:
 
     @property
     def failed(self) -> bool:
-        """Whether any request failed: the run's figures then count for nothing."""
+        """Whether any request failed: then the run's figures are void."""
         return self.num_requests == 0 or any(self.errors.values())
 
 

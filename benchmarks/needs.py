@@ -1,4 +1,4 @@
-"""What each benchmark needs beside a plain installation, looked at before anything else is done.
+"""What each benchmark needs in addition to a plain installation, checked before anything else is done.
 
 A benchmark that ran for ten minutes and then lacked a program has cost ten minutes.
 """
@@ -34,7 +34,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def missing(name: str) -> str:
-    """What `python -m benchmarks.<name>` lacks here and how to install it; "" where all is there."""
+    """What `python -m benchmarks.<name>` lacks here and how to install it; "" where nothing is missing."""
     packages, programs = NEEDS.get(name, ((), ()))
     no_packages = [each for each in packages if find_spec(each) is None]
     no_programs = [each for each in programs if shutil.which(each) is None]

@@ -6,7 +6,7 @@ OTHER is another checkout of this repository with its `.venv`; FOLDER keeps the 
 next time. Both have a server with two models of the same weights, `sage` with fanouts and `all` without,
 and a process that calls `Service.submit`. All of them wait while one is asked.
 
-http_c1, http_c32    one node over one connection, and over 32 at once
+http_c1, http_c32    one node over one connection, and over 32 at the same time
 grpc, stream         one node by ModelInfer, and by one ModelStreamInfer
 submit               `Service.submit` to the outcome, in process
 

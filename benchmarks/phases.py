@@ -15,8 +15,10 @@ from benchmarks.machine import commit, machine, stolen_s
 
 
 class PhaseReport:
-    """Args:
-    names: of figures in the JSON line; null until they are measured.
+    """Collects the figures of a benchmark's phases and prints them.
+
+    Args:
+        names: of figures in the JSON line; null until they are measured.
 
     Attributes:
         figures: by their names in the JSON line.

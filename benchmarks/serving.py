@@ -3,7 +3,7 @@
 Same graph, model, load and machine; one worker each, one server at a time, on
 loopback. c1 is one connection, c32 is 32; every request asks for one node,
 drawn uniformly. Hopline starts with an empty state cache (`hopline`) and is
-measured again after that first pass (`hopline_warm`); it is measured anew before
+measured again after that first pass (`hopline_warm`); it is measured again before
 each peer, and its figures are medians, since the machine's speed drifts over a
 run. Set the peers up with `benchmarks/setup`; those not installed are skipped and
 named.
@@ -51,7 +51,7 @@ class Bench:
     seeds: Iterable[int]
 
     def measure(self, server: Running, request: Request, connections: int) -> Load:
-        """One timed run, with a seed of its own."""
+        """One timed run, with its own seed."""
         print(f"    {connections} connection(s), {self.seconds:g} s", file=sys.stderr, flush=True)
         seed = next(iter(self.seeds))
         return load.run(
@@ -104,7 +104,7 @@ def measure_peer_once(bench: Bench, peer: Peer, connections: int, extra: tuple[s
 
 
 def measure_peer(bench: Bench, peer: Peer) -> Row:
-    """A fresh server for each load, tuned for that load where the peer says so."""
+    """A fresh server for each load, tuned for that load where the peer requires that."""
     return Row(
         c1=measure_peer_once(bench, peer, 1, peer.c1_args),
         c32=measure_peer_once(bench, peer, 32, peer.c32_args),
@@ -155,7 +155,7 @@ def run(bench: Bench, peers: list[str]) -> dict[str, object]:
         medians = [report.median_row([each[k] for each in rounds]) for k in range(2)]
         return dict(zip(report.HOPLINE_ROWS, medians, strict=True))
 
-    # Hopline anew before each peer: the machine's speed drifts, and the median is of the whole run.
+    # Hopline again before each peer: the machine's speed drifts, and the median is of the whole run.
     attempt("hopline", hopline)
     for at, name in enumerate(installed):
         if at:
@@ -170,7 +170,7 @@ def run(bench: Bench, peers: list[str]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Returns: 0 if every row stands, 1 if a server failed or a request had an error."""
+    """Run the command. Returns 0 if every row has figures, 1 if a server failed or a request failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="5 s per measurement: a few minutes in all")

@@ -1,7 +1,7 @@
 """A graph that changes: 169,343 nodes, 1.2 M edges, GraphSAGE 128 → 128 → 64; 70 % of updates add an edge.
 
-    rates     edge updates a second on one core, durable: rows computed on demand, and all rows at once; PyG
-              computing them anew, in the same run
+    rates     edge updates a second on one core, durable: rows computed on demand, and all rows eagerly; PyG
+              computing them again, in the same run
     exact     after any mix of updates: online = batch = a fresh build, bit for bit
     serving   a server of two workers while updates arrive through a broker: latency, freshness, whether the
               workers agree
@@ -172,7 +172,7 @@ def phases(bench: Bench) -> dict[str, Callable[[], None]]:
 
 
 def main() -> int:
-    """Returns: 0, or 1 if a phase failed."""
+    """Run the command. Returns 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="some six minutes in all")
@@ -187,7 +187,7 @@ def main() -> int:
     report = Report(FIGURES)
     place, hubs = (SMALL, SMALL_HUBS) if args.small else (MAIN, HUBS)
     workload.cache_dir().mkdir(parents=True, exist_ok=True)
-    # Beside the graph, not in /tmp, which may be memory: what is durable must be on a disk.
+    # Next to the graph, not in /tmp, which may be memory: what is durable must be on a disk.
     with tempfile.TemporaryDirectory(prefix="stream-run-", dir=workload.cache_dir()) as scratch:
         known = phases(Bench(report, place, hubs, Path(scratch), QUICK if args.quick else FULL))
         wanted = [name for name in args.phases.split(",") if name] or list(known)

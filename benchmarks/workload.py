@@ -113,7 +113,7 @@ def draw_weights(rng: np.random.Generator) -> dict[str, FloatArray]:
 
 
 def write(sizes: Sizes, folder: Path) -> None:
-    """Draw a workload into a new folder; every part has a random stream of its own."""
+    """Draw a workload into a new folder; every part has its own random stream."""
     graph_rng, feature_rng, weight_rng = (
         np.random.default_rng(s) for s in np.random.SeedSequence(sizes.seed).spawn(3)
     )
@@ -135,7 +135,7 @@ def write(sizes: Sizes, folder: Path) -> None:
 
 
 def ensure(sizes: Sizes) -> Path:
-    """Return the folder of a finished workload, drawing it first if it is not there."""
+    """Return the folder of a finished workload, drawing it first if it is missing."""
     folder = cache_dir() / f"{sizes.name}-{sizes.seed}-v{FORMAT}"
     if not (folder / "workload.json").exists():
         draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")

@@ -54,7 +54,7 @@ def undescribed() -> tuple[list[str], list[str]]:
 
 
 def run(quick: bool, only: str, folder: Path) -> list[dict[str, Any]]:
-    """One row for each entry, printed as it is there."""
+    """One row for each entry, printed as soon as it is ready."""
     import torch
 
     from benchmarks.zoo_phases import convs
@@ -126,7 +126,7 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Returns: 1 where a class of PyG is in no table."""
+    """Run the command. Returns 1 where a class of PyG is in no table."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--quick", action="store_true", help="the first entry of each class, fewer nodes")

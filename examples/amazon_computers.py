@@ -125,7 +125,7 @@ def _dense(data: Any) -> FloatArray:
 
 
 def train(products: Products, graph: Graph, epochs: int, seed: int, console: Console) -> Sage:
-    """Train on the whole graph at once, each epoch over other sampled neighbours.
+    """Train on the whole graph in one batch, each epoch over other sampled neighbours.
 
     A model that has only ever seen complete neighbourhoods is worse on sampled ones. So each epoch keeps a
     few in-neighbours of every node, as GraphSAGE itself was trained; that is also faster. Measured here,
@@ -229,7 +229,7 @@ def serve_and_ask(graph: Path, repository: Path, test: IdArray) -> dict[str, tup
     """Logits of the test nodes by model: (over HTTP, over gRPC)."""
     command = (sys.executable, "-m", "examples.torch_free")
     with serving(graph, repository, command=command) as served:
-        if torch_free.PROOF not in served.said:
+        if torch_free.PROOF not in served.output:
             raise RuntimeError("the server did not prove that torch is blocked")
         return {name: _both(served, name, test) for name in (FULL, SAMPLED)}
 

@@ -2,7 +2,7 @@
 
     python -m examples.torch_free serve --graph … --repository …
 
-Stands for a production image without torch. It proves on stdout that the block works before it serves.
+Represents a production image without torch. It proves on stdout that the block works before it serves.
 """
 
 from __future__ import annotations

@@ -179,3 +179,15 @@ def test_no_circle_of_imports():
         if len(circle) > 1
     }
     assert circles == set()
+
+
+def test_onnx_runtime_is_imported_in_one_place_without_its_telemetry():
+    found = {
+        str(file.relative_to(SOURCE))
+        for file in FILES
+        if re.search(r"^\s*import onnxruntime", file.read_text(), re.MULTILINE)
+    }
+    assert found == {"runtimes/ort.py"}
+    code = "import os, sys, {}; print(os.environ['ORT_DISABLE_TELEMETRY'], 'onnxruntime' in sys.modules)"
+    for module in ("hopline.runtimes.onnx", "hopline.jobs.quantize.int8"):
+        assert python(code.format(module)) == "1 True"

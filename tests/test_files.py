@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from hopline import files
-from hopline.files import draft_of, is_draft, publish_file, publish_folder, remove_drafts, write_atomically
+from hopline.errors import ConfigError
+from hopline.files import (
+    draft_of,
+    expanded,
+    is_draft,
+    publish_file,
+    publish_folder,
+    remove_drafts,
+    temporary_root,
+    write_atomically,
+)
 
 
 def names(folder):
@@ -253,3 +263,24 @@ def test_drafts_are_hidden_and_differ(tmp_path):
     assert all(is_draft(draft) and draft.parent == tmp_path for draft in drafts)
     for path in (".state.json", "state.draft", "state.json"):
         assert not is_draft(tmp_path / path)
+
+
+def test_temporary_files_fall_back_to_shared_memory_and_then_say_what_is_missing(monkeypatch, tmp_path):
+    def none():
+        raise FileNotFoundError("none")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setattr("hopline.files._SHARED_MEMORY", str(tmp_path))
+    assert temporary_root() == str(tmp_path)
+    monkeypatch.setattr("hopline.files._SHARED_MEMORY", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="mount a volume at /tmp, or set TMPDIR"):
+        temporary_root()
+
+
+def test_a_path_in_the_home_folder_of_a_user_without_one_is_refused_by_its_setting(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert str(expanded("~/models", "models.cache")) == "/home/someone/models"
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ConfigError, match=r"models.cache: '~/models' .* has none: .*set HOME"):
+        expanded("~/models", "models.cache")
+    assert str(expanded("/srv/models", "models.cache")) == "/srv/models"

@@ -139,12 +139,12 @@ async def test_workers_share_one_table(places):
             await worker.start()
         nodes = [f"n{i}" for i in range(zoo.N)]
         first = await workers[0].score(ScoreRequest("sage", nodes=nodes))
-        tables = workers[1]._serving["sage"].computer.model.tables
-        before = {key: table.num_rows for key, table in tables.items()}
+        caches = workers[1]._serving["sage"].computer.model.state_caches
+        before = {key: cache.num_rows for key, cache in caches.items()}
         second = await workers[1].score(ScoreRequest("sage", nodes=nodes))
         assert (first.outputs["probabilities"] == second.outputs["probabilities"]).all()
         # every row was there already: the second worker wrote none
-        assert {key: table.num_rows for key, table in tables.items()} == before
+        assert {key: cache.num_rows for key, cache in caches.items()} == before
         for worker in workers:
             worker.begin_drain()
             await worker.drain(5)

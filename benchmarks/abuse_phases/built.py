@@ -1,6 +1,6 @@
 """What the attacked server serves: a graph of six edge types, a GNN of three layers, a tabular model.
 
-Run by the interpreter that is attacked, in a process of its own: `python built.py FOLDER`. Knows Hopline's
+Run by the interpreter that is attacked, in a separate process: `python built.py FOLDER`. Knows Hopline's
 packaging and nothing of this folder, so that another checkout's interpreter can run it.
 """
 

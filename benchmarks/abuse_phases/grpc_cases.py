@@ -37,7 +37,7 @@ def _packed(unpacked: bytes) -> bytes:
 
 
 def unfinished_gzip(target: Target) -> Attack:
-    """30 unary streams, each a gzip message of 65 KB whose stream is not ended; nobody says who it is."""
+    """30 unary streams, each a gzip message of 65 KB whose stream never ends, without credentials."""
     payload = _packed(bytes(_UNPACKED_BYTES))
     frames = [grpc.call(2 * at + 1, grpc.INFER, payload, _GZIP, ends=False) for at in range(30)]
 
@@ -55,7 +55,7 @@ def unfinished_gzip(target: Target) -> Attack:
 
 
 def _gzip_message(each: bytes) -> Callable[[Target], Attack]:
-    """One message of about 65 KB that repeats a field; nobody says who it is."""
+    """One message of about 65 KB that repeats a field; no caller sends credentials."""
 
     def prepare(target: Target) -> Attack:
         unpacked = field(_MODEL, b"risk") + each * ((_UNPACKED_BYTES - 8) // len(each))

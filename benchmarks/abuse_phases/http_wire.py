@@ -52,7 +52,7 @@ class HttpSocket:
         self._reader.start()
 
     def send(self, parts: Iterable[bytes], *, until: Callable[[], bool] = lambda: False) -> None:
-        """Send until the server closes or `until` says so; a connection that was reset is no failure."""
+        """Send until the server closes or `until` returns True; a reset connection is not a failure."""
         with contextlib.suppress(OSError):
             for part in parts:
                 if self._has_ended or until():
@@ -116,7 +116,7 @@ def exchange(port: int, parts: Sequence[bytes], expected: int = 1) -> Counter[st
 
 
 def each_alone(port: int, requests: Sequence[bytes]) -> Counter[str]:
-    """One request after the other, each over a connection of its own."""
+    """Requests in order, each over its own connection."""
     found: Counter[str] = Counter()
     for each in requests:
         found += exchange(port, [each])
@@ -124,7 +124,7 @@ def each_alone(port: int, requests: Sequence[bytes]) -> Counter[str]:
 
 
 def at_once(senders: Sequence[Callable[[], Counter[str]]]) -> Counter[str]:
-    """All senders in threads of their own; the sum of what they found."""
+    """All senders in separate threads; the sum of their results."""
     found: Counter[str] = Counter()
     lock = threading.Lock()
 

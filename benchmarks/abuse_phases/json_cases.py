@@ -37,14 +37,14 @@ def _one(path: str, make: Callable[[], bytes], *, packed: bool = False) -> Calla
 
 
 def _nested(shape: str, count: int, depth: int) -> bytes:
-    """An OIP request whose data are numbers beside a list that is nested."""
+    """An OIP request whose data are numbers and a nested list."""
     data = b"1," * count + b"[" * depth + b"1" + b"]" * depth
     start = b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":%b,"data":[' % shape.encode()
     return start + data + b"]}]}"
 
 
 def nested_lists(target: Target) -> Attack:
-    """Numbers beside a list nested 900 deep, 20 to 80 KB."""
+    """Numbers and a list nested 900 deep, 20 to 80 KB."""
     shapes = [(f"[{count + 1}{ones}]", count) for count in (9_000, 36_000) for ones in ("", ",1" * 900)]
     requests = [http.request(INFER, _nested(shape, count, 900)) for shape, count in shapes]
     columns = b'{"columns":{"amount":[%b%b%b],"age":[1]}}' % (b"1," * 30_000, b"[" * 900, b"]" * 900)
@@ -77,7 +77,7 @@ def large_shapes(target: Target) -> Attack:
 
 
 def brackets(target: Target) -> Attack:
-    """100,000 nested brackets wherever JSON is read, as lists and as objects."""
+    """100,000 nested brackets in all places where JSON is read, as lists and as objects."""
     load, unload = (f"/v2/repository/models/risk/{verb}" for verb in ("load", "unload"))
     paths = [
         load,
@@ -110,7 +110,7 @@ def _one_mib() -> list[bytes]:
 
 
 def ordinary(target: Target) -> Attack:
-    """Requests of 1 MiB as honest callers send them, one after the other: refused or answered."""
+    """Requests of 1 MiB as honest callers send them, one at a time: refused or answered."""
     requests = _one_mib()
 
     def attack() -> Counter[str]:

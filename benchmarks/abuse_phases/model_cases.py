@@ -1,4 +1,4 @@
-"""Attacks through what changes a server: loads, rollouts, live events; and many callers at once."""
+"""Attacks through what changes a server: loads, rollouts, live events; and many parallel callers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def many_steps(target: Target) -> Attack:
 
 
 def lines_that_are_no_json(target: Target) -> Attack:
-    """1 MB of lines that are no JSON, 500,000 of them, and 1 MB of events that are none."""
+    """1 MB of lines that are not JSON, 500,000 of them, and 1 MB of invalid events."""
     bodies = [b"x\n" * 500_000, b"{}\n" * 333_333, b"[" + b"{}," * 333_332 + b"{}]"]
     requests = [http.request(EVENTS, body) for body in bodies]
     return lambda: http.each_alone(target.port, requests)

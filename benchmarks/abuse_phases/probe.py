@@ -2,7 +2,7 @@
 
     python probe.py PORT PID [PID…]
 
-A process of its own, so that the attack's work does not count as the server's. It measures from its start
+A separate process, so that the attack's work does not count as the server's. It measures from its start
 to the end of its standard input, and prints one JSON object. Imports nothing but the standard library.
 """
 
@@ -33,7 +33,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> None:
-    """Let the kernel's peak of a process begin anew."""
+    """Reset the kernel's peak of a process."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
@@ -58,17 +58,28 @@ def cpu_s(pids: list[int]) -> float:
     return total / 1e9
 
 
+def loop_s(pids: list[int]) -> tuple[float, float]:
+    """Of the processes' first threads, which run their loops: processor time, and time in which they were
+    ready and other programs had the processors, in seconds."""
+    ran = waited = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+            ran, waited = ran + int(words[0]), waited + int(words[1])
+    return ran / 1e9, waited / 1e9
+
+
 def main(port: int, pids: list[int]) -> dict[str, float]:
     """Ask until standard input ends."""
     before = sum(map(rss_bytes, pids))
     for pid in pids:
         forget_peak(pid)
-    longest_s, longest_cpu_s, count, answers = 0.0, 0.0, 0, True
+    longest_s, longest_cpu_s, longest_loop_s, count, answers = 0.0, 0.0, (0.0, 0.0), 0, True
     with socket.create_connection(("127.0.0.1", port), GIVE_UP_S) as client:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         print("ready", flush=True)
         while answers and not select.select([sys.stdin], [], [], _PAUSE_S)[0]:
-            before_cpu_s, began = cpu_s(pids), time.perf_counter()
+            before_loop_s, before_cpu_s, began = loop_s(pids), cpu_s(pids), time.perf_counter()
             try:
                 client.sendall(_REQUEST)
                 answers = client.recv(4096).startswith(b"HTTP/1.1 200")
@@ -77,11 +88,15 @@ def main(port: int, pids: list[int]) -> dict[str, float]:
             waited_s = time.perf_counter() - began
             if waited_s > longest_s:
                 longest_s, longest_cpu_s = waited_s, cpu_s(pids) - before_cpu_s
+                ran_s, ready_s = loop_s(pids)
+                longest_loop_s = ran_s - before_loop_s[0], ready_s - before_loop_s[1]
             count += 1
     sys.stdin.read()  # until the attack is over, also where the server has gone
     return {
         "blocked_ms": longest_s * 1e3,
         "cpu_ms": longest_cpu_s * 1e3,
+        "loop_ms": longest_loop_s[0] * 1e3,
+        "queued_ms": longest_loop_s[1] * 1e3,
         "peak_bytes": max(0, sum(map(peak_bytes, pids)) - before),
         "before_bytes": before,
         "asked": count,

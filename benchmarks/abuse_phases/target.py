@@ -71,7 +71,7 @@ class Target:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, a zombie aside."""
+        """Whether the process runs and is not a zombie."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
         except OSError:
@@ -86,6 +86,8 @@ class Measured:
         blocked_ms: the longest that `/healthz` waited on another connection.
         cpu_ms: processor time of the server meanwhile: where it is much shorter than the wait, other
             programs had the processors.
+        loop_ms: the part of it that the loops' own threads had.
+        queued_ms: how long these threads meanwhile were ready to run and had no processor.
         peak_bytes: growth of resident memory at its highest, all processes of the server together.
         stays_bytes: the same a second after the attack's connections were closed.
         survived: whether the server still answers.
@@ -94,6 +96,8 @@ class Measured:
 
     blocked_ms: float
     cpu_ms: float
+    loop_ms: float
+    queued_ms: float
     peak_bytes: int
     stays_bytes: int
     survived: bool
@@ -184,5 +188,12 @@ def measure(target: Target, attack: Callable[[], Mapping[str, int]]) -> Measured
     stays = sum(map(probe.rss_bytes, pids)) - int(found["before_bytes"])
     alive = bool(found["answers"]) and target.is_alive
     return Measured(
-        found["blocked_ms"], found["cpu_ms"], int(found["peak_bytes"]), max(0, stays), alive, status
+        blocked_ms=found["blocked_ms"],
+        cpu_ms=found["cpu_ms"],
+        loop_ms=found["loop_ms"],
+        queued_ms=found["queued_ms"],
+        peak_bytes=int(found["peak_bytes"]),
+        stays_bytes=max(0, stays),
+        survived=alive,
+        status=status,
     )

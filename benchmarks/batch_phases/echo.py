@@ -2,7 +2,7 @@
 
     python -m benchmarks.batch_phases.echo BODY_BYTES
 
-Prints the port that it listens on, then serves until it is ended.
+Prints the port that it listens on, then serves until it is stopped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Measure a look-up of precomputed answers over HTTP, against an echo server and against computing.
 
-Three servers run at once and are asked in turns on one connection, so that whatever else the machine does
-falls on all of them; of the rounds the median counts. Whoever is not asked waits and costs nothing.
+Three servers run at the same time and are asked in turns on one connection, so that other load on the
+machine falls on all of them; of the rounds the median counts. A server that is not asked waits and costs
+nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def measure(
     seconds: float = 1.0,
     rounds: int = 5,
 ) -> dict[str, Any]:
-    """Ask for one node at a time, each drawn anew.
+    """Ask for one node at a time, each drawn at random.
 
     Args:
         repository, graph: served.

@@ -1,4 +1,4 @@
-"""kill -9 at random moments: each run goes on, and ends with the bytes of one that was never killed."""
+"""kill -9 at random moments: each run resumes, and ends with the bytes of one that was never killed."""
 
 from __future__ import annotations
 

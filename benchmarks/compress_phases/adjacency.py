@@ -123,7 +123,7 @@ def _in_turns(
     rng = np.random.default_rng(1)
     seconds: dict[Side, list[float]] = {plain: [], packed: []}
     for turn in range(calls + 3):
-        # Seeds of its own for each side: the second would find in cache what the first has read.
+        # Separate seeds for each side: the second would find in cache what the first has read.
         for side in (plain, packed) if turn % 2 else (packed, plain):
             spent, _ = call(side, np.unique(rng.integers(0, num_nodes, count)))
             if turn >= 3:

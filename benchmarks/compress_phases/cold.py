@@ -6,9 +6,9 @@ with a graph and a two-layer model; a client asks for one node as soon as the po
 looking every millisecond. The function is a process that imports `hopline.serverless`, maps a table and
 answers one Lambda event; it has answered when the answer's last byte has come through a pipe.
 
-Beside them, in turns in the same run, what no server of this kind can go below: an interpreter that does
+In the same run, in turns, the lower limits of any such server are measured: an interpreter that does
 nothing, one that imports NumPy, and one that imports NumPy and ONNX Runtime. Wall-clock seconds say little
-on a busy machine, so processor seconds stand beside each.
+on a busy machine, so each figure also has its processor seconds.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return own | {
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "HOPLINE__MODELS__REPOSITORY": str(folder / "models"),
-        "HOPLINE__TABLE__FILE": "",
+        "HOPLINE__PRECOMPUTED__FILE": "",
     }
 
 
@@ -135,7 +135,7 @@ def _make(folder: Path, environment: dict[str, str]) -> None:
     words = [sys.executable, "-m", "hopline.cli", "batch", "--model", MODEL, "--json"]
     words += ["--graph", str(folder / "graph"), "--repository", str(folder / "models")]
     _run([*words, "--to", f"precomputed:{table}", "--outputs", "logits,state"], environment)
-    environment["HOPLINE__TABLE__FILE"] = str(table)
+    environment["HOPLINE__PRECOMPUTED__FILE"] = str(table)
 
 
 def _run(words: list[str], environment: dict[str, str]) -> None:
@@ -168,7 +168,7 @@ def _server(folder: Path, environment: dict[str, str]) -> Took:
     head = f"POST /v1/models/{MODEL}/score HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     words = [sys.executable, "-m", "hopline.cli", "serve", "--graph", str(folder / "graph")]
     words += ["--repository", str(folder / "models"), "--port", str(port), "--grpc-port", "0"]
-    own = {name: value for name, value in environment.items() if name != "HOPLINE__TABLE__FILE"}
+    own = {name: value for name, value in environment.items() if name != "HOPLINE__PRECOMPUTED__FILE"}
     began = time.perf_counter()
     with open(os.devnull, "w") as nowhere:
         process = subprocess.Popen(words, env=own, stdout=nowhere, stderr=nowhere)

@@ -10,7 +10,7 @@ and 5 on a drawn graph. Both are one artifact, served with `compute.compiled` au
                               requests 5 to 10, all after equal pauses, since a processor that was idle is
                               slower: medians over fresh processes
     first_over_tenth_cpu      the same in processor time of the event loop, which neighbours disturb less
-    fourth_over_tenth         the same of the fourth request: how far such a median is off by chance
+    fourth_over_tenth         the fourth request instead: how far such a median is off by chance
     compile_s, package_s      what compiling took, and packaging as a whole
 
 Both sides take turns in one run, request by request. On a machine with CUDA the row `gpu` has the same

@@ -1,10 +1,10 @@
 """One seed of one graph: teacher, students and plain MLP on test nodes that none of them learned from.
 
 The teacher's row is one GraphSAGE trained on labels. `glnn` is the published recipe: an MLP over a node's
-features as they are, taught by that teacher. `prod`, `tran` and `ind` are of the student that ships, with
-the settings of `hopline distill`: rows of the observed graph's diffusion beside the features, and better
-soft labels, the mean of the answers of that teacher and four of other seeds. Both learn from all observed
-nodes, which of the test nodes takes features, edges and soft labels, and no label.
+unchanged features, taught by that teacher. `prod`, `tran` and `ind` are of the student that ships, with
+the settings of `hopline distill`: rows of the observed graph's diffusion in addition to the features, and
+better soft labels, the mean of the answers of that teacher and four of other seeds. Both learn from all
+observed nodes, which of the test nodes takes features, edges and soft labels, and no label.
 
 What it may see of a held-out node: its features, and rows and degrees of the observed nodes that it has
 edges to, read when it is asked about. Edges between two held-out nodes are not used. The teacher's answers
@@ -34,7 +34,7 @@ NAMES = ("prod", "tran", "ind", "teacher", "mlp", "glnn")
 
 
 def measure(data: Data, seed: int, names: tuple[str, ...] = NAMES) -> dict[str, float]:
-    """Returns: accuracy in % by names; `mlp` and `glnn` are trained if they are among them."""
+    """Accuracy in % by names; `mlp` and `glnn` are trained if they are among them."""
     split = draw(data, seed)
     observed = observe(data, split)
     teacher, soft = _teachers(data, observed, split, seed)

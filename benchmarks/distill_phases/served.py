@@ -2,11 +2,11 @@
 
 The graph, features and GraphSAGE (128 → 128 → 64, fanouts 10 and 5) of the serving benchmark, its 64
 outputs taken for classes. The student is what `hopline distill` makes by default, which reads a structure
-row beside the features, but for the number of epochs: what is timed does not depend on how good the weights
-are. `plain` is one that reads features alone. One process serves all over HTTP; requests ask for labels, so
-that writing numbers as JSON hides nothing. The teacher keeps its state cache, which the first round
-warms: its best setting. All are asked in turns on one connection; of the rounds the median counts. One node
-a request is asked by wrk, 1,024 by a Python client (`http.client`), the same for all.
+row in addition to the features, but for the number of epochs: what is timed does not depend on how good the
+weights are. `plain` is one that reads features alone. One process serves all over HTTP; requests ask for
+labels, so that writing numbers as JSON hides nothing. The teacher keeps its state cache, which the first
+round warms: its best setting. All are asked in turns on one connection; of the rounds the median counts.
+One node a request is asked by wrk, 1,024 by a Python client (`http.client`), the same for all.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _lumps(server: Hopline, num_ids: int, *, rounds: int) -> dict[str, list[floa
         for number in range(-4, rounds):
             nodes = rng.choice(num_ids, LUMP, replace=False).tolist()
             body = json.dumps({"nodes": nodes, "outputs": ["label"]}, separators=(",", ":"))
-            # whoever comes later finds the ids in the processor's caches
+            # a model that is asked later finds the ids in the processor's caches
             for name in (*_MODELS[number % 3 :], *_MODELS[: number % 3]):
                 began = time.perf_counter()
                 connection.request("POST", f"/v1/models/{name}/score", body)

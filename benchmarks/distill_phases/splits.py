@@ -1,7 +1,7 @@
 """The protocol's data (GLNN, arXiv 2110.08727): largest component, labels drawn by seed, nodes held out.
 
 Of every class 20 nodes have labels for training and 30 for validation; all others are test nodes. A fifth
-of these is held out: they and their edges are not there while teacher, soft labels and student are made.
+of these is held out: they and their edges are missing while teacher, soft labels and student are made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The teacher: GraphSAGE of two layers, hidden width 128, five sampled neighbours at each hop in training.
 
 The aggregator is the mean of a node and its neighbours ("gcn" in GLNN's code, which measures better there
-than the plain mean). Neighbours are drawn with replacement, anew in each epoch; answers use all of them.
+than the plain mean). Neighbours are drawn with replacement, again in each epoch; answers use all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the store's failures cost: one fault after the other under load, each with a server of its own.
+"""What the store's failures cost: one fault at a time under load, each with its own server.
 
     normal ──── fault ──── the store is back
     calm_s      fault_s    calm_s
@@ -67,12 +67,14 @@ class Figures:
 
 
 class Faults:
-    """Args:
-    store: its database 0 holds all rows; it gets others with half of them and with garbage.
-    serve_dir: graph and model.
-    features: the rows.
-    answers: the true ones, float32 [num_nodes, d].
-    calm_s, fault_s: see the module.
+    """Runs the store's faults under load and measures what they cost.
+
+    Args:
+        store: its database 0 holds all rows; it gets others with half of them and with garbage.
+        serve_dir: graph and model.
+        features: the rows.
+        answers: the true ones, float32 [num_nodes, d].
+        calm_s, fault_s: see the module.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Faults:
         store.save()
 
     def run(self, report: Callable[[str, Figures], None]) -> dict[str, dict[str, float | None]]:
-        """All faults; each is told to `report` as well."""
+        """All faults; each is also passed to `report`."""
         faults = {
             "killed": self._killed,
             "stopped": self._stopped,

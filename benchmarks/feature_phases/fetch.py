@@ -1,6 +1,6 @@
 """What 421 rows of 512 bytes cost: one GET each, one MGET, through an empty L1, and from L1.
 
-In one process and on one event loop; the four take turns, each with ids that nobody has asked for before,
+In one process and on one event loop; the four take turns, each with ids that were never requested before,
 so that neither Redis' nor the processor's caches favour one.
 """
 

@@ -1,4 +1,4 @@
-"""A node with 10 M in-neighbours: what requests that touch it cost beside those that do not.
+"""A node with 10 M in-neighbours: what requests that touch it cost, compared with those that do not.
 
     in-neighbours of        the hub   a toucher                  another
     are                     leaves    the hub and other others   others
@@ -79,10 +79,10 @@ def _ask(port: int, nodes: IdArray) -> np.ndarray:
 
 
 def _ensure(num_leaves: int) -> Path:
-    """The folder with graph and model, built first if it is not there."""
+    """The folder with graph and model, built first if it is missing."""
     folder = cache_dir() / f"hub-{num_leaves}-v{_FORMAT}"
     if not (folder / "repository" / "sage" / "1" / "model.json").is_file():
-        # a process of its own: torch and the edges are not to stay in memory
+        # a separate process: torch and the edges must not stay in memory
         line = [sys.executable, "-m", "benchmarks.feature_phases.hub", str(folder), str(num_leaves)]
         subprocess.run(line, check=True)
     return folder

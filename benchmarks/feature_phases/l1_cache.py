@@ -35,11 +35,13 @@ _FOUND = ("hopline_feature_rows_total", 'tier="origin"', 'result="found"')
 
 
 class NearCache:
-    """Args:
-    store: holds all rows.
-    serve_dir: graph and model.
-    shape: of the features.
-    seconds: of each load; as long before it, for the cache to fill.
+    """Measures loads with the L1 feature cache of several sizes.
+
+    Args:
+        store: holds all rows.
+        serve_dir: graph and model.
+        shape: of the features.
+        seconds: of each load; as long before it, for the cache to fill.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class NearCache:
             return _sound(stream.run(server.port, connections=CALLERS, seconds=self._seconds))
 
     def load_with_prefetcher(self, share: float) -> Load | str:
-        """The same beside `hopline prefetch`; or why there is none."""
+        """As above, with `hopline prefetch`; or why that is not possible."""
         missing = {"features.shared_file", "features.prefetcher"} - {row.path for row in config_table()}
         if missing:
             return f"no setting {', '.join(sorted(missing))}"
@@ -122,7 +124,8 @@ class NearCache:
         return asked / self._oracle.rows(seeds).shape[0]
 
     def _settings(self, share: float, num_writers: int = 1) -> dict[str, object]:
-        # Each writer has its part: for all rows to have a place wherever they arrive, it takes as many.
+        # Each writer has its part: so that all rows fit whichever worker reads them, multiply by the
+        # writers.
         num_rows = int(share * self._num_nodes) * (num_writers if share == 1.0 else 1)
         return {
             "features.store": self._store.url,

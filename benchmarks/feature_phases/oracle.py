@@ -18,7 +18,7 @@ class Nothing:
     """A `RowSource` that has no row."""
 
     def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
-        """All of them are not there."""
+        """Report all of them as missing."""
         return np.arange(ids.shape[0])
 
     def mean(self) -> FloatArray:
@@ -27,8 +27,10 @@ class Nothing:
 
 
 class Oracle:
-    """Args:
-    serve_dir: holds `graph` and `repository/sage/1`.
+    """Computes the true answers and the rows that requests read.
+
+    Args:
+        serve_dir: holds `graph` and `repository/sage/1`.
     """
 
     def __init__(self, serve_dir: Path) -> None:

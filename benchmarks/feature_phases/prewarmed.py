@@ -1,4 +1,4 @@
-"""A start with `features.prewarm_nodes`: the first 1,000 requests beside those of the steady state.
+"""A start with `features.prewarm_nodes`: the first 1,000 requests compared with those of the steady state.
 
 Both at the same moderate rate, drawn from the same Zipf stream; between them the server gets as many
 requests as it takes, until its caches hold what such a stream leaves in them. A p99 of 1,000 requests is
@@ -33,7 +33,7 @@ def measure(
     Args:
         store: holds all rows.
         num_between: requests between the two.
-        num_starts: servers started one after another.
+        num_starts: servers started, one at a time.
 
     Returns: also `ratios`, one for each start, and `num_poor`, answers that were degraded or failed.
     """

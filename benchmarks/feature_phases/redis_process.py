@@ -92,7 +92,7 @@ class RedisProcess:
         self._client.save()
 
     def swap(self, first: int, second: int) -> None:
-        """Exchange two databases at once, for all connections."""
+        """Exchange two databases atomically, for all connections."""
         self._client.swapdb(first, second)
 
     def num_lookups(self) -> int:

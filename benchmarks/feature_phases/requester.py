@@ -92,7 +92,7 @@ class Requester:
 
     Args:
         port: of the server on loopback.
-        connections: requests under way at once, at most.
+        connections: requests in flight at the same time, at most.
     """
 
     def __init__(self, port: int, connections: int) -> None:
@@ -108,7 +108,7 @@ class Requester:
             await self._free.put(await self._connect())
 
     async def close(self) -> None:
-        """Let go of the connections; nothing may be under way."""
+        """Close the connections; no request may be in flight."""
         while not self._free.empty():
             transport = (await self._free.get()).transport
             assert transport is not None

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that holds answers back; it runs on a thread and a loop of its own."""
+"""A TCP proxy on loopback that holds answers back; it runs on its own thread and event loop."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import cast
 
 
 class SlowProxy:
-    """Args:
-    upstream: port on loopback.
+    """A TCP proxy that delays every answer.
+
+    Args:
+        upstream: port on loopback.
 
     Attributes:
         port: where it listens, once open.
@@ -32,7 +34,7 @@ class SlowProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close all connections and stop."""
         if self._server is not None:
             self._server.close()
         for transport in list(self._transports):
@@ -46,7 +48,7 @@ class SlowProxy:
         return store
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Note a transport, to be ended with the proxy."""
+        """Note a transport, to be closed with the proxy."""
         self._transports.add(transport)
 
     def discard(self, transport: asyncio.Transport) -> None:

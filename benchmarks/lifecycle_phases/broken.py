@@ -29,7 +29,7 @@ _PROBE = 100
 
 
 def write(model_folder: Path, version: str, new: str, fault: Fault, added_s: float = 0.0) -> Path:
-    """Write version `new` beside `version`.
+    """Write version `new` next to `version`.
 
     Args:
         model_folder: `<repository>/<model>`.

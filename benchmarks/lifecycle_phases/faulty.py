@@ -1,4 +1,4 @@
-"""Models that crash and leak in processes of their own: real artifacts, spoilt by what opens them.
+"""Models that crash and leak in separate processes: real artifacts, spoilt by the code that opens them.
 
 `crashing` ends its process by a segmentation fault at every fiftieth request; `leaking` keeps a mebibyte of
 each. Every other model is as usual.

@@ -26,7 +26,7 @@ _FIRST, _FACTOR = 1000.0, 1.25
 
 
 def measure(repository: Path, model: str, bodies: Sequence[str], seconds: float) -> dict[str, Any]:
-    """p99_ms_at_800, errors, max_rps_p99_50ms; `unbatched`, `grpc` and `grpc_stream` beside.
+    """p99_ms_at_800, errors, max_rps_p99_50ms; `unbatched`, `grpc` and `grpc_stream` in addition.
 
     Figures at 800/s are medians of some runs, the kinds of requests in turn.
     """

@@ -1,8 +1,8 @@
 """Models in one server: eight asked as usual, one that is flooded, one that crashes, one that leaks.
 
-The two faulty ones have processes of their own, the flooded one a limit of its rate.
+The two faulty ones have separate processes, the flooded one a limit of its rate.
 Turn by turn the eight are asked alone, and while the others misbehave; the ratio of the medians of p99.
-A turn in which a hypervisor gave the processors to somebody else tells of that, and is asked again;
+A turn in which a hypervisor gave the processors to another machine reports that, and is repeated;
 `ratio_of_all` has it too.
 
 Those who flood, and who ask the faulty ones, would be on other machines: here they take only what the

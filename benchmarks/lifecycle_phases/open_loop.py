@@ -1,6 +1,6 @@
 """Requests at random moments, whatever the answers do: Poisson arrivals over keep-alive HTTP connections.
 
-A process of its own, so that the harness takes nothing from it:
+A separate process, so that the harness takes nothing from it:
 
     python -m benchmarks.lifecycle_phases.open_loop < orders.json
 
@@ -82,7 +82,7 @@ class Figures:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; opens itself anew when the server closes it."""
+    """One request at a time; opens itself again when the server closes it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -194,7 +194,7 @@ class Run:
             self._free.append(connection)
 
     def closed(self, connection: Connection) -> None:
-        """The server let go of it: a caller opens another."""
+        """The server closed it: a caller opens another."""
         if connection in self._free:
             self._free.remove(connection)
         self._opening += 1
@@ -249,8 +249,8 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def start(port: int, targets: Sequence[Target], **orders: Any) -> subprocess.Popen[str]:
     """Begin a run: `rate`, `seconds`, `connections`; maybe `seed`, `versions`, `events`, `weights`.
 
-    `behind` has the generator take only what everybody else leaves of the processors: for callers that are
-    not measured and, in earnest, are elsewhere.
+    `behind` has the generator take only what all other processes leave of the processors: for callers that
+    are not measured and, in production, run on other machines.
     """
     text = json.dumps({"port": port, "targets": [asdict(target) for target in targets], **orders})
     process = subprocess.Popen(
@@ -267,7 +267,7 @@ def start(port: int, targets: Sequence[Target], **orders: Any) -> subprocess.Pop
 
 
 def step_behind() -> None:
-    """This process runs while nobody else wants to."""
+    """Run this process only while no other process needs the processor."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -309,7 +309,7 @@ def main() -> None:
     if orders.get("behind"):
         step_behind()
     else:
-        want_slices(SHORT_S)  # what it measures shall be the server's waiting, not its own
+        want_slices(SHORT_S)  # what it measures must be the server's waiting, not its own
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(asdict(runner.run(run()))))
 

@@ -1,6 +1,6 @@
 """The fraud API's requests at random moments over gRPC: calls, or the requests of one stream.
 
-A process of its own, as the generator over HTTP is:
+A separate process, like the generator over HTTP:
 
     python -m benchmarks.lifecycle_phases.open_loop_grpc < orders.json
 
@@ -57,7 +57,7 @@ class Times:
         self.errors = 0
 
     def failed(self, why: object) -> None:
-        """Count an error; the first one is told."""
+        """Count an error; the first one is printed."""
         self.errors += 1
         if self.errors == 1:
             print(f"    gRPC: {why}", file=sys.stderr)
@@ -186,7 +186,7 @@ async def _run(orders: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     import uvloop
 
-    # As the generator over HTTP: what is measured shall be the server's time, not this one's.
+    # As the generator over HTTP: what is measured must be the server's time, not this process's.
     gc.disable()
     want_slices(SHORT_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,4 +1,4 @@
-"""Bad versions under steady traffic: how long until the gate has them back, and whom they harm until then.
+"""Bad versions under steady traffic: time until the gate rolls them back, and the requests harmed.
 
 A canary of 5 → 25 → 50 → 100 % begins under 500 requests a second. `errors` fails on every real request,
 `slow` takes ten times as long, `shifted` answers other probabilities. A good version must reach 100 %.

@@ -106,9 +106,9 @@ def _client(orders: dict[str, Any], kind: str) -> subprocess.Popen[str]:
 
 
 class Callers:
-    """Some callers that ask in turn until they are told to stop.
+    """Some callers that ask in turn until they are stopped.
 
-    Each has one connection, which it opens anew only when the server said that it would close it, or
+    Each has one connection, which it opens again only when the server said that it would close it, or
     closed it between two requests: a request that was sent is never sent again.
     """
 
@@ -154,7 +154,7 @@ class Callers:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.orders["http"])
             assert reader is not None
             if len(reader._buffer):  # type: ignore[attr-defined]
-                self.duplicated += 1  # an answer that nobody asked for
+                self.duplicated += 1  # an answer to no request
             body = json.dumps({"nodes": [node % 1000], "outputs": ["embedding"]})
             self.sent += 1
             began = time.perf_counter()
@@ -190,7 +190,7 @@ class Callers:
         request_type, response_type = (
             message(f"inference.ModelInfer{what}") for what in ("Request", "Response")
         )
-        # A channel of its own for each caller, so that both workers are asked.
+        # A separate channel for each caller, so that both workers are asked.
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(
             f"127.0.0.1:{self.orders['grpc']}", options=options

@@ -80,7 +80,7 @@ def layerwise(workload: Path, data: Data, nodes: torch.Tensor, workers: int) -> 
     # Each batch brings node ids and no features, as `inference` asks of its loader.
     bare = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
     loader = loader_of(bare, [-1], nodes, workers)
-    # Both layers read 128 columns: the features stand for the hidden states, at the same cost.
+    # Both layers read 128 columns: the features represent the hidden states, at the same cost.
     states = data.x
 
     def once() -> int:

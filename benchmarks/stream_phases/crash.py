@@ -1,6 +1,6 @@
 """kill -9 at random moments while numbered events flow through a broker and over HTTP: lost? applied twice?
 
-What is killed is started again at once, as whoever runs it would: the consumer, the server with all its
+What is killed is started again immediately, as its supervisor would: the consumer, the server with all its
 processes, its writer, a worker, the broker. At the end the log is read by a process that knows nothing, and
 the edges that are in the graph are counted against what was acknowledged to the producers.
 """
@@ -23,7 +23,7 @@ from benchmarks.server_process import free_port
 from benchmarks.stream_phases.place import Live, Place
 from benchmarks.stream_phases.producers import Producer, ToBroker, ToServer, times_there
 from benchmarks.stream_phases.served import BROKERS, TOPIC, Process, consumer_words, is_writer
-from hopline.jobs.stream.links import somebody_listens
+from hopline.jobs.stream.links import writer_listens
 from hopline.testing.broker_servers import BrokerServer, broker_server
 
 KINDS = ("consumer", "server", "writer", "worker", "broker")
@@ -76,7 +76,7 @@ def measure(place: Place, scratch: Path, broker: str, kills: int, seed: int = 11
         "kills": len(victims.killed),
         "lost": int((there == 0).sum()),
         "duplicated": int((there - 1)[there > 1].sum()),
-        # Edges that nobody was told of: with none lost and none twice there are none.
+        # Edges that were never reported: with none lost and none twice there are none.
         "unknown": int(extra - (there - 1).sum()),
         "acknowledged": len(numbers),
         "acknowledged_by": {type(producer).__name__: producer.acknowledged for producer in producers},
@@ -117,7 +117,7 @@ class Victims:
         self.until_back()
 
     def kill(self, kind: str) -> None:
-        """kill -9, and start again at once what is to be started."""
+        """kill -9, and start again immediately what must be started."""
         victims = {"consumer": self.consumer, "server": self.server}
         if kind == "broker":
             self._broker.kill()
@@ -132,14 +132,14 @@ class Victims:
         self.tend()
 
     def tend(self) -> None:
-        """Start what has ended: the server at once, the consumer once there is a writer that it can ask.
+        """Start what has ended: the server immediately, the consumer once it can reach a writer.
 
-        A server that loses its writer before it was ever ready ends, and is started by who runs it.
+        A server that loses its writer before it was ever ready ends, and is started by its supervisor.
         """
         if self.server.process.poll() is not None:
             self.server.start()
         gone = not hasattr(self.consumer, "process") or self.consumer.process.poll() is not None
-        if gone and somebody_listens(self._socket):
+        if gone and writer_listens(self._socket):
             self.consumer.start()
 
     def until_back(self) -> None:

@@ -1,8 +1,8 @@
-"""After any mix of updates: online answers, rows kept up to date, a batch run, a fresh build: the same.
+"""After any mix of updates: online answers, rows updated eagerly, a batch run, a fresh build: the same.
 
 Edges come and go, features are set, nodes are added, in batches of any size; requests are answered in
-between, so that rows which must not be used any more are there. The fresh build is of a plain list of what
-is left.
+between, so that caches hold rows which must not be used any more. The fresh build is of a plain list of
+what is left.
 
     python -m benchmarks.stream_phases.exact < orders.json
 """
@@ -38,7 +38,7 @@ _TOLERANCE = 1e-4
 
 
 class Kept:
-    """A model on the live graph, in both ways: rows on demand, and all rows at once."""
+    """A model on the live graph, in both ways: rows on demand, and all rows eagerly."""
 
     def __init__(self, place: Place, name: str, live: Live) -> None:
         self.folder = place.model(name)
@@ -55,7 +55,7 @@ class Kept:
         return answers(self._online, ids, self._view)
 
     def fresh(self, graph: Graph, ids: IdArray) -> FloatArray:
-        """The same of a model on another graph, without tables."""
+        """As `online`, for a model on another graph, without a state cache."""
         return answers(Answerer(Model(self.folder, self.spec, graph), ("embedding",), 1), ids)
 
 
@@ -136,7 +136,7 @@ def run(place: Place, scratch: Path, num_updates: int) -> dict[str, Any]:
         table = batch(each.folder, scratch / "snapshot", scratch)
         checks[f"{name}: online = fresh build"] = same(online, each.fresh(fresh, np.asarray(ids)[some]))
         checks[f"{name}: online = batch"] = same(online, table[some])
-        checks[f"{name}: rows at once = batch"] = same(rows, table)
+        checks[f"{name}: eager rows = batch"] = same(rows, table)
         differences[name] = float(np.abs(online - table[some]).max())
     from benchmarks.stream_phases.naive import forward
 
@@ -146,7 +146,7 @@ def run(place: Place, scratch: Path, num_updates: int) -> dict[str, Any]:
         place, np.array(fresh.nodes[NODE].features), (np.asarray(edges.indices, np.int64), dst)
     )
     differences["pyg"] = float(np.abs(theirs - kept["whole"].refresher.rows(NODE, np.arange(count))).max())
-    checks["whole: rows at once = PyG"] = differences["pyg"] <= _TOLERANCE
+    checks["whole: eager rows = PyG"] = differences["pyg"] <= _TOLERANCE
     live.close()
     return {
         "exact": all(checks.values()),

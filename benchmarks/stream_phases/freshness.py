@@ -1,9 +1,9 @@
 """How soon an event is in the answers, seen from outside: publish it, then ask every worker until it shows.
 
 An event sets the features of a node that no edge comes to, so that nothing else changes that node's answer.
-The time runs from before the event is published until the first answer that shows it has come. Beside
-that, both workers are asked for the same node at once: where they name the same version of the graph, the
-rows must be the same bits.
+The time runs from before the event is published until the first answer that shows it has come. In addition,
+both workers are asked for the same node at the same time: where they name the same version of the graph,
+the rows must be the same bits.
 
     python -m benchmarks.stream_phases.freshness < orders.json
 """
@@ -93,7 +93,7 @@ def _owner(port: int, peer: int, pids: Sequence[int]) -> int:
 
 
 async def follow(orders: dict[str, Any]) -> dict[str, Any]:
-    """As many events as there is time for, one after another."""
+    """As many events as there is time for, one at a time."""
     asked = await callers(orders["port"], orders["model"], orders["workers"])
     sink = open_sink(orders["address"], "freshness")
     await sink.open()

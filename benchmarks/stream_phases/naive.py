@@ -1,8 +1,8 @@
-"""The usual way, on one core: PyG computes rows anew after each batch of updates, all or those affected.
+"""The usual way, on one core: PyG computes rows again after each batch of updates, all or those affected.
 
-`affected` is what a careful programmer would write: destinations of changed edges, then whoever they reach,
-and only their rows, level by level, from stored rows below. All neighbours: what PyG's sampler draws is
-another choice each time.
+`affected` is what a careful programmer would write: destinations of changed edges, then the nodes that they
+reach, and only their rows, level by level, from stored rows below. All neighbours: what PyG's sampler draws
+is another choice each time.
 
     python -m benchmarks.stream_phases.naive < orders.json
 """
@@ -90,7 +90,7 @@ def forward(place: Place, features: FloatArray, edges: tuple[IdArray, IdArray]) 
 
 
 def run(place: Place, sizes: list[int], batches: int) -> dict[str, Any]:
-    """Updates a second of both ways by batch size; all rows anew takes long, and is done once."""
+    """Updates a second of both ways by batch size; computing all rows takes long, and is done once."""
     graph = Graph.open(place.graph)
     naive, updates = Naive(place, graph), Updates(place, graph, seed=1)
     found: dict[str, Any] = {"affected": {}, "all": {}}

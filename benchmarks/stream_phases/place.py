@@ -2,9 +2,9 @@
 
 169,343 nodes and 1.2 M edges (the size of ogbn-arxiv), 128 features, each end of an edge drawn from a power
 law. There are two graphs: in one a popular destination is not for that a popular source, as with papers
-that are cited; in the other it is (`hubs`), so that a change soon reaches everybody. GraphSAGE 128 → 128 →
-64 twice: with fanouts [10, 5], and with all neighbours. Made once, by a process of its own that needs
-torch, and kept beside the other benchmarks' workloads.
+that are cited; in the other it is (`hubs`), so that a change soon reaches all nodes. GraphSAGE 128 → 128 →
+64 twice: with fanouts [10, 5], and with all neighbours. Built once, by a separate process that needs
+torch, and stored next to the other benchmarks' workloads.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Place:
         return np.arange(self.num_nodes - self.num_isolated, self.num_nodes)
 
     def ensure(self) -> Place:
-        """Make it if it is not there."""
+        """Build it if it is missing."""
         if not self.folder.exists():
             command = [sys.executable, "-m", "benchmarks.stream_phases.place", self.name]
             subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2])
@@ -135,7 +135,7 @@ class Live:
         return LiveView(self.memory, self.graph.schema, self._ids, self.graph.path)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the live folder."""
         self.keeper.close()
 
 
@@ -177,7 +177,7 @@ def build(place: Place, folder: Path) -> None:
 
 
 def main() -> None:
-    """Make one that is not there."""
+    """Build one that is missing."""
     place = PLACES[sys.argv[1]]
     draft = place.folder.with_name(place.folder.name + ".tmp")
     shutil.rmtree(draft, ignore_errors=True)

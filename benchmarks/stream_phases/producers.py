@@ -118,7 +118,7 @@ class Producer(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
 
 
 class ToBroker(Producer):

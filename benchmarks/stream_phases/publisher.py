@@ -1,6 +1,6 @@
 """Publishes edge updates to a broker at a steady rate, one event a message, each with its id and time.
 
-A process of its own: SIGUSR1 makes it begin, and pause, and go on; SIGTERM ends it.
+A separate process: SIGUSR1 makes it begin, pause and resume; SIGTERM stops it.
 
     python -m benchmarks.stream_phases.publisher < orders.json
 
@@ -34,7 +34,7 @@ from hopline.graph import Graph
 #: Seconds between two sends.
 _EVERY_S = 0.01
 _DRAWN = 10_000
-#: Events that are drawn before the first one is sent: what it costs to draw them shall not be felt.
+#: Events that are drawn before the first one is sent: drawing them must not slow the sender.
 _AHEAD = 400_000
 _READY = "ready\n"
 
@@ -58,7 +58,7 @@ def start(place: str, address: str, rate: int, seed: int) -> subprocess.Popen[st
 
 
 def toggle(process: subprocess.Popen[str]) -> None:
-    """Begin, pause or go on."""
+    """Begin, pause or resume."""
     process.send_signal(signal.SIGUSR1)
 
 
@@ -85,7 +85,7 @@ def events(place: str, seed: int) -> Iterator[str]:
 
 
 async def publish(orders: dict[str, Any]) -> dict[str, Any]:
-    """Until told to stop."""
+    """Publish until SIGTERM."""
     stopping, going = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

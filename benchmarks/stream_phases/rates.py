@@ -1,6 +1,6 @@
-"""How many edge updates one core makes durable in a second: rows computed on demand, and all rows at once.
+"""How many edge updates one core makes durable in a second: rows computed on demand, and all rows eagerly.
 
-A process of its own, held on one processor:
+A separate process, pinned to one processor:
 
     python -m benchmarks.stream_phases.rates < orders.json
 
@@ -50,7 +50,7 @@ class Stopwatch:
 
 
 def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any]:
-    """Batches through the keeper, and requests in between, which compute what they need anew."""
+    """Batches through the keeper, and requests in between, which compute what they need again."""
     from hopline.artifact import read_spec
     from hopline.engine.answer import Answerer
     from hopline.engine.model import Model, StateCachePlan
@@ -91,7 +91,7 @@ def lazy(place: Place, folder: Path, size: int, seconds: float) -> dict[str, Any
 
 
 def eager(place: Place, folder: Path, size: int, name: str, seconds: float) -> dict[str, Any]:
-    """Batches through the keeper, all rows of all levels brought up to date after each."""
+    """Batches through the keeper, all rows of all levels updated after each."""
     from hopline.artifact import read_spec
     from hopline.engine.refresh import Refresher
 

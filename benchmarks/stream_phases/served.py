@@ -23,7 +23,7 @@ FAR_NICE = 10
 
 
 class FarRedis(RedisServer):
-    """One that lets those go first who belong to this machine."""
+    """A Redis server with a lower priority than the processes under test."""
 
     def command(self) -> list[str]:
         """As above."""
@@ -83,7 +83,7 @@ class Process:
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:
-        """Run it, as the leader of a group of its own."""
+        """Run it, as the leader of a new process group."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._words, stdout=log, stderr=log, start_new_session=True)
 

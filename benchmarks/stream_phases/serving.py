@@ -1,4 +1,4 @@
-"""A server of two workers while a broker brings updates: latency beside that of an idle one, freshness.
+"""A server of two workers while a broker brings updates: latency compared with an idle one, freshness.
 
 Windows take turns: requests at random moments alone; the same while updates arrive; the same again while
 `freshness.py` looks from outside as well. Publisher and broker, which are elsewhere in earnest, are nice to

@@ -22,7 +22,9 @@ _BITS = 32
 
 
 class Updates:
-    """Args:
+    """Draws batches of updates and notes what they leave.
+
+    Args:
         graph: what it begins with.
         seed: of everything that is drawn.
 
@@ -42,7 +44,7 @@ class Updates:
         self.num_added = 0
 
     def edges(self, size: int, *, ids: bool = True) -> Changes:
-        """A batch in which 70 % add an edge and 30 % remove one that is there."""
+        """A batch in which 70 % add an edge and 30 % remove an existing one."""
         rng = self._rng
         remove = rng.random(size) < REMOVALS
         src, dst = draw_edges(rng, self._ranks, size)
@@ -54,7 +56,7 @@ class Updates:
         )
 
     def mixed(self, size: int) -> Changes:
-        """A batch of everything: edges of new nodes, removals of what was added or is not there, features,
+        """A batch of everything: edges of new nodes, removals of what was added or is missing, features,
         new nodes. What it leaves is noted for `final`.
         """
         rng, plain = self._rng, self._plain
@@ -98,7 +100,7 @@ class Updates:
         return NodeChanges(ids, add, rng.standard_normal((len(order), NUM_FEATURES), np.float32), order)
 
     def _taken(self, num_pairs: int) -> IdArray:
-        """Pairs that are there, none twice."""
+        """Distinct pairs that exist."""
         if len(self._pairs) < num_pairs:  # those that were added, and never named by a removal
             new = np.setdiff1d(np.concatenate(self._new), np.concatenate([*self._gone, self._pairs]))
             self._pairs = np.concatenate([self._pairs, self._rng.permutation(new)])

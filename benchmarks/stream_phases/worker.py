@@ -1,4 +1,4 @@
-"""A part of a phase as a process of its own: orders on stdin, what it found as JSON in the last line."""
+"""A part of a phase as a separate process: orders on stdin, what it found as JSON in the last line."""
 
 from __future__ import annotations
 

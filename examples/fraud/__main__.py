@@ -6,9 +6,9 @@
 1. Trees alone and trees on GNN embeddings of Tolokers, over its public splits: ROC-AUC of both.
 2. A server in a process that cannot import torch, scikit-learn or XGBoost: the payment service asks the
    pipeline `fraud` over gRPC with a key that lets it do nothing else.
-3. A flash sale shifts what is bought: drift of the merchant categories is told.
-4. An administrator brings version 2 of the trees over REST while checkouts go on: in the shadow, then as a
-   canary to 100 %. Version 3 was trained on amounts in cents; its gates roll it back.
+3. A flash sale shifts what is bought: drift of the merchant categories is reported.
+4. An administrator rolls out version 2 of the trees over REST while checkouts continue: in the
+   shadow, then as a canary to 100 %. Version 3 was trained on amounts in cents; its gates roll it back.
 
 The last line printed is one JSON object:
 

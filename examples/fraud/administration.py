@@ -1,4 +1,4 @@
-"""The administrator: brings versions of the trees over REST while checkouts go on."""
+"""The administrator: rolls out versions of the trees over REST while checkouts continue."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ class Outcome:
 
 
 class Administrator:
-    """Args:
-    client: with the administrator's key.
+    """Rolls out versions of a model over REST.
+
+    Args:
+        client: with the administrator's key.
     """
 
     def __init__(self, client: hopline.Client) -> None:

@@ -82,7 +82,7 @@ class Checkout:
         return trees.fitted_in_cents(self.train)
 
     def publish(self, estimator: Pipeline, version: str) -> None:
-        """Put a version into the repository; a running server loads it when it is told to."""
+        """Put a version into the repository; a running server loads it when it is asked to."""
         trees.package(estimator, self.validation.frame[:_PARITY_ROWS], self.repository, version)
 
 
@@ -121,7 +121,7 @@ def build(folder: Path, progress: Callable[[str], object] = lambda text: None) -
 
     Args:
         folder: empty, or to be made.
-        progress: told what is being done.
+        progress: called with what is being done.
     """
     repository = folder / "models"
     progress("trees of the checkout")

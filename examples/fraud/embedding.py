@@ -5,7 +5,7 @@ weights give the mean and the variance of the neighbours' figures, and of their 
 networks learn from these who was banned. Propagation does not depend on labels, so ten splits share it.
 
 Trees must learn from what they will see when they are asked. A network's opinion of those whose labels it
-was trained on is better than its opinion of anybody else, and trees that learn from it trust it too much:
+was trained on is better than its opinion of other nodes, and trees that learn from it trust it too much:
 AUC 0.852 in place of 0.857, mean of ten splits. So there are four networks, each trained without a quarter
 of the training nodes. For a node to learn from, the one that did not see it is asked; the served GNN has
 all four and answers their mean.

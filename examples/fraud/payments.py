@@ -87,7 +87,7 @@ def _inputs(frame: pd.DataFrame) -> list[Any]:
 
 @dataclass
 class Traffic:
-    """Checkouts that go on while the administrator works: a thread that asks one after the other.
+    """Checkouts that continue while the administrator works: a thread that asks one at a time.
 
     Args:
         address, key: of the server, of the payment service.

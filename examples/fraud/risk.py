@@ -91,7 +91,7 @@ def auc_of_splits(
 
     Args:
         num_splits: up to ten.
-        progress: told where the work is.
+        progress: called with the progress of the work.
 
     Returns: "trees" on the workers' own figures, "gnn_trees" on the embedding, "gnn" the networks alone.
     """

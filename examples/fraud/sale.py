@@ -1,4 +1,4 @@
-"""A flash sale: what customers buy changes within minutes, and drift of merchant categories is told.
+"""A flash sale: what customers buy changes within minutes, and drift of merchant categories is reported.
 
 Neither the model nor the rules have changed, but scores of a mix that was not trained on deserve a look.
 """
@@ -28,7 +28,7 @@ _SHARE, _ROWS, _PAUSE_S, _LONGEST_S = 0.4, 20, 0.01, 30.0
 
 
 def settings(folder: Path) -> list[str]:
-    """What the server is told: watch, and keep windows in a folder."""
+    """The server's settings: monitor drift, and store windows in a folder."""
     values = {"enabled": "true", "path": folder, "window_s": _WINDOW_S, "sample_per_s": 5000}
     return [f"drift.{name}={value}" for name, value in values.items()]
 
@@ -44,7 +44,7 @@ def write_training_reference(frame: pd.DataFrame, scores: FloatArray, folder: Pa
 
 
 def on_sale(frame: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """The same customers, many of whom now buy electronics."""
+    """The same customers, most of which now buy electronics."""
     chosen = np.random.default_rng(seed).random(len(frame)) < _SHARE
     return frame.assign(**{COLUMN: frame[COLUMN].where(~chosen, "electronics")})
 
@@ -66,7 +66,7 @@ def alarmed(service: PaymentService, client: hopline.Client, frame: pd.DataFrame
 def _asked_until(
     enough: Callable[[str], bool], service: PaymentService, client: hopline.Client, frame: pd.DataFrame
 ) -> str:
-    """Go on asking until the categories' level is what it should be; the last level."""
+    """Continue to ask until the categories' level is what it should be; the last level."""
     end = time.monotonic() + _LONGEST_S
     at, level = 0, ""
     while time.monotonic() < end:

@@ -54,7 +54,7 @@ def tell(built: Built, folder: Path, scale: Scale, say: Say) -> dict[str, Any]:
     sale.write_training_reference(usual, trees.scores(built.checkout.first, usual), drift)
     settings = [f"auth.clients_file={clients}", *sale.settings(drift)]
     with serving(built.graph, built.repository, settings=settings, command=_COMMAND) as served:
-        if torch_free.PROOF not in served.said:
+        if torch_free.PROOF not in served.output:
             raise RuntimeError("the server did not prove that training libraries are blocked")
         say(f"serving: {torch_free.PROOF}")
         with hopline.Client(served.url, api_key=keys.admin) as admin:

@@ -2,7 +2,7 @@
 
 Every fraud is one of four patterns, and a pattern is several traits together: many payments in a day, tiny,
 for digital goods, say. Honest customers have each of these traits too, and often all of a pattern but one.
-So no column tells fraud by itself; what tells it is which ones come together.
+So no single column shows fraud; the combination of columns does.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _spending(rng: Rng, columns: dict[str, NDArray[Any]], rows: Rows) -> None:
     columns["amount_24h"][rows] = rng.lognormal(7.3, 0.5, len(rows))
 
 
-#: Cards tried out; a stolen card far from home; an account taken over; a new account run up at once.
+#: Cards tried out; a stolen card far from home; an account taken over; a new account run up immediately.
 PATTERNS: tuple[tuple[Trait, ...], ...] = (
     (_many, _tiny, _digital),
     (_far, _large, _at_night),

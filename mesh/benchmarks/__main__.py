@@ -1,15 +1,17 @@
-"""The mesh watch: how fast, how right, how quiet.
+"""Speed, accuracy and false alarms of the mesh watch.
 
-    latency          the whole step after the query, beside PyG's encoder of the same size
-    online_boutique  a real mesh under injected faults, beside static thresholds and other baselines
-    churn            a simulated day in which pods are replaced all the time, beside static thresholds
-    end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault, one incident
+    latency          the whole step after the query, compared with PyG's encoder of the same size
+    online_boutique  a real mesh with injected faults, compared with static thresholds and other baselines
+    churn            a simulated day in which pods are replaced all the time, compared with static
+    thresholds end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault,
+        one incident
     memory           a week of snapshots
 
     python -m mesh.benchmarks [--quick] [--phases a,b] [--data FOLDER]
 
-Both sides of a ratio are timed in turns in the same run. Prints figures; the last line is one JSON
-object. A figure that could not be had is null, and `failed` says why. Wants a quiet machine.
+Both sides of a ratio are timed alternately in the same run. Prints the results; the last line is one JSON
+object. A result that could not be measured is null, and `failed` gives the reason. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -29,9 +31,13 @@ def main() -> int:
     """Returns: 0, or 1 if a phase failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--quick", action="store_true", help="some minutes in all")
-    parser.add_argument("--phases", default="", help="comma-separated; default all")
-    parser.add_argument("--data", type=Path, help="as HOPLINE_DATA: has mesh/online-boutique-2022-08-22")
+    parser.add_argument("--quick", action="store_true", help="a shorter run of a few minutes")
+    parser.add_argument("--phases", default="", help="phases to run, comma-separated (default: all)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder that contains mesh/online-boutique-2022-08-22; same as HOPLINE_DATA",
+    )
     args = parser.parse_args()
     wanted = chosen(parser, args.phases, PHASES)
     if args.data is not None:
@@ -42,7 +48,7 @@ def main() -> int:
 
 
 def _show(name: str, value: Any) -> None:
-    """A line for each figure, and a table where there is one detector a line."""
+    """Print one line per result; results per detector are printed as a table."""
     if not isinstance(value, dict):
         print(f"  {name:<60} {value}", flush=True)
         return

@@ -1,14 +1,15 @@
-"""A day of high churn: false alarms of TAGAE beside those of static thresholds, at equal or better recall.
+"""A day of high churn: false alarms of TAGAE and of static thresholds, at equal or better recall.
 
 The mesh is simulated (`hopline_mesh.simulate.high_churn`): rollouts, drains, scalings, spare services that
-come and go, some twenty planned changes an hour, and faults of eight kinds after four quiet hours that are
-learned from. Its clock runs as fast as it is computed.
+come and go, about twenty planned changes per hour, and faults of eight kinds. TAGAE learns from the first
+four hours, which have no faults. The simulated clock runs as fast as the simulation is computed.
 
-Static thresholds stand at their documented setting (processor over 80 % of what the ready pods asked for,
-p99 over 1 s, for 2 min), and once more at the best of many settings, of p99, error share and how long it
-must hold: the one with the fewest false alarms of those that find at least as many faults as TAGAE,
-chosen by the labels, which nobody has in practice. Where none finds as many, the one that finds the most.
-The figures `false_alarm_reduction` and `..._tuned` are against the first and the second.
+Static thresholds are measured with their documented setting (processor over 80 % of the requests of the
+ready pods, p99 over 1 s, for 2 min), and with the best of many settings of p99, error share and duration.
+The best setting is the one with the fewest false alarms among those that find at least as many faults as
+TAGAE; if no setting finds as many, the one that finds the most. It is chosen with the labels, which are not
+available in practice. The results `false_alarm_reduction` and `..._tuned` compare with the first and the
+second.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ QUIET_HOURS = 4.0
 _RULES = Schema(("p99_ms", "error_share", "cpu_share"), ("request_rate",))
 
 
-#: Settings of the tuned thresholds: processor, p99, error share, how long.
+#: Settings of the tuned thresholds: processor, p99, error share, duration.
 _GRID = (
     (0.8, 1.2),
     (50.0, 100.0, 300.0, 1000.0),
@@ -60,7 +61,7 @@ class _Tally:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Figures under `churn`: 24 simulated hours for each of six meshes, quick 12 for each of three."""
+    """Results under `churn`: 24 simulated hours for each of six meshes; quick: 12 for each of three."""
     hours, seeds = (12.0, (1, 2, 3)) if quick else (24.0, (1, 2, 3, 4, 5, 6))
     runs = [high_churn(hours, 30, seed=seed, quiet_hours=QUIET_HOURS) for seed in seeds]
     recordings = [recordings_of(run) for run in runs]
@@ -100,10 +101,10 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def recordings_of(run: Simulation, quiet_hours: float = QUIET_HOURS) -> tuple[Recording, Recording]:
-    """A simulated mesh as a recording: the quiet hours are the training, all that follows is the test.
+    """A simulated mesh as a recording: the hours without faults are the training, the rest is the test.
 
-    Returns: what a detector is shown; and the same with what static thresholds look at: latency, errors,
-        and the processor time in use as a share of what the pods that are ready at that time asked for.
+    Returns: the recording for a detector; and the same with the input of static thresholds: latency,
+        errors, and used processor time as a share of the requests of the pods that are ready at that time.
     """
     snapshots, contexts, rules = [], [], []
     for snapshot, context in run:
@@ -144,13 +145,18 @@ def _static(recording: Recording, **setting: Any) -> Scores:
 def _tuned(
     recordings: Sequence[Recording], recall: float
 ) -> tuple[dict[str, float | None], _Tally, list[tuple[float, int]]]:
-    """The static setting that does best against this recall, and what static thresholds can do at all.
+    """The best static setting at this recall, and the best results of static thresholds in general.
 
-    Returns: the setting; its scores; recall and false alarms of each setting that no other beats in both.
+    Returns: the setting; its scores; recall and false alarms of each setting on the Pareto front.
     """
     tried = []
-    for cpu_share, p99_ms, error_share, hold_s in itertools.product(*_GRID):
-        setting = {"cpu_share": cpu_share, "p99_ms": p99_ms, "error_share": error_share, "hold_s": hold_s}
+    for cpu_share, p99_ms, error_share, min_duration_s in itertools.product(*_GRID):
+        setting = {
+            "cpu_share": cpu_share,
+            "p99_ms": p99_ms,
+            "error_share": error_share,
+            "min_duration_s": min_duration_s,
+        }
         tried.append((setting, _tally([_static(recording, **setting) for recording in recordings])))
     pairs = {(one.found, one.false) for _, one in tried}
     best = sorted(
@@ -183,7 +189,7 @@ def _reduction(ours: _Tally, theirs: _Tally) -> float | None:
 
 
 def _by_kind(scores: Sequence[Scores]) -> dict[str, str]:
-    """Such as "3/4" for each kind of fault."""
+    """Found and total for each kind of fault, for example "3/4"."""
     found: dict[str, list[bool]] = {}
     for one in scores:
         for outcome in one.outcomes:

@@ -1,17 +1,17 @@
-"""Simulated mesh, real Prometheus, the watch, real Alertmanager, webhook: what becomes of a fault.
+"""Faults from a simulated mesh through real Prometheus, the watch and real Alertmanager to a webhook.
 
-All processes are real and speak over loopback; time is compressed (15 simulated seconds pass in one, a
-snapshot every second). The watch learns from Prometheus alone, then five faults come one after the other,
-each on a service or call path that is in use, then three planned changes, and at last a fault during which
-the watch is killed (SIGKILL) and started again.
+All processes are real and communicate over loopback; time is compressed (15 simulated seconds pass in one
+second, with one snapshot per second). The watch learns from Prometheus alone. Then follow five faults, each
+on a service or call path that is in use, three planned changes, and a fault during which the watch is
+killed (SIGKILL) and restarted.
 
-Of each fault: `incidents`, those that Alertmanager told the webhook of from its beginning until all was
-calm again (1 is right); `rank`, the place among the first one's suspects of the service or call path that
-was at fault (of a path, either end; null: not named); `seconds`, simulated, from its beginning to the
-webhook. Of a planned change: `incidents` (0 is right). Of the restart: `same_incident`, whether the watch
-went on with the incident that it had told of. Incidents that are too many stand in `beside`, with their
-evidence. Quick: learns from 25 simulated minutes, some 11 minutes in all; else from 90, each fault on two
-targets, some 25 minutes.
+For each fault: `incidents`, the number of incidents that Alertmanager sent to the webhook from the start of
+the fault until everything was normal again (1 is right); `rank`, the rank of the faulty service or call
+path among the suspects of the first incident (for a path, either end; null: not named); `seconds`, the
+simulated time from the start of the fault to the webhook. For a planned change: `incidents` (0 is right).
+For the restart: `same_incident`, whether the watch continued the incident that it had reported. `beside`
+lists unexpected incidents with their evidence. Quick: learns from 25 simulated minutes, about 11 minutes in
+total; otherwise from 90, each fault on two targets, about 25 minutes.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from hopline_mesh.simulate.plan import EDGE_FAULTS
 from mesh.benchmarks.stand import Stand, StandPlan, stand
 
 FAULTS = ("retry_storm", "partition", "edge_latency", "memory_leak", "crash_loop")
-#: Simulated seconds: that a fault may take to be told, and that it lasts on after it was; that a planned
-#: change is watched; that all has to be calm before the next one.
+#: Simulated seconds: the longest time until a fault is reported, and how long it continues after that; how
+#: long a planned change is watched; how long everything must be normal before the next fault or change.
 _LONGEST_S, _LASTS_S, _CHANGE_S, _CALM_S = 900.0, 60.0, 420.0, 240.0
 _SEVERITY = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a fault is. Of a call path, `caller` is not empty."""
+    """Location of a fault. For a call path, `caller` is not empty."""
 
     service: str
     caller: str = ""
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """All faults and changes; the figures by name."""
+    """Run all faults and changes; returns the results by name."""
     plan = StandPlan(train_at=100 if quick else 360)
     with tempfile.TemporaryDirectory(prefix="hopline-mesh-") as folder, stand(Path(folder), plan) as one:
         learn(one)
@@ -63,13 +63,13 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def learn(one: Stand) -> None:
-    """Until the watch has learned."""
+    """Wait until the watch has learned."""
     least = one.plan.train_at * one.plan.interval_s
     one.wait("training", lambda: "and taken over" in one.log("watch"), 3 * least + 180)
 
 
 def of_fault(one: Stand, kind: str, target: Target) -> dict[str, Any]:
-    """One fault, from its beginning until all is calm again."""
+    """One fault, from its start until everything is normal again."""
     calm(one)
     before = len(one.notified)
     began = time.time()
@@ -98,7 +98,7 @@ def of_fault(one: Stand, kind: str, target: Target) -> dict[str, Any]:
 
 
 def of_change(one: Stand, change: Callable[[Stand], None]) -> dict[str, Any]:
-    """One planned change, watched until well after it."""
+    """One planned change, watched for a while after its end."""
     calm(one)
     before = len(one.notified)
     change(one)
@@ -136,7 +136,7 @@ def of_restart(one: Stand, target: Target) -> dict[str, Any]:
 
 
 def scale_out(one: Stand) -> None:
-    """A service with three pods gets seven."""
+    """Scale a service from three pods to seven."""
     service = _busy(one)[2]
     one.order("/scale", service=service, replicas=3)
     one.simulated(300)
@@ -144,17 +144,17 @@ def scale_out(one: Stand) -> None:
 
 
 def rollout(one: Stand) -> None:
-    """A service gets new pods."""
+    """Replace the pods of a service."""
     one.order("/rollout", service=_busy(one)[1])
 
 
 def drain(one: Stand) -> None:
-    """A machine is emptied."""
+    """Drain a node."""
     one.order("/drain", service=_busy(one)[3])
 
 
 def calm(one: Stand) -> None:
-    """Until nothing was wrong for a while; what goes on too long is left to the next figure."""
+    """Wait until nothing was wrong for a while; a longer incident counts for the next result."""
     needed = _CALM_S / one.plan.speed
     since = time.monotonic()
     end = since + 5 * needed
@@ -165,12 +165,12 @@ def calm(one: Stand) -> None:
 
 
 def fired(one: Stand, after: int = 0) -> list[str]:
-    """Identities of the incidents that the webhook was told of, in their order."""
+    """Identities of the incidents that were sent to the webhook, in order."""
     return _ids(one, after, "firing")
 
 
 def over(one: Stand, after: int = 0) -> list[str]:
-    """Those that it was told the end of."""
+    """Those whose end was sent to the webhook."""
     return _ids(one, after, "resolved")
 
 
@@ -180,7 +180,7 @@ def _ids(one: Stand, after: int, status: str) -> list[str]:
 
 
 def rank(incident: dict[str, Any], target: Target) -> int | None:
-    """Place of what was at fault among the suspects, from 1; a call path is also named by either end."""
+    """Rank of the faulty service or path among the suspects, from 1; either end also names a path."""
     wanted = {target.service, target.caller} - {""}
     for place, suspect in enumerate(incident["suspects"], start=1):
         if suspect["service"] in wanted:
@@ -189,7 +189,7 @@ def rank(incident: dict[str, Any], target: Target) -> int | None:
 
 
 def _beside(known: dict[str, dict[str, Any]], ids: list[str]) -> dict[str, Any]:
-    """What incidents that nothing was wrong for were about; nothing where there is none."""
+    """Evidence of the incidents that have no fault; empty if there are none."""
     about = []
     for incident in (known[each] for each in ids if each in known):
         suspect = incident["suspects"][0]
@@ -198,7 +198,7 @@ def _beside(known: dict[str, dict[str, Any]], ids: list[str]) -> dict[str, Any]:
 
 
 def _worst(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of several runs, the one that is furthest from right."""
+    """The worst of several runs."""
     ranks = [each["rank"] for each in told]
     return {
         "incidents": max((each["incidents"] for each in told), key=lambda count: abs(count - 1)),
@@ -207,7 +207,7 @@ def _worst(told: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _target(one: Stand, kind: str, number: int) -> Target:
-    """Something that is in use, another one for each number."""
+    """A service or call path that is in use, a different one for each number."""
     paths = [each for each in one.state()["paths"] if each["request_rate"] > 1]
     paths.sort(key=lambda each: -each["request_rate"])
     if kind in EDGE_FAULTS:
@@ -217,7 +217,7 @@ def _target(one: Stand, kind: str, number: int) -> Target:
 
 
 def _busy(one: Stand) -> list[str]:
-    """Services that are asked, the most asked first."""
+    """Services that receive requests, those with the most first."""
     services = sorted(one.state()["services"], key=lambda each: -each["request_rate"])
     return [each["service"] for each in services if each["request_rate"] > 1]
 

@@ -1,22 +1,22 @@
-"""The whole step of the detector after the query, beside PyG's encoder alone.
+"""The whole step of the detector after the query, compared with PyG's encoder alone.
 
-Ours: `Tagae.step` on a snapshot: take the interval in, build the graph, encode, attend, decode, judge. As
-the watch does it: the model's second thread is roused when the answers are read, half a millisecond of
-other work stands for the making of a snapshot of them, and then a step is done at once if the one before
-took less than 5 ms, or else on a thread of its own. The model has the size that the source document names
-(2 layers, 128 = 4 heads of 32); its weights are random, which takes as long as trained ones.
-PyG: two `GATv2Conv` of that size, eager, in inference mode, on tensors that are there already, with one or
-two threads, whichever is faster; no graph to build, nothing to decode. Its `share_weights` is as the
+Ours: `Tagae.step` on a snapshot: read the interval, build the graph, encode, attend, decode, judge. The
+conditions are those of the watch. The model's second thread is woken when the answers are read, and half a
+millisecond of other work represents the conversion of the answers to a snapshot. Then the step runs on the
+same thread if the previous step took less than 5 ms, otherwise on a separate one. The model has the size
+that the source document names (2 layers, 128 = 4 heads of 32); its weights are random, which takes as long
+as trained ones. PyG: two `GATv2Conv` of that size, eager, in inference mode, on existing tensors, with one
+or two threads, whichever is faster; it builds no graph and decodes nothing. Its `share_weights` equals the
 model's `shared`.
 
-Both in turns of eight steps, on the same seeded graphs: power-law in-degrees, every number of every service
-and call path new in each step, one call path in five hundred replaced in one step of ten. Before each turn
-both have 10 ms without work, for PyG's threads to fall asleep, and 10 ms of other work, as the watch reads
-answers before a step: a processor that has slept is slow for some milliseconds. Medians and 99th
-percentiles; `ratio` is of the medians, `ratio_p99` of the 99th percentiles. `encoder_p50_ms` is the model's
-share of a step, `memory_bytes` what the detector keeps and computes in. `first_p50_ms` and
-`pyg_first_p50_ms` are of the first step of each turn, which finds the caches full of something else. One
-event's update of the embeddings is timed as well.
+Both alternate in rounds of eight steps, on the same seeded graphs: power-law in-degrees, all values of all
+services and call paths new in each step, one call path in five hundred replaced in one step of ten. Before
+each round both are idle for 10 ms, so that PyG's threads fall asleep, and then do 10 ms of other work, as
+the watch reads answers before a step: a processor that was idle is slow for some milliseconds. Results are
+medians and 99th percentiles; `ratio` is the ratio of the medians, `ratio_p99` that of the 99th percentiles.
+`encoder_p50_ms` is the model's share of a step, `memory_bytes` the memory of the detector's state and
+buffers. `first_p50_ms` and `pyg_first_p50_ms` refer to the first step of each round, when the caches hold
+other data. The update of the embeddings after one event is timed as well.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ from hopline_mesh.tagae import Tagae, TagaeSettings, expect
 from hopline_mesh.watch.judge import QUICK_S
 
 SIZES = ((100, 400), (250, 1200), (500, 2000), (500, 3000), (1000, 8000), (2000, 20_000), (20_000, 200_000))
-#: Nodes from which PyG, which takes a second for a pass, is timed only now and then.
+#: Number of nodes from which PyG is timed in few rounds only, because a pass takes a second.
 _SELDOM = 10_000
 _INTERVAL_S = 15.0
 _LEARNT = 120
-#: Between turns: OpenMP's threads go on spinning for a while after PyG's pass, and would take part of ours.
+#: Idle time between rounds: OpenMP's threads keep spinning for a while after PyG's pass and would slow
+#: ours.
 _REST_S = 0.01
-#: Other work before a turn.
+#: Other work before a round.
 _WORK_S = 0.01
-#: Other work between the last answer and a step: making a snapshot of three services takes longer.
+#: Other work between the last answer and a step; the conversion of three services to a snapshot takes
+#: longer.
 _MAKING_S = 0.0005
-#: Steps in a turn.
+#: Steps per round.
 _TURN = 8
 
 
@@ -68,7 +70,7 @@ def edges_of(n: int, e: int, rng: np.random.Generator) -> tuple[np.ndarray, np.n
 
 
 class Stream:
-    """Snapshots of a mesh whose numbers all change from step to step, and its call paths sometimes."""
+    """Snapshots of a mesh whose values all change in each step, and whose call paths change sometimes."""
 
     def __init__(self, n: int, e: int, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -123,7 +125,7 @@ class Stream:
 
 
 class PyG:
-    """Two layers of PyG's GATv2, with the number of threads that is faster."""
+    """Two layers of PyG's GATv2, with the faster number of threads."""
 
     def __init__(self, d_in: int, shared: bool) -> None:
         with warnings.catch_warnings():
@@ -149,7 +151,7 @@ class PyG:
             return time.perf_counter() - began
 
     def choose(self, snapshot: Snapshot, passes: int) -> int:
-        """Take the better number of threads; returns it."""
+        """Select the faster number of threads; returns it."""
         medians = {}
         for threads in (1, 2):
             self._torch.set_num_threads(threads)
@@ -160,25 +162,25 @@ class PyG:
 
 
 def detector(stream: Stream) -> Tagae:
-    """A detector that has learned a little, with a model of that size whose word does not count."""
+    """A detector after a short training, with a model of that size whose expectations are ignored."""
     tagae = Tagae(TagaeSettings(model="untrained"))
     learnt = _LEARNT if stream.num_nodes < _SELDOM else _LEARNT // 3
     tagae.fit([next(stream) for _ in range(learnt)], [Context()] * learnt)
     shape = expect.shape_for(tagae._nodes, tagae._edges, hidden=128, heads=4, d_out=32)
     tagae._expectation = expect.Expectation(Weights.initial(shape))
     for table in tagae._tables:
-        table.gain[:] = 0.0  # random weights expect nonsense: not every step shall be an incident
+        table.gain[:] = 0.0  # wrong expectations of random weights must not make every step an incident
     return tagae
 
 
 def rest() -> None:
-    """What comes before each turn of both."""
+    """Idle time and other work before each round."""
     time.sleep(_REST_S)
     work(_WORK_S)
 
 
 def work(seconds: float) -> None:
-    """Something else on this processor."""
+    """Unrelated work on this processor."""
     numbers = np.random.default_rng(0).random(1000)
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -188,12 +190,12 @@ def work(seconds: float) -> None:
 def judged(
     thread: ThreadPoolExecutor, tagae: Tagae, snapshot: Snapshot, last_s: float
 ) -> tuple[Verdict, float]:
-    """One step as the watch has it done; see `hopline_mesh.watch.judge.Judge.is_quick`.
+    """One step, run as in the watch; see `hopline_mesh.watch.judge.Judge.is_quick`.
 
     Args:
-        last_s: what the step before took.
+        last_s: duration of the previous step in seconds.
 
-    Returns: the verdict, and seconds of the step.
+    Returns: the verdict, and the duration of the step in seconds.
     """
     tagae.rouse()
     work(_MAKING_S)
@@ -213,7 +215,7 @@ def _ms(seconds: list[float], percentile: float) -> float:
 
 
 def one_size(n: int, e: int, steps: int) -> dict[str, Any]:
-    """Figures of one size of mesh."""
+    """Results for one size of mesh."""
     stream = Stream(n, e)
     tagae = detector(stream)
     expectation = tagae._expectation
@@ -269,7 +271,7 @@ def one_size(n: int, e: int, steps: int) -> dict[str, Any]:
 
 
 def events(encoder: Encoder, stream: Stream, count: int) -> dict[str, Any]:
-    """Microseconds from one event to embeddings that are up to date."""
+    """Microseconds from one event to updated embeddings."""
     snapshot, shape, rng = next(stream), encoder.shape, np.random.default_rng(0)
     n, e = len(snapshot.nodes), len(snapshot.edge_src)
     x, h, edge = (

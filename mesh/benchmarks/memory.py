@@ -1,11 +1,11 @@
-"""A week of snapshots through the whole pipeline in one process: does its memory stay where it is?
+"""A week of snapshots through the whole pipeline in one process: whether its memory stays constant.
 
-40,320 intervals of 15 s of a simulated mesh with load by the day, rollouts, scalings and services that come
-and go: step, board, and state (checkpoints and history on disk). No fault, but whatever the detector holds
-for one. Memory is the process's resident set, read after each simulated half day; `growth_per_day_bytes` is
-the slope from the end of the first day on. The mesh is made beforehand for six hours and played again and
-again with new times, so that the simulator's memory is not counted. Quick: a week of 12 services; else of
-60. The first day, in which tables grow to their size, counts as the start.
+40,320 intervals of 15 s of a simulated mesh with a daily load pattern, rollouts, scalings and services that
+come and go: step, board, and state (checkpoints and history on disk). There are no faults; incidents are
+false alarms. Memory is the process's resident set, read after each simulated half day;
+`growth_per_day_bytes` is the slope after the first day. Six hours of the mesh are simulated in advance and
+replayed repeatedly with new times, so that the simulator's memory is not counted. Quick: a week of 12
+services; otherwise of 60. The first day, in which tables grow to their size, counts as the start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DAYS = 7
 
 
 class Player:
-    """Plays a recorded mesh in a loop; the loop's turn is no jump, as both ends are usual times."""
+    """Replays a recorded mesh in a loop, without a visible jump, as start and end are both normal times."""
 
     def __init__(self, services: int, hours: float = 6.0) -> None:
         operations = (
@@ -57,7 +57,7 @@ class Player:
 
     @property
     def recorded(self) -> list[tuple[Snapshot, Context]]:
-        """What is played."""
+        """The replayed mesh."""
         return self._recorded
 
     @property
@@ -66,7 +66,7 @@ class Player:
         return self._recorded[0][0].schema
 
     async def collect(self, now_s: float) -> Snapshot:
-        """The next interval, with arrays of its own as a collector's are."""
+        """The next interval, with separate arrays as from a collector."""
         found, _ = self._recorded[self.number % len(self._recorded)]
         self.number += 1
         return dataclasses.replace(
@@ -77,7 +77,7 @@ class Player:
         )
 
     def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
-        """What was planned then, moved to now."""
+        """The planned changes of that time, moved to the current time."""
         snapshot, context = self._recorded[(self.number - 1) % len(self._recorded)]
         by = now_s - snapshot.time_s
         moved = tuple(
@@ -89,7 +89,7 @@ class Player:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """The figures by name."""
+    """The results by name."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # as in a pod: a disk would be too slow
     with tempfile.TemporaryDirectory(prefix="hopline-mesh-", dir=memory) as folder:
         return {"memory": asyncio.run(_week(Path(folder), 12 if quick else 60))}
@@ -106,7 +106,7 @@ async def _week(folder: Path, services: int) -> dict[str, Any]:
     keeper = Keeper(StateFolder(folder / "state", 64 * 2**20, 6 * 3600.0))
     judge = Judge(
         detector, keeper, shape={}, checkpoint_s=0.5, shown=board.export
-    )  # a week takes minutes: checkpoints by the clock come as often as they may
+    )  # a week takes minutes: checkpoints are written at the highest rate that the clock allows
     watch = Watch(judge, player, player.context, board, alerts, keeper, longest_s=60.0)
     start_s = first[-1][0].time_s
     seen: list[tuple[float, int]] = []

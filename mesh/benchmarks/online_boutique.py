@@ -1,19 +1,18 @@
-"""A real mesh under 24 injected faults: TAGAE beside static thresholds, statistics and outlier models.
+"""A real mesh with 24 injected faults: TAGAE, static thresholds, statistics and outlier models.
 
-Each learns from the same normal time and is scored by the same rules (`hopline_mesh.evaluate.scores`): an
-event is found only where an incident begins between its start and two minutes after its end, and any
-other incident is a false episode. `baselines` look at error shares too, where there are any, which is the
-best that they can do here; `baselines_without_errors` are the same with processor and latencies alone,
-which gives the figures that are known of this data: 21, 20 and 18 of 24 found with 11, 7 and 4 false
-episodes. For static thresholds 22 of 24 is known: that many have an alarm under way (`under_way`), which
-by our rule does not find an event. `other_split` is all of it with the training and the normal part of
-the test exchanged.
+All learn from the same normal time and are scored by the same rules (`hopline_mesh.evaluate.scores`): an
+event counts as found only if an incident begins between its start and two minutes after its end; any other
+incident is a false episode. `baselines` also use error shares, if there are any, which gives their best
+results here. `baselines_without_errors` use processor and latencies alone, which gives the known results
+for this data: 21, 20 and 18 of 24 found with 11, 7 and 4 false episodes. For static thresholds the known
+    result
+is 22 of 24: for that many events an alarm is active (`under_way`), which our rule does not count as found.
+`other_split` repeats all of it with the training and the normal part of the test exchanged.
 
-The labels are 8 to 9 minutes apart, but for four places where one or three are missing in the row, and
-for the time after the last. Something was injected there as well: the processor of productcatalogservice
-is at its limit at 06:19 and that of adservice at 08:06, without a label. Such episodes count as false
-here as everywhere; `false_without_slots` says how many remain without those that begin where a label
-seems to be missing.
+The labels are 8 to 9 minutes apart, except in four places, where one or three are missing, and after the
+last label. Faults were injected there as well: the processor of productcatalogservice is at its limit at
+06:19 and that of adservice at 08:06, without a label. Such episodes count as false here, as always;
+`false_without_slots` is the number that remains without those that begin where a label seems to be missing.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ __all__ = ["load", "measure"]
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """Figures under `online_boutique`; quick leaves out the slowest baseline on the other split."""
+    """Results under `online_boutique`; quick omits the slowest baseline on the other split."""
     result = _split("default", [*BASELINES])
     other = [name for name in BASELINES if not (quick and name == "isolation_forest")]
     return {"online_boutique": result | {"other_split": _split("other", other)}}
@@ -81,7 +80,7 @@ def _figures(detector: Detector, recording: Recording) -> dict[str, Any]:
 
 
 def _outside_slots(scores: Scores, recording: Recording) -> int:
-    """False episodes but for those that begin where the row of labels has a gap, or would go on."""
+    """False episodes without those that begin in a gap of the labels or after the last label."""
     starts = [event.start_s for event in recording.test_events()]
     usual = median(np.diff(starts).tolist())
     slots = [starts[-1] + usual * number for number in (1, 2)]

@@ -1,23 +1,24 @@
-"""The recording online-boutique-2022-08-22 as a `Recording`: which columns are used, and its traps.
+"""The recording online-boutique-2022-08-22 as a `Recording`: the columns used, and known errors in the
+data.
 
 A real mesh of ten services under 24 injected faults, one sample a minute (IntelligentDDS/Nezha, MIT).
 
-Columns. Of a service: requests per second, share of failed requests (the frontend alone, from
-front_service.csv, for `PodSuccessRate` is 0 throughout), median latency (the frontend alone), 90th, 95th
-and 99th percentile as server and as client, cores, memory, system calls, network bytes. Of a call path:
-median latency as the caller and as the callee sees it. Left out: what is measured of the host, and shares
-of a limit, which are the amounts again; the limits are kept apart (`Recording.cpu_limits`).
+Columns of a service: requests per second, share of failed requests (the frontend alone, from
+front_service.csv, because `PodSuccessRate` is always 0), median latency (the frontend alone), 90th, 95th
+and 99th percentile as server and as client, cores, memory, system calls, network bytes. Columns of a call
+path: median latency measured by the caller and by the callee. Not used: values of the host, and shares of a
+limit, which repeat the amounts; the limits are kept separately (`Recording.cpu_limits`).
 
-What is not taken as measured: a latency above 600 s, for no caller waits that long, or of exactly 0; a
-counter (processor, system calls, network) that stands at exactly 0 while requests are served, for it was
-not scraped; latencies of idle services, which are empty in the files. The column `TimeStamp` is wrong for
-some rows, so times are parsed from `Time`. Processor time is given in hundredths of a core, whatever the
-header says: limits come out as 0.2 and 0.3 cores only so.
+Values treated as missing: a latency above 600 s, because no caller waits that long, or of exactly 0; a
+counter (processor, system calls, network) that is exactly 0 while requests are served, because it was not
+scraped; latencies of idle services, which are empty in the files. The column `TimeStamp` is wrong for some
+rows, so times are parsed from `Time`. Processor time is in hundredths of a core, contrary to the header:
+only then are the limits 0.2 and 0.3 cores.
 
-Faults are labelled by their start. One lasts about 4 minutes.
+Faults are labelled by their start. A fault lasts about 4 minutes.
 
-The faults come first, the normal time after it. As a detector is given time in one direction only, what
-lies before the training is played after it, a day later (`Recording.in_playing_order`).
+The faults come first and the normal time follows. As a detector receives time in one direction only, the
+data before the training is replayed after it, a day later (`Recording.in_playing_order`).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def load(split: Split = "default", *, folder: Path | None = None) -> Recording:
     pods = {path.name.split("-")[0]: _read(path) for path in sorted(folder.glob("*_metric.csv"))}
     if not pods:
         raise FileNotFoundError(
-            f"no such data: {folder}; set HOPLINE_DATA to the folder that has mesh/{NAME}"
+            f"the recording is not at {folder}; set HOPLINE_DATA to the folder that contains mesh/{NAME}"
         )
     start_s = float(min(table["Time"][0] for table in pods.values()))
     count = 1 + max(round((table["Time"][-1] - start_s) / INTERVAL_S) for table in pods.values())
@@ -133,7 +134,7 @@ def _clock(hour: int, minute: int) -> float:
 def _nodes(
     pods: dict[str, dict[str, _Column]], front: dict[str, _Column], start_s: float, count: int
 ) -> tuple[NDArray[np.float32], dict[str, float]]:
-    """Features [count, services, columns], and each service's limit in cores."""
+    """Features [count, services, columns], and the limit of each service in cores."""
     features = np.full((count, len(pods), len(SCHEMA.node_features)), np.nan, dtype=np.float32)
     column_of = {name: column for column, name in enumerate(SCHEMA.node_features)}
     limits = {}
@@ -161,7 +162,7 @@ def _latency(values: _Column) -> _Column:
 
 
 def _pairs(path: Path, services: set[str]) -> list[tuple[str, str]]:
-    """Call paths between services; the file has those to addresses of hosts too."""
+    """Call paths between services; the file also contains paths to addresses of hosts."""
     with path.open(newline="") as file:
         rows = [(row["Source"], row["Target"]) for row in csv.DictReader(file)]
     return [pair for pair in rows if services.issuperset(pair)]
@@ -187,7 +188,7 @@ def _places(table: dict[str, _Column], start_s: float) -> NDArray[np.int64]:
 
 
 def _read(path: Path) -> dict[str, _Column]:
-    """All columns of numbers; `Time` in Unix seconds, whatever the case of its name."""
+    """All numeric columns; `Time` in Unix seconds, in any case of its name."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     table = {
@@ -201,6 +202,6 @@ def _read(path: Path) -> dict[str, _Column]:
 
 
 def _unix(text: str) -> float:
-    """Such as `2022-08-22 03:51:19.799087274 +0000 UTC m=+0.305041286`."""
+    """Parse a time, for example `2022-08-22 03:51:19.799087274 +0000 UTC m=+0.305041286`."""
     day, clock, *_ = text.split(" ")
     return datetime.fromisoformat(f"{day} {clock[:8]}+00:00").timestamp()

@@ -1,7 +1,8 @@
-"""A whole watch of processes: simulated mesh, Prometheus, watch, Alertmanager, and who it notifies.
+"""All processes of a watch: simulated mesh, Prometheus, watch, Alertmanager, and the receiver of its
+webhook.
 
 Time is compressed: `speed` simulated seconds pass in one second, and all settings in seconds are shortened
-with it. Everything listens on loopback at free ports. Used by the phase `end_to_end` and by the tests.
+accordingly. Everything listens on loopback at free ports. Used by the phase `end_to_end` and by the tests.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _READY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StandPlan:
-    """How large and how quick.
+    """Size and speed of a run.
 
     Attributes:
-        services: of the simulated mesh.
-        seed: of it.
+        services: number of services of the simulated mesh.
+        seed: seed of the simulated mesh.
         speed: simulated seconds in one second.
         interval_s: seconds (of the clock) between snapshots and between scrapes.
         train_at: snapshots after which the watch is trained.
@@ -60,12 +61,12 @@ class StandPlan:
     settings: tuple[tuple[str, object], ...] = ()
 
     def watch_settings(self) -> dict[str, object]:
-        """Settings in seconds as at a real pace, shortened."""
+        """Settings in seconds, shortened from those at real speed."""
         return {
             "interval_s": self.interval_s,
             "rate_window_s": 60 / self.speed,
             "timeout_s": 0.8 * self.interval_s,
-            "hold_s": 80 / self.speed,
+            "min_duration_s": 80 / self.speed,
             "clean_s": 90 / self.speed,
             "trouble_calm_s": 300 / self.speed,
             "train_at": self.train_at,
@@ -76,10 +77,10 @@ class StandPlan:
 
 
 class Stand:
-    """The processes, once started.
+    """The processes after their start.
 
     Attributes:
-        control: URL of the simulation, for orders.
+        control: URL of the simulation, for commands.
         prometheus, alertmanager, page: URLs.
         notified: bodies that Alertmanager sent to the webhook.
         watch: the process of the watch.
@@ -94,18 +95,18 @@ class Stand:
         self._http_port = free_port()
 
     def order(self, path: str, **body: object) -> dict[str, Any]:
-        """Ask the simulation for a fault or an operation."""
+        """Request a fault or an operation from the simulation."""
         answer = self.client.post(f"{self.control}{path}", json=body)
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
 
     def end_faults(self) -> None:
-        """Let all faults end."""
+        """End all faults."""
         self.client.delete(f"{self.control}/faults").raise_for_status()
 
     def state(self) -> dict[str, Any]:
-        """What the simulation does at present."""
+        """The current state of the simulation."""
         found: dict[str, Any] = self.client.get(f"{self.control}/state").json()
         return found
 
@@ -120,10 +121,10 @@ class Stand:
         return sorted(self.ask("/v1/mesh/incidents")["incidents"], key=lambda each: each["start_s"])
 
     def wait(self, what: str, done: Callable[[], object], timeout_s: float) -> None:
-        """Until something is so.
+        """Wait until a condition is true.
 
         Raises:
-            TimeoutError: it is not within this time.
+            TimeoutError: it is not true within this time.
         """
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -131,22 +132,22 @@ class Stand:
                 if done():
                     return
             time.sleep(0.1)
-        raise TimeoutError(f"{what}: not within {timeout_s:.0f} s\n{self.log('watch')[-3000:]}")
+        raise TimeoutError(f"{what}: did not happen within {timeout_s:.0f} s\n{self.log('watch')[-3000:]}")
 
     def answers(self, url: str) -> bool:
-        """Whether somebody is well there."""
+        """Whether a server answers with success."""
         return self.client.get(url).status_code == 200
 
     def simulated(self, seconds: float) -> None:
-        """Let simulated time pass."""
+        """Wait for simulated time to pass."""
         time.sleep(seconds / self.plan.speed)
 
     def log(self, name: str) -> str:
-        """What a process wrote."""
+        """The output of a process."""
         return (self.folder / f"{name}.log").read_text()
 
     def start_watch(self) -> None:
-        """Start the watch, with the state that is there."""
+        """Start the watch with the existing state."""
         settings = {
             "prometheus_url": self.prometheus,
             "alertmanager_urls": self.alertmanager,
@@ -164,7 +165,7 @@ class Stand:
         self.wait("the watch", lambda: self.answers(f"{self.page}/healthz"), _READY_S)
 
     def kill_watch(self) -> None:
-        """Kill it as a machine that fails does."""
+        """Kill the watch without warning, as a machine failure does."""
         assert self.watch is not None
         self.watch.send_signal(signal.SIGKILL)
         self.watch.wait()
@@ -180,7 +181,7 @@ class Stand:
 
 @contextlib.contextmanager
 def stand(folder: Path, plan: StandPlan) -> Iterator[Stand]:
-    """All processes, started in their order; they end with the block."""
+    """All processes, started in order; they end with the block."""
     one = Stand(folder, plan)
     with one.client, contextlib.ExitStack() as stack:
         hook = stack.enter_context(_webhook(one.notified))
@@ -255,7 +256,7 @@ def _webhook(bodies: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A loopback port that nothing listens on now."""
+    """A loopback port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

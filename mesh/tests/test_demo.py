@@ -44,7 +44,7 @@ class Played:
         suspects = tuple(Suspect(service, 1.0, None, ()) for service in services)
         end_s = self.now_s if over else None
         incident = Incident(incident_id, self.now_s, end_s, 2.0, suspects)
-        return self.feed.told(Verdict(self.now_s, "anomalous", 2.0, (incident,)))
+        return self.feed.on_verdict(Verdict(self.now_s, "anomalous", 2.0, (incident,)))
 
 
 async def test_a_fault_counts_as_found_where_one_of_the_first_two_suspects_is_its_root() -> None:
@@ -59,7 +59,7 @@ async def test_a_fault_counts_as_found_where_one_of_the_first_two_suspects_is_it
     played.tell("a", "somebody", fault.service)  # it goes on, which is no news
     assert len(played.said) == said
     played.tell("a", fault.service, over=True)
-    assert "it is over" in played.said[-1]
+    assert "incident ended" in played.said[-1]
     assert played.feed.false == 0
 
 
@@ -74,7 +74,7 @@ async def test_the_third_suspect_is_not_enough_and_an_incident_of_calm_time_is_f
         played.now_s += 15.0
     played.tell("b", "somebody")
     assert played.feed.false == 1
-    assert "nothing had gone wrong" in played.said[-1]
+    assert "false incident" in played.said[-1]
 
 
 async def test_it_ends_after_enough_incidents_or_when_more_faults_began() -> None:
@@ -84,10 +84,10 @@ async def test_it_ends_after_enough_incidents_or_when_more_faults_began() -> Non
     assert played.tell("a", played.fault.service, over=True)
     missed = Played(enough=1)
     await missed.until("begins")
-    assert not missed.feed.told(Verdict(missed.now_s, "normal", 0.0, ()))
+    assert not missed.feed.on_verdict(Verdict(missed.now_s, "normal", 0.0, ()))
     await missed.until("ends")
     await missed.until("begins")
-    assert missed.feed.told(Verdict(missed.now_s, "normal", 0.0, ()))
+    assert missed.feed.on_verdict(Verdict(missed.now_s, "normal", 0.0, ()))
 
 
 async def test_planned_changes_are_told_with_times_of_now() -> None:
@@ -123,7 +123,7 @@ async def test_its_detector_has_learned_and_finds_the_first_fault(monkeypatch: p
     now_s = START_S
     for _ in range(120):
         snapshot = await feed.collect(now_s)
-        feed.told(detector.step(snapshot, feed.context(now_s)[0]))
+        feed.on_verdict(detector.step(snapshot, feed.context(now_s)[0]))
         now_s += 15.0
     assert list(feed.found.values()) == [True], said
     assert feed.false == 0

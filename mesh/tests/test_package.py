@@ -54,7 +54,7 @@ def test_every_method_was_thought_about():
         method.name: permission_of(method.name) for service in (MESH, HEALTH) for method in methods(service)
     }
     assert set(asked.values()) == {"open", "read", "score"}
-    assert [name for name, permission in asked.items() if permission == "score"] == ["TellEvents"]
+    assert [name for name, permission in asked.items() if permission == "score"] == ["ReportEvents"]
     assert permission_of("SomethingNew") == "admin"
 
 

@@ -1,15 +1,15 @@
 """The packaged model on disk: `<repository>/<model>/<version>/model.json` and its files.
 
-Knows the format, nothing of torch and nothing of ONNX: written by `packaging`, read by `engine` and
-`runtimes`. There are two kinds: graph models (`ModelSpec`), and tabular models (`TabularSpec`,
-`kind` "tabular" in model.json), whose one ONNX file takes columns.
+Knows the format, nothing of torch or ONNX: written by `packaging`, read by `engine` and `runtimes`. There
+are two kinds: graph models (`ModelSpec`), and tabular models (`TabularSpec`, `kind` "tabular" in
+model.json), with one ONNX file over columns.
 
-A graph model is `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
-level l the state after layer l. Each level has one `Stage` for each node type that has a state
-there. A stage is one ONNX file over rows, fed by the inputs that it declares; a stage without a file
-(only at level 0) is the raw feature row itself.
+A graph model has `num_layers` message-passing layers. *Level* 0 is the state before the first layer,
+level l the state after layer l. Each level has one `Stage` for each node type with a state at that level.
+A stage is one ONNX file over rows, with the inputs that it declares; a stage without a file (only at
+level 0) is the raw feature row.
 
-Input kinds of a stage at level l (n = destination rows, everything float32 unless said):
+Input kinds of a stage at level l (n = destination rows, float32 unless stated):
 
     self         [n, b-a]     columns [a, b) of the destination's own state at level l-1
     features     [n, b-a]     columns [a, b) of the destination's raw features (any level)
@@ -19,9 +19,9 @@ Input kinds of a stage at level l (n = destination rows, everything float32 unle
                               (`reduce` below); 0 where there is no neighbour
     sources      [m, b-a]     states at level l-1 of the m distinct sampled in-neighbours
     positions    int64 [n, K] row in `sources` of each sampled in-neighbour, padded with 0
-    mask         bool [n, K]  true where `positions` holds a neighbour
+    mask         bool [n, K]  true where `positions` has a neighbour
     edge_attr    [n, K, d_e]  attributes of the sampled edges, 0 where masked
-    edge_weight  [n, K]       weights of the sampled edges (1 where the graph has none), 0 where masked
+    edge_weight  [n, K]       weights of the sampled edges (1 if the graph has no weights), 0 where masked
     is_self      bool [n, K]  true where the neighbour is the destination itself (a self-loop)
     degree       [n]          number of in-edges of the destination in the graph, before sampling
     count        [n]          number of sampled in-edges
@@ -36,9 +36,9 @@ of 4). Reductions over the sampled neighbours j of i:
     gcn     symmetric normalisation with true degrees, self-loop included (Kipf & Welling,
             arXiv 1609.02907): h_i w_ii/d_i + (n_i/count_i) sum_j w_ij h_j / sqrt(d_i d_j), where
             d_i = w_ii + sum of all in-edge weights; existing self-loops replace the added one
-    gcn_noself  the same without adding self-loops (d_i = sum of in-edge weights)
+    gcn_noself  as gcn, without added self-loops (d_i = sum of in-edge weights)
 
-1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as of PyG's `gcn_norm`.
+1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as in PyG's `gcn_norm`.
 
 w is 1 unless `weighted`.
 """
@@ -57,11 +57,11 @@ from hopline.types import UNREADABLE
 
 FORMAT_VERSION = 1
 
-#: Inputs that requests have for graph models; a table's columns have other names.
+#: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
 
-#: Stands for a string that is absent, in a tabular model's tensors and fitted categories: a private-use
-#: letter keeps it apart from what people write.
+#: Represents a missing string in a tabular model's tensors and fitted categories: a private-use
+#: character distinguishes it from real text.
 NULL_STRING = "\ue000null"
 
 Reduce = Literal["mean", "sum", "max", "gcn", "gcn_noself"]
@@ -86,10 +86,10 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         name: the ONNX input's name.
-        kind: what it holds (module docstring).
+        kind: content of the input (see the module docstring).
         edge_type: key "src__rel__dst" of the relation, for all kinds but `self` and `features`.
         columns: [a, b) of the source state; None means all.
-        reduce: for kind `reduce`.
+        reduce: reduction, for kind `reduce`.
         weighted: multiply by edge weights, for kind `reduce`.
     """
 
@@ -102,16 +102,16 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one node type's state at one level is computed.
+    """The computation of one node type's state at one level.
 
     Attributes:
-        state_dim: columns of the state that it produces.
+        state_dim: columns of the output state.
         file: ONNX file inside the artifact, output name `h`, float32 [n, state_dim]; None (level 0
             only) means the raw features are the state.
         inputs: in the ONNX file's order.
-        structure: folder inside the artifact that the input `structure` is read from.
-        packed: the file has one input `x` [n, sum of widths] that holds all inputs side by side, in
-            order; only for inputs of one row per destination (a single Gemm instead of one for each).
+        structure: folder inside the artifact with the data of input `structure`.
+        packed: the file has one input `x` [n, sum of widths] with all inputs concatenated, in
+            order; only for inputs of one row per destination (a single Gemm instead of one per input).
     """
 
     state_dim: int
@@ -122,16 +122,16 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What turns final states into answers.
+    """The function from final states to answers.
 
     Attributes:
         kind: `node` reads `h` [n, d] of `node_type`; `link` reads `h_src` [n, d1] of `node_type` and
             `h_dst` [n, d2] of `dst_node_type`.
-        node_type: whose final state is read (and whose ids a request names).
-        dst_node_type: the pair's second type, for `link`.
+        node_type: type of the nodes whose final state is read and whose ids requests contain.
+        dst_node_type: type of the second node of a pair, for `link`.
         file: ONNX file, output name `logits` float32 [n, output_dim]; None means the final state (or
             for `link` the dot product of both) is the logits.
-        embedding: [a, b) columns of the final state that are the embedding; None means all.
+        embedding: [a, b) columns of the final state with the embedding; None means all.
     """
 
     node_type: str
@@ -148,22 +148,22 @@ class ModelSpec(msgspec.Struct, frozen=True):
     Attributes:
         name, version: as in the folder's path.
         task: how logits become probabilities and labels: `multiclass` softmax and argmax, `binary`
-            sigmoid of one logit and >= 0.5, `multilabel` sigmoid per column, `regression` and
-            `embedding` none.
+            sigmoid of one logit and >= 0.5, `multilabel` sigmoid per column; `regression` and
+            `embedding` have neither.
         runtime: `onnx` is split into stages; `torch` is served whole by the torch runtime
             (`whole_file`, a torch.export program) on the sampled ego-graph.
-        why_whole: for `torch`, why it could not be split.
-        graph_schema: the schema of the graph it was packaged for (graph.json's `schema`).
+        why_whole: for `torch`, reason that it could not be split.
+        graph_schema: schema of the graph that it was packaged for (graph.json's `schema`).
         fanouts: edge type key -> sampled neighbours for each hop, seed-outward (PyG's order);
             -1 means all.
-        sampling: how neighbours are chosen.
+        sampling: method of choosing neighbours.
         max_degree: hard cap on the neighbours of one node at one layer, also for fanout -1.
-        salt: of the keyed sampler.
+        salt: salt of the keyed sampler.
         levels: level -> node type -> stage; length num_layers + 1.
-        classes: names of the output columns, may be empty.
+        classes: names of the output columns; may be empty.
         files: path inside the artifact -> sha256.
-        parity: figures of the packaging check.
-        producer: library -> version that wrote it.
+        parity: measurements of the packaging check.
+        producer: library -> version of it that wrote the artifact.
     """
 
     name: str
@@ -188,23 +188,23 @@ class ModelSpec(msgspec.Struct, frozen=True):
     producer: dict[str, str] = {}
 
     def fanout(self, edge_type: str, layer: int) -> int:
-        """Neighbours sampled by layer `layer` (1-based, input-most first) along `edge_type`."""
+        """Number of neighbours sampled by layer `layer` (1-based, input-most first) along `edge_type`."""
         return self.fanouts[edge_type][self.num_layers - layer]
 
     @property
     def reach(self) -> int:
-        """Hops from a node beyond which nothing changes its final state: a structure row is worth one."""
+        """Hops from a node beyond which nothing changes its final state; a structure row counts as one."""
         return self.num_layers + any(stage.structure for stages in self.levels for stage in stages.values())
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One column that a tabular model takes.
+    """One input column of a tabular model.
 
     Attributes:
-        dtype: `float` takes numbers, `int` whole numbers, `string` text.
-        nullable: a value may be absent (null, None, NaN).
-        default: stands for the column where a request leaves it out; None means that it must not.
-        values: the only ones there are, where the fitted preprocessing knows no others; else empty.
+        dtype: `float` for numbers, `int` for integers, `string` for text.
+        nullable: values may be missing (null, None, NaN).
+        default: replaces the column if a request omits it; None: the column is required.
+        values: the only valid values, if the fitted preprocessing accepts no others; else empty.
     """
 
     name: str
@@ -217,22 +217,22 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 class TabularSpec(msgspec.Struct, frozen=True):
     """The content of a tabular model's model.json.
 
-    The ONNX file takes `numbers` float64 [n, columns of numbers] (NaN where absent) and `strings` [n,
-    columns of strings] (`NULL_STRING` where absent), each in the order of `columns`, and left out where
-    there is no such column. It answers `probabilities` float32, [n] of the second class for task `binary`
-    and [n, classes] for `multiclass`; for `regression` `logits` float32 [n, targets].
+    The ONNX file has inputs `numbers` float64 [n, numeric columns] (NaN where missing) and `strings` [n,
+    string columns] (`NULL_STRING` where missing), each in the order of `columns`; an input without columns
+    is omitted. It returns `probabilities` float32, [n] of the second class for task `binary` and [n,
+    classes] for `multiclass`; for `regression` `logits` float32 [n, targets].
 
     Attributes:
         name, version: as in the folder's path.
         columns: in the order of the fitted estimator.
-        outputs: what can be asked for.
-        classes: names of the classes, in the order of probabilities and labels.
-        min_rows: rows of a call below which its arithmetic differs; fewer are filled up.
-        opset, ml_opset: of the domains ai.onnx and ai.onnx.ml.
+        outputs: outputs that requests can select.
+        classes: class names, in the order of probabilities and labels.
+        min_rows: smallest number of rows of a call with the same arithmetic; smaller calls are padded.
+        opset, ml_opset: opset versions of the domains ai.onnx and ai.onnx.ml.
         preprocessing: identity of the fitted preprocessing: hex sha256 of the columns and of the ONNX form
             of all steps before the last one.
-        preprocess_file: that form, output `features`; None where there is no such step.
-        output_dim: columns of `logits`, or classes.
+        preprocess_file: that ONNX form, output `features`; None if there is no such step.
+        output_dim: columns of `logits`, or number of classes.
         files, parity, producer: as in `ModelSpec`.
     """
 
@@ -264,7 +264,7 @@ class _Kind(msgspec.Struct):
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raises: PackagingError: a value that is none of those there are, all of which are listed."""
+    """Check a value. Raises: PackagingError: it is not in `choices`, which the message lists."""
     if value not in choices:
         listed = ", ".join(str(choice) for choice in choices)
         raise PackagingError(f"{name}: {value!r} is not one of {listed}")
@@ -273,7 +273,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 def check_spec(spec: ModelSpec | TabularSpec) -> None:
     """Check that `read_artifact` would read what `write_spec` would write.
 
-    Raises: PackagingError: it would not; names the field and what it may be.
+    Raises: PackagingError: it would not; the message names the field and its valid values.
     """
     for field, hint in get_type_hints(type(spec)).items():
         if get_origin(hint) is Literal:
@@ -287,7 +287,7 @@ def check_spec(spec: ModelSpec | TabularSpec) -> None:
 def write_spec(folder: Path, spec: SpecT) -> SpecT:
     """Hash every file below `folder`, write model.json and return the spec as written.
 
-    Raises: PackagingError: as `check_spec`; nothing is written.
+    Raises: PackagingError: see `check_spec`; nothing is written.
     """
     check_spec(spec)
     files = {
@@ -308,12 +308,12 @@ def read_spec(folder: Path, *, verify: bool = True) -> ModelSpec:
         verify: compare the sha256 of every file.
 
     Raises:
-        ArtifactError: no or malformed model.json, of a newer format, or of a tabular model.
-        ArtifactCorrupted: a file is absent or changed.
+        ArtifactError: model.json is missing, malformed, of a newer format, or of a tabular model.
+        ArtifactCorrupted: a file is missing or changed.
     """
     spec = read_artifact(folder, verify=verify)
     if isinstance(spec, TabularSpec):
-        raise ArtifactError(f"{folder}: a tabular model, where a graph model is needed")
+        raise ArtifactError(f"{folder}: is a tabular model; a graph model is needed")
     return spec
 
 
@@ -325,15 +325,17 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
         verify: compare the sha256 of every file.
 
     Raises:
-        ArtifactError: no or malformed model.json, of an unknown kind or a newer format.
-        ArtifactCorrupted: a file is absent or changed.
+        ArtifactError: model.json is missing, malformed, of an unknown kind or of a newer format.
+        ArtifactCorrupted: a file is missing or changed.
     """
     path = folder / "model.json"
     try:
         content = path.read_bytes()
         kind = msgspec.json.decode(content, type=_Kind).kind
         if kind not in ("graph", "tabular"):
-            raise ArtifactError(f"{path}: kind {kind!r} is unknown; this Hopline serves graph and table")
+            raise ArtifactError(
+                f"{path}: kind {kind!r} is unknown; this Hopline serves graph and tabular models"
+            )
         spec: ModelSpec | TabularSpec
         if kind == "tabular":
             spec = msgspec.json.decode(content, type=TabularSpec)
@@ -352,7 +354,7 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
         for name, expected in spec.files.items():
             file = folder / name
             if not file.is_file():
-                raise ArtifactCorrupted(f"{file}: listed in model.json but absent; package again")
+                raise ArtifactCorrupted(f"{file}: listed in model.json but missing; package again")
             actual = sha256_of(file)
             if actual != expected:
                 raise ArtifactCorrupted(

@@ -1,4 +1,4 @@
-"""The `hopline` command: names and where they live. Only the one that is asked for is imported."""
+"""The `hopline` command: names and modules. Only the requested command is imported."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hopline.errors import ConfigError, HoplineError
 if TYPE_CHECKING:
     import typer
 
-#: Set by a shell that asks what a word may be completed to.
+#: Set by a shell that asks for completions of a word.
 _COMPLETE = "_HOPLINE_COMPLETE"
 
 #: name -> (module, attribute, one line of help); the attribute is a Typer app or a function.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("hopline.commands.demo", "demo", "Build, train, package and serve an example network."),
-    "graph": ("hopline.commands.graph", "app", "Build and inspect graphs, and change live ones."),
-    "features": ("hopline.commands.features", "app", "Copy features into a store, and compare them."),
+    "graph": ("hopline.commands.graph", "app", "Build, inspect and change graphs."),
+    "features": ("hopline.commands.features", "app", "Copy features into a store, and compare the two."),
     "package": (
         "hopline.commands.package",
         "package",
@@ -30,51 +30,51 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "quantize": (
         "hopline.commands.quantize",
         "quantize",
-        "Narrow a packaged model's weights where that costs no accuracy.",
+        "Quantise a packaged model where that costs no accuracy.",
     ),
     "serve": ("hopline.commands.serve", "serve", "Run the server."),
-    "warm": ("hopline.commands.warm", "warm", "Compile all kernels now, for a quick first start."),
+    "warm": ("hopline.commands.warm", "warm", "Compile all kernels now, for a fast first start."),
     "prefetch": (
         "hopline.commands.prefetch",
         "prefetch",
         "Fetch feature rows for all workers of this host.",
     ),
-    "score": ("hopline.commands.score", "score", "Ask a running server for scores."),
-    "batch": ("hopline.commands.batch", "batch", "Score a whole graph, into files or stores."),
-    "distill": ("hopline.commands.distill", "distill", "Make a small student of a graph model."),
+    "score": ("hopline.commands.score", "score", "Score nodes or links on a running server."),
+    "batch": ("hopline.commands.batch", "batch", "Score a whole graph into files or stores."),
+    "distill": ("hopline.commands.distill", "distill", "Distil a graph model into a small student."),
     "stream": (
         "hopline.commands.stream",
         "stream",
-        "Follow events of a message broker into a live graph.",
+        "Apply events of a message broker to a live graph.",
     ),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
-    "auth": ("hopline.commands.auth", "app", "Make, list and revoke API keys."),
+    "auth": ("hopline.commands.auth", "app", "Create, list and revoke API keys."),
     "cost": ("hopline.commands.cost", "cost", "Show what requests cost, by model."),
     "slo": (
         "hopline.commands.slo",
         "slo",
-        "Compare a server with its objectives, or make alert rules of them.",
+        "Compare a server with its objectives, or write alert rules for them.",
     ),
     "replay": (
         "hopline.commands.replay",
         "replay",
-        "Ask again what a prediction log says was asked, and compare.",
+        "Repeat the requests of a prediction log, and compare the answers.",
     ),
-    "log": ("hopline.commands.log", "app", "Look into a prediction log."),
-    "drift": ("hopline.commands.drift", "app", "Compare what is asked and answered with a reference."),
-    "pipeline": ("hopline.commands.pipeline", "app", "Draw pipelines, and check them."),
-    "config": ("hopline.commands.config", "app", "Show every setting and where it comes from."),
+    "log": ("hopline.commands.log", "app", "Show a prediction log."),
+    "drift": ("hopline.commands.drift", "app", "Compare requests and answers with a reference."),
+    "pipeline": ("hopline.commands.pipeline", "app", "Draw and check pipelines."),
+    "config": ("hopline.commands.config", "app", "Show all settings and their values."),
 }
 
-#: Entry points of other packages that bring commands: name -> a Typer app or a function.
+#: Entry points of other packages that add commands: name -> a Typer app or a function.
 GROUP = "hopline.commands"
-#: Command -> the package that brings it, for those who have not installed it.
+#: Command -> the package that contains it, for the message where it is not installed.
 PACKAGES = {"mesh": "hopline-mesh"}
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The command line for these arguments: one real command, and a line of help for each other."""
+    """The command line for these arguments: the requested command, and one line of help for the others."""
     import typer
 
     def root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
@@ -85,16 +85,16 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     for name, (module, attribute, text) in COMMANDS.items():
         if name != wanted:
-            app.command(name, help=text)(_elsewhere)
+            app.command(name, help=text)(_placeholder)
             continue
         _add(app, name, getattr(importlib.import_module(module), attribute))
-    if wanted not in COMMANDS:  # reading what is installed takes time
+    if wanted not in COMMANDS:  # listing installed packages is slow
         _add_installed(app, wanted)
     return app
 
 
 def _add_installed(app: typer.Typer, wanted: str) -> None:
-    """Add the commands that other packages bring; where a known one is absent, say what to install."""
+    """Add the commands of other packages; for a known one that is missing, name the package to install."""
     from importlib.metadata import entry_points
 
     found = {point.name: point for point in entry_points(group=GROUP) if point.name not in COMMANDS}
@@ -108,7 +108,7 @@ def _add_installed(app: typer.Typer, wanted: str) -> None:
     for name, point in found.items():
         if name != wanted:
             summary = point.dist.metadata["Summary"] if point.dist is not None else ""
-            app.command(name, help=summary)(_elsewhere)
+            app.command(name, help=summary)(_placeholder)
             continue
         _add(app, name, point.load())
 
@@ -124,24 +124,24 @@ def _add(app: typer.Typer, name: str, found: Any) -> None:
         app.command(name, cls=NumbersAreValues)(found)
 
 
-def _elsewhere() -> None:
-    """Stands in the list of commands for one that was not asked for."""
+def _placeholder() -> None:
+    """Placeholder of a command that was not requested."""
 
 
 def main() -> None:
-    """Run the command line; errors that Hopline raises on purpose are one line, not a traceback."""
+    """Run the command line; expected errors are printed as one line, without a traceback."""
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
         print(f"hopline {__version__}")
         return
     try:
         if arguments[:1] == ["serve"]:
-            _serve_at_once(arguments[1:])
+            _serve_directly(arguments[1:])
         build_app(_completed() if _COMPLETE in os.environ else arguments)(prog_name="hopline")
     except HoplineError as error:
         _fail(_with_flags(str(error), arguments))
     except ModuleNotFoundError as error:
-        if "pip install 'hopline" in str(error):  # said by what needs it
+        if "pip install 'hopline" in str(error):  # raised by the code that needs it
             _fail(str(error))
         if error.name not in ("torch", "torch_geometric", "onnx", "onnxscript", "sklearn"):
             raise
@@ -149,14 +149,14 @@ def main() -> None:
 
 
 def _completed() -> list[str]:
-    """The words of the command line that a shell wants to have completed."""
-    # bash says one, other shells the other
+    """The words of the command line that a shell asks to complete."""
+    # bash sets the first, other shells the second
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
     return line.split()[1:]
 
 
 def _with_flags(text: str, arguments: Sequence[str]) -> str:
-    """An error's text, in which Python arguments are flags of the command that was typed."""
+    """The text of an error, with Python arguments replaced by flags of the typed command."""
     import typer.core
     import typer.main
 
@@ -169,8 +169,8 @@ def _with_flags(text: str, arguments: Sequence[str]) -> str:
     return as_flags(text, flags_of([each.opts for each in command.params]))
 
 
-def _serve_at_once(arguments: Sequence[str]) -> None:
-    """Serve without Typer, and exit, where the arguments are plain."""
+def _serve_directly(arguments: Sequence[str]) -> None:
+    """Serve without Typer, and exit, where `serve_flags` can parse the arguments."""
     from hopline.commands.serve_flags import config_of
 
     config = config_of(arguments)

@@ -14,6 +14,7 @@
     ├── Conflict                           a change that the current state does not allow (a second rollout)
     ├── Unavailable                        draining or shutting down; has `retry_after_s`
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository does not respond now
+    │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
     │   ├── LogFull                    no disk space for a live graph's log; the change was not made
     │   ├── LogFailed                  writing a live graph's log failed; the change was not made
     │   └── WriterUnavailable (ConnectionError)  a live graph's writer does not respond now
@@ -207,6 +208,12 @@ class RepositoryUnavailable(Unavailable, ConnectionError):
     """A model repository at a URL does not respond now; the message contains the driver's error."""
 
     code = "repository_unavailable"
+
+
+class StoreUnavailable(Unavailable, ConnectionError):
+    """The store of a fleet's state does not respond now; the message says what happened to the change."""
+
+    code = "store_unavailable"
 
 
 class LogFull(Unavailable):

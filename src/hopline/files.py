@@ -26,7 +26,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from hopline.errors import ConfigError
+
 _DRAFT = ".draft"
+#: Memory that most containers let a process write, also on a read-only root.
+_SHARED_MEMORY = "/dev/shm"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool, mode: int | None = None) -> None:
@@ -161,3 +165,38 @@ def _errors_name(path: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
+
+
+def temporary_root() -> str:
+    """A folder for temporary files: TMPDIR, /tmp or the like, else shared memory.
+
+    Raises: ConfigError: none of them can be written.
+    """
+    import tempfile  # a function platform's cold start needs it not
+
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
+            return _SHARED_MEMORY
+        raise ConfigError(
+            f"no folder for temporary files can be written (/tmp, /var/tmp, {_SHARED_MEMORY}): mount a "
+            "volume at /tmp, or set TMPDIR to a writable folder"
+        ) from None
+
+
+def expanded(path: Path | str, what: str) -> Path:
+    """A path with `~` replaced by the home folder.
+
+    Args:
+        what: the setting or argument that the path is of, for the error.
+
+    Raises: ConfigError: this user has no home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{what}: {str(path)!r} is in the home folder, and user {os.getuid()} has none: name a folder "
+            "by its full path, or set HOME"
+        ) from None

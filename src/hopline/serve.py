@@ -2,7 +2,7 @@
 
 With several workers, or a live graph, this process is their supervisor: it holds the ports and the shared
 memory, keeps the workers and the graph's writer alive, and serves nothing itself. SIGTERM ends all of them
-in order. SIGHUP replaces the workers one after another, each once the one before is ready.
+in order. SIGHUP replaces the workers one at a time, each when the one before is ready.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from typing import Any
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
+from hopline.files import temporary_root
 from hopline.ingress.exposure import check_exposure
 from hopline.live.orders import writer_orders
+from hopline.process.cgroup import overcommitted
 from hopline.process.child import Child
 from hopline.process.listeners import reserve
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 from hopline.process.supervisor import Slot, Supervisor
 from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_gate, ready_line, run_process
+
+log = logging.getLogger(__name__)
 
 _WORKER, _WRITER = "hopline.serve:worker_main", "hopline.live.process:main"
 #: Beyond the drain, until a worker that does not end is killed, in seconds.
@@ -48,9 +52,11 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 
     configure_logs(config.log)
     check_exposure(config)
+    for problem in overcommitted(config):
+        log.warning("%s", problem)
     if config.server.workers == 1 and not config.live.enabled:
         return run_process(config, service, announce)
-    if service == DEFAULT_SERVICE:  # told once, here, rather than by every worker
+    if service == DEFAULT_SERVICE:  # logged once, here, rather than by every worker
         from hopline.rollout.repositories import configured_repository
 
         if config.graph.path is not None:  # a repository of tables needs none
@@ -82,7 +88,7 @@ def _run_workers(config: Config, service: str) -> int:
         live = os.memfd_create("hopline-live", os.MFD_CLOEXEC)
         changes["worker__live_memory"] = f"/proc/{os.getpid()}/fd/{live}"
     try:
-        with tempfile.TemporaryDirectory(prefix="hopline-metrics-") as folder:
+        with tempfile.TemporaryDirectory(prefix="hopline-metrics-", dir=temporary_root()) as folder:
             shared = config.replace(
                 **changes,
                 worker__count=settings.workers,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
+from hopline.process.cgroup import usable_cpus
 from hopline.process.listeners import hold_new_connections, join, reserve, tls_context, url_host
 from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
@@ -73,7 +74,7 @@ def run_process(
 
 
 def _end_at_once(number: int, frame: object) -> None:
-    """What is being loaded may block the loop for long, and nobody has been promised anything."""
+    """Exit immediately: a load may block the loop for long, and no request was accepted yet."""
     os._exit(0)
 
 
@@ -152,7 +153,7 @@ class Server:
             self._cut.set()
 
     async def _startup(self) -> None:
-        # Ports first: a taken one must be told before a graph is opened.
+        # Ports first: a taken one must be reported before a graph is opened.
         http_socket = self._bind(self.config.server.http_port, "server.http_port")
         grpc_socket = None
         if self.config.server.grpc_port >= 0:
@@ -163,7 +164,7 @@ class Server:
         if self.config.queues.requests:
             self._queue = load(_QUEUE)(self._service, self.config)
         await self._service.start()
-        # From here on somebody may be answered: until now a signal ended the process at once.
+        # From here on requests may be answered: until now a signal ended the process immediately.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await self._open_http(http_socket, tls)
@@ -177,6 +178,9 @@ class Server:
 
             with self._service.preflight() as examples:
                 await preflight(self._service, self.config, examples)
+        from hopline.transports.body_threads import load_kernels
+
+        await asyncio.wrap_future(load_kernels())
         # Everything loaded lives for ever: a full collection need never look at it again. (One now would
         # stop the loop for 40 ms and find nothing.)
         gc.freeze()
@@ -192,7 +196,7 @@ class Server:
 
     async def _open_http(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.http import HttpApp
-        from hopline.transports.http_endpoint import HttpEndpoint
+        from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)
@@ -201,10 +205,9 @@ class Server:
             self._http_app,
             self._http_app.refuse,
             max_body_bytes=settings.max_body_bytes,
-            keep_alive_timeout_s=settings.keep_alive_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
+            timeouts=Timeouts(settings.keep_alive_timeout_s, settings.read_timeout_s),
             screen=None if self._gate is None else self._http_app.screen,
-            spin_s=settings.spin_us * 1e-6 if os.cpu_count() != 1 else 0.0,
+            spin_s=settings.spin_us * 1e-6 if usable_cpus() > 1 else 0.0,
             is_pressed=getattr(self._service, "is_pressed", lambda: False),
             budget=self._budget,
         )
@@ -266,7 +269,7 @@ class Server:
         assert self._http_app is not None
         settings = self.config.server
         logger.info("draining")
-        # First be unready and let go of connections while still serving: balancers and clients move on.
+        # First be unready and close connections while still serving: balancers and clients move on.
         self._http_app.draining = True
         queue = None
         if self._queue is not None:
@@ -275,7 +278,7 @@ class Server:
             self._grpc_app.begin_drain()
         self._endpoint.begin_close()
         await _wait_for(self._cut, settings.drain_delay_s)
-        # Take whom the kernel has already let in, and what they ask, before closing the door on them.
+        # Accept connections that the kernel has accepted already, and their requests, before closing.
         assert self._http_socket is not None
         hold_new_connections(self._http_socket)
         grpc_told = asyncio.ensure_future(self._tell_grpc())
@@ -292,7 +295,7 @@ class Server:
         # Until the last byte of the last answer is sent: closed connections leave the set only then.
         while self._are_connected() and time.monotonic() < end and not self._cut.is_set():
             self._endpoint.close_idle()
-            if self._grpc_endpoint is not None:  # lets go of clients that do not
+            if self._grpc_endpoint is not None:  # closes clients that do not
                 self._grpc_endpoint.tick(asyncio.get_running_loop().time())
             await asyncio.sleep(_POLL_S)
         unanswered = self._endpoint.num_waiting + (
@@ -351,7 +354,7 @@ class Server:
 
 
 def open_gate(config: Config) -> Gatekeeper | None:
-    """What knows who asks; None where everybody may.
+    """The object that authenticates callers; None where authentication is off.
 
     Raises: ConfigError: files of clients or keys that cannot be used.
     """

@@ -22,7 +22,7 @@ from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.served import Preflighted, Recorder, Scorer, Served
+from hopline.rollout.served import Recorder, Scorer, Served, SupportsPreflight
 from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
@@ -50,7 +50,7 @@ class Service:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
         self._records = Recorders(config, self.metrics)
-        #: Are told of everything that ended; set before versions are loaded.
+        #: Get every finished request; set before versions are loaded.
         self.recorders: list[Recorder] = list(self._records.all)
         self._lifecycle: Lifecycle | None = None
         self._loader: Loader | None = None
@@ -117,7 +117,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             requests: list[ScoreRequest] = []
             for served in self._all():
-                if isinstance(served, Preflighted) and (examples := served.examples(_EXAMPLES)):
+                if isinstance(served, SupportsPreflight) and (examples := served.examples(_EXAMPLES)):
                     stack.enter_context(served.preflight())
                     requests += examples
             yield requests
@@ -140,7 +140,7 @@ class Service:
         return True
 
     async def close(self) -> None:
-        """Let go of threads, stores and processes; after `drain`."""
+        """Close threads, stores and processes; after `drain`."""
         self._ready = False
         if self._link is not None:
             await self._link.close()
@@ -156,7 +156,7 @@ class Service:
         """Hand a request in; `deliver` is called with its outcome from the event loop.
 
         Raises:
-            HoplineError: it was refused at once; nothing is delivered.
+            HoplineError: it was refused immediately; nothing is delivered.
         """
         work = Work(request, deliver)
         if request.version is None and not self._draining:
@@ -262,7 +262,7 @@ class Service:
         return await self._changing().load(name, version, graph=graph, groups=groups, serve=serve)
 
     async def unload(self, name: str, version: str | None = None) -> None:
-        """Let go of a version or of a whole model; see `Lifecycle.unload`."""
+        """Unload a version or a whole model; see `Lifecycle.unload`."""
         await self._changing().unload(name, version)
 
     async def begin_rollout(self, asked: RolloutRequest) -> Rollout:

@@ -85,7 +85,7 @@ async def test_a_redis_stream_that_was_made_anew_is_a_gap(redis_server):
     await redis_call(redis_server, "XADD", "anew", "1-1", "payload", "0")
     assert await source.poll(10, 0.2) == []
     (gap,) = source.take_gaps()
-    assert "made anew" in gap.reason
+    assert "recreated" in gap.reason
     await send(address, [6])
     assert numbers(await collect(source, 1)) == [6]
     await source.close()
@@ -114,7 +114,7 @@ async def test_messages_that_nats_deleted_unread_are_counted(nats_server):
     while len(got) < 5:
         got += await source.poll(10, 0.5)
     assert numbers(got) == list(range(100, 105))
-    assert "made anew" in source.take_gaps()[0].reason
+    assert "recreated" in source.take_gaps()[0].reason
     await source.close()
     await client.close()
 
@@ -251,7 +251,7 @@ async def test_a_nats_work_queue_keeps_what_is_not_acknowledged(nats_server):
 async def test_a_subject_that_no_stream_takes_is_refused(nats_server):
     await nats_server.make("taken")
     sink = await opened(open_sink, nats_server.address("taken"))
-    with pytest.raises(BrokerError, match="no stream takes messages of the subject 'nobody'"):
+    with pytest.raises(BrokerError, match="no stream stores messages of the subject 'nobody'"):
         await sink.send([Outgoing(b"1", topic="nobody")])
     await sink.close()
 

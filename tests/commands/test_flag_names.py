@@ -18,7 +18,7 @@ PACKAGE = flags_of(
     ("said", "typed"),
     [
         ("it exists; pass overwrite=True", "it exists; pass --overwrite"),
-        ("say output='logits' or output='probabilities'", "say --output logits or --output probabilities"),
+        ("set output='logits' or output='probabilities'", "set --output logits or --output probabilities"),
         ("use fanouts=[-1, -1]", "use --fanouts -1,-1"),
         ("with check_nodes=64", "with --check-nodes 64"),
         ("say arguments={'w': 'edge_attr'}", "say --argument w=edge_attr"),
@@ -29,7 +29,7 @@ PACKAGE = flags_of(
         ('ask with on_missing "null" to get null', "ask with --on-missing null to get null"),
         ('the graph of "x" has no model "y"', 'the graph of "x" has no model "y"'),
         # what is no flag of the command is somebody else's Python
-        ("take it over the classes, softmax(dim=1)", "take it over the classes, softmax(dim=1)"),
+        ("apply it over the classes, softmax(dim=1)", "apply it over the classes, softmax(dim=1)"),
         ("undirected=True", "undirected=True"),
         ("--argument edge_weight=edge_attr", "--argument edge_weight=edge_attr"),
         ("my_task='x'", "my_task='x'"),

@@ -96,7 +96,7 @@ def test_files_and_stdin_go_in_batches_and_in_order(
     assert result.exit_code == 0, result.output
     assert [server.decoded(at) for at in range(len(server.bodies))] == [10, 10, 5]
     assert server.nodes() == list(range(25))
-    assert "25 events applied, 0 known already, 0 refused; the graph is g+3" in result.output
+    assert "25 events applied, 0 already known, 0 refused; the graph is g+3" in result.output
 
 
 def test_refused_events_are_told_with_their_place_in_the_file(server: Server, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_refused_events_are_told_with_their_place_in_the_file(server: Server, tm
 
 
 def test_a_writer_that_is_away_is_waited_for(server: Server) -> None:
-    lost = WriterUnavailable("the change may have been made or not", 0.01)
+    lost = WriterUnavailable("the change may or may not have been applied", 0.01)
     server.fail = [WriterUnavailable("nothing was sent", 0.01), LogFull("no room", 0.01)]
     assert invoke("-", given=FORMS["lines"](events(2))).exit_code == 0
     assert len(server.bodies) == 3
@@ -127,7 +127,7 @@ def test_a_writer_that_is_away_is_waited_for(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("content", "what"),
-    [(b"[1,", "a JSON list and is none"), (b"\xff\xff\xff\xff\x01", "no.* an Arrow IPC stream")],
+    [(b"[1,", "a JSON list but is not one"), (b"\xff\xff\xff\xff\x01", "no.* an Arrow IPC stream")],
 )
 def test_broken_files_are_told(server: Server, content: bytes, what: str) -> None:
     with pytest.raises(BadRequest, match=what):

@@ -68,8 +68,8 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         ("server.host", 5, "not a string"),
         ("graph.path", 5, "not a path"),
         ("server", 5, "unknown setting"),
-        ("worker.count", 2, "worker.count: is no setting.*did you mean 'server.workers'"),
-        ("worker.state_cache_fd", 5, "is no setting, but what a server tells its processes .flag."),
+        ("worker.count", 2, "worker.count: internal setting.*did you mean 'server.workers'"),
+        ("worker.state_cache_fd", 5, "internal setting, set by a server for its own processes .flag."),
     ],
 )
 def test_bad_settings_name_the_path_and_what_would_be_right(path: str, value: Any, text: str) -> None:
@@ -82,9 +82,9 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         load_config(toml(tmp_path, "[server]\nhttp_port = 'x'\n"))
     with pytest.raises(ConfigError, match=r"HOPLINE__SERVER__HTTP_PORT\) is not an integer"):
         load_config(env={"HOPLINE__SERVER__HTTP_PORT": "x"})
-    with pytest.raises(ConfigError, match=r"worker.index: is no setting.*HOPLINE__WORKER__INDEX"):
+    with pytest.raises(ConfigError, match=r"worker.index: internal setting.*HOPLINE__WORKER__INDEX"):
         load_config(env={"HOPLINE__WORKER__INDEX": "1"})
-    with pytest.raises(ConfigError, match=r"worker.count: is no setting.*hopline.toml"):
+    with pytest.raises(ConfigError, match=r"worker.count: internal setting.*hopline.toml"):
         load_config(toml(tmp_path, "[worker]\ncount = 2\n"))
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(toml(tmp_path, "[server"))
@@ -137,3 +137,51 @@ def test_every_setting_is_in_the_table_with_help() -> None:
 
 def _section(name: str) -> type:
     return type(getattr(Config(), name))
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("HOPLINE_SERVER_HTTP_PORT", "write HOPLINE__SERVER__HTTP_PORT"),
+        ("HOPLINE_SERVER__HTTP_PORT", "write HOPLINE__SERVER__HTTP_PORT"),
+        ("hopline__server__http_port", "write HOPLINE__SERVER__HTTP_PORT"),
+        ("HOPLINE_GRAPH_PATH", "write HOPLINE__GRAPH__PATH"),
+        ("HOPLINE_SERVER_HTTP_PRT", "did you mean HOPLINE__SERVER__HTTP_PORT"),
+        ("HOPLINE_SERVER_WHATEVER_ELSE", "is not a setting"),
+        ("HOPLINE__SERVER_HTTP_PORT", "did you mean"),
+    ],
+)
+def test_a_variable_with_the_wrong_underscores_is_named_and_not_ignored(name, right):
+    with pytest.raises(ConfigError, match=right) as error:
+        load_config(env={name: "8080"})
+    assert name in str(error.value)
+
+
+def test_variables_of_commands_and_of_kubernetes_are_no_settings():
+    """Kubernetes sets variables for each Service of the namespace, such as one named `hopline-server`."""
+    load_config(
+        env={
+            "HOPLINE_URL": "http://127.0.0.1:8700",
+            "HOPLINE_API_KEY": "secret",
+            "HOPLINE_SERVICE_HOST": "10.0.0.1",
+            "HOPLINE_PORT_8700_TCP_ADDR": "10.0.0.1",
+            "HOPLINE_SERVER_SERVICE_HOST": "10.0.0.1",
+            "HOPLINE_SERVER_SERVICE_PORT_HTTP": "8700",
+            "HOPLINE_SERVER_PORT": "tcp://10.0.0.1:8700",
+            "HOPLINE_SERVER_HTTP_PORT": "tcp://10.0.0.1:80",
+            "HOPLINE_SERVER_PORT_8700_TCP": "tcp://10.0.0.1:8700",
+            "HOPLINE_SERVER_PORT_8700_TCP_PROTO": "tcp",
+        }
+    )
+
+
+def test_memory_of_a_container_bounds_defaults_and_nothing_that_was_set():
+    mebi = 2**20
+    small = load_config(memory_bytes=512 * mebi)
+    assert small.features.memory_bytes == 64 * mebi
+    assert small.batching.max_bytes == 64 * mebi
+    assert small.limits.max_request_bytes == 128 * mebi
+    stated = load_config(env={"HOPLINE__FEATURES__MEMORY_BYTES": "256 MiB"}, memory_bytes=512 * mebi)
+    assert stated.features.memory_bytes == 256 * mebi
+    assert load_config(memory_bytes=64 * 2**30) == load_config()
+    assert load_config(memory_bytes=1).limits.max_request_bytes == mebi

@@ -35,7 +35,7 @@ def checked(folder: Path) -> "subprocess.CompletedProcess[str]":
 
 def test_check_passes_and_explains_itself(checked: "subprocess.CompletedProcess[str]") -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "All is well" in checked.stdout
+    assert "All checks passed" in checked.stdout
     assert checked.stdout.count("curl -s http://127.0.0.1:") == 2
     assert checked.stderr == ""
 
@@ -58,7 +58,7 @@ def test_finished_folder_is_served_until_interrupted(
             shown += line
             if "Ctrl-C" in line:
                 break
-        assert "found in" in shown
+        assert "by an earlier run in" in shown
         assert "training" not in shown.split("On ")[0]
         pasted = re.search(r"curl -s (\S+) -d '(.*)'", shown)
         assert pasted is not None
@@ -90,7 +90,7 @@ def test_bad_sizes_are_one_clear_line(tmp_path: Path) -> None:
     command = demo("--accounts", "10", "--port", "0", "--dir", str(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "500 is the least" in done.stderr
+    assert "use at least 500" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -41,11 +41,11 @@ def answer(answerer, *requests):
     return [outcome.outputs["logits"] for outcome in outcomes]
 
 
-@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", NODE_MODELS)
-def test_full_fanout_equals_pyg_on_the_full_graph(cases, name, tables):
+def test_full_fanout_equals_pyg_on_the_full_graph(cases, name, caches):
     case = cases[name]
-    answerer = case.answerer(tables, fanout=-1)
+    answerer = case.answerer(caches, fanout=-1)
     rows = np.arange(count_of(case))
     (logits,) = answer(answerer, request(case, rows))
     np.testing.assert_allclose(logits, case.oracle(), atol=1e-4, rtol=1e-4)
@@ -86,20 +86,20 @@ def test_repeated_nodes_get_the_same_answer_at_each_place(cases):
 
 @pytest.mark.parametrize("fanout", [None, -1])
 @pytest.mark.parametrize("name", ALL)
-def test_table_never_changes_an_answer(cases, name, fanout):
+def test_state_cache_never_changes_an_answer(cases, name, fanout):
     case = cases[name]
     n = count_of(case)
     (cold,) = answer(case.answerer(False, fanout), request(case, np.arange(n)))
     answerer = case.answerer(True, fanout)
-    assert answerer.model.tables
+    assert answerer.model.state_caches
     rng = np.random.default_rng(1)
     for _ in range(12):
         rows = rng.permutation(n)[: rng.integers(1, 40)]
         (logits,) = answer(answerer, request(case, rows))
         assert (logits == cold[rows]).all()
-        for table in answerer.model.tables.values():
-            table.forget(rng.integers(0, 60, 10))
-    assert sum(table.num_hits for table in answerer.model.tables.values()) > 0
+        for cache in answerer.model.state_caches.values():
+            cache.forget(rng.integers(0, 60, 10))
+    assert sum(cache.num_hits for cache in answerer.model.state_caches.values()) > 0
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -130,12 +130,12 @@ def describe(case, row, own_id=None):
     )
 
 
-@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_unseen_node_answers_as_if_it_were_in_the_graph(cases, name, tables):
+def test_unseen_node_answers_as_if_it_were_in_the_graph(cases, name, caches):
     """A copy of a node, with its features, in-neighbours and self-loops, gets its answer."""
     case = cases[name]
-    answerer = case.answerer(tables, fanout=-1)
+    answerer = case.answerer(caches, fanout=-1)
     edges = case.graph.edges[zoo.EDGE]
     alone = [v for v in range(zoo.N) if edges.indptr[v] == edges.indptr[v + 1]]
     rows = [3, *range(20, 30), *alone[:2], int(np.diff(edges.indptr).argmax())]
@@ -250,7 +250,7 @@ def bad_inline():
         ),
         ({**good, "neighbors": {"a__b__c": ["n1"]}}, BadRequest, "unknown edge type 'a__b__c'"),
         ({**good, "edge_weight": {"": [float("-inf")]}}, BadRequest, r"inline\[0\].edge_weight: .* finite"),
-        ({**good, "edge_weight": {"": [1.0, 1.0]}}, BadRequest, r"shape \[2\]; \[1\] is right"),
+        ({**good, "edge_weight": {"": [1.0, 1.0]}}, BadRequest, r"shape \[2\]; expected \[1\]"),
         ({**good, "neighbors": {"": ["n1"] * 1001}}, RequestTooLarge, "1001 neighbours"),
         ({**good, "neighbors": {"": [7]}}, BadRequest, "strings"),
     ]

@@ -31,7 +31,7 @@ def answers(answerer, ids):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_answers_with_a_table_are_those_of_a_fresh_build_after_any_changes(cases, tmp_path, name):
+def test_answers_with_precomputed_rows_are_those_of_a_fresh_build_after_any_changes(cases, tmp_path, name):
     live = Live(cases[name], seed=21)
     case = cases[name]
     path = write_table(tmp_path / "a.precomputed", case.folder, case.graph)
@@ -70,7 +70,7 @@ def test_answers_with_a_table_are_those_of_a_fresh_build_after_any_changes(cases
     direct.close()
 
 
-def test_a_table_of_a_later_version_holds_for_what_changed_before_it(cases, tmp_path):
+def test_precomputed_rows_of_a_later_version_hold_for_earlier_changes(cases, tmp_path):
     live = Live(cases["sage"], seed=22)
     case = cases["sage"]
     live.change(6)
@@ -90,7 +90,7 @@ def test_a_table_of_a_later_version_holds_for_what_changed_before_it(cases, tmp_
     np.testing.assert_array_equal(rows.states(np.flatnonzero(good)), fresh)
 
 
-def test_a_table_that_a_live_graph_cannot_judge_is_refused(cases, tmp_path):
+def test_a_precomputed_file_that_a_live_graph_cannot_check_is_refused(cases, tmp_path):
     case = cases["sage"]
     future = write_table(
         tmp_path / "a.precomputed", case.folder, case.graph, graph_version=f"{case.graph.version}+7"
@@ -101,5 +101,5 @@ def test_a_table_that_a_live_graph_cannot_judge_is_refused(cases, tmp_path):
     model = live.model()
     for path, graph in ((future, live.view), (other, live.view), (own, blind.view)):
         with pytest.raises(PrecomputedFileError, match="is served on"):
-            tables_of([path], case.folder, model.spec, graph, Config().table)
+            tables_of([path], case.folder, model.spec, graph, Config().precomputed)
     assert PrecomputedFile.open(own).header.plan.graph_version == live.view.version

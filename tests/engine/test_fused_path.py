@@ -47,16 +47,16 @@ def load(place, memory=0, sampling="uniform", final=False):
 
 def general(model):
     """The same model by the general way."""
-    model._chain = None
+    model._fused_path = None
     return model
 
 
 def test_the_usual_model_is_a_chain_and_others_are_not(place, cases):
-    assert load(place)._chain is not None
-    assert cases["plain"].model(True)._chain is not None
-    assert cases["plain"].model(True, fanout=-1)._chain is None
+    assert load(place)._fused_path is not None
+    assert cases["plain"].model(True)._fused_path is not None
+    assert cases["plain"].model(True, fanout=-1)._fused_path is None
     for name in ("sage", "gcn", "gat", "hetero", "link"):
-        assert cases[name].model(True)._chain is None
+        assert cases[name].model(True)._fused_path is None
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "recent", "weighted"])
@@ -64,7 +64,7 @@ def test_the_usual_model_is_a_chain_and_others_are_not(place, cases):
 def test_every_size_of_batch_equals_the_general_way(place, sampling, as_of):
     chain, other = load(place, sampling=sampling), general(load(place, sampling=sampling))
     rng = np.random.default_rng(0)
-    for size in (1, 2, 17, 100, chain._chain.max_seeds, chain._chain.max_seeds + 1):
+    for size in (1, 2, 17, 100, chain._fused_path.max_seeds, chain._fused_path.max_seeds + 1):
         ids = rng.permutation(N)[:size]
         expected = other.final_states({"node": ids}, as_of)["node"].copy()
         assert (chain.final_states({"node": ids}, as_of)["node"] == expected).all()
@@ -72,7 +72,7 @@ def test_every_size_of_batch_equals_the_general_way(place, sampling, as_of):
 
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("memory", [120_000, 2**26])
-def test_tables_that_fill_and_evict_change_no_answer(place, memory, final):
+def test_state_caches_that_fill_and_evict_change_no_answer(place, memory, final):
     chain, other = load(place, memory, final=final), general(load(place))
     rng = np.random.default_rng(1)
     for turn in range(60):
@@ -80,28 +80,28 @@ def test_tables_that_fill_and_evict_change_no_answer(place, memory, final):
         as_of = 50 if turn % 7 == 3 else NO_CUT
         expected = other.final_states({"node": ids}, as_of)["node"].copy()
         assert (chain.final_states({"node": ids}, as_of)["node"] == expected).all()
-    used = [table.num_rows for table in chain.tables.values()]
+    used = [cache.num_rows for cache in chain.state_caches.values()]
     assert all(used)
-    assert sum(table.num_hits for table in chain.tables.values()) > 0
+    assert sum(cache.num_hits for cache in chain.state_caches.values()) > 0
 
 
-def test_tables_count_and_keep_what_the_general_way_does(place):
+def test_state_caches_count_and_hold_the_same_as_in_the_general_path(place):
     chain, other = load(place, 2**26), general(load(place, 2**26))
     rng = np.random.default_rng(2)
     for _ in range(20):
         ids = rng.permutation(N)[:40]
         for model in (chain, other):
             model.final_states({"node": ids})
-    for key, table in chain.tables.items():
-        twin = other.tables[key]
-        assert (table.num_hits, table.num_misses, table.num_rows) == (
+    for key, cache in chain.state_caches.items():
+        twin = other.state_caches[key]
+        assert (cache.num_hits, cache.num_misses, cache.num_rows) == (
             twin.num_hits,
             twin.num_misses,
             twin.num_rows,
         )
         everyone = np.arange(N)
-        rows, twins = (np.zeros((N, table.arrays[3].shape[1]), np.float32) for _ in range(2))
-        assert (table.read(everyone, rows) == twin.read(everyone, twins)).all()
+        rows, twins = (np.zeros((N, cache.arrays[3].shape[1]), np.float32) for _ in range(2))
+        assert (cache.read(everyone, rows) == twin.read(everyone, twins)).all()
         assert (rows == twins).all()
 
 
@@ -109,7 +109,7 @@ def test_levels_may_have_more_rows_than_a_call_of_the_runtime(place):
     chain = load(place)
     ids = np.arange(200)
     chain.final_states({"node": ids})
-    assert chain._chain._num_compute.tolist()[0] > CHUNK_ROWS
+    assert chain._fused_path._num_compute.tolist()[0] > CHUNK_ROWS
 
 
 def test_ways_may_alternate(place):

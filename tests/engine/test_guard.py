@@ -50,8 +50,8 @@ def answered(model, request):
 @pytest.mark.parametrize("name", CASES)
 def test_a_deadline_ends_a_batch_between_any_two_steps(cases, name, fanout):
     case = cases[name]
-    model = case.model(tables=False, fanout=fanout)
-    model._chain = None  # one compiled call has no steps
+    model = case.model(caches=False, fanout=fanout)
+    model._fused_path = None  # one compiled call has no steps
     expected = answered(model, asked(model))
     clock = Clock(10**9)
     model.guard = Guard(clock=clock)
@@ -80,7 +80,7 @@ def test_a_batch_goes_on_while_anybody_waits():
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_counted_before_they_are_read(cases, name):
-    model = cases[name].model(tables=False, fanout=-1)
+    model = cases[name].model(caches=False, fanout=-1)
     model.guard = guard = Guard()
     guard.batch = [PATIENT]
     answered(model, asked(model))
@@ -103,7 +103,7 @@ def test_rows_are_counted_before_they_are_read(cases, name):
 
 def test_memory_is_asked_for_before_it_is_taken(cases, monkeypatch):
     monkeypatch.setattr("hopline.engine.plan._SOME_EDGES", 0)
-    model = cases["sage"].model(tables=False, fanout=-1)
+    model = cases["sage"].model(caches=False, fanout=-1)
     model.guard = Guard(max_bytes=1000)
     model.guard.batch = [PATIENT]
     with pytest.raises(

@@ -43,10 +43,10 @@ class Live:
         self.view = LiveView(memory, graph.schema, self.ids)
         self.added = 0
 
-    def model(self, tables: bool = True, view: LiveView | None = None) -> Model:
+    def model(self, caches: bool = True, view: LiveView | None = None) -> Model:
         view = view or self.view
         spec = read_spec(self.case.folder)
-        plan = StateCachePlan(spec, view, 2**26 if tables else 0, final=True)
+        plan = StateCachePlan(spec, view, 2**26 if caches else 0, final=True)
         return Model(self.case.folder, spec, view, plan.build(Arena(plan.num_bytes)))
 
     def change(self, size: int) -> None:
@@ -103,8 +103,8 @@ class Live:
         assert not [one for one in applied.rejected if one.code != "no_edge"]
 
     def fresh(self) -> Model:
-        """The model without tables on a snapshot of what there is now."""
-        return dataclasses.replace(self.case, graph=self.view.snapshot()).model(tables=False)
+        """The model without state caches on a snapshot of what there is now."""
+        return dataclasses.replace(self.case, graph=self.view.snapshot()).model(caches=False)
 
 
 def scores(model: Model, ids: np.ndarray, as_of: int = NO_CUT) -> np.ndarray:
@@ -119,10 +119,10 @@ def everyone(live: Live) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tables", [False, True])
-def test_after_any_changes_answers_are_those_of_a_fresh_build(cases, name, tables):
+@pytest.mark.parametrize("caches", [False, True])
+def test_after_any_changes_answers_are_those_of_a_fresh_build(cases, name, caches):
     live = Live(cases[name], seed=11)
-    model = live.model(tables)
+    model = live.model(caches)
     for round_ in range(6):
         ids = everyone(live)
         fresh = live.fresh()
@@ -169,7 +169,7 @@ def test_rows_that_did_not_change_are_not_computed_again(cases):
     model = live.model()
     ids = everyone(live)
     scores(model, ids)
-    top = model.tables[model.spec.num_layers, "node"]
+    top = model.state_caches[model.spec.num_layers, "node"]
     top.num_misses = top.num_hits = 0
     edges = live.view.edges["node__to__node"]
     with live.view:
@@ -185,8 +185,8 @@ def test_rows_that_did_not_change_are_not_computed_again(cases):
 
 def test_a_graph_without_account_of_degrees_keeps_no_rows_of_models_that_read_them(cases):
     live = Live(cases["gcn"], seed=15, reads_degrees=False)
-    model = live.model(tables=True)
-    assert not model.tables
+    model = live.model(caches=True)
+    assert not model.state_caches
     live.change(20)
     ids = everyone(live)
     np.testing.assert_array_equal(scores(model, ids), scores(live.fresh(), ids))

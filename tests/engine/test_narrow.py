@@ -98,14 +98,14 @@ def pairs(request, cases):
     return found
 
 
-@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_answers_are_those_of_the_decoded_features_bit_for_bit(pairs, name, tables):
+def test_answers_are_those_of_the_decoded_features_bit_for_bit(pairs, name, caches):
     narrow, wide = pairs[name]
     rows = np.random.default_rng(0).permutation(count_of(wide))
     (expected,) = answer(wide.answerer(False), request(wide, rows))
-    answerer = narrow.answerer(tables)
-    for _ in range(2):  # the second time from tables, where there are any
+    answerer = narrow.answerer(caches)
+    for _ in range(2):  # the second time from state caches, where there are any
         (found,) = answer(answerer, request(narrow, rows))
         assert (found == expected).all()
     alone = [answer(answerer, request(narrow, [v]))[0] for v in rows[:20]]
@@ -146,7 +146,7 @@ def test_a_live_graph_rounds_rows_like_a_build_and_refuses_what_does_not_fit(pai
         assert (live.view.nodes["node"].features[np.array([3])] == built).all()
 
 
-def test_no_float32_copy_of_the_table_is_made(pairs):
+def test_no_float32_copy_of_the_features_is_made(pairs):
     narrow, _ = pairs["plain"]
     features = narrow.graph.node().features
     base = narrow.model(False).features["node"]
@@ -176,8 +176,8 @@ def test_the_short_way_of_small_batches_equals_the_general_way(dtype, tmp_path):
         Model(report.path, spec, graph),
         Model(report.path, spec, graph.with_features_as("float32")),
     )
-    assert chain._chain is not None
-    other._chain = None
+    assert chain._fused_path is not None
+    other._fused_path = None
     for size in (1, 5, 200, 1, 5, 200):
         ids = rng.permutation(400)[:size]
         expected = other.final_states({"node": ids})["node"].copy()

@@ -50,38 +50,38 @@ def write(path, *, seed=0, computed_at=7, **changes):
 
 
 def check(path, seed=0):
-    table = PrecomputedFile.open(path)
-    table.verify()
-    for found, wanted in zip((table.state, table.logits, table.ids), content(seed), strict=True):
+    file = PrecomputedFile.open(path)
+    file.verify()
+    for found, wanted in zip((file.state, file.logits, file.ids), content(seed), strict=True):
         np.testing.assert_array_equal(found, wanted)
-    return table
+    return file
 
 
-def test_a_table_reads_back(tmp_path):
-    table = check(write(tmp_path / "a.precomputed"))
-    assert table.header.plan == plan()
-    assert (table.computed_at == 7).all()
-    assert not table.state.flags.writeable
-    assert [section.offset % PAGE for section in table.header.sections] == [0] * 4
+def test_a_file_reads_back(tmp_path):
+    file = check(write(tmp_path / "a.precomputed"))
+    assert file.header.plan == plan()
+    assert (file.computed_at == 7).all()
+    assert not file.state.flags.writeable
+    assert [section.offset % PAGE for section in file.header.sections] == [0] * 4
     assert os.listdir(tmp_path) == ["a.precomputed"]
 
 
-def test_a_table_without_logits_has_no_such_section(tmp_path):
+def test_a_file_without_logits_has_no_such_section(tmp_path):
     state, _, _ = content()
     with PrecomputedWriter(tmp_path / "a.precomputed", plan(output_dim=0)) as writer:
         writer.write(0, state)
         writer.commit()
-    table = PrecomputedFile.open(tmp_path / "a.precomputed")
-    assert table.logits is None
-    np.testing.assert_array_equal(table.state, state)
+    file = PrecomputedFile.open(tmp_path / "a.precomputed")
+    assert file.logits is None
+    np.testing.assert_array_equal(file.state, state)
 
 
-def test_an_empty_table_is_one(tmp_path):
+def test_an_empty_file_is_valid(tmp_path):
     with PrecomputedWriter(tmp_path / "a.precomputed", plan(num_nodes=0)) as writer:
         writer.commit()
-    table = PrecomputedFile.open(tmp_path / "a.precomputed")
-    table.verify()
-    assert table.state.shape == (0, D)
+    file = PrecomputedFile.open(tmp_path / "a.precomputed")
+    file.verify()
+    assert file.state.shape == (0, D)
 
 
 @given(
@@ -101,9 +101,9 @@ def test_rows_may_be_written_in_any_order_and_again(tmp_path, cuts, order, twice
         for a, b in ranges:
             writer.write(a, state[a:b], logits[a:b], ids=ids[a:b], computed_at=a + 1)
         writer.commit()
-    table = check(tmp_path / "a.precomputed")
+    file = check(tmp_path / "a.precomputed")
     wanted = np.concatenate([np.full(b - a, a + 1) for a, b in pairwise(edges)])
-    np.testing.assert_array_equal(table.computed_at, wanted)
+    np.testing.assert_array_equal(file.computed_at, wanted)
 
 
 def test_rows_that_were_not_written_have_no_computed_at(tmp_path):
@@ -150,17 +150,17 @@ def test_nothing_is_visible_before_commit_and_what_was_there_stays(tmp_path):
 
 def test_a_reader_keeps_what_it_mapped(tmp_path):
     path = write(tmp_path / "a.precomputed", seed=1)
-    table = PrecomputedFile.open(path)
-    assert not table.is_replaced()
+    file = PrecomputedFile.open(path)
+    assert not file.is_replaced()
     write(path, seed=2)
-    assert table.is_replaced()
-    np.testing.assert_array_equal(table.state, content(1)[0])
+    assert file.is_replaced()
+    np.testing.assert_array_equal(file.state, content(1)[0])
     check(path, 2)
     path.unlink()
-    assert not table.is_replaced()
+    assert not file.is_replaced()
 
 
-def test_two_runs_do_not_write_one_table(tmp_path):
+def test_two_runs_do_not_write_one_file(tmp_path):
     path = tmp_path / "a.precomputed"
     with PrecomputedWriter(path, plan()) as writer:
         with pytest.raises(PrecomputedFileError, match="another run"):
@@ -170,7 +170,7 @@ def test_two_runs_do_not_write_one_table(tmp_path):
     write(path)
 
 
-def test_a_finished_table_is_not_taken_for_a_draft(tmp_path, monkeypatch):
+def test_a_finished_file_is_not_taken_for_a_draft(tmp_path, monkeypatch):
     path = tmp_path / "a.precomputed"
     first = PrecomputedWriter(path, plan())
     first.write(0, *content()[:2])
@@ -214,7 +214,7 @@ writer.commit()
 """
 
 
-def test_a_killed_run_goes_on_and_its_table_is_the_same(tmp_path):
+def test_a_killed_run_continues_and_its_file_is_the_same(tmp_path):
     path, whole = tmp_path / "a.precomputed", tmp_path / "b.precomputed"
     words = [sys.executable, "-c", KILLED]
     died = subprocess.run([*words, path, "die"], check=False)
@@ -243,7 +243,7 @@ def test_a_draft_of_another_run_is_begun_anew(tmp_path, other):
     assert os.listdir(tmp_path) == []
 
 
-def test_an_older_table_may_be_begun_with(tmp_path):
+def test_a_run_may_begin_with_an_older_file(tmp_path):
     base = PrecomputedFile.open(write(tmp_path / "old.precomputed", computed_at=5))
     with PrecomputedWriter(
         tmp_path / "new.precomputed", plan(num_nodes=N + 10, graph_version="g1")
@@ -252,10 +252,10 @@ def test_an_older_table_may_be_begun_with(tmp_path):
         state, logits, ids = content(9, 20)
         writer.write(N - 10, state, logits, ids=ids, computed_at=6)
         writer.commit()
-    table = PrecomputedFile.open(tmp_path / "new.precomputed")
-    np.testing.assert_array_equal(table.state[: N - 10], content()[0][: N - 10])
-    np.testing.assert_array_equal(table.state[N - 10 :], state)
-    assert table.stamp.tolist() == [5] * (N - 10) + [6] * 20
+    file = PrecomputedFile.open(tmp_path / "new.precomputed")
+    np.testing.assert_array_equal(file.state[: N - 10], content()[0][: N - 10])
+    np.testing.assert_array_equal(file.state[N - 10 :], state)
+    assert file.computed_at.tolist() == [5] * (N - 10) + [6] * 20
     with (
         PrecomputedWriter(tmp_path / "other.precomputed", plan(state_dim=4)) as writer,
         pytest.raises(PrecomputedFileError, match="8 and 3 columns"),
@@ -263,16 +263,16 @@ def test_an_older_table_may_be_begun_with(tmp_path):
         writer.copy(base)
 
 
-# What is no table
+# What is not a file of precomputed answers
 
 
-def test_what_is_no_table_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     path = tmp_path / "a.precomputed"
     with pytest.raises(PrecomputedFileError, match="No such file"):
         PrecomputedFile.open(path)
     for text in (b"", b"PK", b"parquet" * 1000):
         path.write_bytes(text)
-        with pytest.raises(PrecomputedFileError, match="is no precomputed file"):
+        with pytest.raises(PrecomputedFileError, match="is not a precomputed file"):
             PrecomputedFile.open(path)
     with pytest.raises(PrecomputedFileError, match="cannot be"):
         PrecomputedFile.open(tmp_path)
@@ -290,7 +290,7 @@ def test_a_newer_format_is_refused(tmp_path, monkeypatch):
 
 @given(size=st.integers(0, 10**6))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_table_that_is_cut_off_is_refused(tmp_path, size):
+def test_a_truncated_file_is_refused(tmp_path, size):
     path = write(tmp_path / "a.precomputed")
     whole = path.stat().st_size
     with path.open("r+b") as file:
@@ -411,21 +411,21 @@ def test_rows_are_good_where_they_are_there_young_and_unchanged(cases, tmp_path_
 @given(hot=st.lists(st.integers(0, N - 1), unique=True), ids=st.lists(st.integers(0, N - 1), min_size=1))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_copies_are_the_rows(tmp_path, hot, ids):
-    table = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
-    copies = HotRows(table, np.array(hot, np.int64), 10**6)
+    file = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
+    copies = HotRows(file, np.array(hot, np.int64), 10**6)
     assert len(copies) == len(hot)
-    for array in (table.state, table.logits, table.computed_at):
+    for array in (file.state, file.logits, file.computed_at):
         np.testing.assert_array_equal(copies.take(array, np.array(ids)), array[ids])
         np.testing.assert_array_equal(copies.row(array, ids[0]), array[ids[0] : ids[0] + 1])
     assert copies.cold(np.array(ids)).tolist() == [row for row in ids if row not in hot]
 
 
 def test_copies_stay_within_their_bytes(tmp_path):
-    table = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
+    file = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
     row_bytes = 4 * (D + C) + 8
-    copies = HotRows(table, np.arange(N), 4 * N + 7 * row_bytes + 1)
+    copies = HotRows(file, np.arange(N), 4 * N + 7 * row_bytes + 1)
     assert np.flatnonzero(copies.slots >= 0).tolist() == list(range(7))
-    assert len(HotRows(table, np.arange(N), 0)) == 0
+    assert len(HotRows(file, np.arange(N), 0)) == 0
 
 
 def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
@@ -436,9 +436,9 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
         writer.commit()
     handle = os.open(path, os.O_RDONLY)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    table = PrecomputedFile.open(path)
-    rows = FinalRows(table, _Spec)
-    strip = table.sections["state"].offset
+    file = PrecomputedFile.open(path)
+    rows = FinalRows(file, _Spec)
+    strip = file.sections["state"].offset
     would_wait = [
         row
         for row in range(0, 20_000, 97)
@@ -448,7 +448,7 @@ def test_a_row_that_is_near_can_be_read_without_waiting(tmp_path):
     ids = np.arange(0, 20_000, 13)
     cold = rows.cold(("embedding",), ids, 10.0)
     if cold is not None:
-        cold.fetch()
+        cold.read_ahead()
     assert all(rows.near_row(("embedding",), row, 20.0) for row in ids.tolist())
     os.close(handle)
 
@@ -472,9 +472,9 @@ class _Spec:
 
 
 def test_what_is_locked_is_near(tmp_path):
-    table = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
-    residency = Residency(table.pages)
+    file = PrecomputedFile.open(write(tmp_path / "a.precomputed"))
+    residency = Residency(file.pages)
     if residency.lock():
         assert residency.near_row((), 0, 0.0)
         assert residency.near_rows((), np.arange(3), 0.0)
-    assert FinalRows(table, _Spec).cold(("embedding",), np.arange(5), 0.0) is None
+    assert FinalRows(file, _Spec).cold(("embedding",), np.arange(5), 0.0) is None

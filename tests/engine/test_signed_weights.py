@@ -84,8 +84,8 @@ class Packaged:
     spec: object
     module: nn.Module
 
-    def model(self, graph, tables=False):
-        plan = StateCachePlan(self.spec, graph, 2**24 if tables else 0)
+    def model(self, graph, caches=False):
+        plan = StateCachePlan(self.spec, graph, 2**24 if caches else 0)
         return Model(self.folder, self.spec, graph, plan.build(Arena(plan.num_bytes)))
 
     def oracle(self, graph):
@@ -123,11 +123,11 @@ def rows(model, ids, as_of=NO_CUT):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tables", [False, True])
-def test_answers_are_those_of_pyg(packaged, name, tables):
+@pytest.mark.parametrize("caches", [False, True])
+def test_answers_are_those_of_pyg(packaged, name, caches):
     case, graph = packaged(name), ratings()
     assert case.spec.runtime == "onnx"
-    found, expected = rows(case.model(graph, tables), np.arange(N)), case.oracle(graph)
+    found, expected = rows(case.model(graph, caches), np.arange(N)), case.oracle(graph)
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
     assert np.isfinite(expected).any()
     assert np.isnan(expected).any() == name.startswith("gcn")
@@ -169,8 +169,8 @@ def test_as_of_answers_as_pyg_on_the_edges_until_then(packaged, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tables", [False, True])
-def test_the_first_negative_weights_of_a_live_graph_are_answered_as_by_pyg(packaged, name, tables):
+@pytest.mark.parametrize("caches", [False, True])
+def test_the_first_negative_weights_of_a_live_graph_are_answered_as_by_pyg(packaged, name, caches):
     """The model was packaged where no weight was negative."""
     case, start = packaged(name, 0), ratings(low=0)
     edges = start.edges[EDGE]
@@ -183,7 +183,7 @@ def test_the_first_negative_weights_of_a_live_graph_are_answered_as_by_pyg(packa
         },
     )
     writer, view = live(graph, num_levels=3, reads_degrees=True)
-    model = case.model(view, tables)
+    model = case.model(view, caches)
     with view:
         before = rows(model, np.arange(N))
     np.testing.assert_allclose(before, case.oracle(start), atol=1e-4, rtol=1e-4)

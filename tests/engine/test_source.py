@@ -36,9 +36,9 @@ class Rows:
         return np.full(self.values.shape[1], DEFAULT_STANDS_IN, np.float32)
 
 
-def remote(case, tables=True):
+def remote(case, caches=True):
     spec = read_spec(case.folder)
-    plan = StateCachePlan(spec, case.graph, 2**26 if tables else 0)
+    plan = StateCachePlan(spec, case.graph, 2**26 if caches else 0)
     sources = {name: Rows(nodes.features) for name, nodes in case.graph.nodes.items()}
     model = Model(case.folder, spec, case.graph, plan.build(Arena(plan.num_bytes)), sources=sources)
     return Answerer(model, default_outputs(spec.task), 1000), sources
@@ -70,11 +70,11 @@ def test_rows_that_are_near_give_the_same_bits(cases, name):
             assert outcome.degraded == ()
 
 
-@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize("caches", [False, True])
 @pytest.mark.parametrize("name", ALL)
-def test_absent_rows_are_named_and_what_is_fetched_gives_the_same_bits(cases, name, tables):
+def test_absent_rows_are_named_and_what_is_fetched_gives_the_same_bits(cases, name, caches):
     case = cases[name]
-    answerer, sources = remote(case, tables)
+    answerer, sources = remote(case, caches)
     forget(sources)
     asked = request(case, [3, 17, 40])
     (absent,) = answerer.answer_supplied([asked], [FetchedInputs()])
@@ -87,7 +87,7 @@ def test_absent_rows_are_named_and_what_is_fetched_gives_the_same_bits(cases, na
     assert (logits(outcome) == logits(case.answerer(False).answer([asked])[0])).all()
     # one row less is one row named
     node_type, ids = next(iter(absent.absent.items()))
-    if not tables:
+    if not caches:
         fetched_rows[node_type] = [FetchedRows(ids[1:], sources[node_type].values[ids[1:]])]
         (again,) = answerer.answer_supplied([asked], [FetchedInputs(fetched_rows)])
         assert {k: v.tolist() for k, v in again.absent.items()} == {node_type: [ids[0]]}
@@ -96,7 +96,7 @@ def test_absent_rows_are_named_and_what_is_fetched_gives_the_same_bits(cases, na
 @pytest.mark.parametrize("name", ALL)
 def test_batch_mates_whose_rows_are_near_are_answered_at_once(cases, name):
     case = cases[name]
-    answerer, sources = remote(case, tables=False)
+    answerer, sources = remote(case, caches=False)
     forget(sources)
     first, second, third = (request(case, [v]) for v in (5, 60, 33))
     needs = [answerer.answer_supplied([r], [FetchedInputs()])[0].absent for r in (first, third)]
@@ -129,7 +129,7 @@ def test_doing_without_is_labelled_and_never_kept(cases, name):
 @pytest.mark.parametrize("name", ALL)
 def test_stale_rows_come_before_doing_without(cases, name):
     case = cases[name]
-    answerer, sources = remote(case, tables=False)
+    answerer, sources = remote(case, caches=False)
     forget(sources)
     for rows in sources.values():
         rows.stale[:] = True
@@ -141,7 +141,7 @@ def test_stale_rows_come_before_doing_without(cases, name):
 
 def test_neighbours_without_rows_are_left_out(cases):
     case = cases["plain"]
-    answerer, sources = remote(case, tables=False)
+    answerer, sources = remote(case, caches=False)
     (rows,) = sources.values()
     # a destination whose in-neighbours lose their rows, while every own row that is read stays
     asked = request(case, [7])
@@ -207,7 +207,7 @@ def test_a_request_that_refuses_less_than_full_quality_fails_and_its_mates_do_no
 @pytest.mark.parametrize("name", ["plain", "gcn", "hetero"])
 def test_inline_nodes_read_sources_too(cases, name):
     case = cases[name]
-    answerer, sources = remote(case, tables=False)
+    answerer, sources = remote(case, caches=False)
     node_type = answerer.model.spec.head.node_type
     index = case.graph.nodes[node_type].ids
     key = next(k for k, e in case.graph.edges.items() if e.dst == node_type)

@@ -14,7 +14,7 @@ N, DIM = 200, 6
 TRUTH = np.random.default_rng(0).standard_normal((N, DIM)).astype(np.float32)
 
 
-def table(slots: int, worker: int = 0, workers: int = 1, fd: int | None = None) -> StateCache:
+def state_cache(slots: int, worker: int = 0, workers: int = 1, fd: int | None = None) -> StateCache:
     return StateCache(
         Arena(StateCache.num_bytes(N, DIM, slots, workers), fd), N, DIM, slots, worker, workers
     )
@@ -34,12 +34,12 @@ def keep(t: StateCache, ids) -> None:
     t.write(ids, TRUTH[ids])
 
 
-def test_a_new_table_is_empty():
-    assert read(table(10), [0, 5, N - 1])[0] == {0, 5, N - 1}
+def test_a_new_state_cache_is_empty():
+    assert read(state_cache(10), [0, 5, N - 1])[0] == {0, 5, N - 1}
 
 
 def test_rows_that_fit_are_all_kept():
-    t = table(N)
+    t = state_cache(N)
     keep(t, np.arange(N))
     assert read(t, np.arange(N))[0] == set()
 
@@ -50,7 +50,7 @@ def test_rows_that_fit_are_all_kept():
     steps=st.lists(st.lists(st.integers(0, N - 1), min_size=1, max_size=30, unique=True), max_size=40),
 )
 def test_a_row_is_right_or_missing_after_any_evictions(slots, steps):
-    t = table(slots)
+    t = state_cache(slots)
     for ids in steps:
         missing, _ = read(t, ids)
         keep(t, sorted(missing))
@@ -59,7 +59,7 @@ def test_a_row_is_right_or_missing_after_any_evictions(slots, steps):
 
 
 def test_visited_rows_outlive_rows_that_nobody_asked_for():
-    t = table(10)
+    t = state_cache(10)
     keep(t, np.arange(10))
     read(t, [3, 4])
     keep(t, np.arange(50, 58))
@@ -68,7 +68,7 @@ def test_visited_rows_outlive_rows_that_nobody_asked_for():
 
 
 def test_forgotten_rows_are_missing():
-    t = table(N)
+    t = state_cache(N)
     keep(t, np.arange(N))
     t.forget(np.array([7, 9]))
     assert read(t, np.arange(N))[0] == {7, 9}
@@ -81,7 +81,7 @@ def test_forgotten_rows_are_missing():
 def test_workers_read_each_others_rows_and_evict_only_their_own():
     fd = create_shared(StateCache.num_bytes(N, DIM, 20, 2))
     try:
-        first, second = table(20, 0, 2, fd), table(20, 1, 2, fd)
+        first, second = state_cache(20, 0, 2, fd), state_cache(20, 1, 2, fd)
         keep(first, np.arange(20))
         assert read(second, np.arange(20))[0] == set()
         keep(second, np.arange(20, 120))
@@ -92,7 +92,7 @@ def test_workers_read_each_others_rows_and_evict_only_their_own():
 
 
 def test_a_row_that_is_being_written_is_a_miss():
-    t = table(N)
+    t = state_cache(N)
     keep(t, np.arange(N))
     t._tags[t._index[5] - 1] &= ~((1 << 40) - 1)  # what a worker killed in the middle of a write leaves
     assert read(t, np.arange(N))[0] == {5}
@@ -106,12 +106,12 @@ def test_a_reader_never_sees_a_torn_row_while_another_process_evicts():
     fd = create_shared(StateCache.num_bytes(N, DIM, slots, 2))
     pid = os.fork()
     if pid == 0:
-        writer = table(slots, 1, 2, fd)
+        writer = state_cache(slots, 1, 2, fd)
         rng = np.random.default_rng(1)
         for _ in range(20_000):
             keep(writer, rng.integers(0, N, 3))
         os._exit(0)
-    reader = table(slots, 0, 2, fd)
+    reader = state_cache(slots, 0, 2, fd)
     hits = 0
     try:
         while os.waitpid(pid, os.WNOHANG) == (0, 0):

@@ -38,9 +38,9 @@ class Case:
     graph: Graph
     folder: Path
 
-    def model(self, tables: bool = True) -> Model:
+    def model(self, caches: bool = True) -> Model:
         spec = read_spec(self.folder)
-        plan = StateCachePlan(spec, self.graph, 2**26 if tables else 0, final=True)
+        plan = StateCachePlan(spec, self.graph, 2**26 if caches else 0, final=True)
         return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
 
 
@@ -97,9 +97,9 @@ def test_a_live_graph_its_snapshot_and_the_definition_agree_after_every_change(c
         before = scores(model, np.arange(N))
         live.change(size)
         ids = everyone(live)
-        found = scores(model, ids)  # fills the table
+        found = scores(model, ids)  # fills the state cache
         np.testing.assert_array_equal(found, scores(live.fresh(), ids))
-        np.testing.assert_array_equal(found, scores(model, ids))  # from the table
+        np.testing.assert_array_equal(found, scores(model, ids))  # from the state cache
         np.testing.assert_array_equal(found, np.concatenate([scores(model, ids[k : k + 1]) for k in ids]))
         snapshot = live.view.snapshot()
         level = model.levels[0]["node"]
@@ -129,7 +129,7 @@ def test_a_described_node_may_name_a_neighbor_that_came_since(case):
     np.testing.assert_array_equal(*answers)  # the newest has no kept row, and does not count
 
 
-def test_tables_are_left_out_where_the_graph_keeps_no_account_of_lists(case):
+def test_there_are_no_state_caches_where_the_graph_does_not_record_changed_lists(case):
     live = Live(case, 3, num_levels=1)
     model = live.model()
     live.change(50)

@@ -126,19 +126,19 @@ class Case:
     module: nn.Module
     graph: Graph
 
-    def model(self, tables: bool, fanout: int | None = None, max_degree: int | None = None) -> Model:
-        """Load it, with tables that hold every row or none; `fanout` replaces all fanouts."""
+    def model(self, caches: bool, fanout: int | None = None, max_degree: int | None = None) -> Model:
+        """Load it, with state caches that hold every row or none; `fanout` replaces all fanouts."""
         spec = read_spec(self.folder)
         if fanout is not None:
             import msgspec
 
             fanouts = dict.fromkeys(spec.fanouts, (fanout,) * spec.num_layers)
             spec = msgspec.structs.replace(spec, fanouts=fanouts, max_degree=max_degree)
-        plan = StateCachePlan(spec, self.graph, 2**26 if tables else 0)
+        plan = StateCachePlan(spec, self.graph, 2**26 if caches else 0)
         return Model(self.folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
 
-    def answerer(self, tables: bool, fanout: int | None = None) -> Answerer:
-        model = self.model(tables, fanout)
+    def answerer(self, caches: bool, fanout: int | None = None) -> Answerer:
+        model = self.model(caches, fanout)
         return Answerer(model, default_outputs(model.spec.task), 1000)
 
     def oracle(self, graph: Graph | None = None) -> np.ndarray:

@@ -180,7 +180,7 @@ def test_what_buffers_become_is_bounded():
 def test_ids_of_a_dictionary_are_bounded_by_what_is_written_of_them():
     words = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int8()), pa.array(["x" * 9_000]))
     columns = {"op": ["add_node"] * 2000, "node": words, "id": words}
-    assert "ids make 36000000 bytes" in whole(decode(arrow(columns))).reason
+    assert "ids have 36000000 bytes" in whole(decode(arrow(columns))).reason
 
 
 @pytest.mark.parametrize(("name", "payload"), list(good_streams()))

@@ -258,7 +258,7 @@ def test_arrow_takes_a_column_for_each_name():
 
 BAD_JSON = [
     ("not JSON", b"{nope", "malformed", "JSON is malformed"),
-    ("empty", b"", "malformed", "nothing at all"),
+    ("empty", b"", "malformed", "not an event: empty"),
     ("not UTF-8", b'{"op": "\xff"}', "malformed", "utf-8"),
     ("nested without end", b"[" * 100_000, "malformed", ""),
     ("no op", {"src": 1}, "malformed", "add_edge, remove_edge, add_node, set_features"),
@@ -389,6 +389,14 @@ def test_a_bad_row_of_a_table_is_refused_by_itself(bad, code):
     assert repr(again) == repr([{name: rows[1].get(name) for name in names}])
 
 
+def test_a_bad_row_beside_lists_of_nulls_can_be_put_aside():
+    rows = {"op": ["none", "none"], "features": [[None, None], None]}
+    payload = arrow(rows)
+    assert codes(decode(payload, schema=PLAIN)) == [(0, 0, "malformed"), (0, 1, "malformed")]
+    again = [pa.ipc.open_stream(originals(payload, [at])[0]).read_all().to_pylist() for at in (0, 1)]
+    assert again == [[{"op": "none", "features": each}] for each in rows["features"]]
+
+
 def test_a_pretty_printed_list_is_a_list_and_so_is_one_with_a_bad_event():
     assert decode(json.dumps([KNOW, KNOW], indent=2).encode()).changes.num_events == 2
     assert codes(decode(json.dumps([KNOW, {}], indent=2).encode())) == [(0, 1, "malformed")]
@@ -436,7 +444,7 @@ def test_features_of_a_type_without_any_cannot_be_set():
 def test_an_event_that_has_a_field_twice_is_refused(payload, places):
     found = Decoder(PLAIN).decode([b'{"op":"add_edge","src":1,"dst":2}', payload])
     assert sorted((each.payload, each.index) for each in found.refused) == [(1, place) for place in places]
-    assert any("comes twice" in each.reason for each in found.refused)
+    assert any("is repeated" in each.reason for each in found.refused)
 
 
 def test_names_of_fields_in_values_are_no_repetition():
@@ -494,8 +502,8 @@ def test_a_byte_order_mark_is_ignored():
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "JSON is sent as UTF-8"),
-        (b" ", "nothing at all"),
+        ('{"op":"add_edge","src":1,"dst":2}'.encode("utf-16"), "send JSON as UTF-8"),
+        (b" ", "not an event: empty"),
         (
             b'{"op":"add_edge","source":1,"dst":2}',
             "`source`; fields of edges are id, at, src, dst, edge_type",

@@ -72,7 +72,7 @@ def test_check_tells_missing_different_and_invalid_rows(graph, url, redis_server
     assert checked.stdout.splitlines()[:-1] == [
         "node: different",
         f"  2 of 300 rows are missing: {ids[5]!r}, {ids[6]!r}",
-        f"  1 of them cannot be used: group 'node': the row of {ids[6]!r} has 5 bytes instead of 16",
+        f"  1 of them are invalid: group 'node': the row of {ids[6]!r} has 5 bytes instead of 16",
         f"  1 of 300 rows are different: {ids[7]!r}",
     ]
     assert f"number 2 of {ids[7]!r} is 99 in the store" in checked.stdout.splitlines()[-1]
@@ -118,8 +118,8 @@ def test_every_node_type_with_features_is_copied_or_the_one_that_is_named(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--store", "{url}"], "name one source"),
-        (["--store", "{url}", "--graph", "{graph}", "--parquet", "x"], "name one source"),
+        (["--store", "{url}"], "pass one source"),
+        (["--store", "{url}", "--graph", "{graph}", "--parquet", "x"], "pass one source"),
         (["--store", "{url}", "--graph", "{graph}", "--group", "nodes"], "those with features: node"),
         (["--store", "{url}", "--graph", "{graph}/nowhere"], "nowhere"),
         (["--store", "{url}", "--parquet", "{graph}/nowhere"], "cannot be read as Parquet"),

@@ -17,7 +17,7 @@ from hopline.errors import (
 from hopline.features.answer import Reason
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.breaker import BreakerPolicy
-from hopline.features.client import ClientLimits, FeatureClient
+from hopline.features.client import CallPolicy, ClientLimits, FeatureClient
 from hopline.features.memory import MemoryStore
 from hopline.features.retry import RetryPolicy
 from hopline.features.skew import differences
@@ -79,11 +79,11 @@ class Rig:
             **{
                 "timeout_s": TIMEOUT,
                 "metrics": self.metrics,
-                "on_rows": self.keep,
                 "clock": now,
                 **settings,
             },
         )
+        self.client.on_rows = self.keep
 
     def keep(self, ids, values):
         for id, row in zip(ids.tolist(), values, strict=True):
@@ -482,7 +482,7 @@ async def test_a_slow_store_is_left_alone_like_a_dead_one():
 )
 @virtual_time
 async def test_whatever_a_store_raises_is_a_reason_and_not_tried_again(error, caplog):
-    rig = Rig(retry=RetryPolicy(share=1.0))
+    rig = Rig(calls=CallPolicy(retry=RetryPolicy(share=1.0)))
     rig.store.error = error
     with caplog.at_level(logging.WARNING):
         rows = await rig.fetch(1, 2)
@@ -508,7 +508,7 @@ async def test_an_outage_is_logged_once_in_a_while(caplog):
 
 @virtual_time
 async def test_a_transient_failure_is_tried_again_within_the_time():
-    rig = Rig(retry=RetryPolicy(share=1.0, backoff_s=0.002))
+    rig = Rig(calls=CallPolicy(retry=RetryPolicy(share=1.0, backoff_s=0.002)))
     rig.store.kill()
     ask = rig.ask(1)
     await turns()
@@ -521,7 +521,7 @@ async def test_a_transient_failure_is_tried_again_within_the_time():
 
 @virtual_time
 async def test_retries_add_at_most_a_tenth_to_the_requests():
-    rig = Rig(breaker=BreakerPolicy(failure_share=1.1))
+    rig = Rig(calls=CallPolicy(breaker=BreakerPolicy(failure_share=1.1)))
     rig.store.kill()
     rig.store.error_share = 0.3
     answers = await rig.traffic(4.0, num_ids=1)
@@ -533,7 +533,7 @@ async def test_retries_add_at_most_a_tenth_to_the_requests():
 
 @virtual_time
 async def test_no_retry_when_the_time_is_nearly_over():
-    rig = Rig(retry=RetryPolicy(share=1.0))
+    rig = Rig(calls=CallPolicy(retry=RetryPolicy(share=1.0)))
     rig.store.kill()
     rig.store.latency_s = 0.019
     assert (await rig.fetch(1)).why == {"unavailable": 1}
@@ -836,7 +836,7 @@ async def test_an_origin_that_never_tells_fails_the_start():
 async def test_an_l2_that_is_away_does_not_fail_the_start():
     l2 = memory_l2()
     l2.kill()
-    rig = Rig(l2, recheck_s=30.0)
+    rig = Rig(l2, limits=ClientLimits(recheck_s=30.0))
     await rig.client.check_schema(GROUP)
     l2.heal()
     await asyncio.sleep(30.1)  # the group is created when it is looked at again
@@ -846,7 +846,7 @@ async def test_an_l2_that_is_away_does_not_fail_the_start():
 
 @virtual_time
 async def test_rows_are_refused_while_the_schema_differs(caplog):
-    rig = Rig(memory_l2(), recheck_s=30.0)
+    rig = Rig(memory_l2(), limits=ClientLimits(recheck_s=30.0))
     await rig.client.check_schema(GROUP)
     assert (await rig.fetch(1)).complete
     rig.store.described = FeatureGroup("account", DIM, feature_names=("b", "a", "c", "d"))
@@ -867,7 +867,7 @@ async def test_rows_are_refused_while_the_schema_differs(caplog):
 
 @virtual_time
 async def test_rows_under_way_when_the_schema_changes_are_refused():
-    rig = Rig(recheck_s=1.0)
+    rig = Rig(limits=ClientLimits(recheck_s=1.0))
     await rig.client.check_schema(GROUP)
     rig.store.latency_s = 0.01
     ask = rig.ask(1)
@@ -881,7 +881,7 @@ async def test_rows_under_way_when_the_schema_changes_are_refused():
 
 @virtual_time
 async def test_an_l2_of_another_schema_is_left_out():
-    rig = Rig(memory_l2(), recheck_s=30.0)
+    rig = Rig(memory_l2(), limits=ClientLimits(recheck_s=30.0))
     await rig.client.check_schema(GROUP)
     rig.l2.described = FeatureGroup("account", DIM, "float16")
     await asyncio.sleep(31)
@@ -957,7 +957,8 @@ class Instant(FeatureStore):
 
 
 async def test_the_hot_path_adds_less_than_60_us_for_421_rows():
-    client = FeatureClient(FeatureGroup("account", 128), Instant(421), on_rows=lambda ids, values: None)
+    client = FeatureClient(FeatureGroup("account", 128), Instant(421))
+    client.on_rows = lambda ids, values: None
     ids = np.random.default_rng(0).permutation(100_000)[:421].astype(np.int64)
 
     async def bare():

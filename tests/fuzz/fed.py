@@ -17,6 +17,7 @@ from hopline.transports.grpc import GrpcApp
 from hopline.transports.http import HttpApp
 from hopline.transports.http_errors import http_status
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.turns import Turns, Waiting
 from hopline.types import ScoreRequest, ScoreResult
 
 #: Models of the fake service that fail or wait on purpose.
@@ -37,6 +38,16 @@ def pieces(data: bytes, seed: int) -> list[bytes]:
     return [
         data[begin:end] for begin, end in zip([0, *ends], [*ends, len(data)], strict=True) if begin < end
     ]
+
+
+class Alone(Turns):
+    """Of a connection that has no others beside it: its turn comes at once."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+
+    def wait(self, item: Waiting, *, to_be_read: bool = False) -> None:
+        item.go_on()
 
 
 class Transport:

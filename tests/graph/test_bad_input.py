@@ -30,14 +30,16 @@ def test_edges_of_unknown_external_ids_are_named():
 def test_edges_of_other_id_kind_than_the_nodes():
     refused("node ids are strings here; got the integer 1.*has string ids", [[1], [2]], ids=["a", "b"])
     refused("node ids are integers here; got the string 'a'.*has int ids", [["a"], ["b"]], ids=[1, 2])
-    refused("must be integers.*for ids of your own, give `ids`", [["a"], ["b"]])
+    refused("must be integers.*to use your own ids, pass `ids`", [["a"], ["b"]])
 
 
 def test_duplicate_external_ids():
     refused(
-        r"1 of them occur again, the first is 'a' in row 2 \(also in row 0\)", [[], []], ids=["a", "b", "a"]
+        r"1 of them are repeated, the first is 'a' in row 2 \(also in row 0\)",
+        [[], []],
+        ids=["a", "b", "a"],
     )
-    refused(r"2 of them occur again, the first is 5 in row 1", [[], []], ids=[5, 5, 6, 5])
+    refused(r"2 of them are repeated, the first is 5 in row 1", [[], []], ids=[5, 5, 6, 5])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_duplicate_external_ids():
         ([1.5, 2], r"got 1.5 \(float\)"),
         ([True, 2], r"got True \(bool\)"),
         ([None, "a"], r"got None \(NoneType\)"),
-        ([2**63], "does not fit into a signed 64-bit integer; use strings"),
+        ([2**63], "does not fit into a signed 64-bit integer; use string ids"),
         (np.array([2**63], np.uint64), "does not fit"),
         (np.ones((2, 2), int), "one-dimensional"),
         ("ab", "must be a list; got the single value 'ab'"),
@@ -102,7 +104,7 @@ def test_feature_dtype_is_one_of_four():
 
 def test_feature_names_fit_the_columns():
     refused("1 names for 2 columns", [[0], [1]], np.ones((2, 2)), feature_names=["a"])
-    refused("must be distinct; twice: 'a'", [[0], [1]], np.ones((2, 2)), feature_names=["a", "a"])
+    refused("must be distinct; repeated: 'a'", [[0], [1]], np.ones((2, 2)), feature_names=["a", "a"])
     refused("must be strings", [[0], [1]], np.ones((2, 1)), feature_names=[1])
 
 
@@ -158,7 +160,7 @@ def test_number_of_nodes():
     refused("num_nodes of node type 'node' must be an integer; got 2.5", [[0], [1]], num_nodes=2.5)
     refused("-1 nodes", [[0], [0]], num_nodes=-1)
     refused("may have 0 to 2147483647$", [[0], [0]], num_nodes=2**31)
-    refused("ids of your own rather than row numbers, give `ids`", [[0], [10**15]])
+    refused("your own ids rather than row numbers, pass `ids`", [[0], [10**15]])
 
 
 @pytest.mark.parametrize("name", ["", "a__b", ".hidden", "a\nb", "x" * 73, 3])
@@ -169,7 +171,7 @@ def test_type_names(name):
 
 def test_edge_types_name_node_types():
     nodes = {"a": NodeTable(num_nodes=1)}
-    with pytest.raises(GraphError, match="its destination type 'b' is no node type; there are 'a'"):
+    with pytest.raises(GraphError, match="its destination type 'b' is not a node type; known types: 'a'"):
         Graph.from_tables(nodes, {("a", "to", "b"): EdgeTable([[0], [0]])})
     with pytest.raises(GraphError, match="an edge type is a triple"):
         Graph.from_tables(nodes, {"a__to__a": EdgeTable([[0], [0]])})
@@ -200,9 +202,7 @@ def test_names_that_a_key_would_mix_up_are_refused():
 
 
 def test_ids_taken_for_row_numbers_are_refused():
-    refused(
-        "name rows up to 193609, and there are only 4 ends of edges.*give `ids`", [[1, 2], [3, 193_609]]
-    )
+    refused("name rows up to 193609, but there are only 4 edge ends.*pass `ids`", [[1, 2], [3, 193_609]])
     assert Graph.from_edges([[1, 2], [3, 193_609]], num_nodes=193_610).num_nodes == 193_610
     assert Graph.from_edges([[1, 2], [3, 999]]).num_nodes == 1000
 
@@ -211,9 +211,9 @@ def test_a_data_frame_where_a_table_is_due():
     import pandas as pd
 
     frame = pd.DataFrame({"src": [0, 1], "dst": [1, 0], "name": ["a", "b"]})
-    refused(r"given as a DataFrame; give a pair of its columns", frame)
+    refused(r"given as a DataFrame; pass a pair of its columns", frame)
     refused(r"dtype object \(columns without numbers: name\)", [[0], [1]], frame)
-    with pytest.raises(GraphError, match=r"a NodeTable is needed; got DataFrame.*as NodeFile"):
+    with pytest.raises(GraphError, match=r"expected a NodeTable; got DataFrame.*with NodeFile"):
         Graph.from_tables({"node": frame}, {})
     with pytest.raises(GraphError, match=r"given by type, .*got DataFrame"):
         Graph.from_tables(frame, {})

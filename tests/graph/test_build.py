@@ -252,5 +252,5 @@ def test_node_and_edge_name_what_there_is():
     assert graph.edge(("user", "buys", "item")) is graph.edge("user__buys__item")
     with pytest.raises(ValueError, match="no node type 'shop'; there are 'item', 'user'"):
         graph.node("shop")
-    with pytest.raises(ValueError, match="say which"):
+    with pytest.raises(ValueError, match="must be given"):
         graph.edge()

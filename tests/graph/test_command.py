@@ -78,7 +78,7 @@ def test_info_of_a_heterogeneous_graph_names_every_type(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("absent.csv", "--out", "g"), "there is no such file"),
+        (("absent.csv", "--out", "g"), "no such file"),
         (("a:b=absent.csv", "--out", "g"), "an edge type is SRC:RELATION:DST; got 'a:b'"),
         (("x.npy", "y.npy", "--out", "g"), "a type is named twice"),
     ],
@@ -174,7 +174,7 @@ def test_files_without_a_header(tmp_path):
         *("build", tmp_path / "edges.csv", "--src", "txId1", "--dst", "txId2"),
         *("--features", tmp_path / "features.csv", "--id", "0", "--out", tmp_path / "g"),
     )
-    assert "say --no-header" in run(*arguments).stderr
+    assert "pass --no-header" in run(*arguments).stderr
     built = run(*arguments, "--no-header")
     assert built.exit_code == 0, built.output
     graph = Graph.open(tmp_path / "g")
@@ -214,12 +214,12 @@ def test_options_of_text_and_of_missing_values(tmp_path):
             "--id is given 2 times for node: a, b; give one",
         ),
         (("--features", "n.csv", "--id", "key"), "no column 'key'; there are 'id', 'f'"),
-        (("--time-unit", "days"), "the time unit is one of s, ms, us, ns; got 'days'"),
+        (("--time-unit", "days"), "the time unit must be one of s, ms, us, ns; got 'days'"),
         (("--fill", "none"), "--fill is a number, or COLUMN=NUMBER; got 'none'"),
         (("--fill", "0", "--fill", "a=1"), "--fill is one number for all columns"),
         (("--num-nodes", "x", "--ids-are-rows"), "--num-nodes is NUMBER or TYPE=NUMBER of node; got 'x'"),
-        (("--num-nodes", "3"), "say --ids-are-rows"),
-        (("--undirected",), "2 of 3 edges have their reverse"),
+        (("--num-nodes", "3"), "pass --ids-are-rows"),
+        (("--undirected",), "2 of 3 edges already have their reverse"),
         (("--delimiter", "::"), "a delimiter is one character; got '::'"),
     ],
 )
@@ -237,5 +237,5 @@ def test_an_undirected_file_is_not_doubled(tmp_path):
     (tmp_path / "e.csv").write_text("src,dst\n1,2\n2,1\n")
     built = run("build", tmp_path / "e.csv", "--undirected", "--out", tmp_path / "g")
     assert built.exit_code == 0
-    assert "hold both directions already: no reverse was added" in built.stderr
+    assert "already contain both directions: no reverse was added" in built.stderr
     assert Graph.open(tmp_path / "g").num_edges == 2

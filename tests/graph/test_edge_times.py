@@ -64,7 +64,7 @@ def test_days_are_seconds():
 
 
 def test_datetimes_finer_than_the_unit_are_refused():
-    with pytest.raises(GraphError, match=r"1 times are no whole s.*edge 1; choose another time unit"):
+    with pytest.raises(GraphError, match=r"1 times are not whole s.*edge 1; choose another time unit"):
         graph(np.array([1_000, 1_500], "M8[ms]"), buys_unit="s")
 
 

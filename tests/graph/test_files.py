@@ -156,7 +156,7 @@ def refused(match, nodes, edges):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    refused("there is no such file", None, EdgeFile(tmp_path / "absent.npy"))
+    refused("no such file", None, EdgeFile(tmp_path / "absent.npy"))
     refused(r"may end in .csv, .*.parquet, .*.npz, .*; not in '.xls'", None, EdgeFile(tmp_path / "e.xls"))
     for ending, match in ((".npy", "as a .npy"), (".npz", "as .npz"), (".parquet", "as Parquet")):
         path = tmp_path / f"broken{ending}"
@@ -176,7 +176,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ("source,target\n1,2\n", "no column 'src', 'dst'; there are 'source', 'target'"),
         (
             "src,dst\n\udcff,1\n",
-            "line 2: cannot be read as text: byte 0xff is no utf-8.*--encoding latin-1",
+            "line 2: cannot be read as text: byte 0xff is not utf-8.*--encoding latin-1",
         ),
     ],
 )
@@ -196,13 +196,15 @@ def test_columns_that_are_no_numbers(tmp_path):
     write_parquet(tmp_path / "e.parquet", {"src": [1], "dst": [1], "w": ["heavy"]})
     refused("column 'w' must hold numbers", None, EdgeFile(tmp_path / "e.parquet", attr=["w"]))
     write_parquet(tmp_path / "e.parquet", {"src": [1.5], "dst": [1]})
-    refused("row 0, column 'src': 1.5 is no integer.*an id is", None, EdgeFile(tmp_path / "e.parquet"))
+    refused("row 0, column 'src': 1.5 is not an integer.*an id is", None, EdgeFile(tmp_path / "e.parquet"))
 
 
 def test_missing_values_are_refused(tmp_path):
     write_parquet(tmp_path / "e.parquet", {"src": [1, None], "dst": [1, 1]})
     refused(
-        "row 1, column 'src': a value is missing, as in 1 of 2 rows", None, EdgeFile(tmp_path / "e.parquet")
+        r"row 1, column 'src': a value is missing \(1 of 2 rows have none\)",
+        None,
+        EdgeFile(tmp_path / "e.parquet"),
     )
     (tmp_path / "n.csv").write_text("f,g\n1,2\n,3\n")
     np.save(tmp_path / "e.npy", np.zeros((2, 1), int))
@@ -245,9 +247,9 @@ def test_a_node_file_of_a_type_that_no_edge_file_has_is_refused(tmp_path):
     write_csv(tmp_path / "e.csv", {"src": ["a"], "dst": ["b"]})
     write_csv(tmp_path / "n.csv", {"id": ["a"], "f": [1]})
     edges = {EDGE_TYPE: EdgeFile(tmp_path / "e.csv")}
-    match = r"n\.csv: no edge file has its node type, 'usr'; the edges join 'movie', 'user'"
+    match = r"n\.csv: no edge file uses its node type, 'usr'; edges join 'movie', 'user'"
     refused(match, {"usr": NodeFile(tmp_path / "n.csv", id="id")}, edges)
-    with pytest.raises(GraphError, match=r"n\.csv says how many nodes of type 'user' there are"):
+    with pytest.raises(GraphError, match=r"n\.csv already defines the number of nodes of type 'user'"):
         Graph.from_parquet(
             {"user": NodeFile(tmp_path / "n.csv")},
             edges,
@@ -296,7 +298,7 @@ def test_one_name_is_the_name_of_one_column():
 def test_features_that_are_named_twice_or_excluded_are_refused():
     nodes = pa.table({"id": ["a", "b"], "x": [1, 2]})
     edges = EdgeFile(pa.table({"src": ["a"], "dst": ["b"]}))
-    refused("feature 'x' is named twice", NodeFile(nodes, id="id", features=["x", "x"]), edges)
+    refused("feature 'x' is repeated", NodeFile(nodes, id="id", features=["x", "x"]), edges)
     excluded = NodeFile(nodes, id="id", features=["x"], exclude=["x"])
     refused("'x' is named as a feature, and excluded", excluded, edges)
 
@@ -348,12 +350,12 @@ def test_missing_values_are_filled_with_any_number(values, fill, expected):
 def test_a_filling_that_would_change_other_values_is_refused():
     values = pa.array([2**53 + 1, None])
     nodes = NodeFile(pa.table({"id": ["a", "b"], "x": values}), id="id", missing=Missing(fill=0.5))
-    refused("0.5 cannot stand beside", nodes, EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
+    refused("0.5 cannot be mixed with", nodes, EdgeFile(pa.table({"src": ["a"], "dst": ["b"]})))
 
 
 def test_numbers_beyond_a_floats_integers_are_named_as_such():
     large = pa.table({"src": [9007199254740994.0], "dst": [1.0]})
-    refused("too large to stand for one integer as double", None, EdgeFile(large))
+    refused("too large to identify one integer as double", None, EdgeFile(large))
 
 
 def test_periods_of_pandas_are_no_numbers(caplog):
@@ -369,7 +371,7 @@ def test_periods_of_pandas_are_no_numbers(caplog):
 
 def test_folders_and_frames_are_named_in_errors(tmp_path):
     for folder in (tmp_path, Path(".")):
-        refused("is a folder; give one file", None, EdgeFile(folder))
+        refused("is a folder; pass one file", None, EdgeFile(folder))
     frame = pd.DataFrame({"src": [1], "dst": [2]})
     nodes = NodeFile(pd.DataFrame({"id": ["1", "2"], "x": [1, 2]}), id="id")
     refused("the edges of the DataFrame hold integers", nodes, EdgeFile(frame))

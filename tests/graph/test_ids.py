@@ -39,7 +39,7 @@ def test_an_integer_id_has_one_way_to_be_written(value):
 
 @pytest.mark.parametrize("text", ["1_0", "010", "+1", " 1", "1.0", "1e1", "-0x1", "٣", "-", ""])
 def test_other_ways_to_write_a_number_are_no_id(text):
-    with pytest.raises(ValueError, match="is no integer id"):
+    with pytest.raises(ValueError, match="is not an integer id"):
         integer_id(text)
 
 

@@ -125,7 +125,9 @@ def test_scales_of_other_columns_are_refused(tmp_path):
     features = graph.node().features
     short = NarrowMatrix(features.codes, features.scale[:1], features.offset)
     nodes = {"node": type(graph.node())(short, graph.node().ids)}
-    with pytest.raises(GraphError, match=r"the scale of int8 features is float32 \[1\]; float32 \[3\]"):
+    with pytest.raises(
+        GraphError, match=r"the scale of int8 features is float32 \[1\]; expected float32 \[3\]"
+    ):
         Graph(graph.schema, nodes, graph.edges).save(tmp_path / "g")
 
 

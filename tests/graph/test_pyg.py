@@ -131,7 +131,7 @@ def test_hetero_data():
 
 
 def test_what_is_no_data_is_refused():
-    with pytest.raises(GraphError, match="PyG Data or HeteroData is needed; got dict"):
+    with pytest.raises(GraphError, match="expected a PyG Data or HeteroData; got dict"):
         Graph.from_pyg({})
     with pytest.raises(GraphError, match="neither edge_index nor adj_t"):
         Graph.from_pyg(Data(x=torch.eye(2)))

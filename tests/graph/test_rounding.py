@@ -26,7 +26,7 @@ def test_codes_are_refused_by_column(dtype):
     table = np.stack([np.arange(ROWS), CODES], axis=1).astype(dtype)
     refused(
         rf"300 {np.dtype(dtype)} values of column 'merchant' are integers that float32 "
-        rf"does not hold.*the first is {CODES[0]}.* in row 0.*--round",
+        rf"cannot hold.*the first is {CODES[0]}.* in row 0.*--round",
         features=table,
         feature_names=["age", "merchant"],
     )
@@ -112,7 +112,7 @@ def test_an_integer_is_stored_as_it_is_or_refused(array):
     if all(int(np.float32(value)) == value for value in values):
         assert [int(value) for value in matrix(array, "x")[:, 0]] == values
     else:
-        with pytest.raises(GraphError, match="integers that float32 does not hold"):
+        with pytest.raises(GraphError, match="integers that float32 cannot hold"):
             matrix(array, "x")
 
 

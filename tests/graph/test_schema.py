@@ -30,11 +30,11 @@ def test_every_difference_is_named():
     )
     assert model.differences(graph) == [
         "node type 'node' has 3 features; the model was packaged for 2",
-        "node type 'shop' is absent; the graph has 'node'",
+        "node type 'shop' is missing; the graph has 'node'",
         "edge type 'node__to__node' has 1 edge attributes; the model was packaged for 2",
         "edge type 'node__to__node' has no edge times; the model was packaged with them",
         "edge type 'node__to__node' has no edge weights; the model was packaged with them",
-        "edge type 'node__buys__shop' is absent; the graph has 'node__to__node'",
+        "edge type 'node__buys__shop' is missing; the graph has 'node__to__node'",
     ]
 
 

@@ -92,7 +92,7 @@ def test_save_refuses_to_replace_anything_unasked(folder, tmp_path):
     other = tmp_path / "documents"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
-    with pytest.raises(GraphError, match="exists and is no graph"):
+    with pytest.raises(GraphError, match="exists and is not a graph"):
         drawn("a>b").save(other, overwrite=True)
     assert (other / "thesis.txt").exists()
 
@@ -160,7 +160,7 @@ def edit(folder, change):
 
 def test_open_refuses_a_manifest_whose_content_is_not_its_version(folder):
     edit(folder, lambda m: m["schema"]["node_types"]["node"].update(feature_dim=5))
-    with pytest.raises(GraphError, match=r"its version is .* but its contents say"):
+    with pytest.raises(GraphError, match=r"its version is .* but its contents hash to"):
         Graph.open(folder)
 
 
@@ -190,7 +190,7 @@ def test_open_refuses_absent_truncated_and_longer_files(folder):
     for name in names:
         copy = folder.with_name("copy")
         for damage, match in (
-            (lambda f: f.unlink(), "is absent"),
+            (lambda f: f.unlink(), "is missing"),
             (lambda f: os.truncate(f, f.stat().st_size - 1), "bytes, graph.json says"),
             (lambda f: os.truncate(f, 0), "has 0 bytes"),
             (lambda f: f.write_bytes(f.read_bytes() + b"\0"), "bytes, graph.json says"),
@@ -211,7 +211,7 @@ def test_open_refuses_a_file_whose_header_is_another(folder):
             content[:] = original
             content[at] ^= 0x55
             (folder / name).write_bytes(content)
-            with pytest.raises(GraphError, match="does not begin like"):
+            with pytest.raises(GraphError, match="does not have the header of"):
                 Graph.open(folder)
         (folder / name).write_bytes(original)
     Graph.open(folder)

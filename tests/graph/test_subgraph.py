@@ -80,7 +80,7 @@ def test_k_hop_follows_every_edge_type():
 def test_k_hop_is_bounded():
     graph = drawn("a>x b>x c>x")
     assert len(graph.k_hop([1], 1, max_nodes=4)["node"]) == 4
-    with pytest.raises(GraphError, match="more than 3 nodes; take fewer seeds or hops"):
+    with pytest.raises(GraphError, match="more than 3 nodes; use fewer seeds or hops"):
         graph.k_hop([1], 1, max_nodes=3)
 
 

@@ -133,7 +133,7 @@ def test_encodings(tmp_path):
     assert edges_of(read(tmp_path, "src,dst\nMü,a\n".encode("utf-16"), text=utf16)) == [("Mü", "a")]
     with pytest.raises(GraphError, match="--encoding utf-16"):
         read(tmp_path, "src,dst\nMü,a\n".encode("utf-16"))
-    with pytest.raises(GraphError, match="no encoding 'klingon'"):
+    with pytest.raises(GraphError, match="unknown encoding 'klingon'"):
         read(tmp_path, "src,dst\n1,2\n", text=TextFormat(encoding="klingon"))
 
 
@@ -147,7 +147,7 @@ def test_ids_are_one_kind_in_all_files(tmp_path):
     assert edges_of(read(tmp_path, "src,dst\n1,2\nx,2\n")) == [("1", "2"), ("x", "2")]
     assert edges_of(read(tmp_path, "src,dst\n7,007\n", nodes="id\n007\n7\n")) == [("7", "007")]
     assert edges_of(read(tmp_path, "src,dst\n1,2\n", nodes="id\n1\n2\nx\n")) == [("1", "2")]
-    with pytest.raises(GraphError, match=r"line 3, column 'src': '3e1' is no integer.*has integer ids"):
+    with pytest.raises(GraphError, match=r"line 3, column 'src': '3e1' is not an integer.*has integer ids"):
         read(tmp_path, "src,dst\n1,2\n3e1,2\n", nodes="id\n1\n2\n30\n")
     with pytest.raises(GraphError, match=r"no such id; .*line 2, column 'dst' has 'y'"):
         read(tmp_path, "src,dst\nx,y\n", nodes="id\nx\n1\n")
@@ -190,9 +190,12 @@ def test_features(tmp_path, cells):
 @pytest.mark.parametrize(
     ("cells", "match"),
     [
-        (["1", ""], "line 3, column 'f': a value is missing, as in 1 of 2 rows; .*--fill 0.*--exclude f"),
+        (
+            ["1", ""],
+            r"line 3, column 'f': a value is missing \(1 of 2 rows have none\); .*--fill 0.*--exclude f",
+        ),
         (["True", ""], "line 3, column 'f': a value is missing"),
-        (["", ""], "line 2, column 'f': a value is missing, as in 2 of 2"),
+        (["", ""], r"line 2, column 'f': a value is missing \(2 of 2"),
         (["1", "N/A"], "line 3, column 'f' must hold numbers; it holds 'N/A' .*--na 'N/A' --fill 0"),
         (["unknown", "?"], "line 2, column 'f' must hold numbers; it holds 'unknown'"),
         (["1", "inf"], "it holds 'inf'"),
@@ -200,7 +203,7 @@ def test_features(tmp_path, cells):
         (["1", "1_000"], "it holds '1_000' .*without separators"),
         (['"1,5"', '"2,5"'], "it holds '1,5' .*with a decimal point"),
         (["1", "99999999999999999999"], "line 3, column 'f': 9{20} does not fit into a 64-bit"),
-        (["1", "16777217"], "n.csv: 1 int64 values of column 'f' are integers that float32 does not hold"),
+        (["1", "16777217"], "n.csv: 1 int64 values of column 'f' are integers that float32 cannot hold"),
     ],
 )
 def test_features_refused_by_place(tmp_path, cells, match):
@@ -241,9 +244,9 @@ def test_times(tmp_path, cells, expected, unit):
 @pytest.mark.parametrize(
     ("cell", "match"),
     [
-        ("1.5", r"line 3, column 't': 1.5 is no integer"),
-        ("31/01/2024", "line 3, column 't': '31/01/2024' is neither an integer nor a date"),
-        ("2024-02-31", "line 3, column 't': '2024-02-31' is no date"),
+        ("1.5", r"line 3, column 't': 1.5 is not an integer"),
+        ("31/01/2024", "line 3, column 't': '31/01/2024' is neither an integer nor an ISO 8601 date"),
+        ("2024-02-31", "line 3, column 't': '2024-02-31' is not a date"),
         ("2024-01-01T00:00Z", "line 3, column 't': times with and without a zone are mixed"),
         ("", "line 3, column 't': '' is neither"),
         ("2024-01-01 ", "line 2, column 't': integers and dates are mixed"),
@@ -280,7 +283,7 @@ def test_arrow_integers(tmp_path):
         ]
     for bad, match in (
         (pa.array([2**63], pa.uint64()), "row 0, column 'src': 9223372036854775808 does not fit"),
-        (pa.array([b"\xff"]), "no UTF-8 text"),
+        (pa.array([b"\xff"]), "not UTF-8 text"),
         (pa.array([True]), "must hold integers or strings.*bool"),
         (pa.array([None, 1]), "row 0, column 'src': a value is missing"),
     ):
@@ -297,7 +300,7 @@ def test_decimals_are_kept_or_refused(tmp_path, caplog):
     cents = pa.decimal128(9, 2)
     assert graph(a=pa.array([1.5]).cast(cents)).edge().attr.tolist() == [[1.5]]
     assert graph(t=pa.array([15]).cast(pa.decimal128(21, 2))).edge().time.tolist() == [15]
-    with pytest.raises(GraphError, match=r"row 0, column 't': 1.50 is no integer"):
+    with pytest.raises(GraphError, match=r"row 0, column 't': 1.50 is not an integer"):
         graph(t=pa.array([1.5]).cast(cents))
 
 
@@ -366,7 +369,7 @@ def test_a_header_that_is_read_as_an_edge_is_refused(tmp_path):
     content = "from,to\n1,2\n2,3\n3,1\n"
     with pytest.raises(
         GraphError,
-        match=r"line 1, column '0': 'from' is the only one of 4 cells that is no integer.*--no-header",
+        match=r"line 1, column '0': 'from' is the only one of 4 cells that is not an integer.*--no-header",
     ):
         read(tmp_path, content, text=NO_HEADER)
     assert edges_of(read(tmp_path, content, src="from", dst="to")) == [(1, 2), (2, 3), (3, 1)]

@@ -17,16 +17,16 @@ def test_a_file_that_holds_both_directions_stays_as_it_is(caplog):
     both = [[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]]
     graph = Graph.from_edges(both, undirected=True, edge_weight=[1, 1, 2, 2, 3])
     assert graph.version == Graph.from_edges(both, edge_weight=[1, 1, 2, 2, 3]).version
-    assert "hold both directions already: no reverse was added" in caplog.text
+    assert "already contain both directions: no reverse was added" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("edges", "columns", "match"),
     [
-        ([[0, 1, 1], [1, 0, 2]], {}, r"2 of 3 edges have their reverse.*\(the first is edge 0\)"),
+        ([[0, 1, 1], [1, 0, 2]], {}, r"2 of 3 edges already have their reverse.*\(the first is edge 0\)"),
         ([[2, 0, 1], [2, 1, 0]], {"edge_time": [1, 2, 3]}, "with another time, weight or attribute"),
         ([[0, 1], [1, 0]], {"edge_attr": [[1.0], [2.0]]}, "with another time, weight or attribute"),
-        ([[0, 0, 1], [1, 1, 0]], {}, "but not as often"),
+        ([[0, 0, 1], [1, 1, 0]], {}, "but not the same number of times"),
     ],
 )
 def test_some_reverses_are_refused(edges, columns, match):

@@ -69,6 +69,7 @@ def test_a_file_is_read() -> None:
         ('[clients.a]\nscores = ["x"]', "client 'a'.*scores.*did you mean 'score'"),
         ('[clients.a]\nscore = "fraud"', "client 'a'.*score"),
         ('[clients.a]\nscore = [""]', "client 'a'.*score"),
+        ('[clients."token:ada"]', "client 'token:ada': names with 'token:' before them are of tokens"),
         ("[clients.a]\nrate_per_s = 0", "client 'a'.*rate_per_s"),
         ("[clients.a]\nrate_per_s = inf", "client 'a'.*rate_per_s"),
         ("[clients.a]\nrate_per_s = 1\nburst = 0", "client 'a'.*burst"),
@@ -223,9 +224,9 @@ def test_commands_make_list_and_revoke(tmp_path: Path, monkeypatch: pytest.Monke
     code, shown, _ = invoke("list")
     assert code == 0
     ids = [item.id for item in read_clients(file)["payments"].keys]
-    assert all(word in shown for word in ("payments", "fraud, risk-*", "500/s, 500 at once", "high", *ids))
+    assert all(word in shown for word in ("payments", "fraud, risk-*", "500/s, burst 500", "high", *ids))
     code, said, _ = invoke("revoke", "payments", ids[0])
-    assert (code, said) == (0, f"Key {ids[0]} of client payments is revoked.\n")
+    assert (code, said) == (0, f"Key {ids[0]} of client payments was revoked.\n")
     assert [item.id for item in read_clients(file)["payments"].keys] == ids[1:]
 
 

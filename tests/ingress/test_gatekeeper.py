@@ -102,7 +102,7 @@ def test_who_is_not_known_is_told_why(door: Door, authorization: Any, api_key: A
 def test_tokens_are_clients_by_their_subject(door: Door) -> None:
     token = door.token(scope="hopline:score:fraud")
     client = door.gate.identify(f"Bearer {token}", None)
-    assert client.name == "ada"
+    assert client.name == "token:ada"
     assert client.may("score", "fraud")
     assert not client.may("score", "churn")
     nobody = door.gate.identify(f"Bearer {door.token('eve')}", None)
@@ -140,6 +140,7 @@ def test_a_subject_of_the_file_is_that_client(door: Door) -> None:
 def test_a_subject_with_a_clients_name_is_not_that_client(door: Door) -> None:
     key = door.key("payments", Grant(("fraud",), rate_per_s=1, burst=1))
     other = door.gate.identify(f"Bearer {door.token('payments', hopline={'rate_per_s': 1})}", None)
+    assert other.name != door.gate.identify(None, key).name == "payments"  # in records and messages
     assert not other.may("score", "fraud")
     other.admit()
     door.gate.identify(None, key).admit()  # and it has its bucket for itself

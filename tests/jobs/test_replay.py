@@ -366,7 +366,7 @@ def test_the_command_says_by_its_exit_code_whether_all_is_identical(log, places,
     places_of = ("--graph", places / "graph", "--repository", places / "models")
     code, out, _ = run("replay", log, *places_of, "--require-identical")
     assert code == 0
-    assert "All 300 answers are the same, bit for bit" in out
+    assert "All 300 answers are identical, bit for bit" in out
     code, out, _ = run("replay", log, *places_of, "--require-identical", "--version", "2")
     assert code == 1
     assert "Most different" in out
@@ -417,7 +417,7 @@ def test_a_server_is_not_asked_what_it_writes_down(log, places, run):
         shutil.copytree(log, log.parent / "copy")
         code, out, _ = run("replay", log.parent / "copy", "--url", server.url, "--version", "1")
         assert code == 0
-        assert "All 300 answers are the same" in out
+        assert "All 300 answers are identical" in out
 
 
 def test_the_last_entries_are_shown(log, run):

@@ -187,7 +187,7 @@ async def test_a_lost_answer_is_told_and_the_link_comes_back(tmp_path: Path) -> 
         await until(pair.keeper._own.locked)
         for writer in pair.server._talks.values():  # as a kill would
             writer.transport.abort()
-        with pytest.raises(WriterUnavailable, match="made or not: send it again with the same event ids"):
+        with pytest.raises(WriterUnavailable, match="applied: send it again with the same event ids"):
             await call
         pair.keeper.gate.set()
         assert await pair.link.apply([batch(3, "a")]) == [Applied(2, 1, (0, 1))]
@@ -196,7 +196,7 @@ async def test_a_lost_answer_is_told_and_the_link_comes_back(tmp_path: Path) -> 
 async def test_an_answer_that_does_not_come_in_time_is_told(pair: Pair) -> None:
     pair.link._timeout_s = 0.05
     pair.keeper.gate.clear()
-    with pytest.raises(WriterUnavailable, match=r"within 0\.05 s.*made or not"):
+    with pytest.raises(WriterUnavailable, match=r"within 0\.05 s.*may or may not have been applied"):
         await pair.link.apply([batch(1)])
 
 
@@ -295,6 +295,6 @@ async def test_a_streams_own_writer_steps_aside_and_a_servers_does_not(tmp_path:
         await pair.link.step_aside()
         assert pair.server.relieved.is_set()
     async with talking(tmp_path / "servers") as pair:
-        with pytest.raises(errors.Conflict, match="does not step aside"):
+        with pytest.raises(errors.Conflict, match="stops only with that server"):
             await pair.link.step_aside()
         assert not pair.server.relieved.is_set()

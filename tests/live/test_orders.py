@@ -58,16 +58,14 @@ def test_a_number_in_the_settings_holds(tmp_path):
     )
 
 
-def test_a_model_that_looks_too_far_is_answered_without_tables_and_that_is_told(cases, caplog):
+def test_a_model_that_looks_too_far_is_answered_without_state_caches_and_that_is_logged(cases, caplog):
     live = Live(cases["sage"], 1, num_levels=2)
     with caplog.at_level(logging.WARNING):
         model = live.model()
-    assert (
-        "looks 3 hops far, and the live graph follows changes over 1; set live.levels to 4" in caplog.text
-    )
+    assert "reads 3 hops, and the live graph records changes over 1; set live.levels to 4" in caplog.text
     with live.view:
         assert np.isfinite(model.final_states({"node": np.arange(3)})["node"]).all()
     spec = msgspec.structs.replace(SPEC, num_layers=2)
     caplog.clear()
-    StateCachePlan(spec, live.view, 0)  # no tables are asked for
+    StateCachePlan(spec, live.view, 0)  # no state caches are requested
     assert not caplog.text

@@ -55,5 +55,5 @@ def test_a_snapshot_has_the_version_of_the_live_graph(keeper, tmp_path):
 
 
 def test_another_folder_is_refused(tmp_path):
-    with pytest.raises(GraphError, match=r"no folder of a live graph: it has no live\.json"):
+    with pytest.raises(GraphError, match=r"not a folder of a live graph: it has no live\.json"):
         open_snapshot(tmp_path)

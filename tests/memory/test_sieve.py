@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.engine import table
+from hopline.engine import state_cache
 from hopline.features import l1
 from hopline.kernels.jit import njit
 from hopline.memory import sieve
@@ -44,7 +44,9 @@ class States:
     """The state cache."""
 
     def __init__(self, size: int) -> None:
-        self.cache = table.Table(Arena(table.Table.num_bytes(N, DIM, size, 1)), N, DIM, size)
+        self.cache = state_cache.StateCache(
+            Arena(state_cache.StateCache.num_bytes(N, DIM, size, 1)), N, DIM, size
+        )
         self.out = np.empty((1, DIM), np.float32)
 
     def access(self, key: int) -> bool:
@@ -125,7 +127,7 @@ def test_another_policy_in_one_place_is_another_policy_in_every_cache(user, monk
     # Kernels are compiled once: this compiles them again, as a changed file would.
     monkeypatch.setattr(sieve, "_victim", njit(inline="always")(newest))
     monkeypatch.setattr(sieve, "place", njit(inline="always")(sieve.place.py_func))
-    for module in (table, l1):
+    for module in (state_cache, l1):
         monkeypatch.setattr(module, "_write", njit(module._write.py_func))
     cache = user(3)
     for key in (1, 2, 3, 4, 5):

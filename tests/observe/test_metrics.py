@@ -84,7 +84,7 @@ def test_a_name_has_one_meaning() -> None:
     metrics = Metrics()
     with pytest.raises(ValueError, match="already declared"):
         metrics.gauge("hopline_requests_total", "x")
-    with pytest.raises(ValueError, match="takes labels"):
+    with pytest.raises(ValueError, match="has labels"):
         metrics.queue_rows("a")
 
 

@@ -188,5 +188,5 @@ def test_sketches_of_other_bins_are_refused() -> None:
         one.add(other)
     with pytest.raises(ValueError, match="different bins"):
         compare(one, other)
-    with pytest.raises(ValueError, match="take as many counts"):
+    with pytest.raises(ValueError, match="need as many counts"):
         Sketch(DEGREE_BINS, [1, 2])

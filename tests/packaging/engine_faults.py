@@ -6,8 +6,8 @@ import numpy as np
 
 from hopline.engine import (
     answer,
-    chain,
     ego,
+    fused_path,
     inline,
     interner,
     level,
@@ -15,7 +15,7 @@ from hopline.engine import (
     outputs,
     plan,
     stage,
-    table,
+    state_cache,
 )
 from tests.packaging.faults import after, fault
 
@@ -94,24 +94,24 @@ def level_below_is_read_by_another_row_on_the_way_down(patch):
 @fault("engine", "sage")
 def chain_divides_no_mean(patch):
     def wrong(result, self, k, *_):
-        self._frames[k, chain.MEAN] = 0
+        self._frames[k, fused_path.MEAN] = 0
         return result
 
-    after(patch, chain.Chain, "_fill", wrong)
+    after(patch, fused_path.FusedPath, "_fill", wrong)
 
 
 @fault("engine", "few")
 def chain_samples_one_neighbour_less(patch):
     def wrong(result, self, k, *_):
-        self._frames[k, chain.FANOUT] -= 1
+        self._frames[k, fused_path.FANOUT] -= 1
         return result
 
-    after(patch, chain.Chain, "_fill", wrong)
+    after(patch, fused_path.FusedPath, "_fill", wrong)
 
 
 @fault("engine", "sage")
 def chain_answers_a_batch_in_reverse(patch):
-    after(patch, chain.Chain, "run", lambda rows, *_: rows[::-1])
+    after(patch, fused_path.FusedPath, "run", lambda rows, *_: rows[::-1])
 
 
 @fault("engine", "sage")
@@ -151,8 +151,10 @@ def requests_that_name_outputs_get_the_first_rows(patch):
 
 @fault("engine", "gcn")
 def cached_rows_are_those_of_another_node(patch):
-    right = table.Table.write
-    patch.setattr(table.Table, "write", lambda self, ids, rows: right(self, np.roll(ids, 1), rows))
+    right = state_cache.StateCache.write
+    patch.setattr(
+        state_cache.StateCache, "write", lambda self, ids, rows: right(self, np.roll(ids, 1), rows)
+    )
 
 
 @fault("engine", "sage")
@@ -160,7 +162,7 @@ def chain_answers_from_a_full_cache_in_reverse(patch):
     def wrong(rows, self, *_):
         return rows[::-1] if any(each.num_hits for _, each in self._tables) else rows
 
-    after(patch, chain.Chain, "run", wrong)
+    after(patch, fused_path.FusedPath, "run", wrong)
 
 
 @fault("engine", "gcn")
@@ -170,7 +172,7 @@ def cache_answers_what_was_asked_for_before(patch):
         out[held] = out[held[::-1]]
         return missing
 
-    after(patch, table.Table, "read", wrong)
+    after(patch, state_cache.StateCache, "read", wrong)
 
 
 # --- the engine, nodes that requests describe ---

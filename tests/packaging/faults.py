@@ -145,8 +145,8 @@ def added_self_loop_is_lost(patch):
     after(
         patch,
         gcn,
-        "StageInput",
-        lambda need, *_, **__: base.StageInput("reduce", need.edge_type, "source", "gcn_noself"),
+        "ConvInput",
+        lambda need, *_, **__: base.ConvInput("reduce", need.edge_type, "source", "gcn_noself"),
     )
 
 

@@ -60,7 +60,7 @@ def test_usual_signatures_are_split(model, tmp_path):
 
 def test_names_taken_by_their_order_are_noted(tmp_path):
     report = package(OtherNames(), homogeneous(), tmp_path)
-    assert "takes A as edge_index, by PyG's order" in report.notes[0]
+    assert "is called with A as edge_index, by PyG's order" in report.notes[0]
 
 
 def test_a_model_of_hetero_data_gets_it(tmp_path):
@@ -161,14 +161,14 @@ class Edges(Two):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (pyg.GAE(Encoder()), r"give model\.encoder"),
+        (pyg.GAE(Encoder()), r"pass model\.encoder"),
         (pyg.VGAE(Encoder()), r"returns model\.encode"),
         (NoForward(), "forward = NoForward.encode"),
         (Pairs(), "head="),
         (Several(), r"returns self\.model\(x, edge_index\)\[0\]"),
         (Edges(), "as a feature column"),
         (torch.jit.ScriptModule(), "TorchScript"),
-        (Encoder, "give an instance"),
+        (Encoder, "pass an instance"),
         (Encoder().state_dict(), "load_state_dict"),
         ({"state_dict": {}}, "checkpoint"),
         ("model.pt", "got str"),

@@ -353,10 +353,10 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path, kind):
 def test_places_that_are_no_file_are_named(tmp_path):
     with pytest.raises(PackagingError, match="no such file"):
         load_weights(Net(), tmp_path / "absent.pt")
-    with pytest.raises(PackagingError, match=r"a folder, where one file of weights is due$"):
+    with pytest.raises(PackagingError, match=r"a folder; expected one file of weights$"):
         load_weights(Net(), tmp_path)
     (tmp_path / "last.ckpt").touch()
-    with pytest.raises(PackagingError, match=r"a folder.*; in it are last\.ckpt"):
+    with pytest.raises(PackagingError, match=r"a folder.*; it contains last\.ckpt"):
         load_weights(Net(), tmp_path)
 
 

@@ -133,9 +133,9 @@ def test_values_are_json_or_python_or_text():
         (
             "classes.py:Net",
             {},
-            r"Net\(in_channels, hidden=8, .*\) needs in_channels; give --init in_channels=V",
+            r"Net\(in_channels, hidden=8, .*\) needs in_channels; pass --init in_channels=V",
         ),
-        ("classes.py:build", {}, r"build\(graph, hidden\) needs hidden; give --init hidden=VALUE"),
+        ("classes.py:build", {}, r"build\(graph, hidden\) needs hidden; pass --init hidden=VALUE"),
         ("classes.py:Net", {"hiden": 3}, r"--init hiden=…: Net\(in_channels, .* did you mean 'hidden'"),
         (
             "classes.py:Net",
@@ -146,8 +146,8 @@ def test_values_are_json_or_python_or_text():
         ("classes.py:Table", {}, "is Table, not a torch.nn.Module"),
         ("classes.py:Nett", {}, "has no 'Nett'; did you mean 'Net'"),
         ("parses.py:Net", {}, r'parses\.py: SystemExit.*if __name__ == "__main__"'),
-        ("classes.py", {}, r"name the class or function, too: .*classes\.py:NAME"),
-        ("weights.pt", {}, "a file of weights goes to --state-dict"),
+        ("classes.py", {}, r"also name the class or function: .*classes\.py:NAME"),
+        ("weights.pt", {}, "pass a file of weights as --state-dict"),
         ("broken.py:Net", {}, r"broken\.py: ModuleNotFoundError: No module named 'no_such'.*line 1 of"),
         ("typo.py:Net", {}, r"typo\.py: SyntaxError"),
         ("relative.py:Net", {}, r"relative import.*PACKAGE\.MODULE:NAME"),
@@ -180,10 +180,10 @@ def test_a_checkpoint_is_packaged_and_its_part_is_told(classes):
     assert "note: weights under 'state_dict/model'" in done.stderr
     done = run(*about, *init, *place, "--version", "2")
     assert done.exit_code == 0, done.output
-    assert "note: no --state-dict: the weights are those that" in done.stderr
+    assert "note: no --state-dict: the weights are those of" in done.stderr
     for option in (("--state-dict-key", "model"), ("--unsafe-pickle",)):
         done = run(*about, *init, *place, "--version", "3", *option)
-        assert f"{option[0]} goes with --state-dict" in str(done.exception)
+        assert f"{option[0]} needs --state-dict" in str(done.exception)
 
 
 def test_fanouts_are_one_list_or_one_for_each_edge_type():

@@ -205,7 +205,7 @@ def test_a_machine_without_a_compiler_is_told_before_any_work(tmp_path, monkeypa
 
 
 def test_split_only_and_compiled_contradict(tmp_path):
-    with pytest.raises(PackagingError, match="served whole, and runtime 'onnx' allows none"):
+    with pytest.raises(PackagingError, match="served whole, and runtime 'onnx' excludes them"):
         package(tmp_path, runtime="onnx", compile=True)
 
 

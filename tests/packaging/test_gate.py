@@ -105,9 +105,9 @@ class BySize(Two):
         (PerNode(), 2, "depend on how many nodes"),
         (Numbered(), 2, r"(one number of nodes only|depend on how many).*self\.emb\(x\[:, 0\]\.long\(\)\)"),
         (OfAllNodes(), 2, "one number of nodes only"),
-        (Reversed(), 2, "edges that leave the node.*add the reverse edges"),
-        (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "edges that leave the node"),
-        (Two(last=pyg.TAGConv(8, 3, K=2)), 2, "looks 3 hops far and 2 fanouts.*Give 3 fanouts"),
+        (Reversed(), 2, "outgoing edges.*add the reverse edges"),
+        (Two(pyg.SAGEConv(6, 8, flow="target_to_source")), 2, "outgoing edges"),
+        (Two(last=pyg.TAGConv(8, 3, K=2)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Two(pyg.GCNConv(6, 8, improved=True)), 2, "Give 3 fanouts|degrees of its neighbours"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
         (Two(last=pyg.SAGEConv(8, 3, aggr="lstm")), 2, "order in which edges are listed"),
@@ -368,7 +368,7 @@ def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
         def forward(self, x, edge_index):
             return self.conv(x.abs() / (1 + x.abs()), edge_index)[:, :1]
 
-    with pytest.raises(PackagingError, match="say output='logits' or output='probabilities'"):
+    with pytest.raises(PackagingError, match="set output='logits' or output='probabilities'"):
         package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1])
     report = package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1], output="probabilities")
     assert report.spec.parity["served"].keys() == {"probabilities", "label"}

@@ -26,7 +26,7 @@ from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.packaging.mlflow import import_from_mlflow
 from hopline.packaging.mlflow_registry import parse
 from hopline.runtimes.tabular import TabularModel
-from tests.packaging import tables
+from tests.packaging import tabular_models
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, of which there are many
 
@@ -75,8 +75,8 @@ def artifact(tmp_path_factory):
     from hopline.packaging import package_tabular
 
     root = tmp_path_factory.mktemp("packaged")
-    estimator = tables.pipeline(LogisticRegression(max_iter=500))
-    return package_tabular(estimator, tables.payments(200, 1), root, name="fraud", version="5").path
+    estimator = tabular_models.pipeline(LogisticRegression(max_iter=500))
+    return package_tabular(estimator, tabular_models.payments(200, 1), root, name="fraud", version="5").path
 
 
 def test_references():
@@ -169,9 +169,9 @@ def probabilities(path, frame):
 
 @pytest.mark.parametrize("kind", ["sklearn", "xgboost"])
 def test_an_estimator_with_an_input_example_is_packaged(store, tmp_path, kind):
-    frame = tables.payments(300, 2)
+    frame = tabular_models.payments(300, 2)
     if kind == "sklearn":
-        estimator = tables.pipeline(LogisticRegression(max_iter=500))
+        estimator = tabular_models.pipeline(LogisticRegression(max_iter=500))
         # pickled, as most registries have it
         number = store.logged(
             mlflow.sklearn,
@@ -182,7 +182,7 @@ def test_an_estimator_with_an_input_example_is_packaged(store, tmp_path, kind):
         )
     else:
         frame = frame[["amount", "age", "weekday"]].astype(float)
-        target = tables.is_fraud(tables.payments(300, 2))
+        target = tabular_models.is_fraud(tabular_models.payments(300, 2))
         estimator = xgboost.XGBClassifier(n_estimators=5, max_depth=3).fit(frame, target)
         number = store.logged(mlflow.xgboost, kind, estimator, input_example=frame.head(50))
     imported = import_from_mlflow(f"mlflow:/{kind}/{number}", tmp_path, tracking_uri=store.uri)
@@ -222,7 +222,7 @@ def test_a_folder_of_something_else_is_named(store, tmp_path):
     (tmp_path / "logged").mkdir()
     (tmp_path / "logged" / "weights.bin").write_bytes(b"x")
     version = store.registered("something", tmp_path / "logged")
-    with pytest.raises(PackagingError, match=r"neither an artifact .* there is: weights\.bin"):
+    with pytest.raises(PackagingError, match=r"neither an artifact .* it contains: weights\.bin"):
         import_from_mlflow(
             f"mlflow:/something/{version.version}", tmp_path / "models", tracking_uri=store.uri
         )
@@ -233,7 +233,7 @@ def test_a_folder_of_something_else_is_named(store, tmp_path):
     [
         ("mlflow:/absent/1", "MLflow: .*absent"),
         ("mlflow:/risk-of-nothing@champion", "MLflow: .*risk-of-nothing"),
-        ("mlflow:/risk/champion", "'champion' is no number. An alias is written mlflow:/risk@champion"),
+        ("mlflow:/risk/champion", "'champion' is not a number. Write an alias as mlflow:/risk@champion"),
     ],
 )
 def test_what_mlflow_does_not_have_is_told(store, tmp_path, reference, told):

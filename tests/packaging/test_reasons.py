@@ -54,7 +54,7 @@ def until_small(h):
 )
 def test_a_decision_over_all_nodes_is_named_by_its_line(middle, line, tmp_path):
     with pytest.raises(
-        NotServable, match=rf"(?s)of all nodes or edges at once \(test_reasons\.py:.*{line}"
+        NotServable, match=rf"(?s)of all nodes or edges together \(test_reasons\.py:.*{line}"
     ):
         package(Two(middle), tmp_path)
 
@@ -117,8 +117,8 @@ def counted(h):
         (lambda h: h * np.random.rand(), "they depend on np.random"),
         (lambda h: h * (np.random.rand() < 0.5), "they depend on np.random"),
         (lambda h: h * random.random(), "they depend on Python's random"),
-        (lambda h: h * (time.perf_counter_ns() % 1000), "of its own or the time"),
-        (counted, "keeps from call to call"),
+        (lambda h: h * (time.perf_counter_ns() % 1000), "its own generator, or the time"),
+        (counted, "keeps between calls"),
         (OwnDropout(), r"it draws \(dropout at test_reasons\.py"),
         (Always(), "it draws .*dropout"),
     ],
@@ -152,7 +152,7 @@ class OfData(Two):
 )
 def test_questions_to_the_whole_graph_are_named(method, tmp_path):
     graph = homogeneous()
-    with pytest.raises(NotServable, match=r"of all nodes or edges at once \(test_reasons\.py"):
+    with pytest.raises(NotServable, match=r"of all nodes or edges together \(test_reasons\.py"):
         package(OfData(lambda data: data.x if getattr(data, method)() else data.x * 2), tmp_path, graph)
 
 
@@ -235,4 +235,4 @@ def test_what_unusual_names_were_taken_for_is_noted(tmp_path):
             return super().forward(feats, adj)
 
     report = package(Named(), tmp_path, homogeneous(attr_dim=2), arguments={"edge_attr": None})
-    assert any("takes feats as features, adj as edge_index" in note for note in report.notes)
+    assert any("is called with feats as features, adj as edge_index" in note for note in report.notes)

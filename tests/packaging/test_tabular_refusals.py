@@ -40,7 +40,7 @@ def renamed(**names: str) -> pd.DataFrame:
     ("estimator", "sample", "text"),
     [
         (LogisticRegression(), NUMBERS, "LogisticRegression is not fitted"),
-        (StandardScaler(), NUMBERS, "StandardScaler predicts nothing"),
+        (StandardScaler(), NUMBERS, "StandardScaler has no predictions"),
         (fitted(LinearSVC()), NUMBERS, "CalibratedClassifierCV"),
         (fitted(LogisticRegression()), NUMBERS[["age"]], "the sample has no column 'amount'"),
         (fitted(LogisticRegression()), NUMBERS[:0], "no rows"),
@@ -57,7 +57,7 @@ def renamed(**names: str) -> pd.DataFrame:
             NUMBERS,
             "holds no Python code",
         ),
-        (fitted(LogisticRegression()), NUMBERS.mask(NUMBERS.age > 80), "does not answer its own sample"),
+        (fitted(LogisticRegression()), NUMBERS.mask(NUMBERS.age > 80), "fails on the sample"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Liblinear failed to converge", "ignore:lbfgs failed")
@@ -164,7 +164,7 @@ def test_columns_say_what_they_may_hold(tmp_path):
     [
         ([Column("colour", "string")], "has no column 'colour'"),
         ([Column("amount", "float", nullable=True)], "refuses NaN"),
-        ([Column("category", "float")], "said to be float"),
+        ([Column("category", "float")], "declared as float"),
         ([Column("category", "string", default="toys")], "not one of its values"),
     ],
 )
@@ -231,10 +231,10 @@ def test_the_command_packages_an_estimator(files, reference, sample):
     [
         (["--sklearn", "x.joblib"], "needs --sample"),
         (["--sklearn", "x.joblib", "--sample", "s.csv", "--graph", "g"], "--graph is for graph models"),
-        (["--sample", "s.csv"], "goes with --sklearn"),
+        (["--sample", "s.csv"], "needs --sklearn"),
         (["--model", "m.py:M"], "--graph, --fanouts, --task missing"),
         (["--sklearn", "x.joblib", "--sample", "s.csv"], "x.joblib: no such file"),
-        (["--sklearn", "x", "--sample", "s.csv"], "neither FILE.py:NAME"),
+        (["--sklearn", "x", "--sample", "s.csv"], "is not FILE.py:NAME"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(arguments, text):

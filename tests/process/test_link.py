@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from hopline.errors import ConfigError
-from hopline.process.link import Link
+from hopline.process.link import Handshake, Link, LinkLog
 from hopline.process.listeners import listen_at
 from hopline.process.wire import Refusal, Wire, WireError
 
@@ -63,15 +63,10 @@ class Ends:
         self.link = Link(
             path,
             WIRE,
-            FROM_SERVER,
-            Hello(WIRE.protocol),
-            Welcome,
+            Handshake(Hello(WIRE.protocol), Welcome, FROM_SERVER, timeout_s=5.0),
             self.user,
-            log=logging.getLogger("test.link"),
-            peer="the server",
-            consequence="this end goes on alone",
+            LinkLog(logging.getLogger("test.link"), "the server", "this end goes on alone"),
             first_pause_s=0.01,
-            handshake_s=5.0,
         )
 
     async def listen(self):
@@ -139,7 +134,7 @@ async def test_an_absent_server_is_told_once_and_found_when_it_comes(ends, caplo
     ends.link.start()
     for _ in range(4):
         await asyncio.wait_for(tried.acquire(), 20)
-    assert caplog.text.count("is not there") == 1
+    assert caplog.text.count("is unreachable") == 1
     await ends.listen()
     (await ends.talks.get()).close()
     await ends.user.until("connected", "lost")

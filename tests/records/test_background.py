@@ -4,16 +4,16 @@ import asyncio
 import threading
 
 from hopline.observe.metrics import Counter
-from hopline.records.background import Aside
+from hopline.records.background import BackgroundQueue
 
 
 async def test_what_was_put_is_worked_on_in_order_before_the_end():
     seen, dropped = [], Counter()
-    aside = Aside("test", seen.extend, 100, dropped)
-    aside.start()
+    queue = BackgroundQueue("test", seen.extend, 100, dropped)
+    queue.start()
     for number in range(50):
-        aside.put(number)
-    await aside.close()
+        queue.put(number)
+    await queue.close()
     assert seen == list(range(50))
     assert dropped.value == 0
 
@@ -28,18 +28,18 @@ async def test_what_there_is_no_room_for_is_counted_and_room_comes_back():
             assert gate.wait(5)
             seen.append(item)
 
-    aside = Aside("test", work, 10, dropped)
-    aside.start()
-    aside.put("a", 8)
+    queue = BackgroundQueue("test", work, 10, dropped)
+    queue.start()
+    queue.put("a", 8)
     assert began.wait(5)
-    aside.put("b", 3)  # what is being worked on still counts
-    aside.put("c", 2)
+    queue.put("b", 3)  # what is being worked on still counts
+    queue.put("c", 2)
     assert dropped.value == 3
     gate.set()
-    while aside._num_taken < 10:  # noqa: ASYNC110 - a thread tells
+    while queue._num_taken < 10:  # noqa: ASYNC110 - a thread tells
         await asyncio.sleep(0.01)
-    aside.put("d", 10)
-    await aside.close()
+    queue.put("d", 10)
+    await queue.close()
     assert seen == ["a", "c", "d"]
     assert dropped.value == 3
 
@@ -53,12 +53,12 @@ async def test_a_piece_of_work_that_fails_does_not_end_the_thread(caplog):
                 raise ValueError("bad luck")
             seen.append(item)
 
-    aside = Aside("test", work, 100, Counter())
-    aside.start()
-    aside.put(13)
+    queue = BackgroundQueue("test", work, 100, Counter())
+    queue.start()
+    queue.put(13)
     while not caplog.records:  # noqa: ASYNC110 - a thread tells
         await asyncio.sleep(0.01)
-    aside.put(14)
-    await aside.close()
+    queue.put(14)
+    await queue.close()
     assert seen == [14]
     assert "records are lost" in caplog.text

@@ -258,5 +258,5 @@ def test_a_torn_parquet_file_is_counted(tmp_path):
 def test_what_is_no_log_is_told(tmp_path):
     with pytest.raises(BadRequest, match="no such file"):
         LogReader(tmp_path / "nothing")
-    with pytest.raises(BadRequest, match="holds no prediction log"):
+    with pytest.raises(BadRequest, match="is not a prediction log"):
         LogReader(tmp_path)

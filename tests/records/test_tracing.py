@@ -218,5 +218,5 @@ def test_a_request_that_is_not_traced_costs_next_to_nothing():
         began = time.perf_counter()
         recorder.record(batch)
         times.append((time.perf_counter() - began) / 64)
-    recorder._aside._stop.set()
+    recorder._background._stop.set()
     assert min(times) < 1e-6

@@ -18,6 +18,7 @@ from hopline.errors import ArtifactCorrupted, RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.load import Load
+from hopline.rollout.store.redis import RedisStore
 from hopline.scheduling.work import Work
 from hopline.testing.served import hand_in
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
@@ -30,12 +31,14 @@ class Host:
     """What workers share: a folder, a repository, and what each of them holds.
 
     Attributes:
+        state: where they keep their state: a folder, or the URL of a Redis.
         versions: in the repository. broken: version -> workers that cannot load it.
         held: (worker, unit) -> how often it is held.
     """
 
-    def __init__(self, folder: Path, versions: list[str]) -> None:
+    def __init__(self, folder: Path, versions: list[str], state: str = "") -> None:
         self.folder = folder
+        self.state = state or folder / "state"
         self.versions = versions
         self.broken: dict[str, set[int]] = {}
         self.held: Counter[tuple[int, str]] = Counter()
@@ -126,7 +129,7 @@ class Worker:
         self.index = index
         self._host = host
         config = load_config(
-            overrides={"models.repository": host.folder, "models.state": host.folder / "state"}
+            overrides={"models.repository": host.folder, "models.state": host.state}
         ).replace(worker__count=count, worker__index=index, worker__metrics_dir=str(host.folder))
         self.lifecycle = Lifecycle(config, Metrics(), StubLoader(host, index), [])  # type: ignore[arg-type]
 
@@ -144,7 +147,7 @@ class Worker:
         def dead(*_: Any, **__: Any) -> Any:
             raise RuntimeFailure("this process is dead")
 
-        state._file.update = state._acks.say = dead  # type: ignore[method-assign]
+        state.store.update = state.store.acknowledge = dead  # type: ignore[method-assign]
         tasks = self._host.tasks_of(self)
         for _ in range(3):  # what one of them awaits in its end is cut off as well
             for task in tasks:
@@ -153,8 +156,11 @@ class Worker:
             tasks = self._host.tasks_of(self)
         await asyncio.gather(*tasks, return_exceptions=True)
         state._thread.shutdown()
-        self.lifecycle._referee.close()  # a dead process has no locks
-        (self._host.folder / f"lifecycle-{self.index}.ack").unlink(missing_ok=True)
+        self.lifecycle._rollouts.close()
+        if isinstance(state.store, RedisStore):  # which must find out that it is dead
+            await asyncio.to_thread(silence, state.store)
+        else:
+            state.store.close()  # a dead process has no locks
         for key in list(self._host.held):
             if key[0] == self.index:
                 del self._host.held[key]
@@ -182,10 +188,26 @@ class Worker:
     def has_read_newest(self) -> bool:
         """Whether the state file has not changed since this worker read it."""
         state = self.lifecycle._state
-        return state._followed == state._file.identity()
+        return state._followed == state.store.read()[1]
 
     def ready(self) -> frozenset[str]:
         return frozenset(self.lifecycle.fleet.units.get(MODEL, {}))
+
+
+def silence(store: RedisStore) -> None:
+    """Have a member say nothing any more, as one that was killed."""
+    store._closing = True
+    store._thread.join()
+
+
+def quick_redis(patch: Any) -> None:
+    """As `quick`, of a store in a Redis."""
+    patch("hopline.rollout.store.redis._BEAT_S", 0.01)
+    patch("hopline.rollout.store.redis._LIFETIME_S", 0.4)
+    patch("hopline.rollout.store.redis._RESTORE_S", 0.03)
+    patch("hopline.rollout.store.redis_counts._JUDGE_READ_S", 0.0)
+    patch("hopline.rollout.store.redis_counts._READ_S", 0.0)
+    patch("hopline.rollout.shared_state._SWEEP_S", 0.02)
 
 
 def quick(patch: Any) -> None:

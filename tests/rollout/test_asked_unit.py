@@ -59,7 +59,7 @@ def test_a_path_through_a_loop_of_links_is_refused(tmp_path):
         (["node="], "is not of the form"),
         (["node=" + "x" * 300], "at most 200 printable characters"),
         (["node=\n"], "printable"),
-        (["node=a", "node=b"], "comes twice"),
+        (["node=a", "node=b"], "is repeated"),
         ([f"t{i}=x" for i in range(MAX_GROUPS + 1)], f"at most {MAX_GROUPS}"),
     ],
 )

@@ -371,7 +371,7 @@ async def test_a_closed_version_refuses_look_ups(places, tmp_path):
 
 
 class Disk:
-    """Makes rows of a service's table cold until `bring` is let through."""
+    """Makes rows of a service's table cold until `read_ahead` may continue."""
 
     def __init__(self, service, monkeypatch):
         self.residency = service._resolve("sage", None).look_up._tables["node"].residency
@@ -380,9 +380,9 @@ class Disk:
         self.num_read = 0
         for name in ("near_row", "near_rows"):
             monkeypatch.setattr(self.residency, name, lambda *_: not self.is_cold)
-        monkeypatch.setattr(self.residency, "bring", self.bring)
+        monkeypatch.setattr(self.residency, "read_ahead", self.fetch)
 
-    def fetch(self, sections, ids):
+    def read_ahead(self, sections, ids):
         assert threading.current_thread() is not threading.main_thread()
         assert self.may_read.wait(10)
         self.num_read += 1
@@ -416,7 +416,7 @@ async def test_cold_rows_beside_new_nodes_are_read_on_a_thread_too(places, tmp_p
 async def test_rows_that_are_cold_again_are_read_in_place(places, tmp_path, monkeypatch):
     async with Running(config(places, table(places, tmp_path))) as service:
         disk = Disk(service, monkeypatch)
-        monkeypatch.setattr(disk.residency, "bring", lambda *_: None)
+        monkeypatch.setattr(disk.residency, "read_ahead", lambda *_: None)
         assert (await service.score(REQUESTS[0])).version == "1"
 
 
@@ -484,6 +484,6 @@ async def test_a_whole_table_is_pinned_where_there_is_room(places, tmp_path):
 
 
 async def test_what_to_pin_must_be_said_where_not_all_can_be(places, tmp_path):
-    with pytest.raises(ConfigError, match=r"precomputed.pin_bytes: 5000 bytes do not hold"):
+    with pytest.raises(ConfigError, match=r"precomputed.pin_bytes = 5000 is less than"):
         async with Running(config(places, table(places, tmp_path), **{"precomputed.pin_bytes": 5000})):
             pass

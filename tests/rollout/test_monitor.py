@@ -15,6 +15,7 @@ from hopline.rollout.monitor import RolloutMonitor
 from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import RolloutRequest, begin, forward
 from hopline.rollout.served import Ran
+from hopline.rollout.store.folder import FolderStore
 from hopline.types import ScoreRequest, ScoreResult
 
 
@@ -35,8 +36,7 @@ def even(count, power=1.0):
 
 
 async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
-    mine, theirs = RolloutMonitor(rollout, tmp_path), RolloutMonitor(rollout, tmp_path)
-    theirs._worker = mine._worker + 1
+    mine, theirs = (RolloutMonitor(rollout, FolderStore(tmp_path, pid=pid)) for pid in (7, 8))
     mine.tallies["2"] = scored(even(30))
     theirs.tallies["2"] = scored(even(12))
     await mine.publish()
@@ -54,7 +54,7 @@ async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
 async def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, interval_s, tmp_path):
     clock = SimpleNamespace(now=5.0)
     rollout = begin(RolloutRequest("m", "2", kind), "1", "2", 0.0)
-    watch = RolloutMonitor(rollout, tmp_path, clock=lambda: clock.now)
+    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: clock.now)
     for _ in range(3):
         assert not watch.is_due
         clock.now += 0.9 * interval_s
@@ -65,7 +65,7 @@ async def test_a_step_is_judged_in_intervals_and_not_by_its_first_moment(kind, i
 
 
 def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout, tmp_path):
-    watch = RolloutMonitor(forward(rollout, "preflighted", 0.0), tmp_path)
+    watch = RolloutMonitor(forward(rollout, "preflighted", 0.0), FolderStore(tmp_path))
 
     def batch(version, outcomes, *, model="m", stages=(), is_copy=False):
         asked = [ScoreRequest(model, is_copy=is_copy)] * len(outcomes)
@@ -93,49 +93,54 @@ def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout
 
 async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
-    referee = RolloutJudge(Metrics(), [], tmp_path)
+    judge = RolloutJudge(Metrics(), [], FolderStore(tmp_path))
     served = SimpleNamespace(name="m", version="1", graph_version="")
-    referee.between(rollout, served, served)
-    judging = asyncio.ensure_future(anext(referee.judge(lambda: 0.0), None))
+    judge.between(rollout, served, served)
+    judging = asyncio.ensure_future(anext(judge.judge(lambda: 0.0), None))
     await asyncio.sleep(0)
-    referee.leave("m")  # while they are written
+    judge.leave("m")  # while they are written
     assert await judging is None
-    assert not list(tmp_path.glob("*.json"))
+    assert not list(tmp_path.glob("*.outcomes"))
 
 
 async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
-    referee = RolloutJudge(Metrics(), [], tmp_path)
+    judge = RolloutJudge(Metrics(), [], FolderStore(tmp_path))
     served = SimpleNamespace(name="m", version="1", graph_version="")
     rollout = forward(rollout, "preflighted", 0.0)
-    referee.between(rollout, served, served)
-    (watch,) = referee._watches.values()
+    judge.between(rollout, served, served)
+    (watch,) = judge._watches.values()
 
     def answer(version, seconds, count):
         for _ in range(count):
             watch.tallies[version].count(object(), seconds)
 
     async def look():
-        moved = await anext(referee.judge(lambda: 0.0), None)
-        return referee.seen(rollout)["verdict"], None if moved is None else moved[1].status
+        moved = await anext(judge.judge(lambda: 0.0), None)
+        return judge.seen(rollout)["verdict"], None if moved is None else moved[1].status
 
     answer("1", 0.001, 200)
     answer("2", 0.2, 50)
-    assert referee.seen(rollout)["verdict"] == "slow"
+    assert judge.seen(rollout)["verdict"] == "slow"
     assert await look() == ("wait", "running")
-    assert RolloutMonitor(rollout, tmp_path).doubted() == watch.doubted() != watch.tallies["1"].latency
+    assert (
+        RolloutMonitor(rollout, FolderStore(tmp_path)).doubted()
+        == watch.doubted()
+        != watch.tallies["1"].latency
+    )
     answer("2", 0.001, 60)
     assert await look() == ("wait", None)
     answer("2", 0.2, 50)
     assert await look() == ("bad", "rolled_back")
-    watch.forget()
-    assert RolloutMonitor(rollout, tmp_path).doubted() is None
-    referee.close()
+    judge.forget(rollout)
+    assert RolloutMonitor(rollout, FolderStore(tmp_path)).doubted() is None
+    judge.close()
+    judge._store.close()
 
 
 def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):
     clock = SimpleNamespace(now=100.0)
-    watch = RolloutMonitor(rollout, tmp_path, clock=lambda: clock.now)
+    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: clock.now)
     same, moved = scored(even(400)), scored(even(400, power=3.0))
     first = watch.shift(same)
     assert first == same.shift()
@@ -148,7 +153,7 @@ def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollou
 
 
 def test_a_shift_that_was_found_is_the_verdict_until_the_next_look(rollout, tmp_path):
-    watch = RolloutMonitor(rollout, tmp_path, clock=lambda: 1.0)
+    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: 1.0)
     moved = scored(even(1000, power=3.0))
     for candidate in (moved, scored(even(1000))):
         word, why = verdict(Gates(max_disagreement=1.0), OutcomeCounts(), candidate, shift=watch.shift)

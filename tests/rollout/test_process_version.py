@@ -187,7 +187,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(tmp_
         broken.touch()
         os.kill(pid, signal.SIGKILL)
         await until(lambda: "could not be started again" in rig.version.info(("1",)).reason)
-        with pytest.raises(ModelNotReady, match="told not to open"):
+        with pytest.raises(ModelNotReady, match="fail_if exists"):
             rig.submit(1)
         broken.unlink()
         await rig.revived(pid)
@@ -197,7 +197,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(tmp_
 async def test_a_model_that_cannot_be_opened_says_why_and_takes_nothing(tmp_path):
     (tmp_path / "there").touch()
     rig = Rig(fail_if=str(tmp_path / "there"))
-    with pytest.raises(ArtifactError, match="told not to open"):
+    with pytest.raises(ArtifactError, match="fail_if exists"):
         await rig.version.begin()
     rig = Rig(exit_if=str(tmp_path / "there"))
     with pytest.raises(ModelNotReady, match="exit code 7"):

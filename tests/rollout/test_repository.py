@@ -306,7 +306,7 @@ def test_a_server_restarts_from_its_copies_while_the_address_is_away(remote, mon
     assert repository.versions("risk") == ["1", "2"]
     assert {name: repository.fetch("risk", name) for name in ("1", "2")} == copies
     assert repository.model_file("risk", "serving.toml").read_bytes() == b"settings"
-    assert "going on with what was copied before" in caplog.text
+    assert "using the copies made before" in caplog.text
 
 
 def test_without_copies_it_says_that_the_address_is_away(remote, monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -215,11 +216,15 @@ async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(
         await worker.run(worker.lifecycle.start)
     host.versions, host.broken = ["1", "3", "5"], {"5": {1}}
     # The first worker looks at what the second one says only after the other change was made.
-    monkeypatch.setattr("hopline.rollout.acknowledge._LOOK_S", 0.2)
+    may_look, store = threading.Event(), first.lifecycle._state.store
+    read = store.acknowledgements
+    monkeypatch.setattr(store, "acknowledgements", lambda: read() if may_look.wait(PATIENCE_S) else {})
     beginning = asyncio.ensure_future(first.run(lambda: first.lifecycle.load(MODEL, "5")))
     await rig.until(lambda: (MODEL, "5") in second.lifecycle.fleet.failed)
     host.turns = 20_000  # trying again takes long
     loading = asyncio.ensure_future(second.run(lambda: second.lifecycle.load(MODEL, "3", serve=False)))
+    await rig.until(lambda: "3" in second.lifecycle.fleet.model(MODEL).wanted)
+    may_look.set()
     try:
         with pytest.raises(HoplineError, match=r"by every worker: .*5 is broken here"):
             await beginning

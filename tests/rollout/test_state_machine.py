@@ -8,7 +8,9 @@ unloaded; a model that served goes on serving unless it is unloaded; nothing is 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hopline.errors import HoplineError
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
+from tests.features.redis_servers import RedisProcess, redis_process
 from tests.rollout import state_model as model
 from tests.rollout.state_model import Believed
-from tests.rollout.stub_workers import MODEL, Host, Worker, quick
+from tests.rollout.stub_workers import MODEL, Host, Worker, quick, quick_redis
 
 COUNT = 2
 FIRST = ["1", "2"]
@@ -71,13 +74,17 @@ class Machine(RuleBasedStateMachine):
         self._patches = pytest.MonkeyPatch()
         quick(self._patches.setattr)
         self._folder = tempfile.TemporaryDirectory()
-        self.host = Host(Path(self._folder.name), list(FIRST))
+        self.host = Host(Path(self._folder.name), list(FIRST), self.state())
         self.host.broken = BROKEN
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(self.host.make_task)
         self.workers: list[Worker] = []
         #: by the documentation, the newest version serves and all are loaded
         self.now = Believed(frozenset(FIRST), "2")
+
+    def state(self) -> str:
+        """Where the workers keep their state; "" for a folder."""
+        return ""
 
     @initialize(turns=st.integers(0, 6))
     def start(self, turns: int) -> None:
@@ -269,3 +276,28 @@ Machine.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestMachine = Machine.TestCase
+
+
+class RedisMachine(Machine):
+    """Each worker is one on a host of its own, and all share a Redis."""
+
+    server: RedisProcess
+    fleets = itertools.count()
+
+    def state(self) -> str:
+        quick_redis(self._patches.setattr)
+        return f"{self.server.url}/0?prefix=fleet-{next(self.fleets)}:"
+
+
+RedisMachine.TestCase.settings = settings(Machine.TestCase.settings, max_examples=8)
+
+
+@pytest.mark.usefixtures("redis_of_machine")
+class TestRedisMachine(RedisMachine.TestCase):  # type: ignore[name-defined,misc]
+    pass
+
+
+@pytest.fixture(scope="module")
+def redis_of_machine() -> Iterator[None]:
+    with redis_process() as RedisMachine.server:
+        yield

@@ -85,7 +85,7 @@ async def test_rows_come_from_the_nearest_tier_that_has_them(places, own_redis):
     first = await started(places, **{"features.cache": own_redis.url})
     expected = await answers(first)
     assert rows(first, "origin") == N
-    await first.sources.near["node"].client.join()  # the copies to L2
+    await first.sources.l1_rows["node"].client.join()  # the copies to L2
     await stop(first)
 
     second = await started(places, **{"features.cache": own_redis.url})

@@ -1,4 +1,4 @@
-"""The ladder of sizes and its padding, on the processor; recordings where there is a GPU."""
+"""The program of sizes and its padding, on the processor; recordings where there is a GPU."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 from hopline.runtimes.cuda_graphs import (
-    LADDER,
-    LadderProgram,
+    SIZES,
+    RecordedProgram,
     made_up,
     on_gpu,
     padded,
-    rung_for,
+    size_for,
     tells_padding,
 )
 
@@ -54,46 +54,46 @@ def replayed(program, inputs):
 @settings(max_examples=60, deadline=None)
 def test_the_rung_is_the_lowest_that_holds_the_graph_and_a_node_more(num_nodes, num_edges):
     tensors = [torch.empty(num_nodes, 6), torch.empty(2, num_edges), torch.empty(num_edges)]
-    fitting = [rung for rung in LADDER if num_nodes < rung and num_edges <= 2 * rung]
-    assert rung_for(SLOTS, tensors) == (fitting[0] if fitting else None)
+    fitting = [size for size in SIZES if num_nodes < size and num_edges <= 2 * size]
+    assert size_for(SLOTS, tensors) == (fitting[0] if fitting else None)
 
 
 @given(st.integers(1, 40), st.integers(0, 60))
 @settings(max_examples=30, deadline=None)
 def test_padding_keeps_the_graph_and_connects_only_what_nobody_asks_for(num_nodes, num_edges):
     tensors = made_up(SLOTS, WIDTHS, num_nodes, num_edges)
-    rung = rung_for(SLOTS, tensors)
-    x, edge_index, weight = padded(SLOTS, tensors, rung)
-    assert (x.shape, edge_index.shape, weight.shape) == ((rung, 6), (2, 2 * rung), (2 * rung,))
+    size = size_for(SLOTS, tensors)
+    x, edge_index, weight = padded(SLOTS, tensors, size)
+    assert (x.shape, edge_index.shape, weight.shape) == ((size, 6), (2, 2 * size), (2 * size,))
     assert torch.equal(x[:num_nodes], tensors[0])
     assert torch.equal(edge_index[:, :num_edges], tensors[1])
     assert not x[num_nodes:].any()
-    assert (edge_index[:, num_edges:] == rung - 1).all()
-    assert rung - 1 >= num_nodes
+    assert (edge_index[:, num_edges:] == size - 1).all()
+    assert size - 1 >= num_nodes
 
 
 def test_small_graphs_run_from_recordings_and_answer_the_same():
     model = Nodes().eval()
     with torch.no_grad():
-        ladder = LadderProgram(model, SLOTS, WIDTHS, replayed)
-        assert ladder.recorded == LADDER
+        program = RecordedProgram(model, SLOTS, WIDTHS, replayed)
+        assert program.recorded == SIZES
         # a smaller graph after a larger one finds nothing of it
         for num_nodes, num_edges in ((60, 110), (3, 2), (1, 0), (300, 700), (4000, 9000)):
             tensors = made_up(SLOTS, WIDTHS, num_nodes, num_edges)
             seed = torch.tensor([num_nodes // 2])
-            np.testing.assert_allclose(ladder(seed, *tensors), model(seed, *tensors), atol=1e-5)
+            np.testing.assert_allclose(program(seed, *tensors), model(seed, *tensors), atol=1e-5)
 
 
 def test_a_model_that_pools_its_graph_is_not_padded(caplog):
     with torch.no_grad():
         assert tells_padding(Pooled(), SLOTS, WIDTHS)
         assert not tells_padding(Nodes(), SLOTS, WIDTHS)
-        ladder = LadderProgram(Pooled(), SLOTS, WIDTHS, replayed)
-        assert ladder.recorded == ()
+        program = RecordedProgram(Pooled(), SLOTS, WIDTHS, replayed)
+        assert program.recorded == ()
         assert "depend on padding" in caplog.text
         tensors = made_up(SLOTS, WIDTHS, 9, 12)
         torch.testing.assert_close(
-            ladder(torch.tensor([0]), *tensors), Pooled()(torch.tensor([0]), *tensors)
+            program(torch.tensor([0]), *tensors), Pooled()(torch.tensor([0]), *tensors)
         )
 
 
@@ -102,10 +102,10 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with torch.no_grad():
-        ladder = LadderProgram(Nodes(), SLOTS, WIDTHS, refuses)
+        program = RecordedProgram(Nodes(), SLOTS, WIDTHS, refuses)
         tensors = made_up(SLOTS, WIDTHS, 9, 12)
-        assert ladder(torch.tensor([0]), *tensors).shape == (1, 3)
-    assert ladder.recorded == ()
+        assert program(torch.tensor([0]), *tensors).shape == (1, 3)
+    assert program.recorded == ()
     assert "not permitted" in caplog.text
 
 
@@ -116,7 +116,7 @@ def test_recordings_on_a_gpu_answer_what_the_processor_answers():
     dims = ({0: torch.export.Dim.STATIC}, {0: torch.export.Dim.DYNAMIC}, {1: torch.export.Dim.DYNAMIC})
     shapes = (dims[0], dims[1], dims[2], {0: torch.export.Dim.DYNAMIC})
     program = on_gpu(torch.export.export(model, example, dynamic_shapes=shapes), SLOTS)
-    assert program.recorded == LADDER
+    assert program.recorded == SIZES
     with torch.no_grad():
         for num_nodes, num_edges in ((3, 2), (60, 110), (4000, 9000)):
             tensors = made_up(SLOTS, WIDTHS, num_nodes, num_edges)

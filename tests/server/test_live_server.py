@@ -262,7 +262,7 @@ def test_a_writer_that_stands_still_costs_events_and_no_answers(world: World, li
     try:
         answer = worker.send(events, headers={"timeout-ms": "300"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "writer_unavailable")
-        assert "may have been made or not: send it again with the same event ids" in answer.text
+        assert "may or may not have been applied: send it again with the same event ids" in answer.text
         assert int(answer.headers["retry-after"]) >= 1
         for each in live.workers:
             assert each.score("plain", nodes=["n1"])["graph_age_ms"] < 10_000

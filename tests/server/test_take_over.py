@@ -13,7 +13,7 @@ from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
 from hopline.config.schema import Config
 from hopline.graph.live.lock import read_owner
-from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
+from hopline.jobs.stream.links import OwnWriter, SocketWriter, writer_listens
 from hopline.testing.broker_servers import RedisServer, broker_server
 from tests.graph.live.keepers import numbered
 from tests.jobs.stream.test_process import BAD, Process, edges, payload
@@ -25,9 +25,7 @@ def written_by(folder: Path, pid: int) -> Callable[[], bool]:
 
     def is_so() -> bool:
         owner = read_owner(folder / "graph.live" / "writer.lock")
-        return f"(process {pid})" in owner.run_by and somebody_listens(
-            folder / "graph.live" / "writer.sock"
-        )
+        return f"(process {pid})" in owner.run_by and writer_listens(folder / "graph.live" / "writer.sock")
 
     return is_so
 
@@ -83,12 +81,12 @@ async def test_a_server_takes_over_from_a_stream_that_then_follows_whoever_write
             producer = asyncio.ensure_future(produce(producing))
             await until(written_by(folder, followed.process.pid))
             killed = start()
-            await until(lambda: "finishing what was taken" in followed.log)
+            await until(lambda: "finishing accepted batches" in followed.log)
             killed.process.kill()
             taker = start()
             await until(taker.is_ready)
             assert written_by(folder, taker.process.pid)()
-            await until(lambda: "going on as its client" in followed.log)
+            await until(lambda: "continuing as its client" in followed.log)
             taker.process.terminate()
             assert await asyncio.to_thread(taker.ended) == 0
             last = start()

@@ -83,8 +83,8 @@ def function(places, monkeypatch):
     def use(table="whole.precomputed", graph=True, **settings):
         env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
         env |= {"HOPLINE__GRAPH__PATH": str(places / "graph")} if graph else {}
-        env |= {"HOPLINE__TABLE__FILE": str(places / table)} if table else {}
-        for name in ("MODELS__REPOSITORY", "MODELS__NAMES", "GRAPH__PATH", "TABLE__FILE"):
+        env |= {"HOPLINE__PRECOMPUTED__FILE": str(places / table)} if table else {}
+        for name in ("MODELS__REPOSITORY", "MODELS__NAMES", "GRAPH__PATH", "PRECOMPUTED__FILE"):
             monkeypatch.delenv(f"HOPLINE__{name}", raising=False)
         for name, value in (env | settings).items():
             monkeypatch.setenv(name, value)
@@ -189,11 +189,11 @@ def test_paths_lead_where_the_servers_lead(function, server, path, method):
 def test_a_row_that_is_absent_or_too_old_takes_a_server(function):
     for ask, nodes in (
         (function("holes.precomputed"), [f"n{ABSENT}", "n5"]),
-        (function("old.precomputed", HOPLINE__TABLE__TTL_S="60"), ["n5"]),
+        (function("old.precomputed", HOPLINE__PRECOMPUTED__TTL_S="60"), ["n5"]),
     ):
         status, headers, said = ask({"nodes": nodes})
         assert (status, said["error"]["code"], headers["retry-after"]) == (503, "unavailable", "1")
-        assert "have no row here" in said["error"]["message"]
+        assert "have no valid row here" in said["error"]["message"]
 
 
 def test_the_student_answers_for_rows_that_are_absent_and_for_new_nodes(function, places, student):
@@ -241,10 +241,10 @@ def test_a_file_is_checked_as_a_server_checks_it(function, places):
 def test_a_table_of_another_graph_is_refused_or_labelled(function):
     status, _, said = function("other.precomputed")({"nodes": ["n5"]})
     assert (status, said["error"]["code"]) == (422, PrecomputedFileError.code)
-    status, _, said = function("other.precomputed", HOPLINE__TABLE__STALE="serve")({"nodes": ["n5"]})
+    status, _, said = function("other.precomputed", HOPLINE__PRECOMPUTED__STALE="serve")({"nodes": ["n5"]})
     assert (status, said["degraded"]) == (200, ["stale_row"])
     assert (
-        function("other.precomputed", HOPLINE__TABLE__STALE="serve")(
+        function("other.precomputed", HOPLINE__PRECOMPUTED__STALE="serve")(
             {"nodes": ["n5"], "degraded": "refuse"}
         )[0]
         == 503
@@ -255,8 +255,8 @@ def test_a_table_of_another_graph_is_refused_or_labelled(function):
     ("settings", "error"),
     [
         ({"HOPLINE__MODELS__REPOSITORY": "/nowhere"}, "models.repository"),
-        ({"HOPLINE__TABLE__STALE": "maybe"}, "precomputed.stale"),
-        ({"HOPLINE__TABLE__TTL_S": "soon"}, "precomputed.ttl_s"),
+        ({"HOPLINE__PRECOMPUTED__STALE": "maybe"}, "precomputed.stale"),
+        ({"HOPLINE__PRECOMPUTED__TTL_S": "soon"}, "precomputed.ttl_s"),
         ({"HOPLINE__LIMITS__MAX_NODES_PER_REQUEST": "0"}, "limits.max_nodes_per_request"),
         ({"HOPLINE__MODELS__NAMES": "nobody"}, "nobody"),
     ],
@@ -276,13 +276,13 @@ def test_defaults_are_those_of_the_server(places):
         server.limits.max_nodes_per_request,
         server.server.max_body_bytes,
     )
-    assert (mine.stale, mine.ttl_s) == (server.precomputed.stale, server.table.ttl_s)
+    assert (mine.stale, mine.ttl_s) == (server.precomputed.stale, server.precomputed.ttl_s)
 
 
 def test_a_replaced_table_is_taken_up(places, tmp_path):
     table, now = tmp_path / "a.precomputed", [0.0]
     table.write_bytes((places / "holes.precomputed").read_bytes())
-    env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models"), "HOPLINE__TABLE__FILE": str(table)}
+    env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models"), "HOPLINE__PRECOMPUTED__FILE": str(table)}
     models = Models(read_settings(env), clock=lambda: now[0])
     before = models.of("sage", None)
     (tmp_path / "b").write_bytes((places / "whole.precomputed").read_bytes())
@@ -345,7 +345,7 @@ def test_a_function_that_looks_up_loads_no_heavy_library(places):
     )
     env = {"HOPLINE__MODELS__REPOSITORY": str(places / "models")}
     env |= {
-        "HOPLINE__TABLE__FILE": str(places / "whole.precomputed"),
+        "HOPLINE__PRECOMPUTED__FILE": str(places / "whole.precomputed"),
         "HOPLINE__GRAPH__PATH": str(places / "graph"),
     }
     done = subprocess.run(

@@ -273,8 +273,8 @@ def test_paces_are_those_of_the_workbook_for_thirty_days():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--url", "http://x", "--prometheus", "http://y"], "one of them"),
-        (["--url", "http://x", "--rules", "-"], "measures nothing"),
+        (["--url", "http://x", "--prometheus", "http://y"], "pass either --url"),
+        (["--url", "http://x", "--rules", "-"], "only writes rules"),
     ],
 )
 def test_what_to_measure_must_be_said_once(file, arguments, message):

@@ -56,9 +56,9 @@ def test_the_stream_has_an_objective_of_its_own(tmp_path):
         ("[models.risk]\navailability = 99.9", r"availability: 99.9 is not a share.*mean 0.999"),
         ("[models.risk]\nerror_rate = 0", r"error_rate: 0 is not a share"),
         ('[models.risk]\nerror_rate = "1%"', r"'1%' is not a number"),
-        ("[models.risk]\np99_ms = 5\nwindow = 30", r"window: 30 is not a time of at least 3 days"),
-        ('[models.risk]\np99_ms = 5\nwindow = "30 days"', r"window: '30 days' is not a time"),
-        ('[models.risk]\np99_ms = 5\nwindow = "2d"', r"window: '2d' is not a time of at least 3 days"),
+        ("[models.risk]\np99_ms = 5\nwindow = 30", r"window: 30 is not a period of at least 3 days"),
+        ('[models.risk]\np99_ms = 5\nwindow = "30 days"', r"window: '30 days' is not a period"),
+        ('[models.risk]\np99_ms = 5\nwindow = "2d"', r"window: '2d' is not a period of at least 3 days"),
         ("[models.risk", "not valid TOML"),
         (
             "[stream]\nfreshness_p99_ms = 70000",

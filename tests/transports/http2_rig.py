@@ -16,7 +16,7 @@ from hopline.transports.grpc_endpoint import GrpcEndpoint
 from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.http2_connection import Http2Connection
 from hopline.transports.http2_frames import ACK, GOAWAY, PING, frame
-from hopline.transports.turns import Turns
+from hopline.transports.turns import Turns, Waiting
 
 HEADERS = [
     (":method", "POST"),
@@ -78,9 +78,21 @@ class Repeat(Listener):
         self.call.write(data)
 
 
+class Alone(Turns):
+    """Of a connection that has no others beside it: a turn has no end, and the next one comes at once."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+
+    def wait(self, item: Waiting, *, to_be_read: bool = False) -> None:
+        if to_be_read:
+            item.go_on()
+        else:
+            super().wait(item)
+
+
 class Served:
-    """An endpoint with methods that tests need. Its clock stands still, so that a turn has no end, unless a
-    test brings other turns.
+    """An endpoint with methods that tests need. A connection is alone, unless a test brings other turns.
 
     /t/Echo answers with its message, /t/Later when a test lets it, /t/Each every message of a stream, and
     /t/Hold takes nothing of a stream.
@@ -91,7 +103,7 @@ class Served:
         self.num_gone = 0
         self.failures: list[BaseException] = []
         settings = {"max_message_bytes": 1 << 20, "connection_age_s": 60.0, "read_timeout_s": 30.0}
-        settings["turns"] = Turns(lambda: 0.0)  # type: ignore[assignment]
+        settings["turns"] = Alone()  # type: ignore[assignment]
         methods = [
             Method("Echo", lambda call, data: call.respond(data)),
             Method("Later", self._later),

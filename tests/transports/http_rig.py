@@ -13,7 +13,7 @@ from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.http import HttpApp
-from hopline.transports.http_endpoint import HttpEndpoint
+from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
 
 SCORE = b'{"nodes":[1]}'
 SLOW = b'{"nodes":[1],"as_of":60000}'
@@ -29,8 +29,7 @@ class Host:
             self.app,
             self.app.refuse,
             max_body_bytes=config.server.max_body_bytes,
-            keep_alive_timeout_s=10,
-            read_timeout_s=5,
+            timeouts=Timeouts(keep_alive_s=10, read_s=5),
         )
         self.port = 0
         self.clients: list[Connection] = []
@@ -66,7 +65,14 @@ class Connection:
 @contextlib.asynccontextmanager
 async def listening(max_body_bytes: int = 200_000) -> AsyncIterator[Host]:
     """A host that takes connections."""
-    made = Host(load_config(overrides={"server.max_body_bytes": max_body_bytes}))
+    async with hosted(load_config(overrides={"server.max_body_bytes": max_body_bytes})) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def hosted(config: Config) -> AsyncIterator[Host]:
+    """A host with these settings that takes connections."""
+    made = Host(config)
     await made.service.start()
     await asyncio.wrap_future(load_kernels())  # compiled where they never were
     server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)

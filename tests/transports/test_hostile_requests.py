@@ -170,6 +170,13 @@ def test_bodies_of_json_do_not_hold_the_loop(
     held(loop, loop.over_http, hostile.http(place, unit, encoding, closed=closed))
 
 
+@pytest.mark.parametrize("place", [place for place in hostile.PLACES if place[0] == hostile.INFER])
+def test_megabytes_of_blanks_in_a_tensor_do_not_hold_the_loop(
+    loop: Loop, place: tuple[bytes, bytes, bytes]
+) -> None:
+    held(loop, loop.over_http, hostile.http(place, b" ", "gzip", closed=True))
+
+
 @lasting
 @given(
     tensor=st.sampled_from(

@@ -143,6 +143,42 @@ async def test_many_headers_are_refused_while_they_come(host: Host, where: str) 
     assert b"more than 256 headers" in body
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"100001\r\n",
+        b"00000000100001;a=b\r\n",
+        b"ffffffffff\r\n{",
+        b"5\r\n     \r\nFFFFD\r\n",
+        b"5;a=" + b"x" * 5_000 + b"\r\n\n\n\n\n\n\r\n100000;b=" + b"x" * 5_000 + b"\r\n",
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 7, 20_000])
+async def test_a_chunk_that_is_too_large_is_refused_when_it_is_announced(begun: bytes, cut: int) -> None:
+    async with listening(1 << 20) as host:
+        connection = await host.connect()
+        connection.send(CHUNKED)
+        first = begun[:100]
+        for at in range(0, len(first), cut):
+            await asyncio.sleep(0)
+            connection.send(first[at : at + cut])
+        connection.send(begun[100:])
+        status, headers, body = await connection.answer()
+        assert (status, headers["connection"]) == (413, "close")
+        assert b"larger than 1048576 bytes" in body
+
+
+@pytest.mark.parametrize("cut", [1, 3, 1000])
+async def test_trailers_that_look_like_sizes_are_none(cut: int) -> None:
+    async with listening(1 << 20) as host:
+        connection = await host.connect()
+        sent = CHUNKED + b"%x\r\n%b\r\n0\r\nffffffff: 1\r\n\r\n" % (len(SCORE), SCORE)
+        for at in range(0, len(sent), cut):
+            connection.send(sent[at : at + cut])
+            await asyncio.sleep(0)
+        assert (await connection.answer())[0] == 200
+
+
 async def test_chunks_of_one_byte_are_refused_before_they_cost_much() -> None:
     async with listening(4 << 20) as host:
         connection = await host.connect()
@@ -241,7 +277,12 @@ async def test_a_large_body_is_read_in_turns(host: Host) -> None:
         connection = await other.connect()
         turns = other.endpoint.turns
         wait = turns.wait
-        turns.wait = lambda item: (reads.append(item), wait(item))  # type: ignore[method-assign,func-returns-value,assignment]
+
+        def counted(item: Waiting, *, to_be_read: bool = False) -> None:
+            reads.append(to_be_read)
+            wait(item, to_be_read=to_be_read)
+
+        turns.wait = counted  # type: ignore[method-assign]
         connection.send(post(SCORE + b" " * (6 << 20)))
         assert (await connection.answer())[0] in (200, 413)
-        assert len(reads) >= 6
+        assert sum(reads) >= 6

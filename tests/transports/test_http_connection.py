@@ -179,7 +179,7 @@ async def test_idle_and_slow_connections_are_closed(host: Host) -> None:
 
 async def test_empty_lines_keep_no_connection_open(host: Host) -> None:
     quiet, busy = await host.connect(), await host.connect()
-    step = 0.4 * host.endpoint.keep_alive_timeout_s
+    step = 0.4 * host.endpoint.timeouts.keep_alive_s
     for number in range(5):
         quiet.send(b"\r\n")
         busy.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -50,6 +50,13 @@ def test_counts_are_those_of_a_reader(value: dict[str, Any], is_ascii: bool, ind
     refuse_repeated(text, counts.num_names)
 
 
+def test_blanks_between_values_have_a_weight() -> None:
+    """They take a reader's time: a megabyte of them as long as 131,072 integers."""
+    text = b'{"nodes":[1]}'
+    assert count(text.replace(b"[", b"[" + b" \n" * 2**19)).weight == count(text).weight + 2**17
+    assert count(b'{"nodes":["' + b" " * 2**10 + b'"]}').weight < count(text).weight + 2**7  # in a string
+
+
 @settings(deadline=None)  # the first example loads the kernel
 @given(st.lists(st.tuples(names, values), min_size=1, max_size=20), st.lists(st.booleans(), min_size=20))
 def test_a_name_that_comes_twice_is_found_as_python_finds_it(

@@ -95,7 +95,7 @@ def test_load_and_unload_through_every_door(server: RunningServer, client: Clien
     with pytest.raises(ModelNotFound):
         client.score("sage", ["n1"])
     code, told = command(server, "models", "load", "sage", "--version", "1")
-    assert (code, told) == (0, "sage: 1 serves; loaded are 1\n")
+    assert (code, told) == (0, "sage: serving 1; loaded: 1\n")
     assert versions(server) == {"1"}
     code, told = command(server, "models", "list")
     assert code == 0
@@ -112,7 +112,7 @@ def test_a_rollout_through_commands(server: RunningServer, root: Path) -> None:
         server, "rollout", "start", "sage", "2", "--steps", "50,100", "--preflight", "0", *loose
     )
     assert code == 0, told
-    assert "canary of 2 beside 1, 50 % of requests" in told
+    assert "canary of 2 against 1, 50 % of requests" in told
     assert versions(server, 40) == {"1", "2"}
     page = httpx.get(server.url).text
     assert "<h2>sage: canary of 2, running</h2>" in page

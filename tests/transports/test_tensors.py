@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hopline.errors import BadRequest
 from hopline.transports.tensors import (
     Tensor,
+    decode_json,
     decode_raw,
     decode_typed,
     decode_values,
@@ -49,6 +50,8 @@ def test_damaged_bytes_are_refused_and_never_crash(raw: bytes, count: int) -> No
         ("INT64", [1], [1.5], "holds 1.5"),
         ("INT32", [1], [2**40], "do not fit INT32"),
         ("UINT8", [1], [-1], "do not fit UINT8"),
+        ("FP16", [1], [65_520], "do not fit FP16"),
+        ("FP32", [1], [1e39], "do not fit FP32"),
         ("BYTES", [1], [1], "BYTES but holds 1"),
         ("INT63", [1], [1], "known are"),
         ("INT64", [], [1], "positive dimensions"),
@@ -93,6 +96,12 @@ def test_nested_json_rows_are_flattened() -> None:
     [
         decode_values("x", "FP32", [1], [2.5]),
         decode_values("x", "FP16", [1], [2049]),
+        decode_values("x", "FP16", [1], [1500.3]),  # 1500 as FP16
+        decode_values("x", "FP16", [1], [2047.2]),
+        decode_json("x", "FP16", [2], b"[1, -1024.5001]"),
+        decode_values("x", "FP32", [1], [8388609.3]),  # 8388609 as FP32
+        decode_json("x", "FP32", [1], b"[16777214.4]"),
+        decode_typed("x", "FP16", [1], [1500.3]),
         decode_values("x", "FP16", [1], [-2048]),
         decode_values("x", "FP32", [1], [2**24 + 1]),
         decode_raw("x", "FP32", [1], np.float32(2**24).tobytes()),

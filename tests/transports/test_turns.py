@@ -11,7 +11,7 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.transports.turns import TURN_S, Turns
+from hopline.transports.turns import MOST_READS, TURN_S, Turns
 from hopline.types import Deliver, ScoreRequest, Ticket
 from tests.transports.grpc_rig import endpoint_of
 from tests.transports.http2_rig import Client, Served
@@ -74,6 +74,62 @@ async def test_a_burst_of_calls_is_read_in_turns_and_others_go_first() -> None:
     await turns_until(lambda: greedy.transport.is_reading)
     greedy.exchange()
     assert [greedy.answers[number].messages for number in numbers] == [[b"%d" % n] for n in range(200)]
+
+
+class Sender:
+    """Sends without end: whatever it may, it sends at once."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.num_reads = 0
+
+    def go_on(self) -> None:
+        self.num_reads += 1
+        self.turns.wait(self, to_be_read=True)
+
+
+async def test_a_few_of_many_who_send_much_are_read_in_a_turn_and_each_as_often() -> None:
+    turns = Turns(lambda: 0.0)
+    senders = [Sender(turns) for _ in range(3 * MOST_READS)]
+    for sender in senders:
+        turns.wait(sender, to_be_read=True)
+    for number in range(1, 10):
+        await asyncio.sleep(0)
+        assert sum(sender.num_reads for sender in senders) == number * MOST_READS
+    assert {sender.num_reads for sender in senders} == {3}
+
+
+async def test_large_memory_is_given_back_in_turns() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+
+    class Large:
+        def __del__(self) -> None:
+            clock.now += TURN_S
+            gone.append(None)
+
+    gone: list[None] = []
+    for _ in range(3):
+        turns.drop(Large())
+    for number in range(1, 4):
+        assert len(gone) == number - 1
+        await asyncio.sleep(0)
+    assert len(gone) == 3
+
+
+async def test_a_connection_that_sends_a_large_message_is_read_once_in_a_turn() -> None:
+    served = Served(turns=Turns(lambda: 0.0), max_message_bytes=1 << 20)
+    client, other = Client(served), Client(served)
+    client.call("/t/Later", bytes(600_000))
+    sent = client.h2.data_to_send()
+    for start in range(0, len(sent), 100_000):
+        assert client.transport.is_reading
+        client.server.data_received(sent[start : start + 100_000])
+        is_whole = start + 100_000 >= len(sent)
+        assert client.transport.is_reading == is_whole
+        assert other.ask("/t/Echo", b"other").messages == [b"other"]
+        await asyncio.sleep(0)
+    assert len(served.waiting[0][1]) == 600_000
 
 
 async def test_connections_with_bursts_take_turns() -> None:

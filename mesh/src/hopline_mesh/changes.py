@@ -1,6 +1,6 @@
-"""What is known of a mesh besides its metrics: changes that were meant, and trouble that was not.
+"""Planned changes and troubles of a mesh, in addition to its metrics.
 
-Both come from Kubernetes, or from a folder of snapshots. Knows no source.
+Both come from Kubernetes, or from a recording. Knows no source.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Literal, TypeVar
 import msgspec
 
 #: `scale`: pods are added or removed; `rollout`: a new version replaces pods; `drain`: pods move or end as
-#: planned; `added` and `removed`: the service itself is new, or goes for good.
+#: planned; `added` and `removed`: the service itself is new, or is removed.
 ChangeKind = Literal["scale", "rollout", "drain", "added", "removed"]
 
-#: What looks like change, but is none that anyone wanted.
+#: Failures that look like changes, but were not planned.
 TroubleKind = Literal["stuck_rollout", "oom_kill", "crash_loop"]
 
 
@@ -21,12 +21,12 @@ class Change(msgspec.Struct, frozen=True):
     """A planned change of one service.
 
     Attributes:
-        kind: what changes.
+        kind: of the change.
         service: name as in the roster.
         start_s: when it began, Unix seconds.
-        end_s: when it ended; None while it goes on.
+        end_s: when it ended; None while it lasts.
         detail: for people, such as "3 to 7 pods".
-        before, after: of `scale`, pods that there were to be, and are to be; None where that is not known.
+        before, after: for `scale`, the wanted number of pods before and after; None if unknown.
     """
 
     kind: ChangeKind
@@ -38,14 +38,14 @@ class Change(msgspec.Struct, frozen=True):
     after: int | None = None
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    """Something that Kubernetes itself reports to be wrong with a service.
+class KubernetesTrouble(msgspec.Struct, frozen=True):
+    """A failure of a service that Kubernetes itself reports.
 
     Attributes:
-        kind: what is wrong.
+        kind: of the failure.
         service: name as in the roster.
-        start_s: since when, Unix seconds.
-        end_s: until when; None while it goes on.
+        start_s: when it began, Unix seconds.
+        end_s: when it ended; None while it lasts.
         detail: for people, such as "container app restarted 6 times".
     """
 
@@ -57,20 +57,20 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """All that is known at one moment, newest last. What ended is kept for a while."""
+    """All planned changes and troubles at one time, newest last, including those that ended recently."""
 
     changes: tuple[Change, ...] = ()
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[KubernetesTrouble, ...] = ()
 
     def moved(self, by_s: float) -> Context:
-        """The same, so many seconds later."""
+        """Return a copy with all times moved by this number of seconds."""
         return Context(
             tuple(_moved(each, by_s) for each in self.changes),
             tuple(_moved(each, by_s) for each in self.troubles),
         )
 
 
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 def _moved(item: _Item, by_s: float) -> _Item:

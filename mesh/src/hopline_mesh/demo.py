@@ -1,4 +1,4 @@
-"""A simulated mesh in which things go wrong, watched as a real one is: `hopline mesh demo`."""
+"""A watch on a simulated mesh with faults: `hopline mesh demo`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch import Started, run
 
-#: Calm hours that the watch has learned from, and hours that are played.
+#: Hours without faults to learn from, and hours that are played.
 _LEARNED_HOURS, _HOURS = 3.0, 24.0
-#: When something happens first, from one thing to the next, and how long a fault lasts; simulated seconds.
+#: Start of the first event, time between events, and duration of a fault; simulated seconds.
 _FIRST_S, _EVERY_S, _FAULT_S = 900.0, 900.0, 480.0
-#: An incident that begins so long after a fault's end is of that fault still.
+#: Seconds after a fault's end in which an incident still belongs to the fault.
 _LATE_S = 60.0
-#: What happens, over and over: a planned change is no incident, and what goes wrong is one.
+#: The events, repeated: a fault is an incident, and a planned change is not.
 _STORY: tuple[FaultKind | Literal["scale", "rollout", "drain"], ...] = (
     "edge_latency",
     "scale",
@@ -46,24 +46,25 @@ _PODS = 7
 
 
 class SimulatedFeed:
-    """A simulated day, whose last second is now.
+    """A feed that plays a simulated day, which ends now.
 
     Args:
-        services: of the mesh. seed: another one gives another mesh.
-        speed: simulated seconds in a second.
-        say: is told what happens, and what the watch found, a line each.
-        enough: the watch ends when so many incidents are over, or when more faults began; 0: it goes on.
+        services: number of services of the mesh.
+        seed: another one gives another mesh.
+        speed: simulated seconds per second.
+        say: called with one line for each event and each incident.
+        enough: stop after this number of ended incidents, or when more faults began; 0 never stops.
 
     Attributes:
         name, schema, speed: see `Feed`.
-        found: of each fault that has begun, whether an incident named it first or second.
-        false: incidents of other times.
+        found: for each fault that has begun, whether it was the first or second suspect of an incident.
+        false: number of incidents at other times.
     """
 
     def __init__(
         self, services: int, seed: int, speed: float, say: Callable[[str], None], enough: int = 0
     ) -> None:
-        self.name = f"{services} simulated services, {speed:g} times as fast as they would be"
+        self.name = f"{services} simulated services, {speed:g} times real speed"
         self.speed = speed
         self.found: dict[Fault, bool] = {}
         self.false = 0
@@ -81,12 +82,12 @@ class SimulatedFeed:
         self._ended = 0
 
     def clock(self) -> float:
-        """The time in the simulation, Unix seconds."""
+        """Return the simulated time, Unix seconds."""
         return self._begins_s + (time.monotonic() - self._began) * self.speed
 
     def detector(self, settings: TagaeSettings) -> Tagae:
-        """One that knows the mesh from three calm hours, its graph model trained where torch is there."""
-        self._say(f"learns from {_LEARNED_HOURS:g} calm hours ...")
+        """Return a detector fitted to three calm hours, with a graph model if torch is installed."""
+        self._say(f"learning from {_LEARNED_HOURS:g} calm hours ...")
         plan = self._run.plan
         before = dataclasses.replace(
             plan,
@@ -102,7 +103,7 @@ class SimulatedFeed:
         return detector
 
     async def collect(self, now_s: float) -> Snapshot:
-        """The next snapshot, as if it had been taken now; the last one, not measured, once it is over."""
+        """Return the next snapshot with the present time; after the end, the last one as not measured."""
         pair = next(self._pairs, None)
         if pair is None:
             assert self._last is not None
@@ -115,13 +116,13 @@ class SimulatedFeed:
         return dataclasses.replace(snapshot, time_s=now_s)
 
     def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
-        """What Kubernetes would say, with its times moved to now."""
+        """Return planned changes and troubles, with times moved to the present."""
         if self._last is None:
             return Context(), ()
         return self._last[1].moved(self._moved_s), ()
 
-    def told(self, verdict: Verdict) -> bool:
-        """Say which incidents begin and end; see `Feed`."""
+    def on_verdict(self, verdict: Verdict) -> bool:
+        """Report which incidents begin and end; see `Feed`."""
         for incident in verdict.incidents:
             if incident.id not in self._open and incident.end_s is None:
                 self._open.add(incident.id)
@@ -129,7 +130,7 @@ class SimulatedFeed:
             elif incident.id in self._open and incident.end_s is not None:
                 self._open.discard(incident.id)
                 self._ended += 1
-                self._say(f"{_time(verdict.time_s)}    the watch: it is over")
+                self._say(f"{_time(verdict.time_s)}    the watch: incident ended")
         return self._enough > 0 and (self._ended >= self._enough or len(self.found) > self._enough)
 
     def _narrate(self, before_s: float, now_s: float) -> None:
@@ -146,30 +147,29 @@ class SimulatedFeed:
 
     def _judge(self, incident: Incident, time_s: float) -> None:
         now_s = time_s - self._moved_s
-        told = ", ".join(_suspect(each) for each in incident.suspects[:2])
+        suspects = ", ".join(_suspect(each) for each in incident.suspects[:2])
         for fault in self.found:
             if fault.start_s <= now_s <= fault.end_s + _LATE_S:
                 self.found[fault] |= any(each.service in fault.roots for each in incident.suspects[:2])
-                self._say(
-                    f"{_time(time_s)}    the watch: incident after {now_s - fault.start_s:.0f} s: {told}"
-                )
+                after = f"incident after {now_s - fault.start_s:.0f} s"
+                self._say(f"{_time(time_s)}    the watch: {after}: {suspects}")
                 return
         self.false += 1
-        self._say(f"{_time(time_s)}    the watch: incident, but nothing had gone wrong: {told}")
+        self._say(f"{_time(time_s)}    the watch: false incident: {suspects}")
 
 
 def play(feed: SimulatedFeed, port: int, started: Callable[[Started], None] = lambda started: None) -> None:
-    """Watch it until SIGTERM, SIGINT or the feed's end.
+    """Watch a simulated mesh until SIGTERM, SIGINT or the end of the feed.
 
     Args:
-        port: of the page; 0 takes a free one.
+        port: of the page; 0 chooses a free one.
 
     Raises:
-        HoplineError: it cannot start.
+        HoplineError: the watch cannot start.
     """
     with tempfile.TemporaryDirectory(prefix="hopline-mesh-demo-") as folder:
         settings = MeshSettings(
-            # Some minutes of a quick look are no time to train.
+            # A demo of some minutes is too short for a training.
             detector=DetectorSettings(train_at=10**6, fine_tune_interval_s=0.0),
             kubernetes=KubernetesSettings(kubernetes="never"),
             serve=ServeSettings(http_port=port, grpc_port=-1),
@@ -179,7 +179,7 @@ def play(feed: SimulatedFeed, port: int, started: Callable[[Started], None] = la
 
 
 def _story() -> tuple[tuple[Fault, ...], tuple[Operation, ...]]:
-    """What goes wrong and what is planned, over the whole day."""
+    """Return the faults and planned changes of the day."""
     faults: list[Fault] = []
     operations: list[Operation] = []
     count = int((3600 * _HOURS - _FIRST_S) // _EVERY_S)

@@ -1,4 +1,4 @@
-"""What the watch asks of whatever judges a mesh: TAGAE, or a baseline that it is compared with."""
+"""The interface of a detector: TAGAE, or a simple detector that it is compared with."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hopline_mesh.snapshot import Snapshot
 
 
 class Detector(Protocol):
-    """Learns what is normal, then judges one interval after the other."""
+    """Learns what is normal, then judges intervals in order."""
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
-        """Learn from intervals that are taken as normal, oldest first; replaces what was learned before."""
+        """Learn from normal intervals, oldest first; replaces all previous state."""
 
     def step(self, snapshot: Snapshot, context: Context) -> Verdict:
         """Judge the next interval.
 
         Args:
-            snapshot: later than all that were given before; same roster and schema.
-            context: what is known of planned changes and troubles at that time.
+            snapshot: later than all previous ones; same roster and schema.
+            context: planned changes and troubles at that time.
         """

@@ -1,11 +1,11 @@
-"""Every error that only a mesh watch raises. The command line says each in one line: a `HoplineError`.
+"""The errors that only a mesh watch raises. The command line prints each `HoplineError` as one line.
 
-    MeshError                          watching a mesh cannot start or go on
-    ├── SnapshotInvalid (ValueError)   an interval of a mesh, or a folder of them, is wrong
-    ├── SourceUnavailable (ConnectionError)  Prometheus, Kubernetes or Alertmanager cannot be asked now
-    ├── QueryFailed                    one of them refuses what is asked, or answers what cannot be read
-    ├── IncidentNotFound (LookupError) no incident of this id is kept
-    └── StateDamaged (ValueError)      kept state of a watch is torn, or of another version
+    MeshError                          a watch cannot start or continue
+    ├── SnapshotInvalid (ValueError)   a snapshot of a mesh, or a recording, is invalid
+    ├── SourceUnavailable (ConnectionError)  Prometheus, Kubernetes or Alertmanager is unavailable
+    ├── QueryFailed                    one of them refuses a request, or sends an invalid response
+    ├── IncidentNotFound (LookupError) no incident with this id is stored
+    └── StateDamaged (ValueError)      the saved state is damaged, or of another version
 
 Their HTTP statuses and gRPC codes are in `out/error_tables.py`.
 """
@@ -16,36 +16,36 @@ from hopline.errors import HoplineError
 
 
 class MeshError(HoplineError):
-    """Watching a mesh cannot start or go on."""
+    """A watch of a mesh cannot start or continue."""
 
     code = "mesh_error"
 
 
 class SnapshotInvalid(MeshError, ValueError):
-    """An interval of a mesh, or a folder of them, is not what it should be; says where and how."""
+    """A snapshot of a mesh, or a recording, is invalid; the message says where and why."""
 
     code = "snapshot_invalid"
 
 
 class SourceUnavailable(MeshError, ConnectionError):
-    """Prometheus, Kubernetes or Alertmanager cannot be asked now; worth another try."""
+    """Prometheus, Kubernetes or Alertmanager is unavailable now; retry later."""
 
     code = "source_unavailable"
 
 
 class QueryFailed(MeshError):
-    """Prometheus, Kubernetes or Alertmanager refuses what is asked, or answers what cannot be read."""
+    """Prometheus, Kubernetes or Alertmanager refuses a request, or sends an invalid response."""
 
     code = "query_failed"
 
 
 class IncidentNotFound(MeshError, LookupError):
-    """No incident has this id, or it ended so long ago that it is not kept any more."""
+    """No incident has this id, or it ended so long ago that it is not stored any more."""
 
     code = "incident_not_found"
 
 
 class StateDamaged(MeshError, ValueError):
-    """Kept state of a watch is torn, or of another version; says which file."""
+    """The saved state of a watch is damaged, or of another version; the message names the file."""
 
     code = "state_damaged"

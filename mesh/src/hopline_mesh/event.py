@@ -1,4 +1,4 @@
-"""What happened in a mesh between two intervals: numbers of a service or of a call path, or its end."""
+"""An event between two intervals: new values of a service or call path, or the end of a call path."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hopline.errors import BadRequest
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One event; of a service, or of a call path.
+    """One event of a service, or of a call path.
 
     Attributes:
-        service: whose numbers changed.
-        caller, callee: the call path whose numbers changed, or that comes with them.
-        values: column -> value, in the units of the snapshots; None is not measured any more. Columns that
-            are left out stay as they are.
-        gone: the call path is there no more.
+        service: the service whose values changed.
+        caller, callee: the call path whose values changed, or that is new.
+        values: column -> value, in the units of the snapshots; None is not measured any more. Missing
+            columns keep their values.
+        gone: the call path does not exist any more.
     """
 
     service: str = ""
@@ -25,15 +25,19 @@ class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gone: bool = False
 
     def check(self) -> None:
-        """Raises: BadRequest: it is about nothing, about two things, or says nothing."""
+        """Check the fields.
+
+        Raises:
+            BadRequest: no target, two targets, or no values.
+        """
         if bool(self.service) == bool(self.caller or self.callee):
-            raise BadRequest("an event is about a service, or about a call path: caller and callee")
+            raise BadRequest("an event needs either a service, or a call path: caller and callee")
         if bool(self.caller) != bool(self.callee):
-            raise BadRequest("an event of a call path names caller and callee")
+            raise BadRequest("an event of a call path needs caller and callee")
         if self.gone and (self.service or self.values):
             raise BadRequest(
-                "gone: only a call path can be, and has no values then; a service that goes is seen in the "
-                "next interval"
+                "gone: allowed only for a call path, without values; the next interval detects a removed "
+                "service"
             )
         if not self.gone and not self.values and self.service:
             raise BadRequest(f"the event of {self.service!r} has no values")

@@ -1,6 +1,6 @@
-"""What the watch says: a verdict for each interval, and incidents over several.
+"""The results of the watch: a verdict for each interval, and incidents over several.
 
-Plain values that travel as JSON (page, gRPC, Alertmanager). Knows no model.
+Plain values for JSON, gRPC and Alertmanager. Knows no model.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from hopline_mesh.snapshot import Gap
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One number that was not what was expected.
+    """One measurement that differs from its expected value.
 
     Attributes:
         feature: column of the schema, or the kind of a trouble that Kubernetes reports.
-        service: the service that it was measured of; of an edge, the callee.
-        caller: the caller, where it was measured of an edge; else None.
-        expected: what the model expected, in the column's unit; None where nothing was expected.
-        seen: what was measured; None for a call path or service that is gone.
-        score: how far from it, in units of the usual error (1.0 = the threshold of this column).
+        service: the measured service; for an edge, the callee.
+        caller: for an edge, the caller; else None.
+        expected: the expected value, in the column's unit; None if there is none.
+        seen: the measured value; None for a call path or service that is gone.
+        score: anomaly score (1.0 = the threshold of this column).
     """
 
     feature: str
@@ -33,12 +33,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A service that an incident may come from.
+    """A service or call path that may be the root cause of an incident.
 
     Attributes:
-        service: its name.
-        score: how much speaks for it; suspects are ordered by it.
-        caller: where one call path is to blame rather than the service, the caller; else None.
+        service: its name; for a call path, the callee.
+        score: strength of its evidence; suspects are ordered by it.
+        caller: for a call path, the caller; else None.
         evidence: strongest first.
     """
 
@@ -52,11 +52,11 @@ class Incident(msgspec.Struct, frozen=True):
     """One thing that went wrong, from its first sign to its end.
 
     Attributes:
-        id: stays the same for the incident's whole life, and across restarts.
+        id: never changes, also across restarts.
         start_s: time of the first interval that was out of bounds, Unix seconds.
-        end_s: time of the last one, once it is over; None while it goes on.
-        peak_score: the largest score so far; 1.0 is the threshold.
-        suspects: most suspect first.
+        end_s: time of the last interval that was out of bounds; None while the incident is open.
+        peak_score: the largest anomaly score so far; 1.0 is the threshold.
+        suspects: most likely first.
     """
 
     id: str
@@ -67,23 +67,23 @@ class Incident(msgspec.Struct, frozen=True):
 
 
 class ServiceScore(msgspec.Struct, frozen=True):
-    """Score of one service in one interval; 1.0 is the threshold."""
+    """Anomaly score of one service in one interval; 1.0 is the threshold."""
 
     service: str
     score: float
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What the watch thinks of one interval.
+    """The result for one interval.
 
     Attributes:
         time_s: of the snapshot.
-        state: "learning" before the first verdict (too few snapshots), "blind" where too much was not
-            measured to say anything, else "normal" or "anomalous".
-        score: largest score of the mesh; 1.0 is the threshold.
-        incidents: those that go on, and those that ended in this interval.
-        suppressed: services whose scores do not count at present, for a planned change.
-        gaps: what was not measured.
+        state: "learning" before the first verdict (too few snapshots), "blind" with too few measurements
+            for a verdict, else "normal" or "anomalous".
+        score: largest anomaly score of the mesh; 1.0 is the threshold.
+        incidents: open ones, and those that ended in this interval.
+        suppressed: services whose anomaly scores are ignored at present, because of a planned change.
+        gaps: missing measurements.
     """
 
     time_s: float

@@ -1,7 +1,7 @@
-"""Which service has which number (*slot*).
+"""The numbers (*slots*) of services.
 
-Names are read once, where they arrive; all that follows works on slots. A slot is never given to another
-name, so that kept state stays that of its service.
+Names are read once, at the input; everything after that works on slots. A slot is never reused for another
+name, so saved state always belongs to the right service.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SlotArray = NDArray[np.int32]
 
 
 class Roster:
-    """Names of services and their slots, in the order in which they were first seen.
+    """Names of services and their slots, in the order of first appearance.
 
-    A name is `namespace/service` where the namespace is known, else the service's name alone. Not for use
-    by several threads at once.
+    A name is `namespace/service` where the namespace is known, else the service's name alone. Not
+    thread-safe.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -35,11 +35,11 @@ class Roster:
 
     @property
     def names(self) -> Sequence[str]:
-        """All names; position is slot."""
+        """All names; the position is the slot."""
         return self._names
 
     def name(self, slot: int) -> str:
-        """The name of a slot.
+        """Return the name of a slot.
 
         Raises:
             IndexError: no such slot.
@@ -47,7 +47,7 @@ class Roster:
         return self._names[slot]
 
     def slot(self, name: str) -> int:
-        """The slot of a name, a new one where it was not seen before."""
+        """Return the slot of a name; a new one if the name is new."""
         slot = self._slots.get(name)
         if slot is None:
             slot = self._slots[name] = len(self._names)
@@ -55,11 +55,11 @@ class Roster:
         return slot
 
     def find(self, name: str) -> int | None:
-        """The slot of a name, or None where it was never seen."""
+        """Return the slot of a name, or None if the name is unknown."""
         return self._slots.get(name)
 
 
 def namespace_of(name: str) -> str:
-    """The namespace of a service's name, "" where it has none."""
+    """Return the namespace of a service's name, or ""."""
     namespace, slash, _ = name.partition("/")
     return namespace if slash else ""

@@ -1,6 +1,6 @@
-"""Which columns the nodes and edges of a mesh have, and what kind of number each is.
+"""The columns of the nodes and edges of a mesh, and the kind of number of each.
 
-Knows names and kinds; nothing of where values come from.
+Knows names and kinds, but no sources of values.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Literal
 
 from hopline.errors import ConfigError
 
-#: How a column is read. `amount` is at least 0 and compared by ratio (rates, latencies, bytes); `share` is
+#: The kind of a column. `amount` is at least 0 and compared by ratio (rates, latencies, bytes); `share` is
 #: within 0 to 1 and compared by difference; `real` is any number.
 Kind = Literal["amount", "share", "real"]
 
-#: What is collected of each service: requests served per second, the share of them that failed, latency of
-#: the server in milliseconds (median and 99th percentile), processor cores in use, bytes of memory in use,
-#: open connections.
+#: Columns of each service: requests served per second, the share of them that failed, latency of the server
+#: in milliseconds (median and 99th percentile), CPU cores in use, bytes of memory in use, open connections.
 NODE_FEATURES = (
     "request_rate",
     "error_share",
@@ -27,13 +26,13 @@ NODE_FEATURES = (
     "connections",
 )
 
-#: What is collected of each call path, caller to callee: requests per second, the share of them that failed
-#: as the caller sees it, latency in milliseconds as the caller and as the callee sees it.
+#: Columns of each call path, caller to callee: requests per second, the share of them that failed as the
+#: caller sees it, latency in milliseconds as the caller and as the callee sees it.
 EDGE_FEATURES = ("request_rate", "error_share", "client_ms", "server_ms")
 
 
 def kind_of(column: str) -> Kind:
-    """The kind of a column by its name: `..._share` is a share, `..._delta` real, all others amounts."""
+    """Return the kind of a column by its name: `..._share` is a share, `..._delta` real, others amounts."""
     if column.endswith("_share"):
         return "share"
     if column.endswith("_delta"):
@@ -49,7 +48,7 @@ class Schema:
     default ones; their kind follows from their name (`kind_of`).
 
     Raises:
-        ConfigError: a column twice, or no column at all.
+        ConfigError: a duplicate column, or no column at all.
     """
 
     node_features: tuple[str, ...] = NODE_FEATURES

@@ -23,141 +23,141 @@ from hopline.errors import ConfigError
 ENV_PREFIX = "TAGAE_"
 DEFAULT_FILE = Path("hopline-mesh.toml")
 
-#: Other names of settings, where two are in use.
+#: Alternative names of settings.
 ALIASES = {"ALERTMANAGER_URL": "ALERTMANAGER_URLS"}
 
-#: What Kubernetes puts into the environment of every pod for a Service whose name begins with "tagae".
+#: Variables that Kubernetes sets in every pod for a Service whose name begins with "tagae".
 _SERVICE_LINK = re.compile(r"(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """Where the numbers come from."""
+    """The source of the measurements."""
 
     mesh: Literal["istio", "linkerd", "file"] = setting(
-        "istio", "whose metrics Prometheus has; file: those that the queries in query_file ask for"
+        "istio", "service mesh whose metrics are queried; file: use the queries of query_file"
     )
-    prometheus_url: str = setting("http://127.0.0.1:9090", "Prometheus, or what answers as it does")
-    query_file: Path | None = setting(None, "queries for each column, for mesh = file")
-    interval_s: float = setting(15.0, "seconds from one snapshot to the next", minimum=0.1, maximum=3600)
+    prometheus_url: str = setting("http://127.0.0.1:9090", "URL of Prometheus or a compatible server")
+    query_file: Path | None = setting(None, "file with a query for each column, for mesh = file")
+    interval_s: float = setting(15.0, "seconds between snapshots", minimum=0.1, maximum=3600)
     rate_window_s: float = setting(
-        60.0, "seconds that rates are taken over; at least 4 scrapes of Prometheus", minimum=0.4
+        60.0, "window of rates in seconds; at least 4 scrapes of Prometheus", minimum=0.4
     )
     delay_s: float = setting(
-        0.0, "how long before now each snapshot ends, for a Prometheus that is late", minimum=0
+        0.0, "seconds before now at which each snapshot ends, if Prometheus has a delay", minimum=0
     )
-    timeout_s: float = setting(5.0, "longest that all queries of one snapshot may take", minimum=0.05)
-    matchers: str = setting("", 'further matchers of every query, such as cluster="eu-1"')
-    namespaces: tuple[str, ...] = setting(
-        (), "namespaces that are watched, as regular expressions; empty: all"
-    )
+    timeout_s: float = setting(5.0, "timeout in seconds for all queries of one snapshot", minimum=0.05)
+    matchers: str = setting("", 'label matchers that are added to every query, such as cluster="eu-1"')
+    namespaces: tuple[str, ...] = setting((), "namespaces to watch, as regular expressions; empty: all")
     exclude_namespaces: tuple[str, ...] = setting(
-        # Not istio-system: that is where the gateways are, through which all traffic enters.
+        # Not istio-system: it has the gateways, through which all traffic enters.
         ("kube-system", "linkerd", "linkerd-viz"),
-        "namespaces that are left out, as regular expressions",
+        "namespaces to leave out, as regular expressions",
     )
     max_services: int = setting(
-        20_000, "services that are watched at most (N_max); those beyond are counted as a gap", minimum=1
+        20_000, "maximum number of services (N_max); further ones are counted as a gap", minimum=1
     )
-    max_edges: int = setting(200_000, "call paths that are watched at most", minimum=1)
+    max_edges: int = setting(200_000, "maximum number of call paths", minimum=1)
     prometheus_token_file: Path | None = setting(None, "file with a bearer token for Prometheus")
-    ca_file: Path | None = setting(None, "PEM certificates by which Prometheus and Alertmanager are known")
+    ca_file: Path | None = setting(None, "PEM CA certificates for Prometheus and Alertmanager")
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorSettings:
-    """What is normal, and what is too far from it."""
+    """The baseline, and deviations from it."""
 
-    window_size: int = setting(120, "snapshots that the model looks back", minimum=4, maximum=10_000)
+    window_size: int = setting(120, "snapshots in the window of the model", minimum=4, maximum=10_000)
     anomaly_percentile: float = setting(
         99.0,
-        "percentile of the errors of normal time that is the threshold's start",
+        "percentile of deviations in normal time above which the tail for thresholds is fitted",
         minimum=50,
         maximum=99.999,
     )
     false_alarms_per_day: float = setting(
-        1.0, "false alarms a day that the threshold is calibrated to", minimum=0.001, maximum=1000
+        1.0, "expected false alarms a day for which thresholds are calibrated", minimum=0.001, maximum=1000
     )
     warm_up: int = setting(10, "snapshots before the first verdict", minimum=10)
-    hold_s: float = setting(
-        80.0, "seconds that a deviation must last before it is an incident", minimum=0, maximum=3600
+    min_duration_s: float = setting(
+        80.0, "seconds that a deviation must last to become an incident", minimum=0, maximum=3600
     )
     clean_s: float = setting(
-        90.0, "seconds without a deviation after which an incident is over", minimum=0, maximum=86_400
+        90.0, "seconds without a deviation after which an incident ends", minimum=0, maximum=86_400
     )
     fine_tune_interval_s: float = setting(
-        3600.0, "seconds between trainings on what was seen since; 0: never", minimum=0
+        3600.0, "seconds between trainings on recent snapshots; 0: never", minimum=0
     )
     fine_tune_hours: float = setting(
-        6.0, "hours of snapshots that are kept to train on", minimum=0.01, maximum=168
+        6.0, "hours of snapshots that are stored for trainings", minimum=0.01, maximum=168
     )
-    train_at: int = setting(
-        240, "snapshots after which the model is first trained, where it was not before", minimum=20
-    )
+    train_at: int = setting(240, "snapshots before the first training of an untrained model", minimum=20)
     threads: int = setting(
-        2, "threads of the graph model; more than 2 are for meshes in parts", minimum=1, maximum=256
+        2, "threads of the graph model; more than 2 help only for meshes in parts", minimum=1, maximum=256
     )
     device: Literal["cpu", "cuda"] = setting(
-        "cpu", "where the graph model runs; cuda is refused where torch finds none"
+        "cpu", "device of the graph model; cuda is refused if torch finds no CUDA device"
     )
     partition_above: int = setting(
-        20_000, "services above which the mesh is in parts, by namespace", minimum=1
+        20_000, "number of services above which the mesh is split by namespace", minimum=1
     )
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """The cluster, for planned changes."""
+    """The cluster, the source of planned changes and troubles."""
 
     kubernetes: Literal["auto", "never", "require"] = setting(
-        "auto", "watch pods, deployments and autoscalers: auto does where it runs in a pod"
+        "auto", "watch pods, deployments and autoscalers; auto: only if the watch runs in a pod"
     )
-    kubernetes_url: str = setting("", "API server; empty: that of the pod's service account")
-    kubernetes_token_file: Path | None = setting(None, "file with its bearer token; empty: the pod's")
+    kubernetes_url: str = setting("", "URL of the API server; empty: that of the pod's service account")
+    kubernetes_token_file: Path | None = setting(
+        None, "file with a bearer token for the API server; empty: the pod's"
+    )
     kubernetes_ca_file: Path | None = setting(None, "PEM certificate of the API server; empty: the pod's")
-    kubeconfig: Path | None = setting(None, "kubeconfig file to reach a cluster by, for development")
+    kubeconfig: Path | None = setting(None, "kubeconfig file of a cluster, for development")
     trouble_calm_s: float = setting(
-        300.0, "seconds after its last sign when an OOM kill or a crash loop is over", minimum=1
+        300.0, "seconds after the last sign at which an OOM kill or a crash loop ends", minimum=1
     )
     stuck_after_s: float = setting(
-        600.0, "a rollout that comes no nearer to its end for this long is stuck", minimum=1
+        600.0, "seconds without progress after which a rollout is stuck", minimum=1
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AlertSettings:
-    """Who is told."""
+    """The Alertmanagers."""
 
     alertmanager_urls: tuple[str, ...] = setting(
         (),
-        "Alertmanagers, each of which gets every alert; empty: none (TAGAE_ALERTMANAGER_URL is the same)",
+        "URLs of Alertmanagers; each gets every alert; empty: none (alias: TAGAE_ALERTMANAGER_URL)",
     )
-    alert_labels: tuple[str, ...] = setting((), 'further labels of alerts, each as "name=value"')
+    alert_labels: tuple[str, ...] = setting((), 'labels that are added to alerts, each as "name=value"')
     alertmanager_token_file: Path | None = setting(None, "file with a bearer token for the Alertmanagers")
-    alert_hold_s: float = setting(
+    alert_timeout_s: float = setting(
         240.0,
-        "an alert ends by itself so long after the watch last told it; at least 3 intervals",
+        "seconds after the last post at which Alertmanager resolves an alert; at least 3 intervals",
         minimum=1,
     )
-    page_url: str = setting("", "URL of the page for people, in alerts; empty: the address it listens on")
+    page_url: str = setting("", "URL of the page, for links in alerts; empty: the address it listens on")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Where the watch can be asked."""
+    """Ports and authentication of the watch."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     http_port: int = setting(
         9092, "port of the page and /metrics; 0 picks one, -1 is off", minimum=-1, maximum=65535
     )
     grpc_port: int = setting(9091, "port of gRPC; 0 picks one, -1 is off", minimum=-1, maximum=65535)
-    socket: Path | None = setting(None, "Unix socket for others in the pod; empty: none")
+    socket: Path | None = setting(None, "Unix socket for other containers of the pod; empty: none")
     clients_file: Path | None = setting(
         None,
-        "TOML file of clients with hashed API keys; where it is set, everybody has to say who they are",
+        "TOML file of clients with hashed API keys; if set, every request needs a key",
     )
-    allow_anonymous: bool = setting(False, "let everybody ask, also where host is not a loopback address")
+    allow_anonymous: bool = setting(
+        False, "allow access without a key, also if host is not a loopback address"
+    )
     open_metrics: bool = setting(False, "/metrics needs no key")
     cert_file: Path | None = setting(None, "PEM certificate chain, for HTTP and gRPC")
     key_file: Path | None = setting(None, "PEM private key of cert_file")
@@ -165,15 +165,17 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """What a restart takes up again."""
+    """The state that a restart restores."""
 
     state_dir: Path = setting(Path("/var/tagae"), "folder of the state")
     state_bytes: int = setting(
-        480 * 2**20, "room in state_dir; what does not fit is not kept, and said", minimum=2**20
+        480 * 2**20,
+        "maximum size of state_dir; state that does not fit is dropped and reported",
+        minimum=2**20,
     )
     state_interval_s: float = setting(
         300.0,
-        "seconds between writings of what is large; snapshots and incidents are always written",
+        "seconds between checkpoints; snapshots and incidents are written every interval",
         minimum=0,
     )
 
@@ -182,8 +184,8 @@ class StateSettings:
 class LogSettings:
     """Logging of the watch."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least level that is written")
-    log_format: Literal["text", "json"] = setting("text", "lines for people or for machines")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "lowest level that is logged")
+    log_format: Literal["text", "json"] = setting("text", "text lines for people, or JSON lines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class MeshSettings:
     log: LogSettings = field(default_factory=LogSettings)
 
     def replace(self, **values: Any) -> MeshSettings:
-        """A copy with other values, by key."""
+        """Return a copy with other values, by key."""
         return load_settings(flags=values, base=self)
 
 
@@ -210,8 +212,8 @@ class SettingRow:
     Attributes:
         path: "section.key" as in hopline-mesh.toml.
         env: the environment variable.
-        type: in words.
-        default: as it would be written.
+        type: for people.
+        default: as a user would write it.
         help: one line.
     """
 
@@ -247,14 +249,14 @@ def load_settings(
 
     Args:
         file: a hopline-mesh.toml; None reads none.
-        env: environment variables; None takes none. Those that Kubernetes sets for Services whose names
-            begin with "tagae" (`TAGAE_PORT=tcp://...`) are no settings.
+        env: environment variables; None reads none. Those that Kubernetes sets for Services whose names
+            begin with "tagae" (`TAGAE_PORT=tcp://...`) are ignored.
         flags: key -> value; None values are left out.
-        base: what stands below all sources instead of the defaults.
+        base: values below all sources, instead of the defaults.
 
     Raises:
-        ConfigError: an unknown name (with the closest known one), a bad value, or values that do not go
-            together; the message starts with the name as the source has it.
+        ConfigError: an unknown name (with the closest known one), an invalid value, or values that
+            contradict each other; the message starts with the name as the source has it.
     """
     settings = base or MeshSettings()
     if file is not None:
@@ -269,14 +271,14 @@ def load_settings(
 
 
 def show_settings(settings: MeshSettings) -> Iterator[tuple[str, Any]]:
-    """("section.key", value) of every setting."""
+    """Yield ("section.key", value) of every setting."""
     for key, (section, _, _) in _fields().items():
         yield f"{section}.{key}", getattr(getattr(settings, section), key)
 
 
 @functools.cache
 def _fields() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
-    """key -> section, field and its resolved type."""
+    """Return key -> section, field and its resolved type."""
     found = {}
     for section, section_type in typing.get_type_hints(MeshSettings).items():
         hints = typing.get_type_hints(section_type)
@@ -287,7 +289,7 @@ def _fields() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
 
 
 def _of_file(file: Path) -> dict[str, tuple[str, Any, str]]:
-    """key -> name as written, value, source."""
+    """Return key -> name as written, value, source."""
     try:
         tree = tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -320,7 +322,7 @@ def _of_env(env: Mapping[str, str]) -> dict[str, tuple[str, Any, str]]:
             names = [row.env for row in settings_table()]
             raise ConfigError(f"{name}: unknown setting (environment){did_you_mean(name, names)}")
         if key in found:
-            raise ConfigError(f"{name}: {found[key][0]} says the same and is set as well; set one of them")
+            raise ConfigError(f"{name}: the alias {found[key][0]} is set as well; set only one of them")
         found[key] = (name, value, "environment")
     return found
 
@@ -331,7 +333,7 @@ def _apply(settings: MeshSettings, values: Mapping[str, tuple[str, Any, str]]) -
         if key not in _fields():
             raise ConfigError(f"{name}: unknown setting ({source}){_suggestion(key)}")
         section, item, annotation = _fields()[key]
-        # Sizes are known by their name, which in the environment is in capitals.
+        # Names decide whether a value is a size; in the environment they are in capitals.
         path = name.lower() if name.isupper() else name
         try:
             changes.setdefault(section, {})[key] = read_value(value, annotation, path, item, source)
@@ -349,7 +351,7 @@ def _suggestion(key: str) -> str:
 
 
 def _check(settings: MeshSettings) -> None:
-    """Values that must go together."""
+    """Check values that depend on each other."""
     source, alerts = settings.source, settings.alerts
     for key, urls in (
         ("prometheus_url", (source.prometheus_url,)),
@@ -361,7 +363,7 @@ def _check(settings: MeshSettings) -> None:
             if url and not re.match(r"https?://[^/\s]", url):
                 raise ConfigError(f"{key}: {url!r} is not a URL such as http://host:9090")
     if not source.prometheus_url:
-        raise ConfigError("prometheus_url: empty; it is where all numbers come from")
+        raise ConfigError("prometheus_url: empty; set the URL of Prometheus")
     if source.mesh == "file" and source.query_file is None:
         raise ConfigError("query_file: not set, but mesh = file needs a file of queries")
     if source.query_file is not None and not source.query_file.is_file():

@@ -1,6 +1,6 @@
-"""The mesh during one interval: its services, its call paths and what was measured of them.
+"""The mesh during one interval: its services, call paths and measurements.
 
-Knows arrays; nothing of Prometheus, files or models.
+Knows arrays, but no Prometheus, files or models.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Something that could not be measured in this interval, and why.
+    """A missing measurement of this interval, and its reason.
 
     Attributes:
-        what: the column, source or query that is missing, such as "node.cpu_cores" or "prometheus".
-        reason: what went wrong, for people.
+        what: the missing column, source or query, such as "node.cpu_cores" or "prometheus".
+        reason: for people.
     """
 
     what: str
@@ -38,12 +38,12 @@ class Snapshot:
         time_s: end of the interval, Unix seconds.
         schema: the columns.
         roster: names of the slots.
-        nodes: int32 [n], slots of the services that exist in this interval, each once.
+        nodes: int32 [n], slots of the services that exist in this interval, without duplicates.
         node_features: float32 [n, len(schema.node_features)]; NaN = not measured.
         edge_src: int32 [e], slots of the callers.
-        edge_dst: int32 [e], slots of the callees; a pair of caller and callee comes once.
+        edge_dst: int32 [e], slots of the callees; each pair of caller and callee is unique.
         edge_features: float32 [e, len(schema.edge_features)]; NaN = not measured.
-        gaps: what could not be measured at all. Missing data is reported, and is no anomaly of a service.
+        gaps: missing measurements. Missing data is reported, and is never an anomaly of a service.
     """
 
     time_s: float
@@ -57,7 +57,7 @@ class Snapshot:
     gaps: tuple[Gap, ...] = field(default=())
 
     def unmeasured(self, time_s: float, gap: Gap) -> Snapshot:
-        """The same services and call paths in a later interval of which nothing is known."""
+        """Return the same services and call paths in a later interval without measurements."""
         return replace(
             self,
             time_s=time_s,
@@ -67,13 +67,13 @@ class Snapshot:
         )
 
     def check(self) -> None:
-        """Compare the arrays with what the attributes promise.
+        """Check the arrays against the description of the attributes.
 
-        For what comes from outside; it takes time that a step of the watch need not spend.
+        For input from outside; a step of the watch does not call it, to save time.
 
         Raises:
-            SnapshotInvalid: a wrong shape, a slot out of range, a service or call path twice, an edge to a
-                service that is not among `nodes`, an infinite value.
+            SnapshotInvalid: a wrong shape, a slot out of range, a duplicate service or call path, an edge
+                to a service that is not among `nodes`, an infinite value.
         """
         n, e = len(self.nodes), len(self.edge_src)
         for what, array, shape in (
@@ -100,10 +100,12 @@ class Snapshot:
             if what == "nodes":
                 present[slots] = True
                 if np.count_nonzero(present) != n:
-                    raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: a service comes twice")
+                    raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: a service is repeated")
             elif not present[slots].all():
                 name = self.roster.name(int(slots[~present[slots]][0]))
-                raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: edge of {name}, which is no node")
+                raise SnapshotInvalid(
+                    f"snapshot at {self.time_s:.0f} s: edge of {name}, which is not among the nodes"
+                )
         pairs = self.edge_src.astype(np.int64) * max(1, len(self.roster)) + self.edge_dst
         if len(np.unique(pairs)) != e:
-            raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: a call path comes twice")
+            raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: a call path is repeated")

@@ -1,7 +1,7 @@
 """Vectors of 16 numbers as values of Python expressions, from which LLVM instructions are made.
 
-For compiled loops that LLVM does not turn into vector instructions by itself: those that read and write so
-many arrays that it cannot check whether they overlap. Such a loop reads as NumPy does:
+For compiled loops that LLVM does not vectorise, because they read and write so many arrays that it cannot
+check for overlaps. Such a loop reads like NumPy:
 
     def body(row: Turn) -> None:
         near = row.load(level) - row.load(value)
@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils
+
+from hopline.kernels.cpu_level import features
 
 #: Numbers in a vector.
 LANES = 16
@@ -29,7 +30,7 @@ _I64, _I32, _I1 = ir.IntType(64), ir.IntType(32), ir.IntType(1)
 _FLOAT = ir.FloatType()
 _FLOATS, _INTS, _TRUTHS = (ir.VectorType(kind, LANES) for kind in (_FLOAT, _I32, _I1))
 
-_HAS_MASKS = bool(get_host_cpu_features().get("avx512bw"))
+_HAS_MASKS = "avx512bw" in features()
 
 Value = Any
 
@@ -188,10 +189,10 @@ class Variable:
 
 
 class Turn:
-    """One turn of a loop: places `first` to `first + 15`, of which those from `count` on are not there.
+    """One turn of a loop: places `first` to `first + 15`; places from `count` on do not exist.
 
     Args:
-        count: None where all are known to be there.
+        count: None if all places exist.
     """
 
     def __init__(self, builder: Any, first: Value, count: Value | None = None) -> None:
@@ -275,11 +276,11 @@ class Turn:
         self.builder.call(store, [value, place, align, (mask & self._there).value])
 
     def _bits(self, mask: Vector) -> Value:
-        """An int16, one bit for each place; of a turn that is not whole also for those not there."""
+        """An int16, one bit for each place; in an incomplete turn also for missing places."""
         return self.builder.bitcast(mask.value, ir.IntType(LANES))
 
     def _bits_there(self, mask: Vector) -> Value:
-        """`_bits`, 0 for places that are not there."""
+        """`_bits`, 0 for missing places."""
         return self._bits(mask if self._there is None else mask & self._there)
 
     def is_any(self, mask: Vector) -> Value:

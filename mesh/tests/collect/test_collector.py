@@ -85,7 +85,7 @@ async def test_without_the_answer_on_failures_none_are_claimed():
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (httpx.ConnectError("refused"), "cannot be asked: refused"),
+        (httpx.ConnectError("refused"), "is unavailable: refused"),
         (httpx.ReadTimeout(""), "ReadTimeout"),
         (httpx.Response(503, json={"status": "error", "error": "starting up"}), "HTTP 503: starting up"),
         (httpx.Response(429), "HTTP 429"),
@@ -117,17 +117,17 @@ async def test_a_prometheus_that_is_down_is_one_gap_and_no_service_vanishes(answ
     [
         (httpx.Response(400, json={"status": "error", "error": "parse error: x"}), "HTTP 400: parse error"),
         (httpx.Response(401), "a token or password is missing"),
-        (httpx.Response(302, headers={"location": "http://login/"}), "'http://login/'; give that URL"),
+        (httpx.Response(302, headers={"location": "http://login/"}), "'http://login/'; configure that URL"),
         ({"status": "error", "errorType": "execution", "error": "too many samples"}, "too many samples"),
-        ("<html>hello</html>", "not that of a Prometheus"),
-        ("", "not that of a Prometheus"),
-        (b"\xff\xfe\x00", "not that of a Prometheus"),
-        ("[" * 200_000, "not that of a Prometheus"),
-        (b'{"status":"error","error":"\xff"}', "not that of a Prometheus"),
-        ("[1, 2]", "not that of a Prometheus"),
+        ("<html>hello</html>", "not a response of Prometheus"),
+        ("", "not a response of Prometheus"),
+        (b"\xff\xfe\x00", "not a response of Prometheus"),
+        ("[" * 200_000, "not a response of Prometheus"),
+        (b'{"status":"error","error":"\xff"}', "not a response of Prometheus"),
+        ("[1, 2]", "not a response of Prometheus"),
         ('{"status": "success"}', "no data"),
-        ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "a matrix; an instant"),
-        ({"status": "success", "data": {"resultType": "scalar", "result": [NOW, "1"]}}, "is a scalar"),
+        ({"status": "success", "data": {"resultType": "matrix", "result": []}}, "type matrix; an instant"),
+        ({"status": "success", "data": {"resultType": "scalar", "result": [NOW, "1"]}}, "of type scalar"),
         (
             {"status": "success", "data": {"resultType": "vector", "result": {"a": 1}}},
             "not a list of series",
@@ -168,7 +168,7 @@ async def test_values_that_are_no_numbers_are_left_out_and_counted():
     found = {name: value for name, value in column(snapshot, "p99_ms").items() if not np.isnan(value)}
     assert found == {"a": 12.5, "e": 8.0, "k": pytest.approx(1.5e-7)}
     said = reasons(snapshot, "node.p99_ms")
-    assert "7 series have a value that is no number" in said
+    assert "7 series have a value that is not a number" in said
     assert "2 values are infinite" in said
     assert "1 values are not at least 0" in said
 
@@ -206,7 +206,7 @@ async def test_an_answer_for_another_moment_is_not_used():
     fake.answers["latencies"] = vector(*named("a", "b", "c", value="20"), time_s=NOW - 600)
     snapshot = await taken(fake)
     assert np.isnan(list(column(snapshot, "p99_ms").values())).all()
-    assert "3 series are not of the moment" in reasons(snapshot, "node.p99_ms")[0]
+    assert "3 series have the time " in reasons(snapshot, "node.p99_ms")[0]
 
 
 async def test_a_warning_is_told_and_nothing_counts_as_gone():
@@ -229,7 +229,7 @@ async def test_a_part_that_is_missing_is_no_part_that_is_gone():
     fake.answers["rates"] = vector(*named(*everyone[1:]), isPartial=True)
     snapshot = await one.collect(NOW + 15)
     assert len(snapshot.nodes) == 20
-    assert "a part of the answer is missing" in reasons(snapshot, "node.request_rate")[0]
+    assert "a part of the response is missing" in reasons(snapshot, "node.request_rate")[0]
 
 
 async def test_paths_that_vanish_together_are_held_and_said_to_be():
@@ -242,7 +242,7 @@ async def test_paths_that_vanish_together_are_held_and_said_to_be():
     snapshot.check()
     assert len(snapshot.edge_src) == 9
     assert np.isnan(snapshot.edge_features[:, 0]).sum() == 8
-    assert "8 of 9 call paths are in no answer (shop/s2 to shop/s0, " in reasons(snapshot, "edges")[0]
+    assert "8 of 9 call paths are in no response (shop/s2 to shop/s0, " in reasons(snapshot, "edges")[0]
 
 
 async def test_a_question_that_is_never_answered_hides_nothing_for_ever():
@@ -266,15 +266,15 @@ async def test_half_of_all_series_gone_is_missing_data_and_no_outage():
         snapshot = await one.collect(NOW + 15 * step)
         assert len(snapshot.nodes) == 20
         assert np.isnan([column(snapshot, "request_rate")[name] for name in everyone[10:]]).all()
-        assert "10 of 20 are in no answer" in reasons(snapshot, "services")[0]
-        assert reasons(snapshot, "node.request_rate")[0].startswith("10 series, of ")
+        assert "10 of 20 services are in no response" in reasons(snapshot, "services")[0]
+        assert reasons(snapshot, "node.request_rate")[0].startswith("10 series instead of the usual ")
     assert one.report.held_services == 10
 
 
 async def test_what_is_held_is_let_go_after_its_time():
     fake = Fake(**SOME)
     steady = Ticking()
-    one = collector_of(fake, steady=steady, hold_s=100)
+    one = collector_of(fake, steady=steady, keep_missing_s=100)
     await one.collect(NOW)
     fake.answers = {}
     for elapsed, left in ((90.0, 3), (101.0, 0)):
@@ -314,7 +314,7 @@ async def test_a_slow_prometheus_costs_what_is_late_and_no_more_than_the_deadlin
     begin = asyncio.get_running_loop().time()
     snapshot = await one.collect(NOW)
     assert asyncio.get_running_loop().time() - begin < 10
-    assert reasons(snapshot, "node.p99_ms") == ["Prometheus did not answer within 0.5 s"]
+    assert reasons(snapshot, "node.p99_ms") == ["Prometheus did not respond within 0.5 s"]
     assert column(snapshot, "request_rate") == {"a": 4.0, "b": 4.0, "c": 4.0}
     assert [query.outcome for query in one.report.queries] == ["ok", "ok", "late", "ok"]
 
@@ -366,7 +366,9 @@ async def test_ten_thousand_new_services_at_once():
     assert len(after.nodes) == 2000
     assert names(before) <= names(after)
     assert len(after.roster) == 8000  # no more names than four times as many
-    assert any("are not watched: max_services" in reason for reason in reasons(after, "services"))
+    assert any(
+        "are not watched: the limit is max_services" in reason for reason in reasons(after, "services")
+    )
     assert any("a restart forgets them" in reason for reason in reasons(after, "services"))
     assert one.report.left_out == 8003
     fake.answers["rates"] = SOME["rates"]
@@ -472,7 +474,7 @@ async def test_when_our_clock_goes_back_times_stand_still_and_the_right_moment_i
 
 async def test_a_column_that_the_schema_lacks_is_refused():
     queries = QuerySet("more", (Query("node", "queue_depth", "q", SERVICE),))
-    with pytest.raises(ConfigError, match=r"node.queue_depth is no column of the mesh"):
+    with pytest.raises(ConfigError, match=r"node.queue_depth is not a column of the mesh"):
         Collector(client_of(Fake()), queries, Schema())
     assert queries.schema().node_features[-1] == "queue_depth"
     Collector(client_of(Fake()), queries)

@@ -72,7 +72,7 @@ async def test_a_server_that_does_not_behave_costs_the_deadline_at_most(behaviou
         snapshot.check()
     assert [gap.what for gap in snapshot.gaps] == ["prometheus"]
     assert {query.outcome for query in one.report.queries} == {"late" if late else "unavailable"}
-    assert ("did not answer within 0.2 s" if late else "cannot be asked") in snapshot.gaps[0].reason
+    assert ("did not respond within 0.2 s" if late else "is unavailable") in snapshot.gaps[0].reason
 
 
 async def test_a_real_prometheus_that_ends_leaves_the_mesh_unmeasured(tmp_path):
@@ -87,5 +87,5 @@ async def test_a_real_prometheus_that_ends_leaves_the_mesh_unmeasured(tmp_path):
     after.check()
     assert before.nodes.tolist() == after.nodes.tolist() != []
     assert np.isnan(after.node_features).all()
-    assert "cannot be asked" in after.gaps[0].reason
+    assert "is unavailable" in after.gaps[0].reason
     assert [gap.what for gap in after.gaps] == ["prometheus", "services"]

@@ -81,7 +81,7 @@ async def test_a_token_that_is_renewed_is_read_again(tmp_path):
         ("http://", None, "is not a URL"),
         ("http://a:port", None, "is no URL|is not a URL"),
         (URL, Access(token="a", user="b"), "a bearer token and a user name are set"),
-        (URL, Access(token="a\nb"), "blanks or other characters"),
+        (URL, Access(token="a\nb"), "blanks or other invalid characters"),
         ("https://prometheus", Access(ca_file="/nowhere.pem"), "/nowhere.pem cannot be read as PEM"),
     ],
 )
@@ -99,12 +99,12 @@ async def test_no_message_has_the_password():
         with pytest.raises(QueryFailed) as caught:
             await client.query("up", 1.0, 1.0)
     assert "secret" not in str(caught.value)
-    assert "HTTP 403: a token or password is missing, wrong or not allowed to ask: no" in str(caught.value)
+    assert "HTTP 403: a token or password is missing, wrong or has no permission: no" in str(caught.value)
 
 
 async def test_nobody_there_is_said_with_the_address():
     async with Prometheus("http://127.0.0.1:1") as client:
-        with pytest.raises(SourceUnavailable, match=r"Prometheus at http://127.0.0.1:1 cannot be asked: "):
+        with pytest.raises(SourceUnavailable, match=r"Prometheus at http://127.0.0.1:1 is unavailable: "):
             await client.query("up", 1.0, 1.0)
 
 

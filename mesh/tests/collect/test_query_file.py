@@ -139,19 +139,19 @@ ONE = '[[node]]\ncolumn = "cpu_cores"\nquery = "up{}"\nservice = "app"\n'
         ("[[node]\n", None, "not valid TOML"),
         (ONE + 'colunm = "x"\n', 5, "node.colunm: unknown key; did you mean 'column'?"),
         ('extend = "istio"\n' + ONE, 1, "extend: unknown key; did you mean 'extends'?"),
-        ('extends = "envoy"\n' + ONE, 1, "it names any of istio, linkerd, containers; got 'envoy'"),
-        ('extends = "istio"\nwithout = ["node.x"]\n', 2, "without: a list of what is extended"),
+        ('extends = "envoy"\n' + ONE, 1, "must be a list of istio, linkerd, containers; got 'envoy'"),
+        ('extends = "istio"\nwithout = ["node.x"]\n', 2, "without: must be a list of extended columns"),
         ("[labels]\nsevice = 'app'\n" + ONE, 2, "labels.sevice: unknown key; did you mean 'service'?"),
-        ('[node]\ncolumn = "x"\n', 1, "write [[node]], once for each query"),
+        ('[node]\ncolumn = "x"\n', 1, "must be [[node]], once for each query"),
         ('[[node]]\nquery = "up"\nservice = "app"\n', 1, "column is missing"),
-        ('[[node]]\ncolumn = "CPU"\nquery = "up"\nservice = "app"\n', 2, "'CPU' is not of a-z"),
+        ('[[node]]\ncolumn = "CPU"\nquery = "up"\nservice = "app"\n', 2, "'CPU' may have only a-z"),
         ('[[node]]\ncolumn = "cpu_cores"\nservice = "app"\n', 1, "query is missing"),
         (ONE.replace("up{}", " "), 3, "' ' is not text"),
         (ONE.replace("up{}", "rate(up[1m]"), 3, "'(' is not closed"),
-        (ONE.replace("up{}", "rate(up[1m)"), 3, "')' closes what was not opened"),
+        (ONE.replace("up{}", "rate(up[1m)"), 3, "')' has no opening bracket"),
         (ONE.replace("up{}", "up{a='b}"), 3, "has no end"),
-        (ONE.replace("up{}", "rate(up[$windw])"), 3, "after $ comes window or matchers"),
-        (ONE.replace('service = "app"\n', ""), 1, "service is missing: the label with its name"),
+        (ONE.replace("up{}", "rate(up[$windw])"), 3, "only $window and $matchers are known"),
+        (ONE.replace('service = "app"\n', ""), 1, "service is missing: set the label with the name"),
         (ONE.replace('"app"', '"a-b"'), 4, "is not the name of a label"),
         (ONE + "scale = 0\n", 5, "0 is not a number above 0"),
         (ONE + "scale = true\n", 5, "True is not a number above 0"),
@@ -159,13 +159,13 @@ ONE = '[[node]]\ncolumn = "cpu_cores"\nquery = "up{}"\nservice = "app"\n'
         (ONE + 'reveals = "no"\n', 5, "is neither true nor false"),
         (ONE + 'per = "request_rate"\n', 5, "there is no query for node.request_rate"),
         (ONE + 'per = "cpu_cores"\n', 5, "is not another column"),
-        (ONE + ONE, 6, "node.cpu_cores is asked for twice"),
-        (ONE + "quantile = 0.5\n", 5, "it belongs to a histogram"),
-        (ONE + 'histogram = "x_bucket"\n', 5, "it goes with neither query nor per"),
+        (ONE + ONE, 6, "node.cpu_cores has two queries"),
+        (ONE + "quantile = 0.5\n", 5, "allowed only with histogram"),
+        (ONE + 'histogram = "x_bucket"\n', 5, "not allowed together with query or per"),
         (
             '[[node]]\ncolumn = "p99_ms"\nhistogram = "x"\nquantile = 0.99\nservice = "app"\n',
             3,
-            "it is like",
+            "must be like",
         ),
         (
             '[[node]]\ncolumn = "p99_ms"\nhistogram = "x_bucket"\nquantile = 99\nservice = "app"\n',
@@ -174,8 +174,8 @@ ONE = '[[node]]\ncolumn = "cpu_cores"\nquery = "up{}"\nservice = "app"\n'
         ),
         (ONE + '[[edge]]\ncolumn = "request_rate"\nquery = "up"\ncallee = "x"\n', 5, "caller is missing"),
         (ONE + '[[edge]]\ncolumn = "x"\nquery = "up"\nservice = "x"\n', 8, "edge.service: unknown key"),
-        ("node = 7\n", 1, "write [[node]]"),
-        (ONE + "reveals = false\n", None, "none of them says which services there are"),
+        ("node = 7\n", 1, "must be [[node]]"),
+        (ONE + "reveals = false\n", None, "none of them reveals services"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path, text, line, said):
@@ -195,7 +195,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         queries_for("file", tmp_path / "bytes.toml")
     with pytest.raises(ConfigError, match="query_file: not set"):
         queries_for("file")
-    with pytest.raises(ConfigError, match="'consul' is none of"):
+    with pytest.raises(ConfigError, match="'consul' is not one of"):
         queries_for("consul")
 
 

@@ -279,7 +279,7 @@ def test_the_command_says_what_comes_back(url):
     assert status == 0
     assert re.search(r"edge.request_rate +7 +7 ", text)
     assert re.search(r"7 services \(shop/.*, …\), 6 call paths", text)
-    assert "scraped every 15 s; rates are taken over 60 s" in text
+    assert "scraped every 15 s; window of rates 60 s" in text
     assert "lower bound" in text
 
 
@@ -289,8 +289,8 @@ def test_the_command_says_why_there_is_nothing(url):
     assert status == 1
     assert found["services"] == []
     hints = {row["name"]: row["hint"] for row in found["queries"]}
-    assert hints["node.request_rate"] == "there is no response_total"
-    assert "no service was found: nothing could be watched" in found["notes"]
+    assert hints["node.request_rate"] == "there is no metric response_total"
+    assert "no service was found: there is nothing to watch" in found["notes"]
 
 
 def test_the_command_says_which_label_has_no_such_value(url, tmp_path):
@@ -311,7 +311,7 @@ def test_the_command_says_which_label_has_no_such_value(url, tmp_path):
     text, status = command("--url", url, "--query-file", str(file), "--json")
     found = json.loads(text)
     assert status == 1
-    assert found["queries"][0]["hint"] == 'there is istio_requests_total, but none with reporter="waypoint"'
+    assert found["queries"][0]["hint"] == 'istio_requests_total exists, but not with reporter="waypoint"'
     assert "has the label app" in found["queries"][1]["reason"]
 
 
@@ -323,7 +323,7 @@ def test_the_command_warns_of_a_window_that_holds_too_few_scrapes(url):
 def test_the_command_says_once_that_nobody_is_there():
     result = CliRunner().invoke(commands.app, ["queries", "--url", "http://127.0.0.1:1"])
     assert isinstance(result.exception, SourceUnavailable)
-    assert str(result.exception).startswith("Prometheus at http://127.0.0.1:1 cannot be asked: ")
+    assert str(result.exception).startswith("Prometheus at http://127.0.0.1:1 is unavailable: ")
     assert result.stdout == ""
 
 

@@ -60,6 +60,8 @@ def build(folder):
 
 def merge(old, patch):
     """A strategic merge: objects by their keys, lists of named things by their names."""
+    if patch.get("$patch") == "replace":
+        return {key: value for key, value in patch.items() if key != "$patch"}
     merged = copy.deepcopy(old)
     for key, value in patch.items():
         known = merged.get(key)

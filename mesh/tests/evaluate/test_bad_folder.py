@@ -21,8 +21,11 @@ def changed(text: str, line: int, new: str) -> str:
 BAD = {
     "no nodes": ({"nodes": None}, ["no nodes.csv or nodes.parquet; it has a row for each service"]),
     "no edges": ({"edges": None}, ["no edges.csv or edges.parquet"]),
-    "no labels": ({"labels": None}, ["no labels.csv or labels.parquet; it has what went wrong"]),
-    "empty file": ({"nodes": ""}, ["nodes.csv: is empty; its first line names the columns"]),
+    "no labels": ({"labels": None}, ["no labels.csv or labels.parquet; it has the events that went wrong"]),
+    "empty file": (
+        {"nodes": ""},
+        ["nodes.csv: is empty; its first line must have the names of the columns"],
+    ),
     "header alone": (
         {
             "nodes": "time,service,p99_ms\n",
@@ -41,7 +44,7 @@ BAD = {
     ),
     "column twice": (
         {"nodes": NODES.replace("error_share", "p99_ms", 1)},
-        ["nodes.csv, line 1: column p99_ms comes more than once"],
+        ["nodes.csv, line 1: column p99_ms is repeated"],
     ),
     "column without a name": (
         {"nodes": NODES.replace("error_share", "", 1)},
@@ -53,15 +56,15 @@ BAD = {
     ),
     "bad time": (
         {"nodes": changed(NODES, 2, "noon,cart,1,0")},
-        ["nodes.csv, line 2, time: 'noon' is no time; it must be Unix seconds"],
+        ["nodes.csv, line 2, time: 'noon' is not a time; it must be Unix seconds"],
     ),
     "milliseconds": (
         {"nodes": changed(NODES, 2, "1767225600000,cart,1,0")},
-        ["'1767225600000' is no time"],
+        ["'1767225600000' is not a time"],
     ),
     "text for a number": (
         {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,fast,0")},
-        ["nodes.csv, line 4, p99_ms: 'fast' is no number; leave the cell empty if missing"],
+        ["nodes.csv, line 4, p99_ms: 'fast' is not a number; leave the cell empty if it is missing"],
     ),
     "infinite": (
         {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,inf,0")},
@@ -81,7 +84,7 @@ BAD = {
     ),
     "no service": (
         {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,,3,0")},
-        ["nodes.csv, line 4, service: no name"],
+        ["nodes.csv, line 4, service: is empty"],
     ),
     "out of order": (
         {"nodes": changed(NODES, 4, "2025-12-31T23:00:00Z,cart,3,0")},
@@ -89,15 +92,15 @@ BAD = {
     ),
     "service twice": (
         {"nodes": changed(NODES, 3, "2026-01-01T00:00:00Z,cart,3,0")},
-        ["nodes.csv, line 3, service: 'cart' has a row of that time already, at line 2"],
+        ["nodes.csv, line 3, service: 'cart' already has a row for that time, at line 2"],
     ),
     "edge twice": (
         {"edges": EDGES + "2026-01-01T00:03:00Z,shop,cart,1\n"},
-        ["edges.csv, line 5, destination: 'cart' has a row of that time already, at line 4"],
+        ["edges.csv, line 5, destination: 'cart' already has a row for that time, at line 4"],
     ),
     "edge of a stranger": (
         {"edges": changed(EDGES, 2, "2026-01-01T00:00:00Z,shop,card,1")},
-        ["edges.csv, line 2, destination: 'card' is no service of the nodes"],
+        ["edges.csv, line 2, destination: 'card' is not a service of the nodes"],
     ),
     "edge at no time": (
         {"edges": changed(EDGES, 3, "2026-01-01T00:01:30Z,shop,cart,1")},
@@ -109,7 +112,7 @@ BAD = {
     ),
     "label of a stranger": (
         {"labels": LABELS.replace("cart", "card")},
-        ["labels.csv, line 2, service: 'card' is no service of the nodes; did you mean 'cart'?"],
+        ["labels.csv, line 2, service: 'card' is not a service of the nodes; did you mean 'cart'?"],
     ),
     "label back in time": (
         {"labels": LABELS.replace("00:03", "00:01")},
@@ -117,7 +120,7 @@ BAD = {
     ),
     "label of nobody": (
         {"labels": LABELS.replace("cart", "")},
-        ["labels.csv, line 2, service: is empty; a label names a service, or a call path"],
+        ["labels.csv, line 2, service: is empty; a label needs a service, or a call path"],
     ),
     "half a path": (
         {"labels": LABELS.replace("cart,,", "cart,shop,")},
@@ -125,23 +128,23 @@ BAD = {
     ),
     "neither end": (
         {"labels": LABELS.replace("cart,,", "cart,shop,shop")},
-        ["is 'cart'; of a call path it is the end to blame"],
+        ["is 'cart'; for a call path it must be the root cause"],
     ),
     "label column": (
         {"labels": LABELS.replace("kind", "kind,why").replace("cpu", "cpu,x")},
-        ["labels.csv, why: no such column; there are start, end, service"],
+        ["labels.csv, why: unknown column; allowed are start, end, service"],
     ),
     "change kind": (
         {"changes": "start,service,kind\n2026-01-01,cart,deploy\n"},
-        ["changes.csv, line 2, kind: 'deploy' is none of scale, rollout, drain, added, removed"],
+        ["changes.csv, line 2, kind: 'deploy' is not one of scale, rollout, drain, added, removed"],
     ),
     "change without a number of pods": (
         {"changes": "start,service,kind,before,after\n2026-01-01,cart,scale,3,2.5\n"},
-        ["changes.csv, line 2, after: '2.5' is no number of pods"],
+        ["changes.csv, line 2, after: '2.5' is not a number of pods"],
     ),
     "trouble with pods": (
         {"troubles": "start,service,kind,before\n2026-01-01,cart,crash_loop,3\n"},
-        ["troubles.csv, before: no such column; there are start, end, service, kind, detail"],
+        ["troubles.csv, before: unknown column; allowed are start, end, service, kind, detail"],
     ),
     "change back in time": (
         {"changes": "start,end,service,kind\n2026-01-02,2026-01-01,cart,scale\n"},
@@ -149,25 +152,25 @@ BAD = {
     ),
     "trouble kind": (
         {"troubles": "start,service,kind\n2026-01-01,cart,tired\n"},
-        ["troubles.csv, line 2, kind: 'tired' is none of stuck_rollout"],
+        ["troubles.csv, line 2, kind: 'tired' is not one of stuck_rollout"],
     ),
-    "no toml": ({"mesh": "train = [["}, ["mesh.toml: is no TOML"]),
+    "no toml": ({"mesh": "train = [["}, ["mesh.toml: is not valid TOML"]),
     "toml key": (
         {"mesh": "interval = 3"},
-        ["mesh.toml, interval: no such key; there are name, interval_s"],
+        ["mesh.toml, interval: unknown key; allowed are name, interval_s"],
     ),
-    "toml interval": ({"mesh": "interval_s = 0"}, ["mesh.toml, interval_s: 0 is no number above 0"]),
+    "toml interval": ({"mesh": "interval_s = 0"}, ["mesh.toml, interval_s: 0 is not a number above 0"]),
     "toml period": (
         {"mesh": 'train = ["2026-01-01"]'},
-        ["mesh.toml, train: '2026-01-01' is no period; write [[start, end], ...]"],
+        ["mesh.toml, train: '2026-01-01' is not a period; it must be [[start, end], ...]"],
     ),
     "toml period back": (
         {"mesh": "train = [[1767225700, 1767225600]]"},
-        ["mesh.toml, train: ['1767225700', '1767225600'] is no period"],
+        ["mesh.toml, train: ['1767225700', '1767225600'] is not a period"],
     ),
     "train without snapshots": (
         {"mesh": "train = [[1767300000, 1767300600]]"},
-        ["mesh.toml, train: no snapshot is in it; the recording is of 2026-01-01 00:00:00 to"],
+        ["mesh.toml, train: no snapshot is in this period; the recording is from 2026-01-01 00:00:00 to"],
     ),
     "train in test": (
         {"mesh": "train = [[1767225600, 1767225700]]\ntest = [[1767225600, 1767229200]]"},
@@ -201,7 +204,7 @@ def test_what_is_no_parquet_or_no_utf8_is_named(tmp_path):
     (tmp_path / "labels.csv").write_bytes(b"start,end,kind\xff\n")
     with pytest.raises(SnapshotInvalid, match=r"labels.csv: is not UTF-8 at byte 14") as caught:
         read_folder(tmp_path)
-    assert "edges.parquet: is no Parquet file" in str(caught.value)
+    assert "edges.parquet: is not a Parquet file" in str(caught.value)
 
 
 def test_what_cannot_be_read_is_named(folder):
@@ -209,7 +212,7 @@ def test_what_cannot_be_read_is_named(folder):
     (folder / "nodes.csv").write_text("time,service," + "x" * 200_000 + "\n")
     with pytest.raises(SnapshotInvalid, match=r"mesh.toml: cannot be read: Is a directory") as caught:
         read_folder(folder)
-    assert "nodes.csv, line 1: is no CSV: field larger than field limit" in str(caught.value)
+    assert "nodes.csv, line 1: is not CSV: field larger than field limit" in str(caught.value)
 
 
 def test_many_problems_are_counted_after_the_first_twenty(folder):

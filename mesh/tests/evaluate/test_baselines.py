@@ -169,5 +169,5 @@ def test_every_baseline_can_be_made_by_its_name(name):
 
 
 def test_an_unknown_baseline_is_named():
-    with pytest.raises(ConfigError, match=r"no baseline 'statik'; there are static, percentile"):
+    with pytest.raises(ConfigError, match=r"no simple detector 'statik'; choose from static, percentile"):
         baseline("statik", noisy([]))

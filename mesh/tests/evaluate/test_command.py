@@ -91,7 +91,7 @@ class Shy:
 
 def test_intervals_that_were_not_judged_are_told(folder, monkeypatch):
     monkeypatch.setattr("hopline_mesh.tagae.Tagae", Shy)
-    assert "tagae said nothing of 7 intervals" in run(folder)
+    assert "tagae did not judge 7 intervals" in run(folder)
     assert json.loads(run(folder, "--json"))["detectors"][0]["unjudged"] == 7
 
 
@@ -106,11 +106,11 @@ def test_the_report_has_a_drawing_of_each(folder, tmp_path):
     assert [one["detector"] for one in told["detectors"]] == ["maximum", "static"]
     drawing = ElementTree.parse(tmp_path / "report" / "maximum.svg")
     titles = [title.text for title in drawing.iter("{http://www.w3.org/2000/svg}title")]
-    assert any("slow a" in title and "found after 2.0 min" in title for title in titles)
+    assert any("slow a" in title and "detected after 2.0 min" in title for title in titles)
     fills = [rect.get("fill") for rect in drawing.iter("{http://www.w3.org/2000/svg}rect")]
     assert fills.count("#ee6677") == 2  # the legend, and one false incident
     texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert "1 of 1 events found, 1 false episodes in 0.5 h" in texts
+    assert "1 of 1 events detected, 1 false incidents in 0.5 h" in texts
 
 
 def test_hostile_names_do_no_harm(tmp_path):
@@ -145,13 +145,16 @@ def test_all_detectors_run(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--detector", "statik"], "--detector statik: there are tagae, static"),
-        (["--detector", ","], "--detector none: there are"),
+        (["--detector", "statik"], "--detector statik: unknown; choose from tagae, static"),
+        (["--detector", ","], "--detector none: unknown; choose from"),
         (["--grace", "-1"], "--grace -1: must be at least 0"),
-        (["--train", "noon"], r"--train noon: write A\.\.B"),
-        (["--train", "1700000600..1700000000"], "write A..B, two times"),
-        (["--train", "1800000000..1800000600"], "no snapshot is in it; the recording is of 2023-11-14"),
-        (["--train", "1600000000..1800000600"], "no snapshot is left to judge"),
+        (["--train", "noon"], r"--train noon: must be A\.\.B"),
+        (["--train", "1700000600..1700000000"], "must be A..B, two times"),
+        (
+            ["--train", "1800000000..1800000600"],
+            "no snapshot is in this period; the recording is from 2023-",
+        ),
+        (["--train", "1600000000..1800000600"], "no snapshot is left for the test"),
     ],
 )
 def test_a_bad_option_is_named(folder, words, said):
@@ -160,7 +163,7 @@ def test_a_bad_option_is_named(folder, words, said):
 
 
 def test_a_report_is_not_written_over_a_file(folder):
-    with pytest.raises(BadRequest, match="is a file; name a folder"):
+    with pytest.raises(BadRequest, match="is a file; give a folder"):
         run(folder, "--report", folder / "nodes.csv")
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hopline.errors import ConfigError
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import Event, Period, Recording
 from hopline_mesh.evaluate.folder import read_folder
@@ -107,7 +107,7 @@ def test_what_is_known_of_a_time_has_nothing_of_the_future(tmp_path):
     contexts = read_folder(files(tmp_path, changes=changes, troubles=troubles)).contexts
     going, over = (Change("rollout", "cart", T0 + 60, end, "v2") for end in (None, T0 + 180))
     assert [context.changes for context in contexts] == [(), (going,), (going,), (over,)]
-    trouble = Trouble("crash_loop", "cart", T0 + 150)
+    trouble = KubernetesTrouble("crash_loop", "cart", T0 + 150)
     assert [context.troubles for context in contexts] == [(), (), (), (trouble,)]
 
 
@@ -225,7 +225,7 @@ def test_a_recorder_writes_as_it_goes_and_notes_the_newest_of_a_change(tmp_path,
 
 
 def test_a_recording_is_not_written_over(folder):
-    with pytest.raises(ConfigError, match=r"has a recording \(.*csv\); name a new folder"):
+    with pytest.raises(ConfigError, match=r"has a recording \(.*csv\); choose a new folder"):
         Recorder(folder, Schema())
 
 

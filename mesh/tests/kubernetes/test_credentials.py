@@ -185,7 +185,7 @@ def test_a_credential_plugin_that_fails_is_named(tmp_path):
     with pytest.raises(ConfigError, match="false exited with 1"):
         from_kubeconfig(file).token()
     file = config(tmp_path, "http://127.0.0.1:1", {"exec": {"command": "no-such-program"}})
-    with pytest.raises(ConfigError, match="no-such-program gave no credentials"):
+    with pytest.raises(ConfigError, match="no-such-program returned no credentials"):
         from_kubeconfig(file).token()
 
 

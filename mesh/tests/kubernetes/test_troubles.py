@@ -89,7 +89,7 @@ def test_new_pods_that_fall_over_end_the_expected_change(change):
     assert story.changes() == set()
     assert story.troubles() == {("crash_loop", "shop/web")}
     (ended,) = [each for each in story.context().changes if each.kind == change]
-    assert "went wrong" in ended.detail
+    assert "failed: " in ended.detail
 
 
 def test_an_old_pod_that_falls_over_does_not_end_the_change():
@@ -185,7 +185,7 @@ def test_nothing_is_stuck_that_is_only_not_heard_of():
     assert story.changes() == set()
     assert story.troubles() == set()
     (change,) = story.context().changes
-    assert change.detail == "3 to 7 pods; not heard of since"
+    assert change.detail == "3 to 7 pods; Kubernetes is unavailable since then"
     story.listed(DEPLOYMENTS, deployment(desired=7, generation=2, replicas=5))
     assert story.changes() == {("scale", "shop/web")}
 

@@ -179,10 +179,10 @@ async def test_an_object_that_cannot_be_read_spoils_no_other(token_file):
             assert await watched.wait_listed(5)
             assert watched.feed.sizes()["pods"] == 3
             await api.put(PODS, odd)
-            await until(lambda: watched.tallies()["pods"].unread == 2)
+            await until(lambda: watched.counts()["pods"].unread == 2)
             await api.put(PODS, pod("web-d"))
             await until(lambda: watched.feed.sizes()["pods"] == 4)
-            assert watched.tallies()["pods"].lists == 1
+            assert watched.counts()["pods"].lists == 1
 
 
 async def test_a_token_that_was_replaced_is_read_again(token_file):
@@ -266,7 +266,7 @@ async def test_a_token_that_is_damaged_is_a_gap(token_file):
     async with api_server() as (api, url):
         token_file.write_text("fi\u00e9rst\nsecond")
         async with watch(url, token_file) as watched:
-            await until(lambda: all("no token has" in gap.reason for gap in watched.gaps()))
+            await until(lambda: all("invalid characters" in gap.reason for gap in watched.gaps()))
             token_file.write_text("first")
             assert await watched.wait_listed(5)
             assert api.tokens == ["bearer first"] * len(api.tokens)
@@ -276,7 +276,7 @@ async def test_a_server_that_is_too_slow_is_asked_again(token_file):
     async with api_server(slow=[0.3] * 4) as (api, url):
         await a_shop(api)
         async with watch(url, token_file, timeouts=Timeouts(answer=0.1)) as watched:
-            await until(lambda: any(each.failures for each in watched.tallies().values()))
+            await until(lambda: any(each.failures for each in watched.counts().values()))
             assert await watched.wait_listed(5)
             await follows(api, watched)
 
@@ -305,7 +305,7 @@ async def test_what_nobody_thought_of_begins_anew(token_file, monkeypatch):
             monkeypatch.setattr(watched.feed, "changed", stumbles)
             await api.put(PODS, pod("web-d"))
             await until(lambda: watched.feed.sizes()["pods"] == 4)
-            assert watched.tallies()["pods"].lists == 2
+            assert watched.counts()["pods"].lists == 2
             await until(lambda: watched.gaps() == ())
 
 

@@ -66,7 +66,7 @@ def test_slots_become_positions():
     assert graph.at_slots(nodes, np.array([7, 5], np.int32), np.array([2, 7], np.int32), 9)
     assert graph.sources.tolist() == [0, 2]
     assert graph.targets.tolist() == [1, 0]
-    with pytest.raises(SnapshotInvalid, match="no node"):
+    with pytest.raises(SnapshotInvalid, match="is not a node"):
         graph.at_slots(nodes, np.array([7], np.int32), np.array([3], np.int32), 9)
 
 

@@ -37,7 +37,7 @@ def seconds(text: str) -> float:
 async def test_going_on_is_told_each_interval_and_ends_three_intervals_ahead() -> None:
     clock = Clock()
     async with scripted() as server:
-        alerts = Alerts([AlertmanagerTarget(server.url)], interval_s=15, hold_s=1, clock=clock)
+        alerts = Alerts([AlertmanagerTarget(server.url)], interval_s=15, timeout_s=1, clock=clock)
         for told in range(1, 4):
             await alerts.send(verdict(clock.now, incident(start_s=9_990.0)))
             ((alert,),) = (await server.wait_for(told))[told - 1 :]
@@ -95,8 +95,8 @@ async def test_one_that_hangs_holds_up_neither_the_watch_nor_another(
             assert metrics.alerts_sent(each.url[:-1]).value == 0
         warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert len(warned) == 2, "told once, not at every try"
-        assert any("did not answer within 0.2 s" in each for each in warned)
-        assert any("answered 400: why?" in each for each in warned)
+        assert any("did not respond within 0.2 s" in each for each in warned)
+        assert any("returned status 400: why?" in each for each in warned)
         await alerts.close()
 
 
@@ -142,7 +142,7 @@ async def test_more_incidents_than_anybody_reads_are_bounded() -> None:
 
 @pytest.mark.parametrize("state", [{}, {"alerts": 3}, {"alerts": [{"id": 1}]}, []])
 def test_state_that_is_something_else_is_told(state: object) -> None:
-    with pytest.raises(StateDamaged, match="kept alerts"):
+    with pytest.raises(StateDamaged, match="saved alerts"):
         Alerts().restore(state)  # type: ignore[arg-type]
 
 

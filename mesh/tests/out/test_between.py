@@ -70,9 +70,9 @@ def test_an_event_changes_the_embeddings_that_it_reaches(served):
     )
     assert told.status_code == 200
     answer = told.json()
-    assert answer["taken"] == 3
+    assert answer["accepted"] == 3
     assert answer["refused"][0]["event"] == 3
-    assert "'nobody' was not in the last interval" in answer["refused"][0]["why"]
+    assert "'nobody' was not in the last interval" in answer["refused"][0]["reason"]
     assert set(answer["services"]) <= set(before)
     after = {
         each["service"]: each
@@ -89,7 +89,7 @@ def test_an_event_changes_the_embeddings_that_it_reaches(served):
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ({"events": []}, 400, "at least one is needed"),
+        ({"events": []}, 400, "at least one event is needed"),
         ({"event": {}}, 400, "unknown field `event`"),
         (
             {"events": [{"service": "pay", "values": {"p99_ms": "high"}}]},
@@ -124,7 +124,7 @@ def test_many_events_leave_others_their_turns(served, monkeypatch):
     served.do(look)
     try:
         events = [{"service": "pay", "values": {"p99_ms": 10.0 + k}} for k in range(800)]
-        assert post(served, {"events": events}).json()["taken"] == 800
+        assert post(served, {"events": events}).json()["accepted"] == 800
     finally:
         done.append(True)
     assert len(set(taken_in)) == 800 // 16
@@ -195,28 +195,28 @@ def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
                 f"/hopline.mesh.v1.Mesh/{method}", request.SerializeToString, response.FromString
             )(request(**fields), timeout=20)
 
-        with pytest.raises(grpc.RpcError, match="the watch has not begun"):
+        with pytest.raises(grpc.RpcError, match="the watch has not started"):
             call("GetEmbeddings")
         found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
         before = {each.service: each for each in call("GetEmbeddings").embeddings}
         assert list(before) == ["front", "cart", "store", "pay"]
         told = call(
-            "TellEvents",
+            "ReportEvents",
             events=[
                 {"service": "pay", "values": {"p99_ms": 900.0, "memory_bytes": float("nan")}},
                 {"caller": "front", "callee": "cart", "gone": True},
                 {"service": "pay", "values": {"p99_ms": -1.0}},
             ],
         )
-        assert (told.taken, [each.event for each in told.refused]) == (2, [2])
-        assert "it is an amount" in told.refused[0].why
+        assert (told.accepted, [each.event for each in told.refused]) == (2, [2])
+        assert "it must be an amount" in told.refused[0].reason
         assert told.touched == len(told.services) > 0
         (after,) = call("GetEmbeddings", services=["front"]).embeddings
         assert list(after.embedding) != list(before["front"].embedding)
         (pay,) = call("GetEmbeddings", services=["pay"]).embeddings
         assert pay.deviations["p99_ms"] > 5
         assert pay.deviations["memory_bytes"] != pay.deviations["memory_bytes"]
-        with pytest.raises(grpc.RpcError, match="at least one is needed"):
-            call("TellEvents")
+        with pytest.raises(grpc.RpcError, match="at least one event is needed"):
+            call("ReportEvents")
         with pytest.raises(grpc.RpcError, match="'nobody' was not in the last interval"):
             call("GetEmbeddings", services=["nobody"])

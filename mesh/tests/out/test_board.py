@@ -116,7 +116,7 @@ def test_restart_keeps_incidents_and_their_evidence() -> None:
 
 @pytest.mark.parametrize("state", [{}, {"records": 1}, {"records": [{"incident": {}}]}])
 def test_state_that_is_something_else_is_told(state: dict[str, object]) -> None:
-    with pytest.raises(StateDamaged, match="kept incidents"):
+    with pytest.raises(StateDamaged, match="saved incidents"):
         Board().restore(state)
 
 

@@ -188,7 +188,7 @@ def test_socket_of_a_watch_that_died_is_taken_over_and_gone_at_the_end(tmp_path:
 def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(ConfigError, match="no socket"), serving(http_port=-1, socket=path):
+    with pytest.raises(ConfigError, match="not a socket"), serving(http_port=-1, socket=path):
         pass
     assert path.read_text() == "data"
     taken = tmp_path / "taken.sock"

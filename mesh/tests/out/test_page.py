@@ -52,7 +52,7 @@ def test_incident_is_shown_with_suspects_evidence_and_charts(tab: Tab) -> None:
         tab.open(f"{served.url}/")
         tab.wait_for("document.querySelectorAll('figure.chart svg').length == 2")
         assert text(tab, "#state") == "Anomalous"
-        assert text(tab, "#said") == "1 incident goes on."
+        assert text(tab, "#message") == "1 open incident."
         assert text(tab, ".suspects li:first-child a") == "shop/cart"
         rows = tab.eval(
             "[...document.querySelectorAll('.incident tbody tr')].map(row =>"
@@ -75,7 +75,7 @@ def test_incident_is_shown_with_suspects_evidence_and_charts(tab: Tab) -> None:
         # It goes on by itself: the next verdict comes without a reload.
         served.publish(verdict(1300.0, incident(start_s=1150.0, end_s=1300.0)), snapshot(1300.0))
         tab.wait_for("document.querySelector('#panel .incidents a.over')")
-        assert "none now" in text(tab, "#panel")
+        assert "none open" in text(tab, "#panel")
         assert all(url.startswith(served.url) for url in tab.asked), tab.asked
         assert tab.problems == []
 
@@ -86,8 +86,8 @@ def test_keyboard_and_screen_reader_reach_everything(tab: Tab) -> None:
         tab.open(f"{served.url}/")
         tab.wait_for("document.querySelectorAll('.node').length == 4")
         labels = tab.eval("[...document.querySelectorAll('.node')].map(node => node.ariaLabel)")
-        assert labels[1] == ("shop/cart, score 1.4 × the threshold, suspect 1, calls 1 service")
-        assert labels[3] == "shop/db, no score, calls 0 services"
+        assert labels[1] == ("shop/cart, anomaly score 1.4 × the threshold, suspect 1, calls 1 service")
+        assert labels[3] == "shop/db, no anomaly score, calls 0 services"
         described = tab.eval("document.querySelector('figure svg').ariaLabel")
         assert described.startswith("shop/cart: p99 latency, about 40 ms before the incident, about 812 ms")
         tab.eval("document.querySelectorAll('.node')[1].focus()")
@@ -159,7 +159,7 @@ def test_what_the_watch_cannot_say_is_said(tab: Tab) -> None:
         tab.wait_for("document.querySelector('#state').innerText == 'Normal'")
         served.publish(verdict(2000.0, state="learning"), snapshot(2000.0))
         tab.wait_for("document.querySelector('#state').innerText == 'Learning'")
-        assert "no verdict so far" in text(tab, "#said")
+        assert "no verdict so far" in text(tab, "#message")
         tab.wait_for("document.querySelector('#nothing').hidden")
         served.publish(verdict(2015.0, state="blind"))
         tab.wait_for("document.querySelector('#state').innerText == 'Blind'")
@@ -171,7 +171,7 @@ def test_what_the_watch_cannot_say_is_said(tab: Tab) -> None:
         served.do(lambda: setattr(served.board, "published_s", 2000.0))
         tab.open(f"{served.url}/?again")
         tab.wait_for("document.querySelector('#state')?.innerText == 'No news'")
-        assert text(tab, "#said") == "The watch has judged nothing for 10 min."
+        assert text(tab, "#message") == "No verdict for 10 min."
         assert tab.problems == []
     tab.wait_for("document.querySelector('#state').innerText == 'Not reachable'")
 
@@ -180,7 +180,7 @@ def test_incident_that_is_not_kept_any_more_is_told_so(tab: Tab) -> None:
     with serving(grpc_port=-1) as served:
         served.publish(verdict(1000.0), snapshot(1000.0))
         tab.open(f"{served.url}/#incident=gone%3Cb%3E")
-        tab.wait_for("document.querySelector('#panel')?.innerText.includes('gone<b> is not kept')")
+        tab.wait_for("document.querySelector('#panel')?.innerText.includes('gone<b> is not stored')")
 
 
 def test_of_a_large_mesh_two_hundred_services_are_drawn(tab: Tab) -> None:

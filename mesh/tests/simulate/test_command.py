@@ -89,10 +89,10 @@ def test_operations_are_read_from_words():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("memory_leak", "write KIND@T"),
-        ("memory_leak@soon", "write KIND@T"),
-        ("memory_leak@1.2.3", "no number"),
-        ("cpu_hog@1=3", "write KIND@T"),
+        ("memory_leak", "must be KIND@T"),
+        ("memory_leak@soon", "must be KIND@T"),
+        ("memory_leak@1.2.3", "not a number"),
+        ("cpu_hog@1=3", "must be KIND@T"),
     ],
 )
 def test_words_that_are_no_fault_are_refused(text, says):

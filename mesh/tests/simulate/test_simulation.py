@@ -265,7 +265,7 @@ def test_small_meshes_are_whole_too(services):
         (lambda: MeshPlan(services=2), "services"),
         (lambda: MeshPlan(rate=math.nan), "rate"),
         (lambda: simulate(MeshPlan(faults=(Fault("cpu_hog", 0.0, service="who"),)), 0), "no service 'who'"),
-        (lambda: simulate(MeshPlan(operations=(Operation("remove", 0.0),)), 0), "nothing was added"),
+        (lambda: simulate(MeshPlan(operations=(Operation("remove", 0.0),)), 0), "no service was added"),
         (lambda: simulate(MeshPlan(spares=0, operations=(Operation("add", 0.0),)), 0), "spare"),
         (lambda: high_churn(kinds=()), "kinds"),
     ],

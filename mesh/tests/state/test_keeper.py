@@ -51,12 +51,12 @@ def test_a_full_disk_is_said_once_and_again_when_it_is_over(tmp_path, caplog):
     assert keeper.failures == 3
     assert [gap.what for gap in keeper.gaps] == ["state"]
     assert "No space left" in keeper.gaps[0].reason
-    assert caplog.text.count("goes on without it") == 1
+    assert caplog.text.count("continues without saving state") == 1
     folder.broken = False
     keeper.keep(snapshot(9.0), Context())
     keeper.close()
     assert keeper.gaps == ()
-    assert "is kept again" in caplog.text
+    assert "is saved again" in caplog.text
 
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
@@ -66,7 +66,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path):
     for i in range(40):
         keeper.keep(snapshot(float(i)), Context())
     assert keeper.failures == 16
-    assert "does not keep up" in keeper.gaps[0].reason
+    assert "is too slow" in keeper.gaps[0].reason
     folder.free.set()
     keeper.close()
 

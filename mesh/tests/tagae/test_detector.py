@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.snapshot import Gap
@@ -211,7 +211,7 @@ def test_a_fault_during_a_rollout_is_still_seen(fitted):
 
 @pytest.mark.parametrize("kind", ["stuck_rollout", "oom_kill", "crash_loop"])
 def test_what_kubernetes_reports_is_an_incident(fitted, kind):
-    trouble = Trouble(kind, "cart", NEXT_S + 10 * INTERVAL_S, NEXT_S + 20 * INTERVAL_S)
+    trouble = KubernetesTrouble(kind, "cart", NEXT_S + 10 * INTERVAL_S, NEXT_S + 20 * INTERVAL_S)
     (incident,) = incidents(follow(fitted(), 60, context=Context(troubles=(trouble,))))
     assert incident.suspects[0].service == "cart"
     assert incident.suspects[0].evidence[0].feature == kind
@@ -252,7 +252,7 @@ def test_who_is_killed_for_memory_after_a_leak_is_the_same_incident(fitted, serv
     def leaks_until_killed(number, nodes, edges):
         nodes[CART, MEMORY] *= 1.0 + 0.04 * (number - 20) if 20 <= number < 40 else 1.0
 
-    killed = Trouble("oom_kill", service, NEXT_S + 42 * INTERVAL_S, NEXT_S + 46 * INTERVAL_S)
+    killed = KubernetesTrouble("oom_kill", service, NEXT_S + 42 * INTERVAL_S, NEXT_S + 46 * INTERVAL_S)
     verdicts = follow(fitted(), 120, leaks_until_killed, context=Context(troubles=(killed,)))
     assert len(incidents(verdicts)) == count
 
@@ -290,7 +290,7 @@ def test_too_little_measured_is_blind_and_says_so(fitted):
 
     verdicts = follow(fitted(), 10, edit)
     assert [verdict.state for verdict in verdicts] == ["normal"] * 5 + ["blind"] + ["normal"] * 4
-    assert "of 43 series" in verdicts[5].gaps[-1].reason
+    assert "of 43 previously measured series" in verdicts[5].gaps[-1].reason
 
 
 def test_absurd_values_are_taken_as_missing(fitted):
@@ -381,5 +381,5 @@ def test_gaps_are_passed_on(fitted):
 
 
 def test_nothing_to_learn_from_is_refused():
-    with pytest.raises(SnapshotInvalid, match="nothing to learn from"):
+    with pytest.raises(SnapshotInvalid, match="at least one snapshot"):
         Tagae().fit([], [])

@@ -213,7 +213,9 @@ def test_what_is_found_lasted_long_enough(hold, seed):
         deviation = oracle.nearer(slow, near)
         simple = (table.slope[: table.size] == 0) & ~table.still & (np.abs(deviation) >= 2)
         deviation = deviation * np.where(deviation > 0, table.polarity[:, 0], table.polarity[:, 1])
-        expected = np.clip(np.where(np.isnan(slow), 0, deviation), -kernels.MOST, kernels.MOST)
+        expected = np.clip(
+            np.where(np.isnan(slow), 0, deviation), -kernels.MAX_DEVIATION, kernels.MAX_DEVIATION
+        )
         np.testing.assert_allclose(
             np.where(simple, table.dev[: table.size], 0), np.where(simple, expected, 0), atol=1e-4
         )

@@ -120,7 +120,7 @@ def test_parts_and_what_is_usual_of_them_outlive_a_restart(state):
     assert (others._cut.version, others._overall._model) == (1, None)
     with pytest.raises(StateDamaged, match="parts of the mesh"):
         restored((meta | {"cut": meta["cut"] | {"parts": [7]}}, arrays), 16)
-    with pytest.raises(StateDamaged, match="do not go together"):
+    with pytest.raises(StateDamaged, match="does not match the scores"):
         restored((meta, arrays | {"overall.usual": np.zeros((3, 2))}), 16)
 
 

@@ -136,7 +136,7 @@ async def test_a_source_that_hangs_is_left_behind(bench):
     bench.source.collect = hang
     (verdict,) = await bench.intervals(0.0, 1)
     assert verdict.state == "blind"
-    assert "no answer within 0.2 s" in gaps(verdict)["prometheus"]
+    assert "no response within 0.2 s" in gaps(verdict)["prometheus"]
 
 
 async def test_no_part_ends_the_loop(bench, monkeypatch):
@@ -180,8 +180,8 @@ async def test_kubernetes_that_fails_costs_what_is_known_of_changes(tmp_path):
 async def test_lost_time_is_said(bench):
     verdict = await bench.watch.interval(Tick(100.0, 100.0, skipped=3, jump_s=-40.0))
     assert gaps(verdict) == {
-        "interval": "3 left out: the one before took too long",
-        "clock": "was set back by 40 s",
+        "interval": "3 left out: the previous interval took too long",
+        "clock": "the clock was set back by 40 s",
     }
 
 
@@ -192,7 +192,7 @@ async def test_killed_in_the_middle_of_an_incident_it_goes_on_with_it(tmp_path):
     before = (await bench.intervals(90.0, 4))[-1]
     await bench.kill()
     again = Bench(tmp_path / "state")
-    assert again.resumed.said == "goes on"
+    assert again.resumed.summary == "restored"
     assert again.resumed.last_s == 135.0
     assert [each.incident.id for each in again.board.open_incidents()] == ["fault-90"]
     assert again.resumed.note == {"alerts": {"sent": 10}}
@@ -211,8 +211,8 @@ async def test_state_of_other_settings_is_learned_anew_from_what_was_seen(tmp_pa
     await bench.intervals(0.0, 6)
     await bench.stop()
     again = Bench(tmp_path / "state", shape={"window_size": 60})
-    assert "other settings (window_size)" in again.resumed.said
-    assert "from 6 intervals" in again.resumed.said
+    assert "other settings (window_size)" in again.resumed.summary
+    assert "from 6 saved intervals" in again.resumed.summary
     (verdict,) = await again.intervals(90.0, 1)
     await again.stop()
     assert verdict.state == "normal"
@@ -241,7 +241,7 @@ async def test_damaged_state_costs_learning_at_most(tmp_path, damage, caplog):
     await again.stop()
     assert not any(verdict.incidents for verdict in verdicts)
     assert again.detector.steps == (4 if damage == "everything" else 10)
-    assert "left out" in caplog.text
+    assert "ignored" in caplog.text
 
 
 async def test_the_loop_ends_when_it_is_told_to(bench):

@@ -36,7 +36,7 @@ def test_it_says_where_its_page_is_goes_on_without_prometheus_and_ends_at_sigter
     process = start(environment, tmp_path)
     try:
         said = [process.stderr.readline() for _ in range(5)]
-        assert said[0] == "watching istio in all namespaces, by http://127.0.0.1:9, every 0.5 s\n"
+        assert said[0] == "watching istio in all namespaces of http://127.0.0.1:9, every 0.5 s\n"
         page = said[1].split()[1]
         verdict = None
         while verdict is None:

@@ -30,7 +30,7 @@ from hopline_mesh.state.lock import only_writer
 from hopline_mesh.tagae import Tagae
 from hopline_mesh.watch import parts
 from hopline_mesh.watch.judge import Judge
-from hopline_mesh.watch.learn import Home, learn
+from hopline_mesh.watch.learn import TargetFolder, learn
 from hopline_mesh.watch.resume import resume
 from tests.collect.history import History, istio_call
 from tests.prometheus_server import prometheus
@@ -154,7 +154,7 @@ def test_a_watch_judges_from_its_first_snapshot_on_what_a_folder_taught(recorded
     assert calls["series"] + calls["left_out"] == said["call_paths"]
     judge, found = taken_up(tmp_path / "state")
     assert found.trained
-    assert found.said == "goes on"
+    assert found.summary == "restored"
     assert found.last_s == learned[-1].time_s
     oracle = Tagae(judge.detector.settings)
     mine = [in_roster(each, found.roster) for each in learned]
@@ -181,7 +181,7 @@ def test_people_get_a_table_with_a_line_for_each_column(recorded, tmp_path):
         *(f"node.{name}" for name in schema.node_features),
         *(f"edge.{name}" for name in (*schema.edge_features, "calls_per_request")),
     ]
-    assert rest[-1].startswith(f"kept in {tmp_path / 'state'}: ")
+    assert rest[-1].startswith(f"saved in {tmp_path / 'state'}: ")
 
 
 def test_later_trainings_go_on_from_what_was_learned_of(recorded, tmp_path):
@@ -217,8 +217,8 @@ def test_an_incident_among_what_is_learned_from_is_left_out_and_said(tmp_path):
 
     seen = [Seen(*each) for each in with_an_incident()]
     settings = load_settings(flags={"state_dir": tmp_path / "state", "window_size": 40})
-    with Home(settings, replace=False) as home:
-        learned = learn(seen, settings, home, source="here")
+    with TargetFolder(settings, replace=False) as target:
+        learned = learn(seen, settings, target, source="here")
     service = seen[0].snapshot.roster.name(int(seen[0].snapshot.nodes[2]))
     (out,) = learned.abnormal
     assert f"{service} error_share" in out.series
@@ -229,7 +229,7 @@ def test_an_incident_among_what_is_learned_from_is_left_out_and_said(tmp_path):
     assert learned.intervals == sum(not out.since_s <= time_s <= out.until_s for time_s in times)
     console = Console(record=True, width=200)
     show(learned, console)
-    assert f"not learned from, since it was no normal time: {out.told()}" in console.export_text()
+    assert f"left out as abnormal: {out.text()}" in console.export_text()
 
 
 async def test_the_past_is_what_a_collector_would_have_collected(url, now_s):
@@ -278,7 +278,7 @@ def test_what_prometheus_kept_is_learned_and_taken_up(url, tmp_path):
 
 def test_a_prometheus_that_keeps_less_says_from_when_it_has_data(url, now_s, tmp_path):
     with pytest.raises(
-        MeshError, match=r"has data of this mesh from .* UTC on, (9|10) minutes, and 2\.0 hours"
+        MeshError, match=r"has data of this mesh from .* UTC on, (9|10) minutes, but 2\.0 hours"
     ):
         train("--from-prometheus", "2h", "--prometheus", url, "--state-dir", tmp_path, *WINDOW)
 
@@ -287,16 +287,16 @@ def test_a_prometheus_without_the_mesh_or_away_is_refused(url, tmp_path):
     asked = ("--from-prometheus", "7m", "--state-dir", tmp_path, *WINDOW)
     with pytest.raises(MeshError, match="no service was found in 7 minutes"):
         train(*asked, "--prometheus", url, "--mesh", "linkerd")
-    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1 cannot be asked"):
+    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
         train(*asked, "--prometheus", "http://127.0.0.1:1")
     assert not list(tmp_path.iterdir())
 
 
 def test_too_little_to_learn_from_is_refused(url, recorded, tmp_path):
     state = ("--state-dir", tmp_path)
-    with pytest.raises(MeshError, match=r"25 intervals can be learned from.* at least 40 are needed"):
+    with pytest.raises(MeshError, match=r"25 of .* intervals are usable.* at least 40 are needed"):
         train("--from-prometheus", "2m", "--prometheus", url, "--interval", 4.8, *state, *WINDOW)
-    with pytest.raises(MeshError, match=r"excepted\); at least 40 are needed, 10 minutes"):
+    with pytest.raises(MeshError, match=r"by --except\); at least 40 are needed, 10 minutes"):
         train(recorded, *state, *WINDOW, "--except", "2000-01-01..2100-01-01")
 
 
@@ -306,7 +306,7 @@ def test_a_state_folder_in_use_or_with_state_is_left_alone(recorded, tmp_path):
         train(recorded, "--state-dir", state, *WINDOW)
     train(recorded, "--state-dir", state, *WINDOW)
     before = sorted(path.read_bytes() for path in state.iterdir())
-    with pytest.raises(MeshError, match="--replace lets go of it"):
+    with pytest.raises(MeshError, match="--replace deletes it"):
         train(recorded, "--state-dir", state, *WINDOW)
     assert sorted(path.read_bytes() for path in state.iterdir()) == before
     train(recorded, "--state-dir", state, *WINDOW, "--replace")
@@ -341,9 +341,9 @@ def test_a_recording_of_other_columns_or_intervals_is_refused(recorded, tmp_path
     [
         ((), "either a folder or --from-prometheus"),
         ((".", "--from-prometheus", "1h"), "either a folder or --from-prometheus"),
-        (("--from-prometheus", "soon"), "write a time such as 90m"),
-        (("--from-prometheus", "0h"), "write a time such as 90m"),
-        (("--from-prometheus", "1h", "--except", "2026-01-02..2026-01-01"), "write A..B"),
+        (("--from-prometheus", "soon"), "must be a time such as 90m"),
+        (("--from-prometheus", "0h"), "must be a time such as 90m"),
+        (("--from-prometheus", "1h", "--except", "2026-01-02..2026-01-01"), "must be A..B"),
     ],
 )
 def test_bad_arguments_are_said(arguments, said, tmp_path):

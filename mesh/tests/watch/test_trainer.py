@@ -74,7 +74,7 @@ def test_a_trained_detector_takes_over_up_to_date_and_not_in_the_middle_of_an_in
 
 
 def test_trouble_that_never_ends_does_not_keep_what_was_learned_away(folder, played, monkeypatch):
-    monkeypatch.setattr("hopline_mesh.watch.trainer._PATIENCE", 40)  # a quarter of it the first time
+    monkeypatch.setattr("hopline_mesh.watch.trainer._MAX_WAIT", 40)  # a quarter of it the first time
     one, outcomes = trainer(folder)
     for seen in played[:60]:
         go(one, seen)
@@ -110,7 +110,7 @@ def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):
         while one._process is not None:
             go(one, seen[-1])
     state.close()
-    assert "not learned from, since it was no normal time: " in caplog.text
+    assert "left out as abnormal: " in caplog.text
     assert "error_share" in caplog.text
 
 

@@ -1,1 +1,1 @@
-"""Message brokers: one seam, and Kafka, Redis Streams and NATS JetStream behind it."""
+"""Message brokers: one interface, with Kafka, Redis Streams and NATS JetStream behind it."""

@@ -1,12 +1,12 @@
-"""The address of a topic at a broker, and the options that come with it.
+"""The address of a topic at a broker, and its options.
 
     kafka://[user:password@]host:port[,host:port …]/topic?group=g
     redis://[user:password@]host:port/0?stream=s&group=g
     nats://[user:password@]host:port[,host:port …]/stream?subject=s&durable=d
 
-An "s" at the end of the scheme (kafkas, rediss, natss) means TLS. Options that should not stand in a
-command line or a setting are in a TOML file that `options_file` names. This file knows the form; which
-options there are is each broker's to say. A password is in no message and in no repr.
+An "s" at the end of the scheme (kafkas, rediss, natss) means TLS. Options that must not appear in a command
+line or a setting are in a TOML file that `options_file` names. This file defines the form; each broker
+defines its options. A password never appears in a message or a repr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 
-#: Of every broker.
+#: Options of every broker.
 COMMON = (
     "group",
     "start",
@@ -43,7 +43,7 @@ _Choice = TypeVar("_Choice", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a topic is.
+    """The address of a topic.
 
     Attributes:
         scheme: in lower case, without the "s" of TLS.
@@ -51,7 +51,7 @@ class Address:
         servers: (host, port), one or more.
         path: what follows the servers, without slashes around it.
         options: name -> value, from the query, the file and the login.
-        setting: where the address was written, for errors.
+        setting: name of the setting with the address, for errors.
     """
 
     scheme: str
@@ -67,11 +67,11 @@ class Address:
 
         Args:
             text: as above.
-            setting: for errors.
+            setting: its name, for errors.
             schemes: without the "s".
-            default_port: where the address has none; 0 if there must be one.
+            default_port: if the address has no port; 0 requires one.
 
-        Raises: ConfigError: beginning with the setting's name; never with a password.
+        Raises: ConfigError: it begins with the setting's name and never contains a password.
         """
 
         def wrong(what: str) -> ConfigError:
@@ -93,7 +93,7 @@ class Address:
         options: dict[str, str] = {}
         for name, value in query:
             if name in options:
-                raise wrong(f"option {name!r} is there twice")
+                raise wrong(f"option {name!r} is repeated")
             options[name] = value
         user, _, password = login.partition(":")
         for name, value in (("username", user), ("password", password)):
@@ -119,32 +119,32 @@ class Address:
         """Check the names of the options.
 
         Args:
-            own: what this broker has beside `COMMON`.
-            native: names with a dot are the driver's own; let them pass.
+            own: options of this broker, in addition to `COMMON`.
+            native: accept names with a dot, which are the driver's own.
 
-        Raises: ConfigError: an unknown one.
+        Raises: ConfigError: an unknown option.
         """
         known = (*COMMON, *own)
         for name in self.options:
             if name not in known and not (native and "." in name):
                 raise self.wrong(
                     f"unknown option {name!r} of {self.scheme}://{did_you_mean(name, known)}; "
-                    f"there are {', '.join(known)}"
+                    f"known are {', '.join(known)}"
                 )
 
     def text(self, name: str, default: str = "") -> str:
-        """An option as it is."""
+        """An option as text."""
         return self.options.get(name, default)
 
     def required(self, name: str, example: str) -> str:
-        """An option that must be there. Raises: ConfigError: it is not, or is empty."""
+        """A required option. Raises: ConfigError: it is missing or empty."""
         value = self.text(name)
         if not value:
-            raise self.wrong(f"{self.scheme}:// needs the option {name}, such as {example}")
+            raise self.wrong(f"{self.scheme}:// needs the option {name}, for example {example}")
         return value
 
     def choice(self, name: str, choices: tuple[_Choice, ...]) -> _Choice:
-        """One of some words, by default the first. Raises: ConfigError: another one."""
+        """An option with fixed values, by default the first. Raises: ConfigError: another value."""
         value = self.text(name, choices[0])
         for known in choices:
             if value == known:
@@ -152,7 +152,7 @@ class Address:
         raise self.wrong(f"{name} must be {' or '.join(map(repr, choices))}; got {value!r}")
 
     def number(self, name: str, default: float, minimum: float, maximum: float = 1e9) -> float:
-        """A number. Raises: ConfigError: none, or out of bounds."""
+        """A number. Raises: ConfigError: not a number, or out of bounds."""
         value = self.text(name, str(default))
         try:
             found = float(value)
@@ -163,14 +163,14 @@ class Address:
         return found
 
     def flag(self, name: str, default: bool) -> bool:
-        """Yes or no. Raises: ConfigError: neither."""
+        """True or false. Raises: ConfigError: neither."""
         value = self.text(name, str(default)).lower()
         if value not in _YES_NO:
             raise self.wrong(f"{name} must be true or false; got {value!r}")
         return _YES_NO[value]
 
     def file(self, name: str) -> Path | None:
-        """A file that is there, None where none is named. Raises: ConfigError: it is not there."""
+        """An existing file; None without the option. Raises: ConfigError: the file does not exist."""
         value = self.text(name)
         if not value:
             return None
@@ -179,7 +179,7 @@ class Address:
         return Path(value)
 
     def hidden(self, text: str) -> str:
-        """A driver's words without this address's secrets."""
+        """A driver's message without the secrets of this address."""
         for name in _SECRET:
             secret = self.text(name)
             if secret:
@@ -187,7 +187,7 @@ class Address:
         return text
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to encrypt, None where it is not wanted. Raises: ConfigError: a file cannot be used."""
+        """The TLS context; None without TLS. Raises: ConfigError: a file cannot be used."""
         if not self.encrypted:
             return None
         ca, cert, key = (self.file(name) for name in ("ca_file", "cert_file", "key_file"))
@@ -203,7 +203,7 @@ class Address:
         return context
 
     def __str__(self) -> str:
-        """For people: without options and login."""
+        """The address for messages: without options and login."""
         hosts = ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.servers
         )
@@ -211,13 +211,13 @@ class Address:
 
 
 def scheme_of(text: str) -> str:
-    """What stands before the ://, in lower case; "" where there is none."""
+    """The scheme before ://, in lower case; "" if there is none."""
     head, found, _ = text.partition("://")
     return head.lower() if found else ""
 
 
 def shown(text: str) -> str:
-    """An address without what may be a password, for errors."""
+    """An address without possible passwords, for errors."""
     head, at, tail = text.partition("?")[0].rpartition("@")
     return repr(f"{head.partition('://')[0]}://…@{tail}" if at else tail)
 
@@ -227,7 +227,7 @@ def _server(text: str, default_port: int, wrong: Any) -> tuple[str, int]:
     port = 0 if match is None else int(match[2] or default_port)
     if match is None or port not in range(1, 65536):
         needed = "host:port" if not default_port else "host or host:port"
-        raise wrong(f"{text!r} is not the address of a server; {needed} is")
+        raise wrong(f"{text!r} is not the address of a server; expected {needed}")
     return match[1].strip("[]"), port
 
 
@@ -246,7 +246,7 @@ def _from_file(file: Path, setting: str) -> dict[str, str]:
         if isinstance(value, dict | list):
             raise ConfigError(
                 f"{setting}: options_file: {name!r} must be a text, a number or true or false; "
-                'names with dots need quotes, as in "sasl.mechanism" = "PLAIN"'
+                'names with dots need quotes, for example "sasl.mechanism" = "PLAIN"'
             )
         options[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return options

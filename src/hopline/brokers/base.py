@@ -1,10 +1,10 @@
-"""What Hopline needs of a message broker: a log to follow, a queue to share, somewhere to send.
+"""The interface of message brokers: a log to follow, a queue to share, a sink to send to.
 
-    Source   one reader follows whole partitions in order, and says itself where it goes on
-    Queue    several readers share messages; each message is settled by the one that got it
-    Sink     sends, and knows when the broker has it
+        Source   one reader follows whole partitions in order, and stores its own positions
+        Queue    several readers share messages; each message is settled by the reader that received it
+        Sink     sends, and knows when the broker has the messages
 
-The three implementations must pass `hopline.testing.brokers`. This file knows no broker.
+The three implementations must pass `hopline.testing.brokers`. This file depends on no broker.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-#: Where to go on in a partition. Only the source that made it reads it; everybody else keeps it (it is
-#: JSON) and hands it back.
+#: Where to resume in a partition. Only the source that created it reads it; other code stores it (it is
+#: JSON) and passes it back.
 Position: TypeAlias = int | str
 
 #: Header that names the topic (stream, subject) to which the answer to a message goes.
@@ -26,15 +26,15 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """One message, as a broker delivered it.
 
     Attributes:
-        payload: bytes, whatever they are.
-        partition: source of ordered messages, such as "kafka/edges/0".
-        position: where to go on in the partition once this message is done.
+        payload: any bytes.
+        partition: source of ordered messages, for example "kafka/edges/0".
+        position: where to resume in the partition once this message is done.
         key: "" for none. Bytes that are not UTF-8 are surrogate-escaped, in headers as well.
-        headers: names as the sender wrote them; of several with one name the last.
-        timestamp_ms: when the broker took it, or the sender made it; ms since 1970, 0 if unknown.
-        problem: why there is no payload to read, though there is a message; "" as a rule. Such a message
-            is done like any other: it can only be put aside.
-        num_deliveries: 1 the first time, more when it was delivered before and not settled; 0 where
+        headers: names as the sender wrote them; the last one of equal names.
+        timestamp_ms: when the broker received it, or the sender created it; ms since 1970, 0 if unknown.
+        problem: why a message has no readable payload; usually "". Such a message is completed like any
+            other, but can only become a dead letter.
+        num_deliveries: 1 the first time, more if it was delivered before and not settled; 0 if
             the broker does not count.
     """
 
@@ -49,7 +49,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def reply_to(self) -> str:
-        """Topic for the answer; "" where none is wanted."""
+        """Topic for the answer; "" if no answer is expected."""
         return self.headers.get(REPLY_TO, "")
 
 
@@ -70,11 +70,11 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """How a connection is.
+    """The health of a connection.
 
     Attributes:
-        reason: what is wrong, in words; "" while all is well. Never holds a password.
-        since_s: time.time() since which it is so.
+        reason: what is wrong, in words; "" if nothing is. Never contains a password.
+        since_s: time.time() of the last change.
     """
 
     reason: str
@@ -82,17 +82,17 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether messages can come and go."""
+        """Whether the connection works."""
         return not self.reason
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Messages that are gone before they were delivered: the broker has trimmed or lost them.
+    """Messages that were lost before delivery: the broker has trimmed or lost them.
 
     Attributes:
-        partition: where.
-        position: where the source wanted to go on.
-        lost: how many messages; None where the broker cannot tell.
+        partition: of the messages.
+        position: where the source tried to resume.
+        lost: how many messages; None if the broker does not know.
         reason: in words.
     """
 
@@ -103,92 +103,92 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Follows all partitions of a topic in order, from positions that its reader keeps.
+    """Follows all partitions of a topic in order, from positions that its reader stores.
 
     Every message at or after a position is delivered once per `open`, in order within its partition.
-    None of its methods fails because the broker cannot be reached: `poll` returns nothing meanwhile,
-    `health` says why, and delivery goes on by itself afterwards where it was, without loss or repetition.
+    No method fails because the broker cannot be reached: `poll` returns nothing meanwhile, `health` gives
+    the reason, and delivery resumes automatically afterwards, without loss or repetition.
     One task calls `poll`, `acknowledge` and `lag`; there is one source of a group at a time.
     """
 
     async def open(self, positions: Mapping[str, Position]) -> None:
-        """Begin, where the reader's own durable state says.
+        """Begin at the reader's own durable positions.
 
         Args:
-            positions: partition -> where to go on; messages before it are never delivered. Partitions
-                of other brokers and topics are left alone. One that is not named begins at the oldest
-                message, or at the next new one where the address says `start=latest`.
+            positions: partition -> where to resume; messages before it are never delivered. Partitions
+                of other brokers and topics are ignored. A partition that is not named begins at the oldest
+                message, or at the next new one if the address has `start=latest`.
 
         Raises:
-            ConfigError: a position that this broker cannot have given, or files that cannot be used.
+            ConfigError: a position that is not one of this broker, or files that cannot be used.
         """
         ...
 
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
         """The next messages: at least one if any come in time, without waiting for more.
 
-        May be cancelled; then the messages come with the next call.
+        May be cancelled; then the next call returns the messages.
         """
         ...
 
     async def acknowledge(self, positions: Mapping[str, Position]) -> None:
         """Tell the broker that everything before these positions is durable.
 
-        What the broker is told is for people, its retention and its lag figures; the reader's own
-        positions are what counts at `open`. Does nothing while the broker cannot be reached: the next
-        one includes it.
+        Acknowledged positions serve people, the broker's retention and its lag figures; `open` uses the
+        reader's own positions. Does nothing while the broker cannot be reached: the next call includes
+        these positions.
         """
         ...
 
     async def lag(self) -> dict[str, int]:
-        """Partition -> messages that it has and that were not delivered yet; without those unknown."""
+        """Partition -> messages that were not delivered yet; unknown ones are left out."""
         ...
 
     def health(self) -> Health:
-        """How the connection is."""
+        """The health of the connection."""
         ...
 
     def take_gaps(self) -> list[Gap]:
-        """The gaps that were met since the last call."""
+        """The gaps that were found since the last call."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection; nothing is acknowledged."""
+        """Close the connection; nothing is acknowledged."""
         ...
 
 
 class Queue(Protocol):
-    """Shares the messages of a topic with all others of its group; each is delivered at least once.
+    """Shares the messages of a topic with all readers of its group; each is delivered at least once.
 
-    What a reader did not settle is delivered again, to it or to another one, after it died or was too
-    slow. As for `Source`, a broker that cannot be reached is no failure.
+    Messages that a reader did not settle are delivered again, to it or to another reader, after it died or
+    was too slow. As for `Source`, an unreachable broker is not a failure.
     """
 
     async def open(self) -> None:
-        """Join the group, where the group is.
+        """Join the group at its present positions.
 
         Raises: ConfigError: files that cannot be used.
         """
         ...
 
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
-        """As `Source.poll`; those that nobody settled may come again, in any order."""
+        """As `Source.poll`; unsettled messages may be repeated, in any order."""
         ...
 
     async def settle(self, messages: Sequence[Message]) -> None:
-        """These are done, in whatever order; they do not come again unless the broker forgets."""
+        """Mark messages as done, in any order; they are not delivered again, unless the broker forgets."""
         ...
 
     async def lag(self) -> dict[str, int]:
-        """Partition -> messages that nobody of the group has got yet; without those unknown."""
+        """Partition -> messages that no reader of the group has received yet; unknown ones are left out."""
         ...
 
     def health(self) -> Health:
-        """How the connection is."""
+        """The health of the connection."""
         ...
 
     async def close(self) -> None:
-        """Leave the group; what is not settled goes to the others."""
+        """Leave the group; unsettled messages go to other readers."""
         ...
 
 
@@ -196,7 +196,7 @@ class Sink(Protocol):
     """Sends messages."""
 
     async def open(self) -> None:
-        """Get ready; does not wait for the broker.
+        """Prepare for sending; does not wait for the broker.
 
         Raises: ConfigError: files that cannot be used.
         """
@@ -205,19 +205,20 @@ class Sink(Protocol):
     async def send(self, messages: Sequence[Outgoing]) -> None:
         """Send, and return when the broker has all of them.
 
-        Those of one topic and key keep their order. After an error some may have been sent: sending all
-        of them again may make duplicates, never gaps.
+        Messages of one topic and key keep their order. After an error some may have been sent: sending
+        all of them again may create duplicates, never gaps.
 
         Raises:
-            BrokerUnavailable: the broker cannot be reached; worth another try.
-            BrokerError: it refuses one (too large, no such topic, not allowed): says which and why.
+            BrokerUnavailable: the broker cannot be reached; try again.
+            BrokerError: it refuses a message (too large, no such topic, not allowed); the text says which
+                and why.
         """
         ...
 
     def health(self) -> Health:
-        """How the connection is."""
+        """The health of the connection."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection; call it after the last `send` has returned."""
+        """Close the connection; call it after the last `send` has returned."""
         ...

@@ -1,4 +1,4 @@
-"""How a connection is and since when, and how long to wait before the next try."""
+"""The health of a connection, and the pauses between attempts to connect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Condition:
-    """Is told of failures and of work that went well; every change is logged once.
+    """Records failures and successes of a connection; every change is logged once.
 
     Args:
         what: the connection, for the log: "kafka://host:9092/edges".
@@ -27,22 +27,22 @@ class Condition:
         self._left = False
 
     def health(self) -> Health:
-        """As it is."""
+        """The present health."""
         return self._health
 
     @property
     def ok(self) -> bool:
-        """Whether the last that was heard was good."""
+        """Whether the last call succeeded."""
         return not self._health.reason
 
     def good(self) -> None:
-        """Something worked."""
+        """Record a success."""
         if self._health.reason:
             was, self._health = self._health, Health("", self._clock())
             log.info("%s: connected after %.1f s", self._what, self._health.since_s - was.since_s)
 
     def bad(self, reason: str) -> None:
-        """Something failed; `since_s` stays that of the first failure in a row."""
+        """Record a failure; `since_s` stays that of the first failure in a row."""
         if self._left:
             return
         if self._health.ok or self._health.reason == "not connected yet":
@@ -51,7 +51,7 @@ class Condition:
         self._health = Health(reason or "unknown failure", since_s)
 
     def leave(self) -> None:
-        """The connection is given up: what ends from here on is no failure."""
+        """Record that the connection is closed: later ends are not failures."""
         self._left = True
 
 
@@ -76,5 +76,5 @@ class Backoff:
         return wait_s
 
     def reset(self) -> None:
-        """A try went well."""
+        """Reset after a success."""
         self._wait_s = self._first_s

@@ -1,7 +1,7 @@
-"""What a Kafka source, queue and sink share: the driver's settings, and messages as it has them.
+"""Shared by Kafka sources, queues and sinks: the driver's settings, and conversion of its messages.
 
-Options with a dot in their name are librdkafka's own ("sasl.mechanism", "compression.type"); those that
-delivery depends on are Hopline's to set.
+Options with a dot in their name are librdkafka's own ("sasl.mechanism", "compression.type"); Hopline sets
+those that delivery depends on.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _OURS = (
     "enable.partition.eof",
     "group.id",
 )
-#: Seconds that a question about topics and offsets may take.
+#: Timeout in seconds for queries of topics and offsets.
 ASK_S = 2.0
 
 _Result = TypeVar("_Result")
 
 
 def parse(text: str, setting: str) -> Address:
-    """A Kafka address. Raises: ConfigError: see `Address.parse`; or it names no topic."""
+    """A Kafka address. Raises: ConfigError: see `Address.parse`; or no topic is named."""
     address = Address.parse(text, setting, ["kafka"], 9092)
     address.expect(("timeout_s",), native=True)
     for name in address.options:
         if name in _OURS:
             raise address.wrong(f"{name} is set by Hopline; leave it out")
     if not address.path or "/" in address.path:
-        raise address.wrong(f"{address} must name one topic, as in kafka://host:9092/edges")
+        raise address.wrong(f"{address} must name one topic, for example kafka://host:9092/edges")
     return address
 
 
 def driver_settings(address: Address, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
-    """librdkafka's settings for an address. Raises: ConfigError: a file is not there."""
+    """librdkafka's settings for an address. Raises: ConfigError: a file does not exist."""
     login = "sasl" if address.text("username") else ""
     settings: dict[str, Any] = {
         "bootstrap.servers": ",".join(
@@ -55,7 +55,7 @@ def driver_settings(address: Address, on_error: Callable[[KafkaError], None]) ->
         "security.protocol": "_".join(filter(None, (login, "ssl" if address.encrypted else "plaintext"))),
         "client.id": "hopline",
         "error_cb": on_error,
-        "log_level": 2,  # what matters comes through error_cb
+        "log_level": 2,  # relevant errors come through error_cb
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 2000,
         "socket.keepalive.enable": True,
@@ -76,7 +76,7 @@ def driver_settings(address: Address, on_error: Callable[[KafkaError], None]) ->
 
 
 def consumer_settings(address: Address, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
-    """The same for a consumer, which commits only what it is told to."""
+    """As `driver_settings`, for a consumer that commits explicitly."""
     return driver_settings(address, on_error) | {
         "group.id": address.text("group", "hopline"),
         "enable.auto.commit": False,
@@ -87,12 +87,12 @@ def consumer_settings(address: Address, on_error: Callable[[KafkaError], None]) 
 
 
 def message_of(raw: Any, partition: str, offset: int) -> Message:
-    """A message of the driver's.
+    """Convert a message of the driver.
 
     Args:
         raw: confluent_kafka.Message without an error.
-        partition: its name.
-        offset: its own.
+        partition: name of its partition.
+        offset: of the message.
     """
     key, headers, stamp = raw.key(), raw.headers(), raw.timestamp()
     return Message(
@@ -106,12 +106,12 @@ def message_of(raw: Any, partition: str, offset: int) -> Message:
 
 
 def words(error: KafkaError, address: Address) -> str:
-    """An error for people."""
+    """An error in words."""
     return address.hidden(f"{error.str()} ({error.name()})")
 
 
 class Caller:
-    """One thread in which a driver's blocking calls are made, one after the other."""
+    """A thread that runs a driver's blocking calls one at a time."""
 
     def __init__(self, name: str) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -122,7 +122,7 @@ class Caller:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
 
     async def resumed(self, work: Callable[..., _Result], *values: Any) -> _Result:
-        """As `call`; where an earlier one was cancelled, its result instead of a new call's."""
+        """As `call`; if an earlier call was cancelled, its result instead of that of a new call."""
         if self._pending is None:
             self._pending = asyncio.get_running_loop().run_in_executor(self._pool, work, *values)
         result: _Result = await asyncio.shield(self._pending)

@@ -19,12 +19,12 @@ _SLICE_S = 0.1
 class KafkaQueue:
     """A member of a consumer group; see `Queue`.
 
-    Partitions come and go with the other members. What was delivered from a partition and not settled
-    when it went is delivered again, to its next owner.
+    Partitions are reassigned when members join or leave. Messages that were not settled when their
+    partition was reassigned are delivered again, to its next owner.
 
     Args:
         text: kafka://host:port/topic?group=g&start=earliest
-        setting: where it was written, for errors.
+        setting: name of the setting, for errors.
     """
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class KafkaQueue:
         self._clock = clock
         self._caller = kafka.Caller("hopline-kafka-queue")
         self._consumer: Any = None
-        #: partition that is this member's now -> what became of its messages.
+        #: partition assigned to this member -> state of its messages.
         self._owned: dict[int, Settled] = {}
         self._closing = False
         self._try_at = 0.0
@@ -82,7 +82,7 @@ class KafkaQueue:
             self._condition.bad(kafka.words(error.args[0], self._address))
 
     async def lag(self) -> dict[str, int]:
-        """As `Queue.lag`: of the partitions that are this member's."""
+        """As `Queue.lag`: of the partitions of this member."""
         return await self._caller.call(self._lag)
 
     def health(self) -> Health:
@@ -128,7 +128,7 @@ class KafkaQueue:
         return taken
 
     def _ask(self) -> None:
-        """Whether the cluster answers again: nothing else tells while there are no messages."""
+        """Check whether the cluster answers again: without messages, nothing else shows that."""
         try:
             topic = self._consumer.list_topics(self._topic, timeout=kafka.ASK_S).topics[self._topic]
         except KafkaException as error:

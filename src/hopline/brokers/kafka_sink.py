@@ -1,4 +1,4 @@
-"""Messages to Kafka: idempotent, and acknowledged by all replicas that are in step."""
+"""Sends messages to Kafka: idempotent, and acknowledged by all in-sync replicas."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class KafkaSink:
     """A producer; see `Sink`.
 
     Args:
-        text: kafka://host:port/topic?timeout_s=30; the topic is for messages that name none.
-        setting: where it was written, for errors.
+        text: kafka://host:port/topic?timeout_s=30; the topic is the default of messages without one.
+        setting: name of the setting, for errors.
     """
 
     def __init__(self, text: str, setting: str) -> None:
@@ -110,17 +110,19 @@ class KafkaSink:
             batch.done(None, None)
 
     def _raise(self, error: KafkaError, topic: str) -> None:
-        told = f"{self._address}: a message to {topic!r} was not taken: {kafka.words(error, self._address)}"
+        reason = (
+            f"{self._address}: a message to {topic!r} was rejected: {kafka.words(error, self._address)}"
+        )
         if error.fatal():
-            # The driver's producer is of no use from here on; what it still has fails as well.
+            # The driver's producer cannot be used any more; its outstanding messages fail as well.
             useless = self._producer
             self._start()
             useless.purge()
             useless.poll(0)
         if error.fatal() or error.retriable() or error.code() in _PASSING:
-            self._condition.bad(told)
-            raise BrokerUnavailable(told)
-        raise BrokerError(told)
+            self._condition.bad(reason)
+            raise BrokerUnavailable(reason)
+        raise BrokerError(reason)
 
     def _on_error(self, error: KafkaError) -> None:
         self._condition.bad(kafka.words(error, self._address))

@@ -1,4 +1,4 @@
-"""A Kafka topic, followed from offsets that the reader keeps.
+"""A Kafka topic, followed from offsets that the reader stores.
 
 All partitions are assigned by hand: a source has the whole topic, so that there is nothing to rebalance.
 Offsets are committed to the group as well, for people and lag monitors; they are never read.
@@ -26,7 +26,7 @@ from hopline.errors import BrokerUnavailable
 
 #: A wait is cut into pieces of this length, so that `close` need not wait long.
 _SLICE_S = 0.1
-#: How often a topic is asked for partitions that were added.
+#: Seconds between checks for added partitions.
 _LOOK_S = 30.0
 _MOVED = (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE)
 
@@ -36,7 +36,7 @@ class KafkaSource:
 
     Args:
         text: kafka://host:port/topic?group=g&start=earliest
-        setting: where it was written, for errors.
+        setting: name of the setting, for errors.
         clock: seconds, for waits and the search for new partitions.
     """
 
@@ -50,7 +50,7 @@ class KafkaSource:
         self._clock = clock
         self._caller = kafka.Caller("hopline-kafka-source")
         self._consumer: Any = None
-        #: partition -> offset of the next message; OFFSET_… where that is not known yet.
+        #: partition -> offset of the next message; OFFSET_… if unknown.
         self._next: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._wanted: dict[int, int] = {}
@@ -66,11 +66,11 @@ class KafkaSource:
             number = name.removeprefix(self._prefix)
             if not number.isdecimal() or not isinstance(position, int) or position < 0:
                 raise self._address.wrong(
-                    f"position {position!r} of {name!r} is none of Kafka's: an offset, 0 or more, is"
+                    f"position {position!r} of {name!r} is not one of Kafka: expected an offset, 0 or more"
                 )
             self._wanted[int(number)] = position
         settings = kafka.consumer_settings(self._address, self._on_error)
-        # Not the driver's to decide: an offset that is gone is a gap, to be told of.
+        # The driver must not decide: a deleted offset is a gap, which must be reported.
         settings["auto.offset.reset"] = "error"
         try:
             self._consumer = Consumer(settings)
@@ -96,7 +96,7 @@ class KafkaSource:
             self._condition.bad(kafka.words(error.args[0], self._address))
 
     async def lag(self) -> dict[str, int]:
-        """As `Source.lag`; as of the last messages that came."""
+        """As `Source.lag`; as of the last received messages."""
         return await self._caller.call(self._lag)
 
     def health(self) -> Health:
@@ -129,7 +129,8 @@ class KafkaSource:
             wait_s = max(0.0, min(_SLICE_S, end - self._clock()))
             raws = self._consumer.consume(1, wait_s)
             if raws:
-                # The driver would wait until it has as many as asked for, so it is asked without a wait.
+                # The driver would wait for the requested number of messages, so it is called without a
+                # wait.
                 raws += self._consumer.consume(max_messages - 1, 0) if max_messages > 1 else []
                 messages = self._taken(raws)
                 if messages:
@@ -146,7 +147,7 @@ class KafkaSource:
                 self._failed(raw, error)
                 continue
             number, offset = raw.partition(), raw.offset()
-            # What was on its way when the source went somewhere else.
+            # Messages that were in transit when the source changed its position.
             if offset < following.get(number, 0):
                 continue
             taken.append(kafka.message_of(raw, names[number], offset))
@@ -162,7 +163,7 @@ class KafkaSource:
             self._on_error(error)
 
     def _connect(self, now: float) -> None:
-        """Learn the topic's partitions, and take those that are new."""
+        """Read the topic's partitions, and assign new ones."""
         try:
             numbers = self._partitions()
             new = [number for number in numbers if number not in self._next]
@@ -187,7 +188,7 @@ class KafkaSource:
         return sorted(topic.partitions)
 
     def _begin(self, number: int) -> int:
-        # A partition that was added since is read from its first message.
+        # A partition that was added later is read from its first message.
         if self._start == "earliest" or self._assigned:
             return int(OFFSET_BEGINNING)
         _, high = self._offsets(number)
@@ -208,25 +209,25 @@ class KafkaSource:
         self._assigned = True
 
     def _skip(self, number: int) -> None:
-        """The offset is not there: go to the oldest that is, and tell of it."""
+        """Continue at the oldest offset after a deleted one, and report the gap."""
         wanted = self._next[number]
         try:
             low, high = self._offsets(number)
         except (KafkaException, BrokerUnavailable):
             low, high = -1, -1
         if 0 <= low <= wanted <= high:
-            # Back already: it was a broker that had not caught up.
+            # The offset exists again: the broker had not caught up.
             self._assign()
             return
         if low < 0:
-            # Ask again: assigning brings the same error back once the broker answers.
+            # Retry: after assigning, the same error returns once the broker answers.
             self._try_at = self._clock() + self._backoff.next()
             self._assign()
             return
         if wanted < low:
             lost, why = low - wanted, "were deleted by the broker before they were read"
         else:
-            lost, why = None, f"the topic ends at {high}: it was made anew, or lost what it had"
+            lost, why = None, f"the topic ends at {high}: it was recreated, or lost messages"
         self._gaps.append(Gap(self._names[number], wanted, lost, f"offsets {wanted} to {low}: {why}"))
         self._next[number] = low
         self._assign()

@@ -16,7 +16,7 @@ from hopline.brokers.condition import Backoff, Condition
 from hopline.brokers.nats_stream import Pull, Receipt
 
 _SLICE_S = 0.5
-#: With a delay a message goes the way of one that nobody acknowledged in time; without one nats-server 2.9
+#: With a delay, a message is redelivered as after a missing acknowledgement. Without one, nats-server 2.9
 #: may count and deliver it wrongly while no reader waits.
 _LATER = b'-NAK {"delay": 50000000}'
 
@@ -24,11 +24,11 @@ _LATER = b'-NAK {"delay": 50000000}'
 class NatsQueue:
     """A reader of a durable pull consumer; see `Queue`.
 
-    A consumer that is there is taken as it is; else it is made, with explicit acknowledgement.
+    An existing consumer is used unchanged; else it is created, with explicit acknowledgement.
 
     Args:
         text: nats://host:port/stream?subject=s&durable=d&ack_wait_s=60
-        setting: where it was written, for errors.
+        setting: name of the setting, for errors.
         clock: seconds, for waits.
     """
 
@@ -46,14 +46,14 @@ class NatsQueue:
         self._client: Any = None
         self._pull: Pull | None = None
         self._pending: int | None = None
-        #: position -> where to send the acknowledgement of what was handed out.
+        #: position -> where to send the acknowledgement of a delivered message.
         self._replies: dict[int, str] = {}
         #: Acknowledgements that could not be sent yet.
         self._settled: list[str] = []
 
     async def open(self) -> None:
         """As `Queue.open`."""
-        self._address.tls()  # tells what is wrong with the files
+        self._address.tls()  # raises an error for unusable files
 
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
         """As `Queue.poll`."""
@@ -88,7 +88,7 @@ class NatsQueue:
         await self._send_settled()
 
     async def lag(self) -> dict[str, int]:
-        """As `Queue.lag`; as of the last message that came."""
+        """As `Queue.lag`; as of the last received message."""
         return {} if self._pending is None else {self._partition: self._pending}
 
     def health(self) -> Health:
@@ -101,7 +101,7 @@ class NatsQueue:
         if self._client is not None and not self._client.is_closed:
             waiting = [] if self._pull is None else [raw.reply for raw in self._pull.waiting]
             try:
-                if self._pull is not None:  # or they would come back at once
+                if self._pull is not None:  # or they would be redelivered immediately
                     await self._pull.close()
                 for reply in [*self._replies.values(), *waiting]:
                     await self._client.publish(reply, _LATER)
@@ -156,7 +156,7 @@ class NatsQueue:
             try:
                 receipt = Receipt.read(raw.reply)
             except ValueError:
-                continue  # none of JetStream's: somebody else's message to our inbox
+                continue  # not from JetStream: another client's message to our inbox
             message = nats_stream.message_of(raw, receipt, self._partition)
             self._replies[receipt.stream_seq + 1] = raw.reply
             self._pending = receipt.pending

@@ -1,4 +1,4 @@
-"""Messages to JetStream, each acknowledged by the stream that took it."""
+"""Sends messages to JetStream, each acknowledged by the stream that stored it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class _Refusal(msgspec.Struct):
 
 
 class _Ack(msgspec.Struct):
-    """What a stream answers to a message."""
+    """A stream's answer to a message."""
 
     error: _Refusal | None = None
 
 
 class NatsSink:
-    """Publishes; see `Sink`.
+    """A publisher; see `Sink`.
 
     Args:
-        text: nats://host:port/stream?subject=s&timeout_s=10; the subject is for messages that name none.
-        setting: where it was written, for errors.
+        text: nats://host:port/stream?subject=s&timeout_s=10; the subject is the default of messages without
+            one.
+        setting: name of the setting, for errors.
         clock: seconds, for the wait before a connection is tried again.
     """
 
@@ -54,7 +55,7 @@ class NatsSink:
 
     async def open(self) -> None:
         """As `Sink.open`."""
-        self._address.tls()  # tells what is wrong with the files
+        self._address.tls()  # raises an error for unusable files
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         """As `Sink.send`."""
@@ -101,20 +102,20 @@ class NatsSink:
         if raw is None:
             raise nats.errors.ConnectionClosedError
         if (raw.headers or {}).get("Status") == "503":
-            raise BrokerError(f"{self._address}: no stream takes messages of the subject {subject!r}")
+            raise BrokerError(f"{self._address}: no stream stores messages of the subject {subject!r}")
         error = msgspec.json.decode(raw.data, type=_Ack).error
         if error is None:
             return
-        told = f"{self._address}: a message to {subject!r} was not taken: {error.description}"
-        raise BrokerUnavailable(told) if error.code >= 500 else BrokerError(told)
+        reason = f"{self._address}: a message to {subject!r} was rejected: {error.description}"
+        raise BrokerUnavailable(reason) if error.code >= 500 else BrokerError(reason)
 
     def _failed(self, error: BaseException, subject: str) -> BrokerError:
-        told = f"{self._address}: {nats_stream.words(error, self._address)}"
+        reason = f"{self._address}: {nats_stream.words(error, self._address)}"
         lasting = nats.errors.MaxPayloadError | nats.errors.BadSubjectError | nats.errors.BadHeaderError
         if isinstance(error, lasting):
-            return BrokerError(f"{told} (a message to {subject!r})")
-        self._condition.bad(told)
-        return BrokerUnavailable(told)
+            return BrokerError(f"{reason} (a message to {subject!r})")
+        self._condition.bad(reason)
+        return BrokerUnavailable(reason)
 
     async def _connect(self) -> None:
         async with self._connecting:
@@ -132,7 +133,7 @@ class NatsSink:
             await self._client.subscribe(f"{self._inbox}.*", cb=self._answered)
 
     def _give_up(self) -> None:
-        """The connection ended: nobody will answer what was sent over it."""
+        """Fail messages of a connection that ended: they will not be acknowledged."""
         for future in self._answers.values():
             if not future.done():
                 future.set_result(None)

@@ -1,8 +1,8 @@
-"""A JetStream stream, followed from sequence numbers that the reader keeps.
+"""A JetStream stream, followed from sequence numbers that the reader stores.
 
-Every `open`, and every new connection, makes the consumer anew from the number at which the reader is, so
-that nothing that an earlier connection was sent can come again, or in another order. Its sequence numbers
-have no holes: one that does not follow means that a delivery was lost on its way.
+Every `open`, and every new connection, creates a new consumer at the reader's present number, so that
+messages of an earlier connection cannot be repeated or reordered. Its sequence numbers have no holes: a
+number that does not follow means that a delivery was lost in transit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NatsSource:
 
     Args:
         text: nats://host:port/stream?subject=edges.>&durable=d&start=earliest
-        setting: where it was written, for errors.
+        setting: name of the setting, for errors.
         clock: seconds, for waits.
     """
 
@@ -47,7 +47,7 @@ class NatsSource:
         self._clock = clock
         self._client: Any = None
         self._pull: Pull | None = None
-        #: Number of the next message; 0 until it is known.
+        #: Number of the next message; 0 if unknown.
         self._next = 0
         self._expected = 1
         self._pending: int | None = None
@@ -61,11 +61,11 @@ class NatsSource:
         position = positions.get(self._partition, 0)
         if not isinstance(position, int) or position < 0:
             raise self._address.wrong(
-                f"position {position!r} of {self._partition!r} is none of NATS's: "
-                "a sequence number, 1 or more, is"
+                f"position {position!r} of {self._partition!r} is not one of NATS: "
+                "expected a sequence number, 1 or more"
             )
         self._next = position
-        self._address.tls()  # tells what is wrong with the files
+        self._address.tls()  # raises an error for unusable files
 
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
         """As `Source.poll`."""
@@ -100,14 +100,14 @@ class NatsSource:
         while self._open and self._open[0][0] < int(position):
             replies.append(self._open.popleft()[1])
         try:
-            # One speaks for all before it, but in a work queue.
+            # One acknowledges all before it, except in a work queue.
             for reply in replies if self._each else replies[-1:]:
                 await self._client.publish(reply, b"+ACK")
         except nats_stream.FAILURES as error:
             self._condition.bad(nats_stream.words(error, self._address))
 
     async def lag(self) -> dict[str, int]:
-        """As `Source.lag`; as of the last message that came."""
+        """As `Source.lag`; as of the last received message."""
         if self._pending is None:
             return {}
         waiting = len(self._pull.waiting) if self._pull is not None else 0
@@ -133,14 +133,14 @@ class NatsSource:
         self._pull = None
         self._open.clear()
         stream = self._client.jetstream(timeout=2)
-        told = await stream.stream_info(self._stream)
-        self._find(told.state.first_seq, told.state.last_seq)
-        self._each = told.config.retention == api.RetentionPolicy.WORK_QUEUE
+        info = await stream.stream_info(self._stream)
+        self._find(info.state.first_seq, info.state.last_seq)
+        self._each = info.config.retention == api.RetentionPolicy.WORK_QUEUE
         with contextlib.suppress(NotFoundError):
             await stream.delete_consumer(self._stream, self._durable)
         config = api.ConsumerConfig(
             durable_name=self._durable,
-            # A work queue has what nobody acknowledged, and nothing else.
+            # A work queue holds only unacknowledged messages.
             deliver_policy=api.DeliverPolicy.ALL if self._each else api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=None if self._each else self._next,
             ack_policy=api.AckPolicy.EXPLICIT if self._each else api.AckPolicy.ALL,
@@ -157,14 +157,14 @@ class NatsSource:
         self._backoff.reset()
 
     def _find(self, first: int, last: int) -> None:
-        """Check the next number against what the stream has."""
+        """Check the next number against the stream's range."""
         first = max(1, first)
         if not self._next:
             self._next = first if self._start == "earliest" else last + 1
         elif self._next > last + 1:
-            self._gap(None, f"the stream ends at {last}: it was made anew, or lost what it had", first)
+            self._gap(None, f"the stream ends at {last}: it was recreated, or lost messages", first)
         elif self._next < first:
-            # With a subject, they may have been others' messages.
+            # With a subject, the lost messages may have had other subjects.
             lost = None if self._subject else first - self._next
             self._gap(
                 lost, f"messages {self._next} to {first - 1} were deleted before they were read", first
@@ -181,15 +181,15 @@ class NatsSource:
             try:
                 receipt = Receipt.read(raw.reply)
             except ValueError:
-                continue  # none of JetStream's: somebody else's message to our inbox
+                continue  # not from JetStream: another client's message to our inbox
             if receipt.consumer_seq != self._expected:
-                pull.broken = "a delivery was lost on its way"
+                pull.broken = "a delivery was lost in transit"
                 pull.waiting.clear()
                 break
             self._expected += 1
             self._pending = receipt.pending
             if receipt.stream_seq < self._next:
-                if self._each:  # durable already: it is still to be acknowledged
+                if self._each:  # durable already, but not acknowledged yet
                     self._open.append((receipt.stream_seq, raw.reply))
                 continue
             self._next = receipt.stream_seq + 1

@@ -1,7 +1,7 @@
-"""What a source, a queue and a sink of NATS JetStream share: the connection, pulls, headers.
+"""Shared by sources, queues and sinks of NATS JetStream: the connection, pulls, headers.
 
-A connection that ended is made anew by Hopline, with all that hangs on it, rather than by the driver: then
-there is one way to begin.
+Hopline, not the driver, replaces a connection that ended, with all its state. So there is one way to start
+a connection.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hopline.brokers.base import Message
 from hopline.brokers.condition import Condition
 
 _CONNECT_S = 2
-#: A server that is silent for two of these is gone.
+#: Seconds between pings; a server that misses two is lost.
 _PING_S = 2
-#: How long the server keeps a pull that it has no messages for.
+#: Seconds for which the server keeps a pull without messages.
 _PULL_S = 5.0
-#: Bytes that one request for messages may bring; a server's longest message has 64 MiB.
+#: Bytes that one request for messages may return; a server's longest message has 64 MiB.
 _PULL_BYTES = 96 * 2**20
 _FULL = ("Message Size Exceeds MaxBytes", "Batch Completed")
 _OPTIONS = (
@@ -41,11 +41,11 @@ _OPTIONS = (
     "timeout_s",
 )
 _KEY = "key"
-#: Is there where names and values are percent-encoded: NATS has neither control characters nor bytes.
+#: Header that marks percent-encoded names and values: NATS allows neither control characters nor bytes.
 _QUOTED = "hopline-quoted"
 _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-#: Characters that stay as they are.
+#: Characters that stay unencoded.
 _SAFE = " !#$&'()*+,/:;=?@[]~"
 
 FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError)
@@ -56,11 +56,11 @@ def parse(text: str, setting: str) -> Address:
     address = Address.parse(text, setting, ["nats"], 4222)
     address.expect(_OPTIONS)
     if not re.fullmatch(r"[^\s.*>/\\]+", address.path):
-        raise address.wrong(f"{address} must name one stream, as in nats://host:4222/EDGES")
+        raise address.wrong(f"{address} must name one stream, for example nats://host:4222/EDGES")
     for name in ("durable", "group"):
         if re.search(r"[\s.*>/\\]", address.text(name)):
             raise address.wrong(
-                f"{name} must have no spaces and none of . * > / \\; got {address.text(name)!r}"
+                f"{name} must not contain spaces or any of . * > / \\; got {address.text(name)!r}"
             )
     return address
 
@@ -73,16 +73,16 @@ def durable_name(address: Address) -> str:
 async def connect(
     address: Address, condition: Condition, on_lost: Callable[[], None] = lambda: None
 ) -> Any:
-    """A client; it ends when its connection does, and says so. Raises: FAILURES, ConfigError."""
+    """Connect a client; it closes with its connection, and reports that. Raises: FAILURES, ConfigError."""
 
     async def on_error(error: Exception) -> None:
-        told.append(error)
+        errors.append(error)
 
     async def on_end() -> None:
         on_lost()
-        condition.bad("the connection ended" + (f": {words(told[-1], address)}" if told else ""))
+        condition.bad("the connection ended" + (f": {words(errors[-1], address)}" if errors else ""))
 
-    told: deque[Exception] = deque(maxlen=1)
+    errors: deque[Exception] = deque(maxlen=1)
     login: dict[str, Any] = {}
     if address.text("username"):
         login = {"user": address.text("username"), "password": address.text("password")}
@@ -106,7 +106,7 @@ async def connect(
                 closed_cb=on_end,
                 disconnected_cb=on_end,
                 allow_reconnect=False,
-                # Each server twice, or the driver would go on for ever.
+                # Each server twice, or the driver would retry for ever.
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 connect_timeout=_CONNECT_S,
@@ -123,22 +123,22 @@ async def connect(
 
 
 async def end(client: Any) -> None:
-    """Close a client, whatever state it is in."""
+    """Close a client in any state."""
     if client is not None and not client.is_closed:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await client.close()
         except FAILURES:
-            return  # it was to go away
+            return  # the client was to be closed anyway
 
 
 class Receipt(NamedTuple):
-    """What the reply subject of a delivery says.
+    """The content of the reply subject of a delivery.
 
     Attributes:
-        delivered: how often, this time included.
-        stream_seq, consumer_seq: places in the stream, and in what the consumer was sent.
-        timestamp_ms: when the stream took it.
+        delivered: number of deliveries, this one included.
+        stream_seq, consumer_seq: numbers in the stream, and among deliveries to the consumer.
+        timestamp_ms: when the stream stored it.
         pending: messages that are still to come.
     """
 
@@ -158,7 +158,7 @@ class Receipt(NamedTuple):
 
 
 class Pull:
-    """Asks a consumer for messages and keeps those that came.
+    """Requests messages of a consumer and holds received ones.
 
     Args:
         client: connected.
@@ -175,9 +175,9 @@ class Pull:
         self._arrived = asyncio.Event()
         self._left = 0
         self._until = 0.0
-        #: Deliveries in the order in which they came.
+        #: Deliveries in order of arrival.
         self.waiting: deque[Any] = deque()
-        #: Why the consumer must be set up anew; "" while it need not.
+        #: Why the consumer must be set up again; "" if it need not.
         self.broken = ""
 
     async def open(self) -> None:
@@ -187,12 +187,12 @@ class Pull:
         )
 
     async def close(self) -> None:
-        """Take no more: what the server has for us it gives to others."""
+        """Stop receiving: the server delivers further messages to other readers."""
         if self._listening is not None:
             await self._listening.unsubscribe()
 
     async def wait(self, max_messages: int, wait_s: float) -> None:
-        """Ask, if nothing was asked for, and wait until something is there or the time is up."""
+        """Send a request if none is open, and wait until a message arrives or the time is up."""
         if self.waiting or self.broken:
             return
         now = self._clock()
@@ -213,16 +213,16 @@ class Pull:
 
     async def _take(self, raw: Any) -> None:
         status = (raw.headers or {}).get("Status")
-        # What the server says itself has no such reply; a message may have a header of any name.
+        # The server's own messages have no such reply; a message may have a header of any name.
         if raw.reply.startswith("$JS.ACK."):
             self._left -= 1
             self.waiting.append(raw)
-        elif status != "100":  # no more of what was asked for
+        elif status != "100":  # the end of a request
             self._left = 0
-            told = (raw.headers or {}).get("Description") or "the consumer is gone"
-            # Nothing came in time, or all that fits into the bytes has come.
-            if status not in ("404", "408") and not told.startswith(_FULL):
-                self.broken = told
+            reason = (raw.headers or {}).get("Description") or "the consumer is gone"
+            # No message came in time, or no more fit into the bytes.
+            if status not in ("404", "408") and not reason.startswith(_FULL):
+                self.broken = reason
         self._arrived.set()
 
 
@@ -248,7 +248,7 @@ def message_of(raw: Any, receipt: Receipt, partition: str) -> Message:
 
 
 def headers_of(key: str, headers: dict[str, str]) -> dict[str, str] | None:
-    """Headers as NATS can carry them."""
+    """Encode headers for NATS."""
     found = {**headers, _KEY: key} if key else headers
     if not found:
         return None
@@ -259,7 +259,7 @@ def headers_of(key: str, headers: dict[str, str]) -> dict[str, str] | None:
 
 
 def words(error: BaseException, address: Address) -> str:
-    """A failure for people."""
+    """A failure in words."""
     if isinstance(error, nats.js.errors.NotFoundError):
         return f"the stream {address.path!r} does not exist"
     if isinstance(error, nats.errors.NoServersError | ConnectionRefusedError):
@@ -271,9 +271,9 @@ def words(error: BaseException, address: Address) -> str:
 
 def _quoted(text: str, safe: str) -> str:
     found = quote(text, safe=safe, errors="surrogateescape")
-    if found.strip() != found:  # NATS takes spaces from both ends
+    if found.strip() != found:  # NATS strips spaces at both ends
         found = quote(text, safe="", errors="surrogateescape")
-    # Nothing at all is no header.
+    # An empty value would not be a header.
     return found.replace("~", "%7E") if not safe else found or "%"
 
 

@@ -1,7 +1,7 @@
 """A Redis stream whose entries the consumers of a group share.
 
-An entry is a consumer's until it acknowledges it. Entries of consumers that died, or were too slow, are
-claimed by the others after `claim_after_s`.
+An entry belongs to a consumer until it acknowledges the entry. Other consumers claim entries of consumers
+that died or were too slow after `claim_after_s`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class RedisQueue:
 
     Args:
         text: redis://host:port/0?stream=s&group=g&claim_after_s=60; with `delete=true` entries are
-            deleted once they are settled, which is for streams that have one group.
-        setting: where it was written, for errors.
+            deleted once they are settled, for streams with one group.
+        setting: name of the setting, for errors.
         clock: seconds, for waits.
     """
 
@@ -45,12 +45,12 @@ class RedisQueue:
         self._clock = clock
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._connection: redis_stream.Connection | None = None
-        #: Entries that were handed out and are not settled.
+        #: Delivered entries that are not settled.
         self._mine: set[str] = set()
-        #: Settled, and the server was not told yet.
+        #: Settled entries that are not acknowledged to the server yet.
         self._settled: list[str] = []
         self._has_group = False
-        #: Whether an answer may have been lost on its way, with entries in it that are ours now.
+        #: Whether an answer may have been lost, with entries that are assigned to this consumer.
         self._look_back = False
         self._claim_at = 0.0
 
@@ -84,7 +84,7 @@ class RedisQueue:
             self._mine.discard(entry_id)
             self._settled.append(entry_id)
         try:
-            await self._tell_settled()
+            await self._acknowledge_settled()
         except redis_stream.FAILURES as error:
             self._condition.bad(redis_stream.words(error, self._address))
 
@@ -108,9 +108,9 @@ class RedisQueue:
         if self._connection is None:
             return
         try:
-            await self._tell_settled()
+            await self._acknowledge_settled()
             if not self._mine and not self._look_back and self._has_group:
-                # A consumer with entries would take them along.
+                # Deleting a consumer would delete its entries as well.
                 await self._call(*self._group_command("DELCONSUMER"), self._name)
         except redis_stream.FAILURES as error:
             self._condition.bad(redis_stream.words(error, self._address))
@@ -126,7 +126,7 @@ class RedisQueue:
     async def _read(self, max_messages: int, wait_s: float) -> list[Message]:
         if not self._has_group:
             await self._make_group()
-        await self._tell_settled()
+        await self._acknowledge_settled()
         if self._look_back:
             messages = await self._again(max_messages)
             if messages:
@@ -135,7 +135,7 @@ class RedisQueue:
             messages = await self._claim(max_messages)
             if messages:
                 return messages
-        self._look_back = True  # until the answer is here
+        self._look_back = True  # until the answer arrives
         block = ("BLOCK", round(1000 * wait_s)) if wait_s >= 0.001 else ()
         reply = await self._call(
             *("XREADGROUP", "GROUP", self._group, self._name, "COUNT", max_messages, *block),
@@ -146,7 +146,7 @@ class RedisQueue:
         return self._taken(redis_stream.entries_of(reply), 1)
 
     async def _again(self, max_messages: int) -> list[Message]:
-        """Entries that are ours, and that were in an answer that never came."""
+        """Entries of this consumer that were in a lost answer."""
         start = "0"
         while True:
             reply = await self._call(
@@ -163,7 +163,7 @@ class RedisQueue:
             start = entries[-1][0].decode()
 
     async def _claim(self, max_messages: int) -> list[Message]:
-        """Entries of others, and of ours that took too long and were forgotten."""
+        """Claim entries of other consumers, and own ones that took too long."""
         self._look_back = True
         reply = await self._call(
             *("XAUTOCLAIM", self._entries.stream, self._group, self._name),
@@ -177,7 +177,7 @@ class RedisQueue:
         return [message for entry in entries for message in self._taken([entry], counts.get(entry[0], 2))]
 
     async def _deliveries(self, entries: list[tuple[bytes, Any]]) -> dict[bytes, int]:
-        """How often entries of ours were delivered."""
+        """Number of deliveries of entries of this consumer."""
         if not entries:
             return {}
         found = await self._call(
@@ -191,24 +191,24 @@ class RedisQueue:
         taken = []
         for entry_id, fields in entries:
             name = entry_id.decode()
-            if not fields:  # deleted since it was delivered first
+            if not fields:  # deleted after its first delivery
                 self._settled.append(name)
                 continue
             self._mine.add(name)
             taken.append(self._entries.message(entry_id, fields, name, num_deliveries))
         return taken
 
-    async def _tell_settled(self) -> None:
+    async def _acknowledge_settled(self) -> None:
         if not self._settled or self._connection is None:
             return
-        told = self._settled[:]
-        commands: list[tuple[Any, ...]] = [("XACK", self._entries.stream, self._group, *told)]
+        settled = self._settled[:]
+        commands: list[tuple[Any, ...]] = [("XACK", self._entries.stream, self._group, *settled)]
         if self._delete:
-            commands.append(("XDEL", self._entries.stream, *told))
+            commands.append(("XDEL", self._entries.stream, *settled))
         for result in await self._connection.several(commands, atomic=False):
             if isinstance(result, Exception):
                 raise result
-        del self._settled[: len(told)]
+        del self._settled[: len(settled)]
 
     async def _make_group(self) -> None:
         try:
@@ -216,5 +216,5 @@ class RedisQueue:
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-        self._from = "0"  # made anew, it must not begin behind what came meanwhile
+        self._from = "0"  # a recreated group must not skip entries that came meanwhile
         self._has_group = True

@@ -1,4 +1,4 @@
-"""Messages to Redis streams, some hundred in one round trip."""
+"""Sends messages to Redis streams, some hundred in one round trip."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _AT_ONCE = 500
 
 
 class RedisSink:
-    """Writes to streams; see `Sink`. How durable an answer is, is the server's `appendfsync`.
+    """Writes to streams; see `Sink`. The server's `appendfsync` decides how durable a message is.
 
     Args:
-        text: redis://host:port/0?stream=s&max_len=1000000; the stream is for messages that name none;
-            streams are trimmed to about `max_len` entries, 0 keeps all.
-        setting: where it was written, for errors.
+        text: redis://host:port/0?stream=s&max_len=1000000; the stream is the default of messages without
+            one; streams are trimmed to about `max_len` entries, 0 keeps all.
+        setting: name of the setting, for errors.
     """
 
     def __init__(self, text: str, setting: str) -> None:
@@ -65,9 +65,9 @@ class RedisSink:
         return ("XADD", redis_stream.to_bytes(stream), *self._trim, "*", *fields)
 
     def _failed(self, error: BaseException, stream: str) -> BrokerError:
-        what = f"a message to {stream!r} was not taken: " if stream else ""
-        told = f"{self._address}: {what}{redis_stream.words(error, self._address)}"
+        what = f"a message to {stream!r} was rejected: " if stream else ""
+        reason = f"{self._address}: {what}{redis_stream.words(error, self._address)}"
         if not isinstance(error, redis_stream.PASSING):
-            return BrokerError(told)
-        self._condition.bad(told)
-        return BrokerUnavailable(told)
+            return BrokerError(reason)
+        self._condition.bad(reason)
+        return BrokerUnavailable(reason)

@@ -1,9 +1,9 @@
-"""A Redis stream, followed from an entry that the reader keeps.
+"""A Redis stream, followed from an entry id that the reader stores.
 
-A position is "<id>@<n>": the last entry that is done, and how many entries were added to the stream up to
-and with it. The number is how entries that were trimmed unread (MAXLEN) are noticed and counted; a position
-without it is taken as well. The group is told of what is durable, which makes its lag right in XINFO
-GROUPS; what it holds is never read.
+A position is "<id>@<n>": the last completed entry, and the number of entries that were added to the stream
+up to and including it. The number serves to detect and count entries that were trimmed unread (MAXLEN); a
+position without it is accepted as well. Durable entries are acknowledged to the group, which makes its lag
+right in XINFO GROUPS; the group's state is never read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RedisSource:
 
     Args:
         text: redis://host:port/0?stream=s&group=g&start=earliest
-        setting: where it was written, for errors.
+        setting: name of the setting, for errors.
         clock: seconds, for waits.
     """
 
@@ -44,7 +44,7 @@ class RedisSource:
         self._clock = clock
         self._connection: redis_stream.Connection | None = None
         self._last = ""
-        #: Entries that were ever added up to and with `_last`; None where that is not known.
+        #: Number of entries ever added, up to and including `_last`; None if unknown.
         self._count: int | None = None
         self._gaps: list[Gap] = []
         self._has_group = False
@@ -56,8 +56,8 @@ class RedisSource:
             match = re.fullmatch(r"(\d+-\d+)(?:@(\d+))?", str(position))
             if match is None:
                 raise self._address.wrong(
-                    f"position {position!r} of {self._entries.partition!r} is none of Redis Streams': "
-                    '"1700000000000-0@1" is'
+                    f"position {position!r} of {self._entries.partition!r} is not one of Redis Streams: "
+                    'expected for example "1700000000000-0@1"'
                 )
             self._last, self._count = match[1], None if match[2] is None else int(match[2])
         self._connection = redis_stream.Connection(self._address)
@@ -73,7 +73,7 @@ class RedisSource:
                 left_s = end - self._clock()
                 if messages or left_s <= 0:
                     return messages
-                # Only to be woken: what is there is read together with the stream's counts.
+                # Only to be woken: entries are read together with the stream's counts.
                 await self._call(
                     *("XREAD", "COUNT", 1, "BLOCK", max(1, round(1000 * min(left_s, _BLOCK_S)))),
                     *("STREAMS", self._entries.stream, self._last),
@@ -99,7 +99,7 @@ class RedisSource:
                 await self._make_group()
             await self._call(*command, *(["ENTRIESREAD", count] if count else []))
         except ResponseError:
-            self._has_group = False  # the stream is gone; the next one makes the group anew
+            self._has_group = False  # the stream was deleted; the next call creates the group again
         except redis_stream.FAILURES as error:
             self._condition.bad(redis_stream.words(error, self._address))
 
@@ -137,7 +137,7 @@ class RedisSource:
         stream = self._entries.stream
         if not self._last:
             await self._begin()
-        reply, told = await self._connection.several(
+        reply, answer = await self._connection.several(
             [
                 ("XREAD", "COUNT", max_messages, "STREAMS", stream, self._last),
                 ("XINFO", "STREAM", stream),
@@ -146,9 +146,9 @@ class RedisSource:
         )
         if isinstance(reply, Exception):
             raise reply
-        if isinstance(told, Exception):  # no such stream yet
+        if isinstance(answer, Exception):  # no such stream yet
             return []
-        info = redis_stream.info_of(told)
+        info = redis_stream.info_of(answer)
         self._check(info)
         entries = redis_stream.entries_of(reply)
         messages = []
@@ -157,7 +157,7 @@ class RedisSource:
             if self._count is not None:
                 self._count += 1
             messages.append(self._entries.message(entry_id, fields, self._position()))
-        # All that there is was read, unless the stream ends before where the source is.
+        # All entries were read, unless the stream ends before the source's position.
         if len(entries) < max_messages and _number(info["last-generated-id"].decode()) == _number(
             self._last
         ):
@@ -168,13 +168,13 @@ class RedisSource:
         return self._last if self._count is None else f"{self._last}@{self._count}"
 
     async def _begin(self) -> None:
-        """Where a reader begins that has no position."""
+        """Set the start of a reader without a position."""
         self._last, self._count = _FIRST, None
         if self._start == "earliest":
             return
         try:
             info = redis_stream.info_of(await self._call("XINFO", "STREAM", self._entries.stream))
-        except ResponseError:  # no such stream yet: all that will come is new
+        except ResponseError:  # no such stream yet: all later entries are new
             return
         except redis_stream.FAILURES:
             self._last = ""
@@ -182,7 +182,7 @@ class RedisSource:
         self._last, self._count = info["last-generated-id"].decode(), info.get("entries-added")
 
     def _check(self, info: dict[str, Any]) -> None:
-        """Whether entries after `_last` are gone."""
+        """Check whether entries after `_last` were lost."""
         added, length = info.get("entries-added"), info["length"]
         first_entry = info["first-entry"]
         removed = None if added is None else added - length
@@ -193,23 +193,19 @@ class RedisSource:
         last = _number(self._last)
         if _number(info["last-generated-id"].decode()) < last:
             if self._count is not None:
-                why = "the stream ends before it, made anew or cut short; what it has is not read"
+                why = "the stream ends before it: it was recreated or cut short; its entries are not read"
                 self._gap(None, why)
                 self._count = None
             return
         if first_entry and _number(first_entry[0].decode()) <= last:
             return
-        if removed is None:  # before Redis 7, which counts
+        if removed is None:  # before Redis 7, which added counts
             if first_entry and not self._gaps:
-                self._gap(
-                    None, "the entry is not there any more; some after it may have been trimmed as well"
-                )
+                self._gap(None, "the entry was deleted; later ones may have been trimmed as well")
             return
         if self._count is None:
             if removed and first_entry:
-                self._gap(
-                    None, "the entry is not there any more; some after it may have been trimmed as well"
-                )
+                self._gap(None, "the entry was deleted; later ones may have been trimmed as well")
             self._count = removed
         elif removed > self._count:
             lost = removed - self._count

@@ -1,4 +1,4 @@
-"""What a source, a queue and a sink of Redis Streams share: the connection, and entries as messages.
+"""Shared by sources, queues and sinks of Redis Streams: the connection, and entries as messages.
 
 An entry's field `payload` (another by the option `field`) is the payload and `key` the key; every other
 field is a header.
@@ -26,12 +26,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message, Position
 
-#: Seconds that an answer may take, beyond what was asked to be waited.
+#: Timeout of an answer in seconds, in addition to the requested wait.
 REPLY_S = 2.0
 _CONNECT_S = 2.0
 #: Fields of an entry that an error names.
 _SHOWN = 12
-#: Failures that pass, of those that Redis or its driver tell.
+#: Errors of Redis or its driver that are temporary.
 PASSING = (
     RedisConnectionError,
     RedisTimeoutError,
@@ -52,14 +52,14 @@ def parse(text: str, setting: str) -> Address:
     address.expect(("stream", "field", "claim_after_s", "delete", "max_len"))
     address.required("stream", "redis://host:6379/0?stream=edges")
     if len(address.servers) > 1:
-        raise address.wrong(f"{address}: a stream is in one server; name that")
+        raise address.wrong(f"{address}: a stream is on one server; name one server")
     if not (address.path or "0").isdecimal():
         raise address.wrong(f"{address}: the database must be a number; got {address.path!r}")
     return address
 
 
 class Connection:
-    """One connection, made when it is needed; a failed call leaves it to be made anew.
+    """One connection, opened when needed; after a failed call it is opened again.
 
     Args:
         address: of the stream.
@@ -71,7 +71,7 @@ class Connection:
         host, port = address.servers[0]
         options: dict[str, Any] = {}
         if address.encrypted:
-            address.tls()  # tells what is wrong with the files
+            address.tls()  # raises an error for unusable files
             options = {
                 "ssl": True,
                 "ssl_cert_reqs": "required" if address.flag("verify", True) else "none",
@@ -93,11 +93,11 @@ class Connection:
         )
 
     async def call(self, *words: Any, wait_s: float = 0.0, **options: Any) -> Any:
-        """One command. Raises: RedisError, OSError, TimeoutError (no answer in time)."""
+        """Run one command. Raises: RedisError, OSError, TimeoutError (no answer in time)."""
         return await _in_time(self._redis.execute_command(*words, **options), wait_s)
 
     async def several(self, commands: list[tuple[Any, ...]], *, atomic: bool) -> list[Any]:
-        """Commands in one round trip; errors of single ones are among the results."""
+        """Run commands in one round trip; errors of single commands are among the results."""
         async with self._redis.pipeline(transaction=atomic) as pipe:
             for words in commands:
                 pipe.execute_command(*words)
@@ -105,12 +105,12 @@ class Connection:
         return results
 
     async def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         await self._redis.aclose()
 
 
 class Entries:
-    """Makes messages of a stream's entries.
+    """Converts entries of a stream to messages and back.
 
     Args:
         address: of the stream.
@@ -158,12 +158,12 @@ class Entries:
 
 
 def pairs(raw: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
-    """(id, fields) of entries as the driver has them; no fields where the entry was deleted since."""
+    """(id, fields) of entries as the driver returns them; a deleted entry has no fields."""
     return [(entry_id, fields or {}) for entry_id, fields in raw]
 
 
 def entries_of(reply: Any) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
-    """Those of XREAD and XREADGROUP of one stream."""
+    """Entries in a reply of XREAD or XREADGROUP for one stream."""
     return pairs(reply[0][1]) if reply else []
 
 
@@ -173,7 +173,7 @@ def info_of(reply: list[Any]) -> dict[str, Any]:
 
 
 def words(error: BaseException, address: Address) -> str:
-    """A failure for people."""
+    """A failure in words."""
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return "no answer in time"
     if isinstance(error, AuthenticationError):
@@ -182,7 +182,7 @@ def words(error: BaseException, address: Address) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """UTF-8, surrogate-escaped bytes as they were."""
+    """UTF-8; surrogate-escaped bytes are restored."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -191,6 +191,6 @@ def _text(value: bytes) -> str:
 
 
 async def _in_time(work: Awaitable[_Result], wait_s: float) -> _Result:
-    # The driver drops a connection whose answer nobody waited for.
+    # After a timeout, the driver drops the connection.
     async with asyncio.timeout(REPLY_S + wait_s):
         return await work

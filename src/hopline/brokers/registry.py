@@ -1,4 +1,4 @@
-"""From the scheme of an address to a broker's classes; only those asked for are imported."""
+"""The brokers' classes by the scheme of an address; only the requested ones are imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopline.brokers.base import Queue, Sink, Source
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 
-#: Packages add schemes of their own under this name: scheme = "module:attr", a `Broker`.
+#: Packages add own schemes under this name: scheme = "module:attr", a `Broker`.
 ENTRY_POINTS = "hopline.brokers"
 
 
@@ -21,7 +21,7 @@ class Broker:
     """A broker's classes, each "module:attr"; called with the address and the name of its setting.
 
     Attributes:
-        extra: what `pip install 'hopline[…]'` needs for it; "" for nothing.
+        extra: extra of `pip install 'hopline[…]'`; "" for none.
     """
 
     source: str
@@ -59,11 +59,11 @@ BROKERS: dict[str, Broker] = {
 
 
 def open_source(address: str, setting: str) -> Source:
-    """The source at an address. Nothing is connected to before `open()`.
+    """The source at an address. `open()` connects it.
 
     Args:
         address: "kafka://host:9092/edges?group=g" …; see `brokers/address.py`.
-        setting: where the address was written, for errors.
+        setting: name of the setting with the address, for errors.
 
     Raises:
         ConfigError: an unknown scheme, an address that the broker cannot use, or a package that is
@@ -89,7 +89,7 @@ def _make(what: str, address: str, setting: str) -> Any:
         known = [*BROKERS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
         raise ConfigError(
             f"{setting}: {shown(address)} is not the address of a broker{did_you_mean(scheme, known)}; "
-            f"it begins with one of {', '.join(f'{name}://' for name in known)}"
+            f"an address begins with one of {', '.join(f'{name}://' for name in known)}"
         )
     module, _, attribute = str(getattr(broker, what)).partition(":")
     try:

@@ -1,4 +1,4 @@
-"""Which offset may be committed when messages are done out of order: a pure bookkeeping."""
+"""Finds the offset that may be committed when messages are completed out of order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import deque
 
 
 class Settled:
-    """Offsets of one partition, delivered in ascending order and settled in any.
+    """Offsets of one partition, delivered in ascending order and settled in any order.
 
-    A commit says that everything before an offset is done; one message that is not holds back those
-    after it.
+    A commit means that everything before an offset is done; so one unsettled message blocks the commit of
+    later ones.
     """
 
     __slots__ = ("_delivered", "_done")
@@ -19,12 +19,12 @@ class Settled:
         self._done: set[int] = set()
 
     def delivered(self, offset: int) -> None:
-        """A message was handed out; one that was handed out before changes nothing."""
+        """Record a delivered message; one that was delivered before changes nothing."""
         if not self._delivered or offset > self._delivered[-1]:
             self._delivered.append(offset)
 
     def settle(self, offset: int) -> None:
-        """It is done; one that was never handed out here changes nothing."""
+        """Record a settled message; one that was never delivered here changes nothing."""
         if self._delivered and offset >= self._delivered[0]:
             self._done.add(offset)
 

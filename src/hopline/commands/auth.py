@@ -1,4 +1,4 @@
-"""`hopline auth`: make, list and revoke API keys in a clients file."""
+"""`hopline auth`: create, list and revoke API keys in a clients file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hopline.ingress.clients_edit import add_key, remove_key
 from hopline.ingress.clients_file import Grant, KeyEntry, read_clients
 from hopline.ingress.keys import new_key
 
-app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Option(help="Clients file, as in auth.clients_file.")]
+File = Annotated[Path, typer.Option(help="Clients file (setting auth.clients_file).")]
 _FILE = Path("clients.toml")
 
 
 @app.command("new-key")
 def new(
-    client: Annotated[str, typer.Argument(help="Who gets the key; a new client or one of the file.")],
+    client: Annotated[str, typer.Argument(help="Client that gets the key: new, or in the file already.")],
     file: File = _FILE,
     score: Annotated[
         list[str] | None,
@@ -32,23 +32,27 @@ def new(
             help="New client: models that it may score, as a glob; repeatable.", show_default=False
         ),
     ] = None,
-    read: Annotated[bool, typer.Option(help="New client: may read metadata and metrics.")] = False,
-    admin: Annotated[bool, typer.Option(help="New client: may change what is served.")] = False,
+    read: Annotated[
+        bool, typer.Option(help="New client: permission to read metadata and metrics.")
+    ] = False,
+    admin: Annotated[
+        bool, typer.Option(help="New client: permission to change what the server serves.")
+    ] = False,
     rate: Annotated[
-        float | None, typer.Option(help="New client: requests a second.", show_default=False)
+        float | None, typer.Option(help="New client: requests per second.", show_default=False)
     ] = None,
     burst: Annotated[
-        int | None, typer.Option(help="New client: how many of them at once.", show_default=False)
+        int | None, typer.Option(help="New client: most requests in one burst.", show_default=False)
     ] = None,
     priority: Annotated[
-        str, typer.Option(help="New client: the highest it may ask for: high, normal or low.")
+        str, typer.Option(help="New client: highest priority of its requests: high, normal or low.")
     ] = "normal",
     days: Annotated[
         int | None,
         typer.Option(help="Days until the key expires. Default: never.", show_default=False, min=1),
     ] = None,
 ) -> None:
-    """Make a key, print it once, and write its digest into the clients file."""
+    """Create a key, print it once, and write its digest to the clients file."""
     options: dict[str, Any] = {
         "score": score,
         "read": read,
@@ -60,29 +64,29 @@ def new(
     if priority != "normal":
         given["priority"] = priority
     if burst is not None and rate is None:
-        raise BadRequest("--burst needs --rate beside it")
+        raise BadRequest("--burst needs --rate")
     try:
         grant = msgspec.convert(given, Grant) if given else None
     except msgspec.ValidationError as error:
-        raise BadRequest(f"a client cannot be written like that: {error}") from None
+        raise BadRequest(f"invalid options of a client: {error}") from None
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     key = new_key()
     expires = None if days is None else now + datetime.timedelta(days=days)
     add_key(file, client, KeyEntry(key.id, key.sha256, now.date(), expires), grant)
     typer.echo(key.text)
-    typer.echo(f"Key {key.id} of client {client}: shown once; {file} keeps its digest.", err=True)
+    typer.echo(f"Key {key.id} of client {client}: shown once; {file} stores its digest.", err=True)
 
 
 @app.command("list")
 def show(file: File = _FILE) -> None:
-    """Show the clients of a file, what they may do, and their keys."""
+    """Show the clients of a file with their permissions and keys."""
     table = Table("client", "score", "read", "admin", "rate", "priority", "keys")
     for name, entry in read_clients(file).items():
         rate = entry.rate
         table.add_row(
             name,
             *(_globs(getattr(entry, permission)) for permission in ("score", "read", "admin")),
-            "–" if rate is None else f"{rate.per_s:g}/s, {rate.burst} at once",
+            "–" if rate is None else f"{rate.per_s:g}/s, burst {rate.burst}",
             entry.priority,
             "\n".join(_key(key) for key in entry.keys) or "–",
         )
@@ -91,15 +95,15 @@ def show(file: File = _FILE) -> None:
 
 @app.command()
 def revoke(
-    client: Annotated[str, typer.Argument(help="Whose key.")],
+    client: Annotated[str, typer.Argument(help="Client that owns the key.")],
     key: Annotated[
-        str | None, typer.Argument(help="Id of the key; not needed where the client has one.")
+        str | None, typer.Argument(help="Id of the key; may be left out if the client has one key.")
     ] = None,
     file: File = _FILE,
 ) -> None:
-    """Take a key out of the clients file; servers refuse it within a second."""
+    """Remove a key from the clients file; servers refuse it within a second."""
     removed = remove_key(file, client, key)
-    typer.echo(f"Key {removed.id} of client {client} is revoked.")
+    typer.echo(f"Key {removed.id} of client {client} was revoked.")
 
 
 def _globs(value: Any) -> str:

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 
 def batch(
-    model: Annotated[str, typer.Option(help="Model to score with.")],
-    to: Annotated[str, typer.Option(help="Where results go; the guide lists the addresses.")],
+    model: Annotated[str, typer.Option(help="Model that scores.")],
+    to: Annotated[
+        str, typer.Option(help="Destination of the results; the batch guide lists the addresses.")
+    ],
     version: Annotated[
-        str | None, typer.Option(help="Its version; else the newest.", show_default=False)
+        str | None, typer.Option(help="Version of the model. Default: the newest.", show_default=False)
     ] = None,
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
@@ -40,21 +42,25 @@ def batch(
     outputs: Annotated[
         str | None,
         typer.Option(
-            help="Of probabilities, label, embedding, logits, state; comma-separated.", show_default=False
+            help="Comma-separated, of probabilities, label, embedding, logits, state.", show_default=False
         ),
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Read all neighbours, not the fanouts.")] = False,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Read all neighbours instead of a sample of the fanouts.")
+    ] = False,
     memory: Annotated[
-        str | None, typer.Option(help="Stay within it, such as 8GiB.", show_default=False)
+        str | None, typer.Option(help="Memory limit, such as 8GiB.", show_default=False)
     ] = None,
-    threads: Annotated[int, typer.Option(help="0: one for each processor.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="Threads; 0: one for each CPU.", min=0)] = 0,
     nodes: Annotated[
         Path | None,
-        typer.Option(help="Score these ids only: one a line, or a .npy file.", show_default=False),
+        typer.Option(help="Score only these ids: one a line, or a .npy file.", show_default=False),
     ] = None,
     since: Annotated[
         Path | None,
-        typer.Option(help="Work folder of an earlier run: compute what changed.", show_default=False),
+        typer.Option(
+            help="Work folder of an earlier run: compute only what changed since.", show_default=False
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the work folder for a later --since.")] = False,
     work: Annotated[
@@ -62,32 +68,34 @@ def batch(
         typer.Option(help="Work folder. Default: the address with .run added.", show_default=False),
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Throw away what an unfinished run left.")
+        bool, typer.Option("--restart", help="Discard the work of an unfinished run.")
     ] = False,
     checkpoint_s: Annotated[
         float,
         typer.Option(
-            help="Seconds of work that a kill can cost; of the last level, its first ones besides.", min=0.0
+            help="Seconds between checkpoints: a kill loses at most that much work, plus the beginning "
+            "of the last level.",
+            min=0.0,
         ),
     ] = 5.0,
-    engine: Annotated[str, typer.Option(help="What computes: local (this process) or ray.")] = "local",
+    engine: Annotated[str, typer.Option(help="Where to compute: local (this process) or ray.")] = "local",
     ray_address: Annotated[
         str | None,
         typer.Option(
-            help="Of a Ray cluster, for --engine ray. Default: RAY_ADDRESS, or one that is started here.",
+            help="Ray cluster for --engine ray. Default: RAY_ADDRESS, else a cluster started here.",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Score all nodes of a graph, every row of every level once, and publish the results as one."""
+    """Score all nodes of a graph, compute each row of each level once, and publish all results together."""
     from hopline.jobs.batch.engines import open_engine
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.jobs.batch.run import BatchOptions, BatchRun
@@ -99,7 +107,7 @@ def batch(
     )
     if resolved.features.store:
         raise ConfigError(
-            "features.store: a batch run reads the features that lie in the graph folder; build the graph "
+            "features.store: a batch run reads features from the graph folder; build the graph "
             'with them and run with --set features.store=""'
         )
     graph_folder = needed_folder(resolved, "graph.path")
@@ -138,9 +146,9 @@ def batch(
 
 
 def model_folder(config: Config, model: str, version: str | None) -> tuple[Path, str]:
-    """The folder of a model's version, and which that is: the newest where none is named.
+    """The folder of a model's version, and that version; the newest if `version` is None.
 
-    Raises: ModelNotFound: there is none; the message lists what there is.
+    Raises: ModelNotFound: it does not exist; the message lists the versions.
     """
     from hopline.rollout.repositories import configured_repository
     from hopline.rollout.repository import absent
@@ -178,7 +186,7 @@ def show(report: Report, to: str, console: Console) -> None:
         table.add_row(name, value)
     console.print(table)
     for level in report.levels:
-        way = f", {level.compact_edges:,} edges at once" if level.compact_edges else ""
+        way = f", {level.compact_edges:,} compact edges" if level.compact_edges else ""
         copied = f", {level.copied:,} copied" if level.copied else ""
         console.print(
             f"level {level.level} of {level.node_type}: {level.computed:,} of {level.rows:,} rows computed"
@@ -187,25 +195,25 @@ def show(report: Report, to: str, console: Console) -> None:
             highlight=False,
         )
     if report.resumed:
-        console.print("Went on where an earlier attempt had stopped.", style="dim")
+        console.print("Resumed an earlier attempt.", style="dim")
     if report.duplicates:
-        console.print(f"{report.duplicates:,} ids were named again; each is one row.", style="dim")
+        console.print(f"{report.duplicates:,} repeated ids; each id is one row.", style="dim")
     console.print(f"Published: {to}", style="bold green", highlight=False)
     if report.kept:
-        console.print(f"States are kept for --since: {report.kept}", style="dim", highlight=False)
+        console.print(f"States for --since: {report.kept}", style="dim", highlight=False)
 
 
 class _Rate(ProgressColumn):
-    """Rows a second."""
+    """A column of a progress bar: rows per second."""
 
     def render(self, task: Task) -> Text:
-        """The rate of a task, once there is one."""
+        """The rate of a task, once it is known."""
         return Text(f"{task.speed:,.0f} rows/s" if task.speed else "", style="progress.data.speed")
 
 
 @contextlib.contextmanager
 def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage, on stderr; nothing where that is no terminal."""
+    """A progress bar for each stage, on stderr if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:

@@ -12,25 +12,29 @@ from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
 from hopline.config.reader import config_table, load_config, process_env, show_config
+from hopline.process.cgroup import memory_bytes
 
 _CAPTION = "hopline.toml, HOPLINE__SECTION__KEY in the environment, or --set section.key=value"
 
-app = typer.Typer(help="Show every setting and where it comes from.", no_args_is_help=True)
+app = typer.Typer(help="Show all settings and their values.", no_args_is_help=True)
 
 
 @app.callback()
 def group() -> None:
-    """Show every setting and where it comes from."""
+    """Show all settings and their values."""
 
 
 @app.command()
 def show(
-    config: Annotated[Path | None, typer.Option(help="A hopline.toml to read.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings file. Default: hopline.toml, if it exists.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Resolve defaults, file and environment, and print every setting."""
     file = config or (Path("hopline.toml") if Path("hopline.toml").is_file() else None)
-    values = dict(show_config(load_config(file, process_env())))
+    values = dict(show_config(load_config(file, process_env(), memory_bytes=memory_bytes())))
     if as_json:
         typer.echo(json.dumps(values, indent=1, default=str))
         return

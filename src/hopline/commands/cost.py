@@ -1,4 +1,4 @@
-"""`hopline cost`: what requests cost, by model, from a server's own counters."""
+"""`hopline cost`: costs of requests by model, from a server's own counters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hopline.commands.screen import Screen, whole
 from hopline.observe.scrape import Scrape
 
 _CAPTION = (
-    "Processor time of computing, from one batch in eight on the event loop and every batch on a thread. "
-    "Parsing, encoding and sockets are not divided among models."
+    "CPU time of computing, measured on one batch in eight on the event loop and on every batch on a "
+    "thread. Parsing, encoding and sockets are not attributed to models."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What one version of a model took since its server started.
+    """Resources that one model version has used since its server started.
 
     Attributes:
-        requests: that ended with an answer.
+        requests: answered requests.
         cpu_s, gpu_s: seconds of computing, for all of them.
         cost: in `currency`; None where no price is set.
     """
@@ -40,17 +40,17 @@ class ModelCost:
 
     @property
     def cpu_s_per_1k(self) -> float:
-        """Processor seconds of a thousand requests."""
+        """CPU seconds per thousand requests."""
         return 1e3 * self.cpu_s / self.requests if self.requests else 0.0
 
     @property
     def cost_per_million(self) -> float | None:
-        """Price of a million requests."""
+        """Price per million requests."""
         return 1e6 * self.cost / self.requests if self.cost is not None and self.requests else None
 
 
 def costs(scrape: Scrape) -> list[ModelCost]:
-    """One for each model version that answered something, from `/metrics`."""
+    """Costs of each model version that answered a request, from `/metrics`."""
     found = []
     prices: dict[tuple[str, str], tuple[float, str]] = {}
     for reading in scrape.samples("hopline_cost_total"):
@@ -67,13 +67,13 @@ def costs(scrape: Scrape) -> list[ModelCost]:
 
 
 def attributed_share(scrape: Scrape, models: list[ModelCost]) -> float:
-    """Share of the processes' processor time that went into computing for some model."""
+    """Share of the server's CPU time that was spent on computing for models."""
     used = scrape.total("hopline_process_cpu_seconds_total")
     return sum(each.cpu_s for each in models) / used if used else 0.0
 
 
 def cost(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
@@ -92,9 +92,9 @@ def cost(
     console = Screen()
     console.print(whole(_table(models), "model", "version"))
     used = scrape.total("hopline_process_cpu_seconds_total")
-    console.print(f"{share:.0%} of the {used:,.1f} processor seconds that the server used was computing.")
+    console.print(f"{share:.0%} of the server's {used:,.1f} CPU seconds was computing.")
     if models and all(each.cost is None for each in models):
-        console.print("No prices: set cost.cpu_hour (and cost.gpu_hour) on the server to see money.")
+        console.print("No prices: set cost.cpu_hour (and cost.gpu_hour) on the server to see costs.")
 
 
 def _table(models: list[ModelCost]) -> Table:

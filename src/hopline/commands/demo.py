@@ -1,4 +1,4 @@
-"""`hopline demo`: an example network from nothing to a served score."""
+"""`hopline demo`: builds, trains and serves an example network."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ _FULL, _SMALL = (200_000, 2_000_000), (8_000, 80_000)
 def demo(
     accounts: Annotated[
         int | None,
-        typer.Option(help=f"Accounts; {_FULL[0]}, or {_SMALL[0]} with --check.", show_default=False),
+        typer.Option(
+            help=f"Number of accounts. Default: {_FULL[0]}, or {_SMALL[0]} with --check.",
+            show_default=False,
+        ),
     ] = None,
     transfers: Annotated[
         int | None,
-        typer.Option(help=f"Transfers; {_FULL[1]}, or {_SMALL[1]} with --check.", show_default=False),
+        typer.Option(
+            help=f"Number of transfers. Default: {_FULL[1]}, or {_SMALL[1]} with --check.",
+            show_default=False,
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option(help="HTTP port; gRPC takes the next one. 0 picks free ones.")
@@ -25,19 +31,19 @@ def demo(
     dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for work files. Default: ~/.cache/hopline/demo; with --check a temporary one.",
+            help="Folder for work files. Default: ~/.cache/hopline/demo; with --check a temporary folder.",
             show_default=False,
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Rounds of training. Default: by size.", min=1, show_default=False)
+        int | None, typer.Option(help="Training epochs. Default: by size.", min=1, show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws another network.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the random network.", min=0)] = 1,
     check: Annotated[
-        bool, typer.Option("--check", help="Smaller, on a free port: test the answers, then exit.")
+        bool, typer.Option("--check", help="Smaller, on a free port: check the answers, then exit.")
     ] = False,
 ) -> None:
-    """Generate a payment network, train a GraphSAGE to find its fraud rings, package it and serve it."""
+    """Generate a payment network, train GraphSAGE to find fraud rings, package and serve the model."""
     from hopline.demo import show
     from hopline.demo.recipe import Recipe
     from hopline.demo.screen import Screen

@@ -1,4 +1,4 @@
-"""`hopline distill`: make a student of a packaged graph model."""
+"""`hopline distill`: train a small student of a packaged graph model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def distill(
     model: Annotated[str, typer.Option(help="The teacher: a packaged graph model.")],
     version: Annotated[
-        str | None, typer.Option(help="Its version; else the newest.", show_default=False)
+        str | None, typer.Option(help="Version of the teacher. Default: the newest.", show_default=False)
     ] = None,
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
@@ -35,52 +35,53 @@ def distill(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Known classes: CSV of id,class, or .npy with one for each row (-1: unknown).",
+            help="Known classes: CSV of id,class, or .npy with one per row (-1: unknown).",
             show_default=False,
         ),
     ] = None,
     student: Annotated[
-        str | None, typer.Option(help="Its name. Default: the teacher's with -student added.")
+        str | None, typer.Option(help="Name of the student. Default: the teacher's with -student added.")
     ] = None,
     structure: Annotated[
         bool | None,
         typer.Option(
             "--structure/--no-structure",
-            help="Give the student rows that a diffusion over the graph computes beforehand. "
-            "Default: where its nodes have edges among them.",
+            help="Also give the student rows from a diffusion over the graph, computed beforehand. "
+            "Default: if the scored nodes have edges among them.",
             show_default=False,
         ),
     ] = None,
-    hidden: Annotated[int | None, typer.Option(help="Width of a hidden layer.", show_default=False)] = None,
-    layers: Annotated[int | None, typer.Option(help="Linear layers.", show_default=False)] = None,
-    epochs: Annotated[int | None, typer.Option(help="At most.", show_default=False)] = None,
+    hidden: Annotated[int | None, typer.Option(help="Width of hidden layers.", show_default=False)] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of linear layers.", show_default=False)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs.", show_default=False)] = None,
     patience: Annotated[
-        int | None, typer.Option(help="Epochs without a better one until it stops.", show_default=False)
+        int | None,
+        typer.Option(help="Stop after this many epochs without improvement.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split and the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split and the training.")] = 0,
     force: Annotated[
-        bool, typer.Option("--force", help="Write a student that is more than 2 % worse.")
+        bool, typer.Option("--force", help="Write the student even if it is more than 2 % worse.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a student of this name and version.")
+        bool, typer.Option("--overwrite", help="Replace an existing student of this name and version.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Write the report here, as JSON.", show_default=False)
+        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw accuracy by degree and calibration: a .svg file.", show_default=False),
+        typer.Option(help="Draw accuracy by degree and calibration to this .svg file.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Teach an MLP to answer as a graph model does, and write it as a model that reads no neighbours."""
+    """Train an MLP to answer as a graph model does, and write it as a model that reads no neighbours."""
     if plot is not None and plot.suffix != ".svg":
         raise BadRequest(f"--plot {plot}: the plot is drawn as SVG; name a .svg file")
     for name, path in (("--report", report), ("--plot", plot)):
@@ -91,13 +92,13 @@ def distill(
     )
     if resolved.features.store:
         raise ConfigError(
-            "features.store: a student learns from the features that lie in the graph folder; build the "
+            "features.store: a student learns from features of the graph folder; build the "
             'graph with them and run with --set features.store=""'
         )
     graph_folder = needed_folder(resolved, "graph.path")
     own = needed_folder(resolved, "models.repository")
     folder, _ = model_folder(resolved, model, version)
-    # torch comes with these: only where a student is made
+    # imported here because they import torch
     from hopline.jobs.distill.run import Distillation, DistillOptions
     from hopline.jobs.distill.settings import STRUCTURE, Settings
 
@@ -129,8 +130,8 @@ def distill(
         show(done, Screen())
     if not done.written:
         raise PackagingError(
-            f"{done.student} is not written: {done.why}. More labels, --hidden or --structure may mend "
-            "that; --force writes it as it is"
+            f"{done.student} is not written: {done.why}. More labels, --hidden or --structure may help; "
+            "--force writes it anyway"
         )
 
 
@@ -165,7 +166,7 @@ def show(report: Report, console: Console) -> None:
     console.print(f"Gate: {report.why}", style="green" if report.within else "yellow", highlight=False)
     if report.written:
         console.print(f"Student: {report.path}", style="bold green", highlight=False)
-        console.print(f"Beside its teacher: {report.fallback}", style="dim", highlight=False)
+        console.print(f"Together with its teacher: {report.fallback}", style="dim", highlight=False)
 
 
 def _percent(value: float | None) -> str:
@@ -174,7 +175,7 @@ def _percent(value: float | None) -> str:
 
 @contextlib.contextmanager
 def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each step, on stderr; nothing where that is no terminal."""
+    """A progress bar for each step, on stderr if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:

@@ -1,4 +1,4 @@
-"""`hopline drift`: make references, and show what a server says has moved."""
+"""`hopline drift`: create references, and show the drift that a server reports."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ from hopline.commands.drift_screen import overview, version_screen
 from hopline.commands.screen import Screen
 from hopline.errors import BadRequest
 
-app = typer.Typer(help="Compare what is asked and answered with a reference.", no_args_is_help=True)
+app = typer.Typer(help="Compare requests and answers with a reference.", no_args_is_help=True)
 
 
 @app.command()
 def reference(
     out: Annotated[
         Path,
-        typer.Option(help="File to write, for a server <drift.path>/<model>/<version>/reference.json."),
+        typer.Option(help="File to write; a server reads <drift.path>/<model>/<version>/reference.json."),
     ],
-    log: Annotated[Path | None, typer.Option(help="Prediction log to make it of: folder or file.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Prediction log to read: folder or file.")] = None,
     table: Annotated[
-        Path | None, typer.Option(help="Training rows to make it of: CSV with a header, or Parquet.")
+        Path | None, typer.Option(help="Training rows to read: CSV with a header, or Parquet.")
     ] = None,
     graph: Annotated[
-        Path | None, typer.Option(help="Graph folder: its nodes, or with --log those of the log.")
+        Path | None,
+        typer.Option(help="Graph folder to read: its nodes, or with --log the nodes of the log."),
     ] = None,
     artifact: Annotated[
-        Path | None, typer.Option(help="<repository>/<model>/<version>, which --graph is read for.")
+        Path | None, typer.Option(help="<repository>/<model>/<version> of the model that reads --graph.")
     ] = None,
-    model: Annotated[str, typer.Option(help="With --log: whose answers.")] = "",
-    version: Annotated[str, typer.Option(help="With --log: of which version. Default: the last one.")] = "",
-    score: Annotated[str | None, typer.Option(help="With --table: column of the model's scores.")] = None,
-    label: Annotated[str | None, typer.Option(help="With --table: column of its labels.")] = None,
-    rows: Annotated[int, typer.Option(help="Rows or requests to take, drawn from all.", min=50)] = 20_000,
-    max_columns: Annotated[int, typer.Option(help="As drift.max_columns.", min=0)] = 32,
+    model: Annotated[str, typer.Option(help="With --log: model whose answers are read.")] = "",
+    version: Annotated[
+        str, typer.Option(help="With --log: version whose answers are read. Default: the last one.")
+    ] = "",
+    score: Annotated[str | None, typer.Option(help="With --table: column with the model's scores.")] = None,
+    label: Annotated[str | None, typer.Option(help="With --table: column with its labels.")] = None,
+    rows: Annotated[int, typer.Option(help="Rows or requests to sample.", min=50)] = 20_000,
+    max_columns: Annotated[int, typer.Option(help="As the setting drift.max_columns.", min=0)] = 32,
     column: Annotated[
-        list[str] | None, typer.Option(help="As drift.columns; repeatable.", show_default=False)
+        list[str] | None, typer.Option(help="As the setting drift.columns; repeatable.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
 ) -> None:
-    """Make the reference that later traffic is compared with."""
+    """Write the reference with which later traffic is compared."""
     from hopline.graph import Graph
     from hopline.records.drift import training
     from hopline.records.drift.reference import write_reference
 
     if (graph is None) != (artifact is None):
-        raise BadRequest("--graph and --artifact go together: the model says what of the graph it reads")
+        raise BadRequest("--graph and --artifact go together: the model names what it reads of the graph")
     choice = training.Choice(rows, seed, max_columns, tuple(column or ()))
     around = None
     if graph is not None and artifact is not None:
@@ -61,19 +64,19 @@ def reference(
     if log is not None and table is None:
         name = model or (around.spec.name if around is not None else "")
         if not name:
-            raise BadRequest("--model: say whose answers of the log count")
+            raise BadRequest("--model: name the model whose answers are read from the log")
         made = training.from_log(log, name, version, choice, time.time(), around)
     elif table is not None and log is None and around is None:
         made = training.from_table(table, choice, time.time(), score, label)
     elif around is not None and table is None:
         made = training.from_graph(around, choice, time.time())
     else:
-        raise BadRequest("name one source: --log, --table, or --graph with --artifact")
+        raise BadRequest("pass one source: --log, --table, or --graph with --artifact")
     try:
         write_reference(out, made)
     except OSError as error:
         raise BadRequest(f"--out: {out} cannot be written: {error.strerror}") from None
-    also = "" if made.is_complete else "; a server adds the answers"
+    also = "" if made.is_complete else "; a server adds the answers later"
     Screen().print(
         f"{escape(str(out))}: {len(made.entries)} quantities of {made.num_requests} rows, "
         f"from {escape(made.source)}{also}"
@@ -83,14 +86,14 @@ def reference(
 @app.command()
 def show(
     model: Annotated[
-        str | None, typer.Argument(help="Model to show in full.", show_default="all, in short")
+        str | None, typer.Argument(help="Model to show in detail.", show_default="all, as a summary")
     ] = None,
     url: Url = None,
-    rows: Annotated[int, typer.Option(help="Quantities to show, the furthest moved first.", min=1)] = 20,
+    rows: Annotated[int, typer.Option(help="Quantities to show, largest drift first.", min=1)] = 20,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Show what has moved, and scores by the hour. Exits with 2 where something is at alert."""
+    """Show drift and hourly scores. Exits with 2 if a quantity is at alert."""
     path = "/v1/drift" if model is None else f"/v1/drift/{quote(model, safe='')}"
     with open_client(url, api_key, token) as client:
         report = read_json(client.send("GET", path))

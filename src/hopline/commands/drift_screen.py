@@ -1,4 +1,4 @@
-"""How `hopline drift show` draws a report: tables, bars, and a line of blocks for each hour's scores."""
+"""Draws the report of `hopline drift show`: tables, bars, and a line of blocks for each hour's scores."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _HOURS = 24
 
 
 def overview(report: Any) -> RenderableType:
-    """Every version in one line."""
+    """A table with one line for each version."""
     table = Table(title="Drift", title_justify="left")
-    for column in ("model", "version", "level", "requests", "furthest moved", "psi", ""):
+    for column in ("model", "version", "level", "requests", "largest drift", "psi", ""):
         table.add_column(column, justify="right" if column in ("requests", "psi") else "left")
     for version in report["versions"]:
         most = version["most"] or {"kind": "", "name": "", "excess": 0.0}
@@ -40,7 +40,7 @@ def overview(report: Any) -> RenderableType:
 
 
 def version_screen(version: Any, thresholds: Any, rows: int) -> RenderableType:
-    """All about one version."""
+    """The details of one version."""
     parts: list[RenderableType] = [_quantities(version, thresholds, rows)]
     if version["hours"]:
         parts.append(_hours(version["hours"][-_HOURS:]))
@@ -48,7 +48,7 @@ def version_screen(version: Any, thresholds: Any, rows: int) -> RenderableType:
 
 
 def bar(excess: float, thresholds: Any) -> Text:
-    """The index as a bar that is full at twice the alert threshold, coloured by what it passes."""
+    """The index as a bar that is full at twice the alert threshold, coloured by level."""
     share = min(1.0, excess / (2 * thresholds["alert"])) if thresholds["alert"] else 1.0
     level = "alert" if excess > thresholds["alert"] else "watch" if excess > thresholds["watch"] else "ok"
     full = round(share * _BAR_WIDTH)
@@ -72,7 +72,7 @@ def _quantities(version: Any, thresholds: Any, rows: int) -> RenderableType:
         f"{reference['requests']:,} of {reference['source']}, {made}"
     )
     table = Table(title=Text(title), title_justify="left")
-    for column in ("kind", "name", "level", "psi", "", "moved most", "was", "is"):
+    for column in ("kind", "name", "level", "psi", "", "largest change", "was", "is"):
         table.add_column(column, justify="right" if column in ("psi", "was", "is") else "left")
     for each in version["quantities"][:rows]:
         at = each["bins"].index(each["bin"]) if each["bin"] else None
@@ -88,7 +88,7 @@ def _quantities(version: Any, thresholds: Any, rows: int) -> RenderableType:
         )
     hidden = len(version["quantities"]) - rows
     if hidden > 0:
-        table.caption = f"{hidden} more have moved less"
+        table.caption = f"{hidden} more with less drift"
     return whole(table, "kind", "name")
 
 
@@ -101,6 +101,6 @@ def _hours(hours: list[Any]) -> RenderableType:
             time.strftime("%a %H:00", time.localtime(hour["start"])),
             f"{hour['requests']:,}",
             "" if hour["mean"] is None else f"{hour['mean']:.3f}",
-            sparkline(hour["shares"][:-1]),  # without the bin of what is missing
+            sparkline(hour["shares"][:-1]),  # without the bin of missing values
         )
     return table

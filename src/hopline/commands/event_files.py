@@ -1,4 +1,4 @@
-"""Files of events, cut into bodies of requests: JSON, one event a line or a list, and Arrow streams."""
+"""Splits files of events into request bodies: JSON, one event a line or a list, and Arrow streams."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import msgspec
 
 from hopline.errors import BadRequest
 
-#: A file that begins so is an Arrow IPC stream.
+#: First bytes of an Arrow IPC stream.
 _ARROW = b"\xff\xff\xff\xff"
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Part(NamedTuple):
-    """Some events of a file.
+    """A group of events of a file.
 
     Attributes:
-        body: of a request.
-        num_events: how many there are.
-        have_ids: all of them, so that they may be sent twice.
+        body: request body.
+        num_events: number of events in it.
+        have_ids: whether all events have ids, so that sending them again is safe.
     """
 
     body: bytes
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 @contextlib.contextmanager
 def opened(file: str) -> Iterator[BinaryIO]:
-    """A file, or stdin for "-". Raises: BadRequest: it cannot be read."""
+    """Open a file, or stdin for "-". Raises: BadRequest: the file cannot be read."""
     if file == "-":
         yield sys.stdin.buffer
         return
@@ -50,10 +50,10 @@ def opened(file: str) -> Iterator[BinaryIO]:
 def parts(source: BinaryIO, size: int, name: str) -> Iterator[Part]:
     """The events of a file in order, `size` at a time.
 
-    Raises: BadRequest: a broken list or Arrow stream; a broken line is for the server to tell.
+    Raises: BadRequest: a broken list or Arrow stream; the server reports broken lines.
     """
     begin = source.read(16)
-    source = io.BufferedReader(_Prefixed(begin, source))  # stdin cannot be wound back
+    source = io.BufferedReader(_Prefixed(begin, source))  # stdin cannot seek back
     if begin.startswith(_ARROW):
         yield from _arrow_parts(source, size, name)
         return
@@ -62,8 +62,8 @@ def parts(source: BinaryIO, size: int, name: str) -> Iterator[Part]:
         try:
             lines = iter([bytes(raw) for raw in msgspec.json.decode(source.read(), type=list[msgspec.Raw])])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise BadRequest(f"{name} begins like a JSON list and is none: {error}") from None
-        # An event may stand on several lines of a list, and a line is one event to the server.
+            raise BadRequest(f"{name} begins like a JSON list but is not one: {error}") from None
+        # In a list an event may span several lines; the server reads one event per line.
         lines = (line.replace(b"\n", b" ").replace(b"\r", b" ") for line in lines)
     while chunk := list(itertools.islice(filter(None, map(bytes.strip, lines)), size)):
         yield Part(b"\n".join(chunk), len(chunk), all(map(_has_id, chunk)))
@@ -93,7 +93,7 @@ def _has_id(event: bytes) -> bool:
 
 
 class _Prefixed(io.RawIOBase):
-    """A stream with what was read of it put back."""
+    """A stream that returns bytes already read from it again."""
 
     def __init__(self, begin: bytes, source: BinaryIO) -> None:
         self._begin, self._source = begin, source

@@ -22,7 +22,7 @@ from hopline.features.skew import differences
 from hopline.graph import Graph
 from hopline.types import AnyArray, ExternalIds, FloatArray
 
-app = typer.Typer(help="Copy features into a store, and compare them.", no_args_is_help=True)
+app = typer.Typer(help="Copy features into a store, and compare the two.", no_args_is_help=True)
 
 _MAX_SHOWN = 5
 
@@ -30,19 +30,19 @@ _MAX_SHOWN = 5
 @app.command()
 def load(
     store: Annotated[str, typer.Option(help="URL of the store: redis://host:6379, parquet:///folder …")],
-    graph: Annotated[Path | None, typer.Option(help="Graph folder, whose features are copied.")] = None,
+    graph: Annotated[Path | None, typer.Option(help="Graph folder with the features to copy.")] = None,
     group: Annotated[
-        str | None, typer.Option(help="Node type to copy. Default: all that have features.")
+        str | None, typer.Option(help="Node type to copy. Default: all types with features.")
     ] = None,
     parquet: Annotated[
         Path | None, typer.Option(help="Parquet file to copy instead; --group names the group.")
     ] = None,
-    id_column: Annotated[str, typer.Option(help="Column of the file that holds the ids.")] = "id",
-    batch: Annotated[int, typer.Option(help="Rows of one write.", min=1)] = 10_000,
+    id_column: Annotated[str, typer.Option(help="Column of ids in the file.")] = "id",
+    batch: Annotated[int, typer.Option(help="Rows per write.", min=1)] = 10_000,
 ) -> None:
     """Copy features into a store: the schema first, then the rows."""
     if (graph is None) == (parquet is None):
-        raise BadRequest("name one source: --graph or --parquet")
+        raise BadRequest("pass one source: --graph or --parquet")
     if graph is not None:
         sources = [_of_graph(Graph.open(graph), name, batch) for name in _types(graph, group)]
     else:
@@ -56,10 +56,10 @@ def check(
     store: Annotated[str, typer.Option(help="URL of the store.")],
     graph: Annotated[Path, typer.Option(help="Graph folder to compare with.")],
     group: Annotated[
-        str | None, typer.Option(help="Node type to compare. Default: all that have features.")
+        str | None, typer.Option(help="Node type to compare. Default: all types with features.")
     ] = None,
-    sample: Annotated[int, typer.Option(help="Rows to compare, of each node type.", min=1)] = 1_000,
-    seed: Annotated[int, typer.Option(help="Another seed draws other rows.")] = 0,
+    sample: Annotated[int, typer.Option(help="Rows of each node type to compare.", min=1)] = 1_000,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
 ) -> None:
     """Compare a store with a graph: the schema, and a sample of the rows. Exits with 1 if they differ."""
     same = asyncio.run(_check(store, Graph.open(graph), _types(graph, group), sample, seed))
@@ -68,7 +68,7 @@ def check(
 
 
 class _Source(NamedTuple):
-    """Rows to copy: ids and values, some at a time."""
+    """Rows to copy: ids and values, in batches."""
 
     group: FeatureGroup
     num_rows: int
@@ -76,7 +76,7 @@ class _Source(NamedTuple):
 
 
 def _types(graph: Path, name: str | None) -> list[str]:
-    """The node types that are meant."""
+    """The node types of a command; all with features if `name` is None."""
     known = {key: node.feature_dim for key, node in Graph.open(graph).schema.node_types.items()}
     featured = [key for key, dim in known.items() if dim]
     if name is None and featured:
@@ -89,7 +89,7 @@ def _types(graph: Path, name: str | None) -> list[str]:
 
 def _group_of(graph: Graph, name: str) -> FeatureGroup:
     node = graph.schema.node_types[name]
-    # What is narrower than stores know is decoded on its way there.
+    # A dtype that stores do not support is decoded to float32 for them.
     dtype = node.feature_dtype if node.feature_dtype in DTYPES else "float32"
     return FeatureGroup(name, node.feature_dim, dtype, node.feature_names)
 
@@ -106,8 +106,8 @@ def _of_graph(graph: Graph, name: str, batch: int) -> _Source:
 
 
 def _of_file(path: Path, id_column: str, name: str | None, batch: int) -> _Source:
-    told, num_rows, parts = read_file(path, id_column)
-    group = FeatureGroup(name or told.name, told.dim, told.dtype, told.feature_names)
+    header, num_rows, parts = read_file(path, id_column)
+    group = FeatureGroup(name or header.name, header.dim, header.dtype, header.feature_names)
 
     def batches() -> Iterator[tuple[ExternalIds, AnyArray]]:
         for ids, values in parts:
@@ -145,7 +145,7 @@ async def _check(url: str, graph: Graph, names: list[str], sample: int, seed: in
 async def _compare(
     store: FeatureStore, graph: Graph, name: str, sample: int, seed: int
 ) -> AsyncIterator[str]:
-    """Everything that sets a group of the store apart from the graph's."""
+    """Differences of a store's group from the graph's."""
     expected, nodes = _group_of(graph, name), graph.nodes[name]
     try:
         stored = await store.describe(name)
@@ -160,14 +160,14 @@ async def _compare(
     rows = np.sort(np.random.default_rng(seed).choice(nodes.num_nodes, num, replace=False))
     ids = nodes.ids.external(rows)
     fetched = await store.fetch(stored, ids)
-    # Rounded as the store rounds, so that a narrower dtype is one difference and not one of every row.
+    # Rounded like the store's rows, so that a narrower dtype is not reported for every row.
     with np.errstate(over="ignore"):
         ours = nodes.features[rows].astype(stored.dtype).astype(np.float32)
     missing = ~fetched.found
     if missing.any():
         yield f"{int(missing.sum()):,} of {num:,} rows are missing: {_shown(ids, missing)}"
     if fetched.num_invalid:
-        yield f"{fetched.num_invalid:,} of them cannot be used: {'; '.join(fetched.problems)}"
+        yield f"{fetched.num_invalid:,} of them are invalid: {'; '.join(fetched.problems)}"
     unequal = (ours != fetched.values) & ~(np.isnan(ours) & np.isnan(fetched.values))
     other = unequal.any(axis=1) & fetched.found
     if other.any():
@@ -205,7 +205,7 @@ async def _opened(url: str) -> AsyncIterator[FeatureStore]:
 
 
 class _RowsPerSecond(ProgressColumn):
-    """How fast a task goes."""
+    """A column of a progress bar: rows per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -214,7 +214,7 @@ class _RowsPerSecond(ProgressColumn):
 
 @contextmanager
 def _bars() -> Iterator[Progress]:
-    """A bar for each group, on stderr so that stdout stays the answer."""
+    """A progress bar for each group, on stderr; stdout is for the results."""
     counts = TextColumn("{task.completed:,} / {task.total:,}")
     columns = (
         TextColumn("{task.description}"),

@@ -1,6 +1,6 @@
-"""Messages of library functions on a command line: Python arguments that they name become flags.
+"""Replaces Python arguments in the messages of library functions by flags of the command.
 
-A library function says `pass overwrite=True`; who typed a command needs `--overwrite`.
+A library function says `pass overwrite=True`; a user of the command needs `--overwrite`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Any
 
 _ARGUMENT = re.compile(
     r"\b(?P<name>[a-z_]+)=(?P<value>True|-?\d+|'[^']*'|\"[^\"]*\"|\[[^\[\]]*\]|\{[^{}]*\}|\([^()]*\)|(?=,))"
-    # as a server writes a field of JSON: on_missing "null"
+    # as a server names a JSON field: on_missing "null"
     r"|\b(?P<field>[a-z]+_[a-z_]+) (?P<text>\"[^\"]*\")"
 )
 
 
 def flags_of(options: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Python's name -> flag, of a command's options, such as [["--count", "-n"]]."""
+    """Python name -> flag, for the options of a command, such as [["--count", "-n"]]."""
     longest = [max(names, key=len) for names in options]
     return {flag.lstrip("-").replace("-", "_"): flag for flag in longest if flag.startswith("--")}
 
 
 def as_flags(text: str, flags: Mapping[str, str]) -> str:
-    """A message in which `overwrite=True` is `--overwrite`, where the command has such a flag.
+    """A message with `overwrite=True` replaced by `--overwrite` if the command has that flag.
 
-    Lists and dictionaries become what the flag takes: `fanouts=[10, 5]` is `--fanouts 10,5`, and
+    Lists and dictionaries become values of the flag: `fanouts=[10, 5]` is `--fanouts 10,5`, and
     `arguments={'w': 'edge_attr'}` is `--argument w=edge_attr`.
     """
 
@@ -40,7 +40,7 @@ def as_flags(text: str, flags: Mapping[str, str]) -> str:
 
 
 def _typed(value: str) -> str:
-    """A Python value as it is typed after a flag."""
+    """A Python value as typed after a flag."""
     if value == "True":
         return ""
     if value[:1] in ("'", '"'):

@@ -1,4 +1,4 @@
-"""`hopline graph`: build a snapshot from files, say what one holds, and change a server's live graph."""
+"""`hopline graph`: build a snapshot from files, describe one, and change a server's live graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hopline.graph.edge_times import iso, likely_unit
 from hopline.graph.text_table import TextFormat
 from hopline.types import Progress
 
-app = typer.Typer(help="Build and inspect graphs, and change live ones.", no_args_is_help=True)
+app = typer.Typer(help="Build, inspect and change graphs.", no_args_is_help=True)
 app.command("events")(graph_live.events)
 app.command("status")(graph_live.status)
 
@@ -38,8 +38,8 @@ def build(
     edges: Annotated[
         list[str],
         typer.Argument(
-            help="Edge files: one FILE, or SRC:RELATION:DST=FILE each (.csv, .tsv, .txt, also packed as "
-            ".gz, .bz2, .xz or .zst; .parquet, .feather, .arrow, .npy, .npz)."
+            help="Edge files: one FILE, or SRC:RELATION:DST=FILE each (.csv, .tsv, .txt, also compressed "
+            "as .gz, .bz2, .xz or .zst; .parquet, .feather, .arrow, .npy, .npz)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write the graph to.")],
@@ -49,38 +49,42 @@ def build(
     ] = None,
     id: Annotated[
         list[str] | None,
-        typer.Option(help="Column of the node files that holds the ids; TYPE=COLUMN for one of them."),
+        typer.Option(help="Column of ids in the node files; TYPE=COLUMN for one file."),
     ] = None,
     feature: Annotated[
         list[str] | None,
         typer.Option(
-            help="Feature column, in order (repeat); COLUMN or TYPE=COLUMN; default: all numeric ones."
+            help="Feature column, in order (repeatable): COLUMN or TYPE=COLUMN. Default: all numeric ones."
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(help="Column of the node files that is no feature (repeat); COLUMN or TYPE=COLUMN."),
+        typer.Option(
+            help="Column of the node files that is not a feature (repeatable): COLUMN or TYPE=COLUMN."
+        ),
     ] = None,
     src: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column of the edge files that holds the source; COLUMN or SRC:RELATION:DST=COLUMN, as "
-            "for all columns of edges. Default: src; without a header the first."
+            help="Column of the source in the edge files: COLUMN or SRC:RELATION:DST=COLUMN (all edge "
+            "column options accept both forms). Default: src, or without a header the first column."
         ),
     ] = None,
     dst: Annotated[
         list[str] | None,
-        typer.Option(help="Column that holds the destination. Default: dst; without a header the second."),
+        typer.Option(
+            help="Column of the destination. Default: dst, or without a header the second column."
+        ),
     ] = None,
-    attr: Annotated[list[str] | None, typer.Option(help="Edge attribute column (repeat).")] = None,
+    attr: Annotated[list[str] | None, typer.Option(help="Edge attribute column (repeatable).")] = None,
     time: Annotated[
         list[str] | None,
-        typer.Option(help="Column of the edge times: integers, or dates and times as in ISO 8601."),
+        typer.Option(help="Column of the edge times: integers, or ISO 8601 dates and times."),
     ] = None,
     time_unit: Annotated[
         list[str] | None,
         typer.Option(
-            help="What the times count since 1970: s, ms, us or ns; UNIT or SRC:RELATION:DST=UNIT."
+            help="Unit of integer times since 1970: s, ms, us or ns; UNIT or SRC:RELATION:DST=UNIT."
         ),
     ] = None,
     weight: Annotated[list[str] | None, typer.Option(help="Column of the edge weights.")] = None,
@@ -88,7 +92,7 @@ def build(
         bool,
         typer.Option(
             "--signed-weights",
-            help="Live updates may bring negative weights. Said by the file itself where it has some.",
+            help="Allow negative weights in live updates. Not needed if the file has negative weights.",
         ),
     ] = False,
     undirected: Annotated[
@@ -98,53 +102,57 @@ def build(
         bool,
         typer.Option(
             "--no-header",
-            help="Text files have no line of column names: columns are 0, 1, … (A first line that holds "
-            "the columns asked for is a header nonetheless.)",
+            help="Text files have no header: columns are named 0, 1, … (A first line that contains the "
+            "column names of the options is still a header.)",
         ),
     ] = False,
     delimiter: Annotated[
         str | None,
         typer.Option(
-            help="Between the cells of text files; default: detected from the first lines; ' ': blanks."
+            help="Delimiter of text files; ' ' is any white space. Default: detected from the first lines."
         ),
     ] = None,
-    encoding: Annotated[str, typer.Option(help="Of text files, such as latin-1.")] = "utf-8",
+    encoding: Annotated[str, typer.Option(help="Encoding of text files, such as latin-1.")] = "utf-8",
     comment: Annotated[
-        str | None, typer.Option(help="Lines of text files that begin with this are left out.")
+        str | None, typer.Option(help="Lines of text files that begin with this text are ignored.")
     ] = None,
     na: Annotated[
-        list[str] | None, typer.Option(help="Cell that is a missing value (repeat); empty ones are.")
+        list[str] | None,
+        typer.Option(help="Cell text that means a missing value (repeatable); empty cells always do."),
     ] = None,
     fill: Annotated[
         list[str] | None,
-        typer.Option(help="Number to put where a value is missing: NUMBER, or COLUMN=NUMBER (repeat)."),
+        typer.Option(help="Number that replaces missing values: NUMBER, or COLUMN=NUMBER (repeatable)."),
     ] = None,
     round_: Annotated[
         list[str] | None,
-        typer.Option("--round", help="Column whose numbers may be rounded to float32 (repeat)."),
+        typer.Option("--round", help="Column whose numbers may be rounded to float32 (repeatable)."),
     ] = None,
     ids_are_rows: Annotated[
-        bool, typer.Option("--ids-are-rows", help="Edges hold row numbers of the nodes, not ids.")
+        bool, typer.Option("--ids-are-rows", help="Edges contain row numbers of nodes instead of ids.")
     ] = False,
     num_nodes: Annotated[
         list[str] | None,
-        typer.Option(help="With --ids-are-rows: nodes of a type without a file; NUMBER or TYPE=NUMBER."),
+        typer.Option(
+            help="With --ids-are-rows: node count of a type without a file; NUMBER or TYPE=NUMBER."
+        ),
     ] = None,
     dtype: Annotated[
         str,
         typer.Option(
             "--feature-dtype",
             "--dtype",
-            help="Store features as float32, float16, bfloat16 or int8 (with a scale for each column).",
+            help="Store features as float32, float16, bfloat16 or int8 (with one scale per column).",
         ),
     ] = "float32",
     compress_edges: Annotated[
-        bool, typer.Option("--compress-edges", help="Pack in-neighbours, and round edge weights to 8 bits.")
+        bool,
+        typer.Option("--compress-edges", help="Compress in-neighbours, and round edge weights to 8 bits."),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the graph at --out.")] = False,
 ) -> None:
-    """Build a graph from an edge table and node features."""
-    with _told(), _bars() as progress:
+    """Build a graph from files of edges and node features."""
+    with _warnings(), _bars() as progress:
         options = FileOptions(
             text=TextFormat(not no_header, delimiter, encoding, comment),
             missing=missing(na or (), fill or ()),
@@ -180,7 +188,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and check its hash.")] = False,
 ) -> None:
-    """Say what a graph holds: types, counts, degrees, bytes, version."""
+    """Show what a graph contains: types, counts, degrees, bytes, version."""
     described = _described(Graph.open(folder, verify=verify))
     if as_json:
         typer.echo(json.dumps(described, indent=1))
@@ -250,7 +258,7 @@ def _show(described: dict[str, Any]) -> None:
         f"{described['num_bytes'] / 1e6:,.1f} MB"
     )
     if time := described["time"]:
-        unit = time["unit"] or "unknown; say --time-unit when building"
+        unit = time["unit"] or "unknown; set --time-unit when building"
         as_dates = " to ".join(time["dates"]) if time["likely_unit"] else ""
         guess = "" if time["unit"] or not as_dates else f"if it is {time['likely_unit']}: "
         shown = f" ({guess}{as_dates})" if as_dates else ""
@@ -301,7 +309,7 @@ def _print_rows(console: Console, header: Sequence[str], rows: Sequence[tuple[An
 
 @contextmanager
 def _bars() -> Iterator[Progress]:
-    """A bar for each stage, on stderr so that stdout stays the answer."""
+    """A progress bar for each stage, on stderr; stdout is for the results."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bars(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
@@ -315,16 +323,16 @@ def _bars() -> Iterator[Progress]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """What is said of the input, such as columns left out, on stderr once all bars are done."""
-    told: list[str] = []
+def _warnings() -> Iterator[None]:
+    """Print warnings about the input, such as columns left out, to stderr after all progress bars."""
+    texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("hopline.graph")
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        for text in told:
+        for text in texts:
             typer.echo(f"note: {text}", err=True)

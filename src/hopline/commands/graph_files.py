@@ -1,4 +1,4 @@
-"""From the options of `hopline graph build` to node and edge files.
+"""Node and edge files from the options of `hopline graph build`.
 
 Most options name a column for all files, or as TYPE=COLUMN for one.
 """
@@ -19,7 +19,7 @@ from hopline.graph.text_table import TextFormat
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """What holds for all files.
+    """Options that apply to all files.
 
     Attributes:
         text, missing, rounded: as in `NodeFile`.
@@ -37,7 +37,7 @@ class FileOptions:
         exclude: Sequence[str],
         ids_are_rows: bool,
     ) -> dict[str, NodeFile]:
-        """Node type -> file. Raises: GraphError: a table whose ids nothing names."""
+        """Node type -> file. Raises: GraphError: no option names the id column of a file."""
         paths = _by_type(files, NODE_TYPE)
         found = {}
         for name, path in paths.items():
@@ -70,9 +70,9 @@ class FileOptions:
         """Edge type -> file.
 
         Args:
-            columns: what of `EdgeFile` is one text -> what the options say.
-            undirected, signed_weights: of all files.
-        Raises: GraphError: an edge type that is none, or more than one column where there is one.
+            columns: attribute of `EdgeFile` -> texts of its options.
+            undirected, signed_weights: apply to all files.
+        Raises: GraphError: an invalid edge type, or several columns where one is allowed.
         """
         paths = _by_type(files, ":".join(EDGE_TYPE))
         found: dict[EdgeType, EdgeFile] = {}
@@ -80,19 +80,19 @@ class FileOptions:
             parts = name.split(":")
             if len(parts) != 3:
                 raise GraphError(f"an edge type is SRC:RELATION:DST; got {name!r}")
-            said = {
+            options = {
                 option: _only(_for(values or (), name, paths), f"--{option.replace('_', '-')}", name)
                 for option, values in columns.items()
             }
             found[parts[0], parts[1], parts[2]] = EdgeFile(
                 path,
-                said["src"] or "src",
-                said["dst"] or "dst",
+                options["src"] or "src",
+                options["dst"] or "dst",
                 tuple(_for(attr, name, paths)),
-                said["time"],
-                said["weight"],
+                options["time"],
+                options["weight"],
                 undirected,
-                said["time_unit"] or "",
+                options["time_unit"] or "",
                 self.rounded,
                 self.text,
                 self.missing,
@@ -102,7 +102,7 @@ class FileOptions:
 
 
 def missing(na: Sequence[str], fill: Sequence[str]) -> Missing:
-    """What stands for missing values. Raises: GraphError: no number to fill with."""
+    """How missing values are marked and filled. Raises: GraphError: `fill` is not a number."""
     every = [text for text in fill if "=" not in text]
     if not every and not fill:
         return Missing(tuple(na))
@@ -115,7 +115,7 @@ def missing(na: Sequence[str], fill: Sequence[str]) -> Missing:
 
 
 def counts(given: Sequence[str], edge_files: Iterable[EdgeType]) -> dict[str, int] | None:
-    """Node type -> number of nodes. Raises: GraphError: no number, or no such type."""
+    """Node type -> number of nodes. Raises: GraphError: not a number, or no such type."""
     if not given:
         return None
     names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
@@ -123,7 +123,7 @@ def counts(given: Sequence[str], edge_files: Iterable[EdgeType]) -> dict[str, in
     for text in given:
         name, equals, number = text.rpartition("=")
         if not equals and len(names) > 1:
-            raise GraphError(f"--num-nodes {text}: say of which type: TYPE={text}")
+            raise GraphError(f"--num-nodes {text}: name the type: TYPE={text}")
         name = name if equals else next(iter(names))
         if name not in names or not number.isdecimal():
             raise GraphError(
@@ -142,14 +142,14 @@ def _by_type(files: Sequence[str], default: str) -> dict[str, Path]:
             name, path = default, text
         if name in found:
             raise GraphError(
-                "a type is named twice; name each file's type: TYPE=FILE or SRC:RELATION:DST=FILE"
+                "two files have the same type; name each file's type: TYPE=FILE or SRC:RELATION:DST=FILE"
             )
         found[name] = Path(path)
     return found
 
 
 def _for(values: Sequence[str], name: str, types: Iterable[str]) -> list[str]:
-    """What options say of one type: what names it, else what names none."""
+    """The values for one type: those that name it, else those without a type."""
     types = set(types)
     own, others = [], []
     for text in values:

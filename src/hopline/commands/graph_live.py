@@ -1,4 +1,4 @@
-"""`hopline graph events` and `hopline graph status`: change a server's live graph, and look at it."""
+"""`hopline graph events` and `hopline graph status`: change and inspect a server's live graph."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from hopline.commands.event_files import Part, opened, parts
 from hopline.commands.screen import Screen, whole
 from hopline.errors import LogFull, Unavailable
 
-#: Refused events that are shown; all of them go to --refused.
+#: Most refused events that are shown; --refused gets all of them.
 _SHOWN = 10
-#: Seconds between attempts while the writer is away.
+#: Seconds between attempts while the writer is unavailable.
 _PAUSE_S = 0.5
 
 File = Annotated[
     str,
     typer.Argument(
-        metavar="FILE", help="JSON events, one a line or a list; or an Arrow stream; - reads stdin."
+        metavar="FILE", help="JSON events, one a line or as a list, or an Arrow stream; - reads stdin."
     ),
 ]
 
 
 def events(
     file: File,
-    batch: Annotated[int, typer.Option(help="Events of one request.", min=1, max=100_000)] = 1000,
+    batch: Annotated[int, typer.Option(help="Events per request.", min=1, max=100_000)] = 1000,
     retry_s: Annotated[
-        float, typer.Option(help="Send a batch again for so long while the server cannot take it.", min=0)
+        float, typer.Option(help="Seconds to retry a batch while the server cannot accept it.", min=0)
     ] = 60.0,
     refused: Annotated[
-        Path | None, typer.Option(help="Write events that were refused there, with the reason.")
+        Path | None, typer.Option(help="Write refused events with the reason to this file.")
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
@@ -52,8 +52,8 @@ def events(
 ) -> None:
     """Send events to a server's live graph, in order.
 
-    The exit code is 1 where an event was refused. Give events ids: then the file can be sent again after a
-    failure, and what the graph has is left out.
+    The exit code is 1 if an event was refused. Events should have ids: then a file can be sent again after
+    a failure, and events that the graph already has are skipped.
     """
     sums = _Sums()
     out = None if refused is None else refused.open("w")
@@ -63,7 +63,7 @@ def events(
             size = 0 if file == "-" else Path(file).stat().st_size
             with _bar(size) as advance:
                 for part in parts(source, batch, name):
-                    outcome = _sent(client, part, retry_s)
+                    outcome = _send_events(client, part, retry_s)
                     for each in outcome.refused:
                         if out is not None:
                             index = sums.sent + each.index
@@ -104,7 +104,7 @@ def status(
 
 
 class _Sums:
-    """What became of all batches."""
+    """Totals of all batches."""
 
     def __init__(self) -> None:
         self.sent = self.applied = self.duplicates = self.refused = 0
@@ -123,7 +123,7 @@ class _Sums:
     def show(self) -> None:
         where = f"; the graph is {self.version}" if self.version else ""
         typer.echo(
-            f"{self.applied:,} events applied, {self.duplicates:,} known already, "
+            f"{self.applied:,} events applied, {self.duplicates:,} already known, "
             f"{self.refused:,} refused{where}"
         )
         for index, each in self._first[:_SHOWN]:
@@ -133,10 +133,10 @@ class _Sums:
             typer.echo(f"  and {self.refused - _SHOWN:,} more", err=True)
 
 
-def _sent(client: Client, part: Part, retry_s: float) -> EventsOutcome:
-    """Send events, again while nobody takes them.
+def _send_events(client: Client, part: Part, retry_s: float) -> EventsOutcome:
+    """Send events, with retries while the server does not accept them.
 
-    Raises: Unavailable: for too long; or it is not known whether they were taken, and they have no ids.
+    Raises: Unavailable: after `retry_s`, or if events without ids may have been applied.
     """
     end = time.monotonic() + retry_s
     while True:
@@ -155,7 +155,7 @@ def _sent(client: Client, part: Part, retry_s: float) -> EventsOutcome:
 
 @contextlib.contextmanager
 def _bar(size: int) -> Iterator[Callable[[int, _Sums], None]]:
-    """A bar on stderr, by bytes of the file that were read; nothing where that is no terminal."""
+    """A progress bar by bytes read of the file, on stderr if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:

@@ -1,4 +1,4 @@
-"""`hopline models import`: bring a version from an MLflow registry into a repository."""
+"""`hopline models import`: import a version from an MLflow registry into a repository."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def import_model(
     reference: Annotated[
         str, typer.Argument(metavar="MLFLOW", help="mlflow:/NAME/VERSION or mlflow:/NAME@ALIAS.")
     ],
-    repository: Annotated[Path, typer.Option(metavar="DIR", help="Folder of models.")],
+    repository: Annotated[Path, typer.Option(metavar="DIR", help="Repository folder to write to.")],
     name: Annotated[
         str | None, typer.Option(help="Model name here. Default: as in MLflow.", show_default=False)
     ] = None,
@@ -27,9 +27,9 @@ def import_model(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:
-    """Import a model version from MLflow: an artifact of Hopline's, or a scikit-learn or XGBoost model.
+    """Import a model version from MLflow: a Hopline artifact, or a scikit-learn or XGBoost model.
 
-    An estimator is unpickled, which runs what is in it: import from registries that you trust.
+    An estimator is unpickled, which runs code in the file: import only from registries that you trust.
     """
     from hopline.packaging.mlflow import import_from_mlflow
 

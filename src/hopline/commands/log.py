@@ -1,4 +1,4 @@
-"""`hopline log`: look into a prediction log."""
+"""`hopline log`: show a prediction log."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
 
-app = typer.Typer(help="Look into a prediction log.", no_args_is_help=True)
+app = typer.Typer(help="Show a prediction log.", no_args_is_help=True)
 
 _MOST_VALUES = 4
 
 
 @app.callback()
 def group() -> None:
-    """Look into a prediction log."""
+    """Show a prediction log."""
 
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one file of it.")],
+    folder: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one of its files.")],
     count: Annotated[
-        int, typer.Option("--count", "-n", help="How many entries, the last ones.", min=1)
+        int, typer.Option("--count", "-n", help="Number of last entries to show.", min=1)
     ] = 20,
-    model: Annotated[str | None, typer.Option(help="Only this model's.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Only entries of this model.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Show the last entries of a prediction log."""
     from hopline.records.entry import EntryWriter
@@ -44,41 +46,41 @@ def show(
             writer.append(entry, lines)
         typer.echo(bytes(lines), nl=False)
         return
-    table = Table("time (UTC)", "request", "model", "asked", "answer", "ms", "degraded")
+    table = Table("time (UTC)", "request", "model", "inputs", "answer", "ms", "degraded")
     for entry in entries:
         time = datetime.fromtimestamp(entry.time, UTC).strftime("%m-%d %H:%M:%S.%f")[:-3]
         answer = (
             ", ".join(
-                f"{name} {_short(_answered(array.tolist(), entry.missing))}"
+                f"{name} {_short(_with_unknown(array.tolist(), entry.missing))}"
                 for name, array in entry.outputs.items()
             )
             if entry.outcome == "ok"
             else entry.outcome
         )
-        asked = "not kept" if entry.inputs is None else _asked(msgspec.to_builtins(entry.inputs))
+        inputs = "not logged" if entry.inputs is None else _inputs_text(msgspec.to_builtins(entry.inputs))
         total = entry.latency_ms.get("total")
         table.add_row(
             time,
             entry.request_id,
             f"{entry.model}/{entry.version}{' (copy)' if entry.is_copy else ''}",
-            asked,
+            inputs,
             answer,
             "" if total is None else f"{total:.2f}",
             ", ".join(entry.degraded),
         )
     Screen(markup=False).print(
         whole(table, "time (UTC)", "request", "model", "ms")
-    )  # ids may have brackets
+    )  # ids may contain brackets
     if reader.num_torn or reader.num_bad:
-        typer.echo(f"{reader.num_torn} torn ends, {reader.num_bad} lines that are no entries", err=True)
+        typer.echo(f"{reader.num_torn} incomplete last lines, {reader.num_bad} invalid lines", err=True)
 
 
-def _answered(rows: list[Any], missing: Sequence[int]) -> list[Any]:
-    """The rows, "unknown" in the place of those of unknown nodes, which hold no answer."""
+def _with_unknown(rows: list[Any], missing: Sequence[int]) -> list[Any]:
+    """The rows, with "unknown" for those of unknown nodes, which have no answer."""
     return ["unknown" if row in missing else value for row, value in enumerate(rows)]
 
 
-def _asked(inputs: dict[str, Any]) -> str:
+def _inputs_text(inputs: dict[str, Any]) -> str:
     return ", ".join(
         f"{name} {_short(value)}" for name, value in inputs.items() if name not in ("outputs", "degraded")
     )

@@ -13,13 +13,13 @@ from hopline.observe.scrape import Scrape
 def read_metrics(
     url: str | None, api_key: str | None, token: str | None, timeout_s: float = 10.0
 ) -> Scrape:
-    """What a server's metrics say now.
+    """The current metrics of a server.
 
     Args:
-        url, api_key, token: flags; the environment counts where they are None.
+        url, api_key, token: flags; None reads the environment.
 
     Raises:
-        Unavailable: nobody answers there, or not with metrics.
+        Unavailable: the server does not answer, or answers without metrics.
     """
     page = f"{server_url(url).rstrip('/').removesuffix('/metrics')}/metrics"
     try:

@@ -1,4 +1,4 @@
-"""`FILE.py:NAME` and `MODULE:NAME` on the command line: the torch module that they name, with arguments."""
+"""`FILE.py:NAME` and `MODULE:NAME` on the command line: loads the torch module that they name."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hopline.graph import Graph
 def load_module(
     reference: str, graph: Graph, arguments: Mapping[str, Any] | None = None, *, what: str = "--model"
 ) -> Any:
-    """The torch module that FILE.py:NAME or MODULE:NAME names; classes and functions are called.
+    """Load the torch module that FILE.py:NAME or MODULE:NAME names; classes and functions are called.
 
     Args:
-        graph: passed to what takes an argument named `graph`.
-        arguments: of the class or function.
-        what: option, for messages.
+        graph: passed if the class or function has an argument named `graph`.
+        arguments: for the class or function.
+        what: option named in messages.
 
     Raises:
-        PackagingError: no such file, module or name, arguments that do not fit, or no module.
+        PackagingError: no such file, module or name, invalid arguments, or not a module.
     """
     from torch import nn
 
     place, colon, attribute = reference.rpartition(":")
     if not colon or not place:
-        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME{_meant(reference)}")
+        raise PackagingError(f"{what} {reference!r} is not FILE.py:NAME or MODULE:NAME{_hint(reference)}")
     source = import_place(place)
     if not hasattr(source, attribute):
         hint = did_you_mean(attribute, [name for name in vars(source) if not name.startswith("_")])
@@ -58,7 +58,7 @@ def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Graph,
     name = reference.rpartition(":")[2]
     try:
         signature = inspect.signature(found)
-    except (TypeError, ValueError):  # built in
+    except (TypeError, ValueError):  # built-in callables have no signature
         signature = inspect.Signature([inspect.Parameter("_", inspect.Parameter.VAR_KEYWORD)])
     parameters = signature.parameters
     if "graph" in parameters and "graph" not in arguments:
@@ -85,34 +85,34 @@ def _called(found: Any, reference: str, arguments: dict[str, Any], graph: Graph,
         needs = f"{what}: {name}{signature} needs {', '.join(missing)}; "
         if what != "--model":
             raise PackagingError(needs + "name a function that returns the module")
-        raise PackagingError(needs + "give " + " ".join(f"--init {each}=VALUE" for each in missing))
+        raise PackagingError(needs + "pass " + " ".join(f"--init {each}=VALUE" for each in missing))
     try:
         return found(**arguments)
     except HoplineError:
         raise
-    except Exception as error:  # the user's code raises of every kind
+    except Exception as error:  # the user's code can raise any exception
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items() if key != "graph")
-        raise PackagingError(f"{what}: {name}({given}) failed: {_said(error)}") from error
+        raise PackagingError(f"{what}: {name}({given}) failed: {_describe(error)}") from error
 
 
-def _meant(reference: str) -> str:
+def _hint(reference: str) -> str:
     if reference.endswith(".py"):
-        return f"; name the class or function, too: {reference}:NAME"
+        return f"; also name the class or function: {reference}:NAME"
     if reference.endswith((".pt", ".pth", ".ckpt", ".bin", ".safetensors")):
-        return "; a file of weights goes to --state-dict, beside the class in --model"
+        return "; pass a file of weights as --state-dict, and its class as --model"
     return ""
 
 
 def parse_init(texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments from NAME=VALUE; a value is JSON (`true`, `[64, 32]`), a Python value (`None`), else text.
+    """Read arguments NAME=VALUE; a value is JSON (`true`, `[64, 32]`), a Python value (`None`), else text.
 
-    Raises: PackagingError: no name, or one twice.
+    Raises: PackagingError: a name is missing or repeated.
     """
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise PackagingError(f"--init {text!r} is not NAME=VALUE, as --init hidden=64")
+            raise PackagingError(f"--init {text!r} is not NAME=VALUE, such as --init hidden=64")
         if name in found:
             raise PackagingError(f"--init {name} is given twice")
         found[name] = _value(value)
@@ -129,9 +129,9 @@ def _value(text: str) -> Any:
 
 
 def import_place(place: str) -> Any:
-    """The Python module of FILE.py, or of a dotted name; found from the working folder, too.
+    """Import FILE.py, or a dotted name; the working folder is searched, too.
 
-    Raises: PackagingError: there is none, or its code fails.
+    Raises: PackagingError: the module does not exist, or its code fails.
     """
     if not place.endswith(".py"):
         _also_look_in(Path.cwd())
@@ -139,44 +139,44 @@ def import_place(place: str) -> Any:
             return importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name != place.split(".")[0] and error.name != place:
-                raise PackagingError(f"{place}: {_said(error)}") from error
-            raise PackagingError(f"no module {place!r}; for a file write PATH.py:NAME") from None
-        except Exception as error:  # the user's code raises of every kind
-            raise PackagingError(f"{place}: {_said(error)}") from error
+                raise PackagingError(f"{place}: {_describe(error)}") from error
+            raise PackagingError(f"no module {place!r}; for a file, write PATH.py:NAME") from None
+        except Exception as error:  # the user's code can raise any exception
+            raise PackagingError(f"{place}: {_describe(error)}") from error
     path = Path(place)
     if not path.is_file():
         raise PackagingError(f"{path}: no such file")
     name = path.stem
-    if name in sys.modules or name in sys.stdlib_module_names:  # the other one stays what it is
+    if name in sys.modules or name in sys.stdlib_module_names:  # does not replace the other module
         name = f"_file_{name}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PackagingError(f"{path}: not a Python file")
     source = importlib.util.module_from_spec(spec)
     _also_look_in(path.resolve().parent)
-    # Known by its name, so that its classes can be copied.
+    # Registered in sys.modules, so that its classes can be copied.
     sys.modules[name] = source
     try:
         spec.loader.exec_module(source)
-    except (Exception, SystemExit) as error:  # the user's code raises of every kind
+    except (Exception, SystemExit) as error:  # the user's code can raise any exception
         del sys.modules[name]
         hint = ""
         if "relative import" in str(error):
             hint = "; name it as PACKAGE.MODULE:NAME from the folder that holds the package"
         if isinstance(error, SystemExit):
-            hint = '; put what the script does, such as parsing arguments, below if __name__ == "__main__":'
-        raise PackagingError(f"{path}: {_said(error)}{hint}") from error
+            hint = '; move code that runs, such as parsing arguments, below if __name__ == "__main__":'
+        raise PackagingError(f"{path}: {_describe(error)}{hint}") from error
     return source
 
 
 def _also_look_in(folder: Path) -> None:
-    """Find modules beside a script, after those that are installed."""
+    """Also import modules from the folder of a script, after installed ones."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
-def _said(error: BaseException) -> str:
-    """An error of the user's code, with the line that raised it."""
+def _describe(error: BaseException) -> str:
+    """Describe an error of the user's code, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_ours(frame.filename)]
     where = f" (line {own[-1].lineno} of {own[-1].filename})" if own else ""

@@ -1,4 +1,4 @@
-"""`hopline models`: what a running server has loaded, and changing that."""
+"""`hopline models`: list, load and unload versions on a running server."""
 
 from __future__ import annotations
 
@@ -37,34 +37,38 @@ def list_models(url: Url = None, api_key: ApiKey = None, token: Token = None) ->
 @app.command()
 def load(
     model: Model,
-    version: Annotated[str | None, typer.Option(help="Default: the newest.", show_default=False)] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version to load. Default: the newest.", show_default=False)
+    ] = None,
     graph: Annotated[
-        str, typer.Option(help="Folder of a snapshot there, where it is not the server's own.")
+        str, typer.Option(help="Folder of a snapshot on the server. Default: the server's own graph.")
     ] = "",
-    serve: Annotated[bool, typer.Option(help="Let it serve at once; else only by its name.")] = True,
+    serve: Annotated[
+        bool, typer.Option(help="Serve all requests with it immediately; else only requests that name it.")
+    ] = True,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Load a version; requests under way finish on the one that they began with."""
+    """Load a version; running requests finish on the version with which they began."""
     with open_admin(url, api_key, token) as admin:
         admin.load(model, version, graph=graph, serve=serve)
         found = admin.rollout(model)
     units = ", ".join(unit["id"] for unit in found["units"])
-    Screen().print(f"{model}: {found['serving']} serves; loaded are {units}", highlight=False, markup=False)
+    Screen().print(f"{model}: serving {found['serving']}; loaded: {units}", highlight=False, markup=False)
 
 
 @app.command()
 def unload(
     model: Model,
     version: Annotated[
-        str | None, typer.Option(help="Default: the whole model.", show_default=False)
+        str | None, typer.Option(help="Version to unload. Default: all.", show_default=False)
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Let go of a version, or of a whole model."""
+    """Unload a version, or all versions of a model."""
     with open_admin(url, api_key, token) as admin:
         admin.unload(model, version)
     what = f"{model}/{version}" if version else model

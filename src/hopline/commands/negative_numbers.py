@@ -1,4 +1,4 @@
-"""Commands that take numbers below 0 as they are typed: `hopline score risk -10`."""
+"""Commands that accept negative numbers as arguments: `hopline score risk -10`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NUMBER = re.compile(r"-\d[\d.,+-]*")
 
 
 class NumbersAreValues(TyperCommand):
-    """A command in which a word such as -10 or -10,-12 is a value, and not an option."""
+    """A command in which a word such as -10 or -10,-12 is a value and not an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As the base class, after the values were put behind "--" in their order."""
+        """Parse as the base class does, with all values moved behind "--" in their order."""
         if not any(_NUMBER.fullmatch(word) for word in args):
             return super().parse_args(ctx, args)
         takes_one = {
@@ -32,7 +32,7 @@ class NumbersAreValues(TyperCommand):
             elif word in takes_one:
                 value = next(words, None)
                 if value is None:
-                    return super().parse_args(ctx, [*options, word])  # says that it needs one
+                    return super().parse_args(ctx, [*options, word])  # reports the missing value
                 options += [word, value]
             elif word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word):
                 options.append(word)

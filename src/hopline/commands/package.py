@@ -1,6 +1,6 @@
-"""`hopline package`: a model in a Python file, its weights and a graph become an artifact.
+"""`hopline package`: writes the artifact of a model in a Python file, with its weights, for a graph.
 
-With `--sklearn` an estimator and a sample of rows do; see `package_tabular.py`.
+With `--sklearn`, of an estimator with sample rows; see `package_tabular.py`.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from hopline.packaging.settings import Role
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
 
-#: Steps before those of `hopline.package`.
+#: Progress steps before those of `hopline.package`.
 _IMPORT, _LOAD = "importing PyTorch", "loading the graph and the model"
 
 _TASKS = ("multiclass", "binary", "multilabel", "regression", "embedding")
 
 
 def package(
-    repository: Annotated[Path, typer.Option(metavar="DIR", help="Folder of models.")],
+    repository: Annotated[Path, typer.Option(metavar="DIR", help="Repository folder to write to.")],
     name: Annotated[str, typer.Option(help="Model name.")],
     model: Annotated[
         str | None,
         typer.Option(
-            help="FILE.py:NAME or MODULE:NAME; a module, or a function (or class) that returns one.",
+            help="FILE.py:NAME or MODULE:NAME of a module, or of a function or class that returns one.",
             show_default=False,
         ),
     ] = None,
     graph: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the graph to serve it on.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Folder of the graph that the model is served on.", show_default=False
+        ),
     ] = None,
     fanouts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Neighbours for each layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeat).",
+            help="Neighbours per layer, seed-outward: 10,5; or SRC__RELATION__DST=10,5 (repeatable).",
             show_default=False,
         ),
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            help=f"One of {', '.join(_TASKS)}; may be left out with --sklearn.", show_default=False
-        ),
+        typer.Option(help=f"One of {', '.join(_TASKS)}; optional with --sklearn.", show_default=False),
     ] = None,
     sklearn: Annotated[
         str | None,
         typer.Option(
-            help="Instead of --model: a fitted scikit-learn or XGBoost estimator; FILE.py:NAME, "
-            "MODULE:NAME or a .joblib file (which runs what is in it).",
+            help="Instead of --model: a fitted scikit-learn or XGBoost estimator, as FILE.py:NAME, "
+            "MODULE:NAME or a .joblib file (loading it runs code in it).",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def package(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For --sklearn: rows as CSV or Parquet, whose answers are compared.",
+            help="For --sklearn: rows as CSV or Parquet, on which answers are compared.",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +83,7 @@ def package(
     state_dict_key: Annotated[
         str | None,
         typer.Option(
-            help="Which weights, where a checkpoint has several that fit: KEY, or KEY/PREFIX.",
+            help="Weights to load if several in a checkpoint fit: KEY, or KEY/PREFIX.",
             show_default=False,
         ),
     ] = None,
@@ -91,59 +91,68 @@ def package(
         bool,
         typer.Option(
             "--unsafe-pickle",
-            help="The file of --state-dict may hold whole modules. Loading it EXECUTES CODE in it: only "
-            "for files that you trust.",
+            help="Allow whole modules in the file of --state-dict. Loading it EXECUTES CODE in it: use "
+            "only files that you trust.",
         ),
     ] = False,
     init: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Argument of --model's class or function (repeat); a JSON or Python value, else text.",
+            help="Argument of the class or function of --model (repeatable): JSON, Python value or text.",
             show_default=False,
         ),
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help="'dot', or a head like --model.", show_default=False)
+        str | None, typer.Option(help="'dot', or a head in the form of --model.", show_default=False)
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Node type that requests name; SRC,DST for links.", show_default=False),
+        typer.Option(help="Node type of the ids in requests; SRC,DST for links.", show_default=False),
     ] = None,
-    sampling: Annotated[str, typer.Option(help="uniform, recent or weighted.")] = "uniform",
+    sampling: Annotated[
+        str, typer.Option(help="Neighbour sampling: uniform, recent or weighted.")
+    ] = "uniform",
     max_degree: Annotated[
-        int | None, typer.Option(help="Hard cap on the neighbours of a node.", show_default=False)
+        int | None, typer.Option(help="Most neighbours of a node.", show_default=False)
     ] = None,
-    salt: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    salt: Annotated[int, typer.Option(help="Salt of the sampler's hash.")] = 0,
     classes: Annotated[
         str | None, typer.Option(help="Names of the output columns: a,b,c.", show_default=False)
     ] = None,
     relation: Annotated[
         list[str] | None,
-        typer.Option(help="Edge type key, in the order of the model's relation numbers (repeat)."),
+        typer.Option(help="Edge type key, in the order of the model's relation numbers (repeatable)."),
     ] = None,
     argument: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=ROLE, what an argument of forward receives (repeat): "
+            help="NAME=ROLE: input of an argument of forward (repeatable), one of "
             f"{', '.join(get_args(Role))}, or none to leave it out.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option(help="What the model answers: logits, probabilities, or auto to find out.")
+        str, typer.Option(help="Kind of the model's output: logits, probabilities, or auto to detect it.")
     ] = "auto",
-    runtime: Annotated[str, typer.Option(help="auto, onnx (fail unless split) or torch (whole).")] = "auto",
-    check_nodes: Annotated[int, typer.Option(help="Nodes of each type to check the package on.")] = 512,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="onnx (error if the model cannot be split into layers), torch (whole model) or auto."
+        ),
+    ] = "auto",
+    check_nodes: Annotated[
+        int, typer.Option(help="Nodes of each type on which the package is checked.")
+    ] = 512,
     compile_: Annotated[
         bool,
         typer.Option(
-            "--compile", help="Machine code for a model that is served whole; needs a C++ compiler."
+            "--compile", help="Compile a model that is served whole to machine code; needs a C++ compiler."
         ),
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing version.")] = False,
 ) -> None:
-    """Write the artifact of a trained model, checked: a PyG module, or (--sklearn) a model of tables."""
+    """Write and check the artifact of a trained PyG module or, with --sklearn, of a tabular model."""
     given = {"--model": model, "--graph": graph, "--fanouts": fanouts, "--task": task}
     if sklearn is not None:
         of_graphs = [
@@ -152,16 +161,16 @@ def package(
         others = {"--compile": compile_, "--state-dict": state_dict, "--init": init}
         of_graphs += [option for option, value in others.items() if value]
         if of_graphs:
-            raise PackagingError(f"{of_graphs[0]} is for graph models and does not go with --sklearn")
+            raise PackagingError(f"{of_graphs[0]} is for graph models and cannot be used with --sklearn")
         _package_tabular(sklearn, sample, repository, name, version, task, overwrite)
         return
     if sample is not None:
-        raise PackagingError("--sample goes with --sklearn; graph models are checked on their graph")
+        raise PackagingError("--sample needs --sklearn; graph models are checked on their graph")
     missing = [option for option, value in given.items() if value in (None, [])]
     if missing:
         raise PackagingError(
-            f"{', '.join(missing)} missing: a graph model needs --model, --graph, --fanouts and --task, a "
-            "tabular model --sklearn and --sample"
+            f"{', '.join(missing)} missing: for a graph model pass --model, --graph, --fanouts and --task, "
+            "for a tabular model pass --sklearn and --sample"
         )
     assert model is not None
     assert graph is not None
@@ -209,15 +218,15 @@ def package(
 
 
 def _weights(module: Any, model: str, file: Path | None, key: str | None, unsafe_pickle: bool) -> list[str]:
-    """Load the weights, if there is a file of them; returns notes for the user."""
+    """Load the weights of `file`, if given; return notes for the user."""
     from hopline.packaging.checkpoint import load_weights
 
     if file is not None:
         return load_weights(module, file, key=key, unsafe_pickle=unsafe_pickle)
     for option, value in (("--state-dict-key", key), ("--unsafe-pickle", unsafe_pickle)):
         if value:
-            raise PackagingError(f"{option} goes with --state-dict")
-    return [f"no --state-dict: the weights are those that {model} comes with"]
+            raise PackagingError(f"{option} needs --state-dict")
+    return [f"no --state-dict: the weights are those of {model} as loaded"]
 
 
 def _package_tabular(
@@ -253,7 +262,7 @@ def _head(reference: str | None, graph: Graph) -> Any:
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Argument of forward -> what it receives, None to leave it out.
+    """Argument of forward -> its role, None to leave it out.
 
     Raises:
         PackagingError: not NAME=ROLE.
@@ -262,17 +271,17 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, role = text.partition("=")
         if not equals or not name:
-            raise PackagingError(f"--argument {text!r}: write NAME=ROLE, as edge_weight=edge_attr")
+            raise PackagingError(f"--argument {text!r}: write NAME=ROLE, such as edge_weight=edge_attr")
         check_choice(f"--argument {name}", role, (*get_args(Role), "none"))
         found[name] = None if role == "none" else role
     return found
 
 
 def parse_fanouts(texts: Sequence[str]) -> list[int] | dict[str, list[int]]:
-    """One list, or edge type key -> list.
+    """Read the fanouts: one list, or edge type key -> list.
 
     Raises:
-        PackagingError: not integers, or both forms at once.
+        PackagingError: not integers, or both forms together.
     """
     plain = [text for text in texts if "=" not in text]
     if plain and len(texts) > 1:
@@ -286,7 +295,9 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise PackagingError(f"--fanouts {text!r}: must be integers with commas between, as 10,5") from None
+        raise PackagingError(
+            f"--fanouts {text!r}: must be integers separated by commas, such as 10,5"
+        ) from None
 
 
 def _show(report: PackageReport) -> None:

@@ -1,4 +1,4 @@
-"""`hopline package --sklearn`: a fitted estimator in a file and a sample become a tabular model."""
+"""`hopline package --sklearn`: writes a tabular model from a fitted estimator and a sample."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _PICKLED = (".joblib", ".pkl", ".pickle")
 
 
 def load_estimator(reference: str, import_place: Callable[[str], Any]) -> Any:
-    """The estimator of a joblib file, or the one that FILE.py:NAME or MODULE:NAME names.
+    """Load the estimator of a joblib file, or the one that FILE.py:NAME or MODULE:NAME names.
 
-    A joblib file is a pickle: reading it runs what is in it. Only this command does, never a server.
+    A joblib file is a pickle: reading it runs code in it. Only this command reads it, never a server.
 
     Args:
         import_place: imports FILE.py or MODULE.
 
     Raises:
-        PackagingError: no such file, module or name, or nothing that predicts.
+        PackagingError: no such file, module or name, or an object that cannot predict.
     """
     path = Path(reference)
     if path.suffix in _PICKLED:
@@ -37,13 +37,13 @@ def load_estimator(reference: str, import_place: Callable[[str], Any]) -> Any:
             found = joblib.load(path)
         except FileNotFoundError:
             raise PackagingError(f"{path}: no such file") from None
-        except Exception as error:  # unpickling raises of every kind
+        except Exception as error:  # unpickling can raise any exception
             raise PackagingError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
     else:
         place, colon, attribute = reference.rpartition(":")
         if not colon or not place:
             raise PackagingError(
-                f"--sklearn {reference!r} is neither FILE.py:NAME nor MODULE:NAME, nor a file that ends in "
+                f"--sklearn {reference!r} is not FILE.py:NAME, MODULE:NAME or a file that ends in "
                 f"{', '.join(_PICKLED)}"
             )
         source = import_place(place)
@@ -58,10 +58,10 @@ def load_estimator(reference: str, import_place: Callable[[str], Any]) -> Any:
 
 
 def read_sample_file(path: Path) -> Any:
-    """The rows of a CSV or Parquet file, as a DataFrame.
+    """Read the rows of a CSV or Parquet file as a DataFrame.
 
     Raises:
-        PackagingError: no such file, of another kind, or not readable.
+        PackagingError: the file is missing, has another format, or cannot be read.
     """
     import pandas as pd
 
@@ -78,7 +78,7 @@ def read_sample_file(path: Path) -> Any:
 
 
 def show(report: TabularReport) -> None:
-    """The columns, and how well the artifact agrees."""
+    """Print the columns, and how well the artifact agrees with the estimator."""
     console = Screen()
     table = Table("column", "type", "null", "default", "values", box=None, pad_edge=False)
     for column in report.spec.columns:
@@ -92,10 +92,10 @@ def show(report: TabularReport) -> None:
         console.print(f"note: {escape(note)}")
     agreement = report.agreement
     for place in agreement.worst:
-        console.print(f"differs most: {escape(str(place))}")
+        console.print(f"largest difference: {escape(str(place))}")
     largest = max(agreement.max_abs_diff, agreement.max_abs_diff_edges)
     console.print(
         f"[bold]{escape(str(report.path))}[/bold]  {report.num_bytes:,} bytes  "
-        f"{agreement.num_rows} rows and {agreement.num_edge_rows} at the edges: "
+        f"{agreement.num_rows} rows and {agreement.num_edge_rows} edge cases: "
         f"largest difference from the estimator {largest:.1e}  {report.seconds:.1f} s"
     )

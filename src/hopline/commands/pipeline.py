@@ -1,4 +1,4 @@
-"""`hopline pipeline`: draw a pipeline.toml, and check one against the models that there are."""
+"""`hopline pipeline`: draw a pipeline.toml, or check it against existing models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hopline.rollout.pipeline.drawing import mermaid, tree
 from hopline.rollout.pipeline.spec import PipelineSpec, read_pipeline
 from hopline.types import ModelInfo
 
-app = typer.Typer(no_args_is_help=True, help="Draw pipelines, and check them.")
+app = typer.Typer(no_args_is_help=True, help="Draw and check pipelines.")
 
 File = Annotated[Path, typer.Argument(help="A pipeline.toml, or the folder of its version.")]
 
@@ -24,9 +24,9 @@ File = Annotated[Path, typer.Argument(help="A pipeline.toml, or the folder of it
 @app.command()
 def show(
     file: File,
-    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="A Mermaid flow chart.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flow chart.")] = False,
 ) -> None:
-    """Draw the steps, from the outputs down to the inputs."""
+    """Draw the steps from the outputs to the inputs."""
     spec = read_pipeline(file)
     typer.echo(mermaid(spec) if as_mermaid else "\n".join(tree(spec)), nl=not as_mermaid)
 
@@ -35,19 +35,20 @@ def show(
 def check(
     file: File,
     repository: Annotated[
-        str | None, typer.Option(help="Folder or URL that holds its models.", show_default=False)
+        str | None,
+        typer.Option(help="Folder or URL of the repository with its models.", show_default=False),
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Say whether a server would load it: names, cycles, types and shapes of every step."""
+    """Check that a server could load the pipeline: names, cycles, types and shapes of all steps."""
     from hopline.rollout.pipeline.check import check_pipeline
     from hopline.rollout.pipeline.offline import nobody
     from hopline.rollout.pipeline.plan import info_of
 
     if repository is not None and url is not None:
-        raise ConfigError("give --repository or --url, not both: what the steps are checked against")
+        raise ConfigError("pass --repository or --url to check the steps, not both")
     spec = read_pipeline(file)
     try:
         describe = _in_repository(repository) if repository is not None else _at(url, api_key, token)
@@ -72,7 +73,7 @@ def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
     return (
         f"takes {named(each for each in info.inputs if not each.optional)}\n"
         f"answers {named(info.outputs)}\n"
-        f"{len(spec.step)} steps are in order"
+        f"{len(spec.step)} steps are valid"
     )
 
 

@@ -15,23 +15,23 @@ def prefetch(
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
         str | None,
-        typer.Option(help="Folder of <model>/<version> artifacts, or a URL.", show_default=False),
+        typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes of the server.", show_default=False)
+        int | None, typer.Option(help="Worker processes of the server.", show_default=False)
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Fetch feature rows for the workers of a server; start it with the server's own settings."""
+    """Fetch feature rows for the workers of a server. Start it with the settings of the server."""
     overrides = {
         "graph.path": graph,
         "models.repository": repository,

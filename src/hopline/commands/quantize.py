@@ -1,4 +1,4 @@
-"""`hopline quantize`: a narrow form of a packaged model, as a version of its own."""
+"""`hopline quantize`: a quantised form of a packaged model, as a separate version."""
 
 from __future__ import annotations
 
@@ -32,24 +32,26 @@ def quantize(
     model: Annotated[str, typer.Option(help="Model to quantise.")],
     version: Annotated[
         str | None,
-        typer.Option(help="Its version; else the newest that is not quantised.", show_default=False),
+        typer.Option(
+            help="Version of the model. Default: the newest one that is not quantised.", show_default=False
+        ),
     ] = None,
     graph: Annotated[
         Path | None,
-        typer.Option(help="Graph folder: calibrated and judged on its nodes.", show_default=False),
+        typer.Option(help="Graph folder, for calibration and evaluation.", show_default=False),
     ] = None,
     repository: Annotated[
         str | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
     ] = None,
-    to: Annotated[str, typer.Option(help="int8, float16 or bfloat16.")] = "int8",
+    to: Annotated[str, typer.Option(help="Target type: int8, float16 or bfloat16.")] = "int8",
     fallback_dtype: Annotated[
-        str, typer.Option(help="How layers that int8 hurts are kept: float32, float16 or bfloat16.")
+        str, typer.Option(help="Type of layers in which int8 costs too much: float32, float16 or bfloat16.")
     ] = "float32",
     weight_bits: Annotated[
         int | None,
         typer.Option(
-            help="Of int8 weights: 8, or 7, which is right on processors without VNNI too. "
-            "Default: 8 where this processor has it.",
+            help="Bits of int8 weights: 8, or 7, which is also correct on CPUs without VNNI. "
+            "Default: 8 if this CPU has VNNI.",
             min=7,
             max=8,
             show_default=False,
@@ -60,7 +62,9 @@ def quantize(
     ] = None,
     new_version: Annotated[
         str | None,
-        typer.Option(help="Its version. Default: the original's with -int8 added.", show_default=False),
+        typer.Option(
+            help="Version of the new model. Default: the original's with -int8 added.", show_default=False
+        ),
     ] = None,
     calibration: Annotated[int, typer.Option(help="Nodes to calibrate on.", min=1)] = 512,
     nodes: Annotated[
@@ -71,32 +75,34 @@ def quantize(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="True labels, to judge by accuracy: id,label lines, or .npy.", show_default=False
+            help="True labels, to evaluate by accuracy: id,label lines, or .npy.", show_default=False
         ),
     ] = None,
     max_drop: Annotated[
         float,
-        typer.Option(help="Points that may be lost, overall and for every range of degrees.", min=0.0),
+        typer.Option(
+            help="Largest loss in percentage points, overall and for each range of degrees.", min=0.0
+        ),
     ] = 0.5,
     exclude: Annotated[
         str | None,
-        typer.Option(help="Layers that stay in float32, comma-separated.", show_default=False),
+        typer.Option(help="Layers to leave in float32, comma-separated.", show_default=False),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write the report there, as JSON.", show_default=False)
+        Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a version that exists.")] = False,
-    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing version.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of all samples.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Narrow a packaged model's weights where that costs no accuracy, and write it as a new version."""
+    """Quantise a packaged model's weights where that costs no accuracy, and write a new version."""
     from hopline.live.snapshots import open_graph
 
     resolved = resolve_config(
@@ -105,7 +111,7 @@ def quantize(
     _check_words(to, fallback_dtype, weight_bits)
     if resolved.features.store:
         raise ConfigError(
-            "features.store: calibration reads the features that lie in the graph folder; build the graph "
+            "features.store: calibration reads features from the graph folder; build the graph "
             'with them and run with --set features.store=""'
         )
     folder = _model_folder(resolved, model, version)
@@ -147,11 +153,11 @@ def quantize(
 
 def _check_words(to: str, fallback_dtype: str, weight_bits: int | None) -> None:
     if to not in _FORMS:
-        raise BadRequest(f"--to {to!r}: one of {', '.join(_FORMS)} is right")
+        raise BadRequest(f"--to {to!r}: must be one of {', '.join(_FORMS)}")
     if fallback_dtype not in ("float32", "float16", "bfloat16"):
-        raise BadRequest(f"--fallback-dtype {fallback_dtype!r}: one of float32, float16, bfloat16 is right")
+        raise BadRequest(f"--fallback-dtype {fallback_dtype!r}: must be one of float32, float16, bfloat16")
     if weight_bits is not None and to != "int8":
-        raise BadRequest(f"--weight-bits {weight_bits}: is of int8 weights; --to {to} has none")
+        raise BadRequest(f"--weight-bits {weight_bits}: only for int8 weights, not with --to {to}")
 
 
 def _model_folder(config: Config, model: str, version: str | None) -> Path:
@@ -162,7 +168,7 @@ def _model_folder(config: Config, model: str, version: str | None) -> Path:
     repository = configured_repository(config)
     if not isinstance(repository, LocalRepository):
         raise ConfigError(
-            f"models.repository: {repository.address} cannot be written to; copy the model into a folder, "
+            f"models.repository: {repository.address} is not writable; copy the model into a folder, "
             "quantise it there and copy the new version back"
         )
     versions = repository.versions(model)
@@ -195,13 +201,13 @@ def _with_nodes(options: QuantizeOptions, path: Path, graph: object, folder: Pat
     assert isinstance(graph, Graph)
     spec = read_artifact(folder, verify=False)
     if not isinstance(spec, ModelSpec) or spec.head.node_type not in graph.nodes:
-        return options  # the run itself says what does not fit
+        return options  # the run itself reports the error
     return replace(options, nodes=read_nodes(path, graph.nodes[spec.head.node_type].ids.kind))
 
 
 def show(report: QuantizeReport, console: Console) -> None:
     """Print a report."""
-    layers = Table("layer", "weights", "kept as", "costs alone", "", box=None, pad_edge=False)
+    layers = Table("layer", "weights", "stored as", "costs alone", "", box=None, pad_edge=False)
     for layer in report.layers:
         costs = "" if layer.drop is None else f"{layer.drop:.2f}"
         kept = f"{layer.form} {layer.scheme}".strip()
@@ -209,7 +215,7 @@ def show(report: QuantizeReport, console: Console) -> None:
     console.print(whole(layers, "layer"), highlight=False)
     console.print()
     accuracy = ("before %", "after %") if report.labels else ("agreement %",)
-    buckets = Table("nodes of", "judged", *accuracy, "costs, points", box=None, pad_edge=False)
+    buckets = Table("nodes of", "evaluated", *accuracy, "costs, points", box=None, pad_edge=False)
     for bucket in (*report.figures.buckets, report.figures.overall):
         buckets.add_row(*_cells(bucket, labels=report.labels))
     console.print(buckets, highlight=False)
@@ -220,7 +226,7 @@ def show(report: QuantizeReport, console: Console) -> None:
     )
     if min(each.ratio for each in report.latency_request) >= 1 and report.to == "int8":
         console.print(
-            "Not faster here: its layers are narrow. Serve the original where size does not matter.",
+            "Not faster on this machine: the layers are narrow. Serve the original if size is no concern.",
             highlight=False,
         )
     console.print(f"Written: {report.path}", style="bold green", highlight=False)
@@ -238,7 +244,7 @@ def _times(latencies: tuple[Latency, ...]) -> str:
 
 @contextlib.contextmanager
 def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each step, on stderr; nothing where that is no terminal."""
+    """A progress bar for each step, on stderr if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:

@@ -1,4 +1,4 @@
-"""`hopline replay`: ask again what a prediction log says was asked, and compare."""
+"""`hopline replay`: repeat the requests of a prediction log, and compare the answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def replay(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one file of it.")],
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one of its files.")],
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
     repository: Annotated[
         Path | None, typer.Option(help="Folder of <model>/<version> artifacts.", show_default=False)
@@ -39,42 +39,44 @@ def replay(
     ] = None,
     version: Annotated[
         str | None,
-        typer.Option(help="Version to ask; else the one that answered each request.", show_default=False),
+        typer.Option(
+            help="Version that answers. Default: the one that answered each request.", show_default=False
+        ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Compare at most so many requests.", min=1, show_default=False)
+        int | None, typer.Option(help="Most requests to compare.", min=1, show_default=False)
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests under way at once.", min=1)] = 32,
+    concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
     require_identical: Annotated[
-        bool, typer.Option("--require-identical", help="Exit with 1 unless every answer is the same.")
+        bool, typer.Option("--require-identical", help="Exit with 1 unless all answers are identical.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     url: UrlOrNone = None,
     api_key: ApiKey = None,
     token: Token = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Ask again what a prediction log says was asked, and compare the answers bit for bit.
+    """Repeat the requests of a prediction log, and compare the answers bit for bit.
 
-    Exits with 1 where an answer that should be compared could not be.
+    Exits with 1 if an answer could not be compared although it should be.
     """
     from hopline.jobs.targets import ServerTarget, ServiceTarget
     from hopline.records.reader import LogReader
 
     if url is not None and (graph is not None or repository is not None):
-        raise BadRequest("give --url, or --repository and --graph: a running server has models of its own")
+        raise BadRequest("pass --url, or --repository and --graph: a running server has its own models")
     if url is None and not (graph or repository or config or settings):
         url = os.environ.get("HOPLINE_URL") or None
     reader = LogReader(log)
     target: Target
     if url is not None:
-        typer.echo(f"asking the server at {url}", err=True)
+        typer.echo(f"replaying on the server at {url}", err=True)
         target = ServerTarget(url, *credentials(api_key, token))
     else:
         overrides = {"graph.path": graph, "models.repository": repository}
@@ -109,7 +111,7 @@ def replay(
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report: what was compared, how far apart it is, what was left out."""
+    """Print a report: comparisons, differences, and skipped requests."""
     table = Table("", "", box=None, show_header=False, pad_edge=False)
     table.columns[1].justify = "right"
     for name, value in _figures(report):
@@ -124,19 +126,19 @@ def show(report: Report, console: Console) -> None:
             worst.add_row(item.request_id, f"{item.model}/{item.version}", f"{item.largest:.3g}")
         console.print(whole(worst, "request", "model"))
     elif report.is_complete:
-        console.print(f"All {report.compared:,} answers are the same, bit for bit.", style="bold green")
+        console.print(f"All {report.compared:,} answers are identical, bit for bit.", style="bold green")
     for code, example in sorted(report.examples.items()):
         console.print(f"{code}, for example {example}", style="dim", highlight=False, markup=False)
 
 
 def incomplete(report: Report) -> str:
-    """What was not compared, though it should have been, and why."""
+    """Message about answers that were not compared although they should be."""
     missing = sum(report.not_compared.values())
     reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.not_compared.items()))
     if missing:
         return (
-            f"{missing:,} of {missing + report.compared:,} answers were not compared, and nothing is known "
-            f"of them: {reasons}"
+            f"{missing:,} of {missing + report.compared:,} answers were not compared, so they may differ: "
+            f"{reasons}"
         )
     reasons = ", ".join(f"{count:,} {why}" for why, count in sorted(report.skipped.items()))
     return f"nothing was compared: {reasons or 'the log has no entries'}"
@@ -149,8 +151,8 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         ("identical, bit for bit", f"{report.identical:,}"),
         ("largest difference", f"{report.max_abs_difference:.3g}"),
         *((f"  of {name}", f"{apart:.3g}") for name, apart in sorted(report.by_output.items())),
-        ("rows with another label", f"{report.label_flips:,} of {report.rows:,}"),
-        ("rows missing in one only", f"{report.missing_changed:,}"),
+        ("rows with a different label", f"{report.label_flips:,} of {report.rows:,}"),
+        ("rows missing in only one of two", f"{report.missing_changed:,}"),
         *((f"failed: {code}", f"{count:,}") for code, count in sorted(report.errors.items())),
         *((f"skipped: {why}", f"{count:,}") for why, count in sorted(report.skipped.items())),
         *(
@@ -158,7 +160,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
             for why, count in sorted(report.not_compared.items())
             if why not in report.errors
         ),
-        ("torn ends, unreadable lines", f"{report.torn}, {report.bad}"),
+        ("incomplete last lines, invalid lines", f"{report.torn}, {report.bad}"),
         ("seconds", f"{report.seconds:.1f}"),
     ]
 

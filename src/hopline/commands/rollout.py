@@ -1,4 +1,4 @@
-"""`hopline rollout`: move requests to another version in steps, watch it, go back."""
+"""`hopline rollout`: move requests to another version in steps, watch it, roll back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hopline.errors import BadRequest
 app = typer.Typer(no_args_is_help=True, help="Canary, blue/green, shadow and A/B rollouts of versions.")
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
-Reason = Annotated[str, typer.Option(help="Is written down with it.")]
+Reason = Annotated[str, typer.Option(help="Reason to record with the change.")]
 
 _COLOURS = {
     "running": "cyan",
@@ -37,28 +37,34 @@ _PAUSE_S = 0.5
 @app.command()
 def start(
     model: Model,
-    version: Annotated[str, typer.Argument(help="The candidate: a version in the repository.")],
-    kind: Annotated[str, typer.Option(help="canary, blue_green, shadow or ab.")] = "canary",
+    version: Annotated[str, typer.Argument(help="The candidate: a version of the repository.")],
+    kind: Annotated[str, typer.Option(help="Kind: canary, blue_green, shadow or ab.")] = "canary",
     steps: Annotated[
-        str | None, typer.Option(help="Percents, such as 5,25,50,100.", show_default=False)
+        str | None,
+        typer.Option(help="Percent of requests for each step, such as 5,25,50,100.", show_default=False),
     ] = None,
-    min_step_s: Annotated[float, typer.Option(help="Seconds that each step lasts at least.")] = 60.0,
-    share: Annotated[float, typer.Option(help="Percent of requests that a shadow gets a copy of.")] = 100.0,
-    graph: Annotated[str, typer.Option(help="The candidate's snapshot, a folder on the server.")] = "",
+    min_step_s: Annotated[float, typer.Option(help="Shortest duration of each step, in seconds.")] = 60.0,
+    share: Annotated[float, typer.Option(help="Percent of requests that are copied to a shadow.")] = 100.0,
+    graph: Annotated[
+        str, typer.Option(help="Graph snapshot of the candidate: a folder on the server.")
+    ] = "",
     gate: Annotated[
         list[str] | None,
-        typer.Option(help="A gate: --gate max_p99_ratio=1.2; repeatable.", show_default=False),
+        typer.Option(help="Gate, such as max_p99_ratio=1.2; repeatable.", show_default=False),
     ] = None,
     preflight: Annotated[
-        int, typer.Option(help="Copies of requests that it answers first, before any caller.")
+        int,
+        typer.Option(help="Copies of requests that the candidate must answer before it serves any caller."),
     ] = 100,
-    auto: Annotated[bool, typer.Option(help="Go on by itself; gates always go back by themselves.")] = True,
-    watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
+    auto: Annotated[
+        bool, typer.Option(help="Advance automatically; gates always roll back automatically.")
+    ] = True,
+    watch: Annotated[bool, typer.Option(help="Show progress until the rollout ends.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Begin a rollout."""
+    """Start a rollout."""
     options: dict[str, Any] = {
         "min_step_s": min_step_s,
         "share": share,
@@ -81,18 +87,18 @@ def start(
 @app.command()
 def status(
     model: Annotated[
-        str | None, typer.Argument(help="Model name; default: all.", show_default=False)
+        str | None, typer.Argument(help="Model name. Default: all.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option(help="Stay and watch until it is over.")] = False,
+    watch: Annotated[bool, typer.Option(help="Show progress until the rollout ends.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Show versions, the rollout under way and what both versions do."""
+    """Show versions, the current rollout and the measurements of both versions."""
     with open_admin(url, api_key, token) as admin:
         if watch:
             if model is None:
-                raise BadRequest("name the model to watch")
+                raise BadRequest("--watch needs the name of a model")
             raise typer.Exit(_watch(admin, model))
         for found in admin.rollouts() if model is None else [admin.rollout(model)]:
             Screen().print(_panel(found))
@@ -102,7 +108,7 @@ def status(
 def promote(
     model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
-    """Let the candidate serve."""
+    """Make the candidate the serving version."""
     _decide(model, "promote", reason, url, api_key, token)
 
 
@@ -110,7 +116,7 @@ def promote(
 def rollback(
     model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
-    """Return to the version that served before; it stays loaded for that."""
+    """Return to the version that served before; it is still loaded."""
     _decide(model, "rollback", reason, url, api_key, token)
 
 
@@ -118,7 +124,7 @@ def rollback(
 def pause(
     model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
-    """Stay at this step; gates still roll back."""
+    """Pause at this step; gates still roll back."""
     _decide(model, "pause", reason, url, api_key, token)
 
 
@@ -126,7 +132,7 @@ def pause(
 def resume(
     model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
-    """Go on from this step."""
+    """Resume from this step."""
     _decide(model, "resume", reason, url, api_key, token)
 
 
@@ -134,7 +140,7 @@ def resume(
 def advance(
     model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
-    """Go to the next step now."""
+    """Advance to the next step now."""
     _decide(model, "advance", reason, url, api_key, token)
 
 
@@ -142,7 +148,7 @@ def advance(
 def end(
     model: Model, reason: Reason = "", url: Url = None, api_key: ApiKey = None, token: Token = None
 ) -> None:
-    """End a shadow or an A/B test; the version that serves stays."""
+    """End a shadow or an A/B test; the serving version does not change."""
     _decide(model, "end", reason, url, api_key, token)
 
 
@@ -154,7 +160,7 @@ def _decide(
 
 
 def _watch(admin: Admin, model: str) -> int:
-    """Show it until it is over; 0 unless it was rolled back."""
+    """Show a rollout until it ends; return the exit code, 0 unless it was rolled back."""
     with Live(console=Console(), refresh_per_second=4) as live:
         while True:
             found = admin.rollout(model)
@@ -166,13 +172,22 @@ def _watch(admin: Admin, model: str) -> int:
 
 
 def _panel(found: dict[str, Any]) -> Group:
-    """What there is to see of one model."""
+    """What to show of one model."""
     units = ", ".join(unit["id"] for unit in found["units"]) or "nothing"
     parts: list[Any] = [
         Text.from_markup(
             f"[bold]{found['model']}[/bold]  serves {found['serving'] or '–'}; loaded: {units}"
         )
     ]
+    store = found.get("store")
+    if store is not None and not store["up"]:
+        parts.append(
+            Text(
+                f"  the fleet's state is not confirmed for {store['silent_s']:.0f} s: no answer of "
+                f"{store['address']} ({store['why']})",
+                style="red",
+            )
+        )
     rollout = found["rollout"]
     if rollout is not None:
         parts += _running(rollout)
@@ -193,7 +208,7 @@ def _running(rollout: dict[str, Any]) -> list[Any]:
     head = Text.assemble(
         "  ",
         (rollout["status"], colour),
-        f": {rollout['kind']} of {rollout['candidate']} beside {rollout['current']}, "
+        f": {rollout['kind']} of {rollout['candidate']} against {rollout['current']}, "
         f"{rollout['percent']:g} % of requests",
     )
     parts: list[Any] = [head, ProgressBar(total=100, completed=rollout["percent"], width=50)]
@@ -224,7 +239,7 @@ def _time(seconds: float) -> str:
 def _gate(item: str) -> tuple[str, float | int]:
     name, equals, value = item.partition("=")
     if not equals:
-        raise BadRequest(f"--gate {item}: write name=number, such as max_p99_ratio=1.2")
+        raise BadRequest(f"--gate {item}: write NAME=NUMBER, such as max_p99_ratio=1.2")
     number = _number(value, f"--gate {name}")
     return name, int(number) if number.is_integer() else number
 

@@ -1,4 +1,4 @@
-"""`hopline score`: ask a running server for scores."""
+"""`hopline score`: score nodes or links on a running server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_COLUMNS = 8
 
 def score(
     model: Annotated[str, typer.Argument(help="Model name.")],
-    nodes: Annotated[list[str], typer.Argument(help="Node ids, or source,destination pairs with --pairs.")],
+    nodes: Annotated[list[str], typer.Argument(help="Node ids; with --pairs, source,destination pairs.")],
     pairs: Annotated[bool, typer.Option(help="Score links instead of nodes.")] = False,
     output: Annotated[
         list[str] | None, typer.Option(help="Output to show; repeatable.", show_default=False)
@@ -27,30 +27,30 @@ def score(
     as_of: Annotated[
         str | None,
         typer.Option(
-            help="Count edges up to this time: a number of the graph's unit, or ISO 8601.",
+            help="Use only edges up to this time: a number in the graph's time unit, or ISO 8601.",
             show_default=False,
         ),
     ] = None,
-    on_missing: Annotated[str, typer.Option(help="'error' or 'null' for unknown ids.")] = "error",
-    timeout: Annotated[float, typer.Option(help="Seconds.")] = 30.0,
+    on_missing: Annotated[str, typer.Option(help="Result for unknown ids: 'error' or 'null'.")] = "error",
+    timeout: Annotated[float, typer.Option(help="Timeout in seconds.")] = 30.0,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Score nodes and show the answer as a table."""
+    """Score nodes or links and show the answer as a table."""
     if on_missing not in ("error", "null"):
         raise BadRequest(f"--on-missing is 'error' or 'null', not {on_missing!r}")
     cut = None if as_of is None else _moment(as_of.strip())
     missing = cast(Literal["error", "null"], on_missing)
     with open_client(url, api_key, token, timeout_s=timeout) as client:
-        # Ids on a command line are text; the model says whether it has numbers or strings.
+        # Ids on a command line are text; the model's metadata says whether ids are numbers or strings.
         info = next((known for known in client.models() if known.name == model), None)
         is_int = info is not None and info.id_kind == "int"
         if pairs:
             items: list[Any] = [tuple(_id(part, is_int) for part in node.split(",")) for node in nodes]
             for node, pair in zip(nodes, items, strict=True):
                 if len(pair) != 2:
-                    raise BadRequest(f"{node!r} is not source,destination")
+                    raise BadRequest(f"{node!r} is not a pair source,destination")
             result = client.score_pairs(
                 model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
@@ -59,11 +59,11 @@ def score(
             result = client.score(
                 model, items, outputs=output or (), version=version, as_of=cut, on_missing=missing
             )
-    Screen(markup=False).print(result_table(nodes, result))  # ids may have brackets
+    Screen(markup=False).print(result_table(nodes, result))  # ids may contain brackets
 
 
 def result_table(names: list[str], result: ScoreResult) -> Table:
-    """One row for each item, one column for each output."""
+    """A table with one row for each item and one column for each output."""
     title = f"{result.model} version {result.version}, graph {result.graph_version}"
     if result.degraded:
         title += f", degraded: {', '.join(result.degraded)}"
@@ -101,4 +101,4 @@ def _id(text: str, is_int: bool) -> int | str:
     try:
         return integer_id(text) if is_int else text
     except ValueError:
-        raise BadRequest(f"{text!r} is not an integer, and the model's node ids are") from None
+        raise BadRequest(f"{text!r} is not an integer; the model's node ids are integers") from None

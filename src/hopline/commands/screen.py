@@ -1,4 +1,4 @@
-"""Where commands print their answers: as wide as needed, so that an id is never cut or folded."""
+"""Prints results of commands, wide enough that ids are never cut or wrapped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 
-#: Columns of a pipe or a file: nothing is wrapped there, so that `grep` and `cut` find whole lines.
+#: Width of a pipe or a file: lines are not wrapped, so that `grep` and `cut` find whole lines.
 _UNBOUNDED = 10_000
 
 
 class Screen(Console):
-    """Stdout. Text wraps between words only; tables give way in columns that are not `whole`.
+    """A console on stdout that wraps text only between words, and tables only in columns not `whole`.
 
-    A line that does not fit even so is left to the terminal, which wraps what it shows.
+    The terminal itself wraps lines that are still too long.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -25,7 +25,7 @@ class Screen(Console):
             self.width = _UNBOUNDED
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As the base class."""
+        """Print as the base class does, with titles and captions of tables at full width."""
         match objects:
             case [Group(renderables=parts)]:
                 for part in parts:
@@ -52,7 +52,7 @@ class Screen(Console):
 
 
 def whole(table: Table, *names: str) -> Table:
-    """The table, whose columns of these names are never wrapped; others give way to them."""
+    """The table, with columns of these names never wrapped; other columns become narrower."""
     for column in table.columns:
         if column.header in names:
             column.no_wrap = True

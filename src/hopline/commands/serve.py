@@ -21,7 +21,7 @@ def serve(
     model: Annotated[
         list[str] | None, typer.Option(help="Model to load; repeatable. Default: all.", show_default=False)
     ] = None,
-    table: Annotated[
+    precomputed: Annotated[
         list[Path] | None,
         typer.Option(
             help="Precomputed answers: a file of `hopline batch`; repeatable, one for each model.",
@@ -30,25 +30,28 @@ def serve(
     ] = None,
     live: Annotated[
         bool | None,
-        typer.Option("--live", help="Take changes to the graph while serving.", show_default=False),
+        typer.Option("--live", help="Accept changes to the graph while serving.", show_default=False),
     ] = None,
     queue: Annotated[
         str | None,
         typer.Option(
-            help="Message broker to read score requests from, such as kafka://host:9092/score?group=g.",
+            help="Message broker with score requests, such as kafka://host:9092/score?group=g.",
             show_default=False,
         ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="HTTP port; 0 picks one.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="HTTP port; 0 picks a free one.", show_default=False)
+    ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option(help="gRPC port; 0 picks one, -1 is off.", show_default=False)
+        int | None,
+        typer.Option(help="gRPC port; 0 picks a free one, -1 turns gRPC off.", show_default=False),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that share the ports.", show_default=False)
+        int | None, typer.Option(help="Worker processes, which share the ports.", show_default=False)
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -62,7 +65,7 @@ def serve(
         "graph.path": graph,
         "models.repository": repository,
         "models.names": tuple(model) if model else None,
-        "precomputed.file": tuple(map(str, table)) if table else None,
+        "precomputed.file": tuple(map(str, precomputed)) if precomputed else None,
         "live.enabled": live,
         "queues.requests": queue,
         "server.host": host,

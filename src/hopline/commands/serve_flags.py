@@ -1,7 +1,7 @@
-"""The flags of `hopline serve` without Typer, which takes a tenth of a start.
+"""Parses the flags of `hopline serve` without Typer, whose import is a tenth of the start time.
 
-Knows only well-formed command lines; everything else (help, an unknown flag, a number that is none) is left
-to Typer, which says it well. A test compares the table with the command's signature.
+Parses only well-formed command lines; Typer handles everything else (help, an unknown flag, an invalid
+number) and reports errors. A test compares the flags with the command's signature.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 from hopline.config.reader import load_config, process_env
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
+from hopline.process.cgroup import memory_bytes
 
 _DEFAULT_FILE = Path("hopline.toml")
 
-#: flag -> setting, and what makes the setting's value of the flag's; None for a flag that takes none.
+#: Flag -> setting, and the function that converts the flag's value; None for a flag without a value.
 FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
     "--graph": ("graph.path", Path),
     "--repository": ("models.repository", str),
@@ -31,12 +32,12 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
     "--config": ("config", Path),
     "--set": ("set", str),
 }
-#: May come several times; of others the last one counts.
+#: Settings of repeatable flags; of other flags the last one is used.
 REPEATABLE = frozenset({"models.names", "precomputed.file", "set"})
 
 
 def config_of(arguments: Sequence[str]) -> Config | None:
-    """The config of `hopline serve` with these arguments; None where Typer should look at them.
+    """The config of `hopline serve` with these arguments; None if Typer must parse them.
 
     Raises: ConfigError: see `resolve_config`.
     """
@@ -63,7 +64,7 @@ def config_of(arguments: Sequence[str]) -> Config | None:
 
 
 def resolve_config(file: Path | None, overrides: dict[str, Any], settings: Sequence[str]) -> Config:
-    """The config of a command: its file, the environment, its flags, and `--set` above all.
+    """The config of a command: its file, the environment, its flags, and last `--set`.
 
     Raises: ConfigError: see `load_config`; or a `--set` without "=".
     """
@@ -74,4 +75,4 @@ def resolve_config(file: Path | None, overrides: dict[str, Any], settings: Seque
         if not equals:
             raise ConfigError(f"--set {item}: write section.key=value")
         overrides = {**overrides, path.strip(): value}
-    return load_config(file, process_env(), overrides)
+    return load_config(file, process_env(), overrides, memory_bytes())

@@ -1,4 +1,4 @@
-"""`hopline slo`: how a server stands against its objectives, and alert rules made of them."""
+"""`hopline slo`: compares a server with its objectives, and writes alert rules for them."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ from hopline.slo.rules import write_rules
 
 
 def slo(
-    file: Annotated[Path, typer.Option(help="The objectives.")] = Path("slo.toml"),
+    file: Annotated[Path, typer.Option(help="File of objectives.")] = Path("slo.toml"),
     prometheus: Annotated[
         str | None,
         typer.Option(
-            help="URL of a Prometheus that scrapes the server; measured over each objective's window.",
+            help="URL of a Prometheus that scrapes the server; measures over each objective's window.",
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     rules: Annotated[
         Path | None,
         typer.Option(
-            help="Write Prometheus rules of the objectives here, - for stdout.", show_default=False
+            help="Write Prometheus rules for the objectives to this file, or - for stdout.",
+            show_default=False,
         ),
     ] = None,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
-    """Compare a server with its objectives; exits with 1 when a budget is burnt.
+    """Compare a server with its objectives; exits with 1 if an error budget is used up.
 
-    Without --prometheus the server's own counters are read, which measure since it started.
+    Without --prometheus, the server's own counters since its start are read.
     """
     objectives = read_objectives(file)
     if rules is not None:
         if url is not None or prometheus is not None:
-            raise BadRequest("--rules writes rules and measures nothing; leave --url and --prometheus out")
+            raise BadRequest("--rules only writes rules; leave out --url and --prometheus")
         text = write_rules(objectives)
         if str(rules) == "-":
             typer.echo(text, nl=False)
@@ -55,7 +56,7 @@ def slo(
             rules.write_text(text)
         return
     if url is not None and prometheus is not None:
-        raise BadRequest("give --url of a server, or --prometheus with that of a Prometheus: one of them")
+        raise BadRequest("pass either --url of a server or --prometheus")
     if prometheus is None:
         standings = since_start(read_metrics(url, api_key, token), objectives)
     else:

@@ -1,4 +1,4 @@
-"""`hopline stream`: follow events of a message broker into a live graph."""
+"""`hopline stream`: apply events of a message broker to a live graph."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from hopline.errors import BadRequest
 if TYPE_CHECKING:
     from hopline.jobs.stream.follow import Rescoring
 
-#: Exit code of a stream that stopped at an event, as it was told to.
+#: Exit code of a stream that stopped at an event that it could not apply.
 STOPPED = 3
-#: New objects after which the garbage collector looks for cycles: some batches' worth.
+#: New objects after which the garbage collector runs: about a few batches' worth.
 _YOUNG = 100_000
 
 
 class UnknownNode(StrEnum):
-    """What to do with events that name nodes which the graph has not."""
+    """What to do with events that name nodes that the graph does not have."""
 
     reject = "reject"
     add = "add"
 
 
 class SchemaChange(StrEnum):
-    """What to do with events of another schema."""
+    """What to do with events with another schema."""
 
     dead_letter = "dead-letter"
     stop = "stop"
@@ -43,7 +43,9 @@ def stream(
     source: Annotated[
         str,
         typer.Option(
-            "--from", metavar="ADDRESS", help="The events: kafka://, redis:// or nats://, with its options."
+            "--from",
+            metavar="ADDRESS",
+            help="Source of events: a kafka://, redis:// or nats:// address with options.",
         ),
     ],
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
@@ -51,58 +53,64 @@ def stream(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Where events go that cannot be applied: a broker's address, a file, or `discard`. "
-            "Without it the stream stops at the first.",
+            help="Destination of events that cannot be applied: a broker's address, a file, or `discard`. "
+            "Without it the stream stops at the first one.",
             show_default=False,
         ),
     ] = None,
-    max_batch: Annotated[
-        int, typer.Option(help="Messages that are applied together at most.", min=1)
-    ] = 10_000,
+    max_batch: Annotated[int, typer.Option(help="Most messages in one batch.", min=1)] = 10_000,
     max_wait_ms: Annotated[
         float,
         typer.Option(
-            help="Between the beginnings of two batches, unless one is full; the first after a pause goes "
-            "at once.",
+            help="Shortest time between the starts of two batches, unless one is full; the first batch "
+            "after a pause starts immediately.",
             min=0,
         ),
     ] = 20.0,
     on_unknown_node: Annotated[
-        UnknownNode, typer.Option(help="Events that name a node which the graph has not.")
+        UnknownNode,
+        typer.Option(
+            help="Action for events that name an unknown node: reject the event, or add the node."
+        ),
     ] = UnknownNode.reject,
     on_schema_change: Annotated[
-        SchemaChange, typer.Option(help="Events with other features, attributes or columns.")
+        SchemaChange,
+        typer.Option(help="Action for events with other features, attributes or columns than the graph."),
     ] = SchemaChange.dead_letter,
     rescore: Annotated[
         str,
-        typer.Option(help="When nodes that changed are scored: request, immediate or schedule:SECONDS."),
+        typer.Option(help="When changed nodes are scored: request, immediate or schedule:SECONDS."),
     ] = "request",
-    model: Annotated[str | None, typer.Option(help="Model that scores them.", show_default=False)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model that scores changed nodes.", show_default=False)
+    ] = None,
     node_type: Annotated[
-        str | None, typer.Option(help="Nodes that it scores. Default: the only type.", show_default=False)
+        str | None, typer.Option(help="Node type to score. Default: the only type.", show_default=False)
     ] = None,
     results: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Topic for their scores.", show_default=False),
+        typer.Option(metavar="ADDRESS", help="Topic for the scores.", show_default=False),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when the broker has no more.")] = False,
-    metrics_host: Annotated[str, typer.Option(help="Address of --metrics-port.")] = "127.0.0.1",
+    once: Annotated[bool, typer.Option("--once", help="Exit when the broker has no more events.")] = False,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address to listen on for --metrics-port.")
+    ] = "127.0.0.1",
     metrics_port: Annotated[
-        int, typer.Option(help="Port of /metrics and /healthz; 0 picks one, -1 is off.")
+        int, typer.Option(help="Port of /metrics and /healthz; 0 picks a free one, -1 turns them off.")
     ] = -1,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress line.")] = False,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if there is one.")
+        Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: --set section.key=value; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """Follow events of a message broker into a live graph; ends with 3 where an event is to stop it."""
+    """Apply events of a message broker to a live graph. Exits with 3 if it stops at an event."""
     resolved = resolve_config(config, {"graph.path": graph}, settings or [])
     needed_folder(resolved, "graph.path")
     import uvloop
@@ -130,7 +138,7 @@ def stream(
     )
     configure_logs(resolved.log)
     os.nice(resolved.live.nice)
-    # Messages come and go by thousands, and none is part of a cycle.
+    # Thousands of messages are allocated and freed, and none is part of a cycle.
     gc.freeze()
     gc.set_threshold(_YOUNG)
     try:
@@ -157,10 +165,12 @@ def _rescoring(
     given = {"--model": model, "--results": results}
     if kind == "request":
         if extra := [name for name, value in (given | {"--url": url}).items() if value is not None]:
-            raise BadRequest(f"{', '.join(extra)}: nothing is scored with --rescore request")
+            raise BadRequest(
+                f"{', '.join(extra)}: cannot be used with --rescore request, which scores nothing"
+            )
         return None
     if missing := [name for name, value in given.items() if value is None]:
-        raise BadRequest(f"--rescore {mode} needs {', '.join(missing)} as well")
+        raise BadRequest(f"--rescore {mode} needs {', '.join(missing)}, too")
     assert model is not None
     assert results is not None
     return Rescoring(every_s, server_url(url), model, results, node_type, *credentials(api_key, token))

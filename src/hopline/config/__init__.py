@@ -1,1 +1,1 @@
-"""Settings: what there is to set, and where values come from."""
+"""Settings of a server: their declarations and how values are read."""

@@ -1,4 +1,4 @@
-"""Folders and sockets that a server's settings name, or lead to."""
+"""Folders and sockets of a server, as its settings name or imply them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hopline.errors import ConfigError
 
 
 def live_folder(config: Config) -> Path:
-    """Where the changes of the configured graph are kept."""
+    """The folder that stores the changes of the configured graph."""
     if config.live.folder is not None:
         return config.live.folder
     graph = needed_folder(config, "graph.path")
@@ -18,23 +18,23 @@ def live_folder(config: Config) -> Path:
 
 
 def live_socket(config: Config) -> Path:
-    """Where the writer of the live graph listens."""
+    """The Unix socket on which the writer of the live graph listens."""
     return config.live.socket or live_folder(config) / "writer.sock"
 
 
 def needed_folder(config: Config, path: Literal["graph.path", "models.repository"]) -> Path:
-    """The folder that a server cannot do without.
+    """The folder of a required setting.
 
     Raises:
-        ConfigError: it is not set, or not there.
+        ConfigError: the setting is missing, or its folder does not exist.
     """
     section, _, key = path.partition(".")
     folder: Path | str | None = getattr(getattr(config, section), key)
     flag = {"graph.path": "--graph", "models.repository": "--repository"}[path]
     if folder is None:
-        raise ConfigError(f"{path}: not set; give {flag} or set it in hopline.toml")
+        raise ConfigError(f"{path}: not set; pass {flag} or set it in hopline.toml")
     if isinstance(folder, str):
-        raise ConfigError(f"{path}: {folder} is a URL; a folder of this machine is needed here")
+        raise ConfigError(f"{path}: {folder} is a URL; this command needs a local folder")
     if not folder.is_dir():
         raise ConfigError(f"{path}: {folder} is not a folder")
     return folder

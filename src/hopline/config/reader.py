@@ -1,36 +1,43 @@
-"""Reads a server's settings from their sources.
+"""Reads a server's settings from all sources.
 
-Later sources win: the defaults of `schema.py` < `hopline.toml` < environment `HOPLINE__SECTION__KEY` <
-command-line flags.
+Later sources win: the defaults of `schema.py` < `hopline.toml` < variables of a platform (`platforms.py`) <
+environment `HOPLINE__SECTION__KEY` < command-line flags.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopline.config.platforms import platform_settings
 from hopline.config.schema import Config, check_tls
 from hopline.config.setting import type_name
 from hopline.config.values import apply, fields, flags, flatten
 from hopline.errors import ConfigError
 
 ENV_PREFIX = "HOPLINE__"
+#: Ends of variables such as HOPLINE_SERVER_SERVICE_HOST and HOPLINE_SERVER_PORT_8700_TCP_ADDR.
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigRow:
-    """One line of the settings table.
+    """One row of the settings table.
 
     Attributes:
         path: "section.key" as in hopline.toml.
-        type: in words.
-        default: as it would be written.
+        type: name of the type.
+        default: the default value.
         env: the environment variable.
-        help: one line.
+        help: one line of text.
     """
 
     path: str
@@ -53,29 +60,33 @@ def load_config(
     file: Path | str | None = None,
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    memory_bytes: int | None = None,
 ) -> Config:
     """Resolve all sources into one config.
 
     Args:
         file: a hopline.toml; None reads none.
-        env: environment variables; None takes none (pass `os.environ` to take the process's own).
-        overrides: "section.key" -> value, from flags; None values are left out.
+        env: environment variables; None reads none (pass `os.environ` to take the process's own).
+        overrides: "section.key" -> value, from flags; None values are ignored.
+        memory_bytes: memory that the process may use, which bounds some defaults; None bounds none.
 
     Raises:
         ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
     """
-    config = Config()
+    config = Config() if memory_bytes is None else apply(Config(), _bounded(memory_bytes))
     if file is not None:
-        config = apply(config, _for_people(flatten(_read_toml(Path(file)), str(file))))
+        config = apply(config, _check_public(flatten(_read_toml(Path(file)), str(file))))
     if env is not None:
+        _check_spelling(env)
+        config = apply(config, platform_settings(env))
         values = {
             name.removeprefix(ENV_PREFIX).lower().replace("__", "."): (value, name)
             for name, value in env.items()
             if name.startswith(ENV_PREFIX)
         }
-        config = apply(config, _for_people(values))
+        config = apply(config, _check_public(values))
     if overrides is not None:
-        config = apply(config, _for_people(flags(overrides)))
+        config = apply(config, _check_public(flags(overrides)))
     check_tls(config)
     return config
 
@@ -90,6 +101,48 @@ def show_config(config: Config) -> Iterator[tuple[str, Any]]:
     for row in config_table():
         section, key = row.path.split(".")
         yield row.path, getattr(getattr(config, section), key)
+
+
+def _bounded(memory_bytes: int) -> dict[str, tuple[Any, str]]:
+    """Defaults that the memory of the process makes smaller."""
+    found = {}
+    for path, (item, _) in fields(Config).items():
+        most = int(item.metadata["memory_share"] * memory_bytes)
+        if item.metadata["memory_share"] and most < int(item.default):  # type: ignore[arg-type]
+            found[path] = (max(most, int(item.metadata["minimum"])), "the memory of this process")
+    return found
+
+
+def _check_spelling(env: Mapping[str, str]) -> None:
+    """Refuse variables that are meant for a setting and would be ignored, such as HOPLINE_SERVER_HTTP_PORT.
+
+    Raises: ConfigError: naming the variable that is right, or the closest settings.
+    """
+    known = {_plain(_env_name(path)): _env_name(path) for path in fields(Config)}
+    sections = tuple({f"HOPLINE_{path.partition('.')[0].upper()}_" for path in fields(Config)})
+    for name, value in env.items():
+        plain = _plain(name)
+        if name.startswith(ENV_PREFIX) or not plain.startswith(sections) or _is_service_link(plain, value):
+            continue
+        right = known.get(plain)
+        if right is None:
+            close = difflib.get_close_matches(plain, known, n=1, cutoff=0.8)
+            right = (
+                f"a setting; did you mean {known[close[0]]}?"
+                if close
+                else "a setting (`hopline config show`)"
+            )
+            raise ConfigError(f"{name}: is not {right}")
+        raise ConfigError(f"{name}: write {right}; the parts of a setting are separated by two underscores")
+
+
+def _plain(name: str) -> str:
+    return re.sub("_+", "_", name.upper())
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes set it for a Service, such as one that is named `hopline-server`."""
+    return bool(_SERVICE_LINK.search(name)) and ("_SERVICE_" in name or "://" in value or "_PORT_" in name)
 
 
 def _env_name(path: str) -> str:
@@ -107,14 +160,14 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _for_people(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
-    """The same values.
+def _check_public(values: Mapping[str, tuple[Any, str]]) -> Mapping[str, tuple[Any, str]]:
+    """Return the values unchanged.
 
-    Raises: ConfigError: Hopline alone may set one of them.
+    Raises: ConfigError: a setting is internal to Hopline.
     """
     known = fields(Config)
     for path, (_, source) in values.items():
         if path in known and known[path][0].metadata["internal"]:
-            told = f"{path}: is no setting, but what a server tells its processes ({source})"
-            raise ConfigError(told + ("; did you mean 'server.workers'?" if path == "worker.count" else ""))
+            text = f"{path}: internal setting, set by a server for its own processes ({source})"
+            raise ConfigError(text + ("; did you mean 'server.workers'?" if path == "worker.count" else ""))
     return values

@@ -19,90 +19,103 @@ from hopline.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Addresses, processes and the limits of connections."""
+    """Addresses, worker processes and limits of connections."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
     http_port: int = setting(8700, "HTTP port; 0 picks a free one", minimum=0, maximum=65535)
     grpc_port: int = setting(
         8701, "gRPC port; 0 picks a free one, -1 turns gRPC off", minimum=-1, maximum=65535
     )
-    workers: int = setting(1, "processes that share the ports", minimum=1, maximum=1024)
+    workers: int = setting(1, "worker processes, which share the ports", minimum=1, maximum=1024)
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
     max_pending_bytes: int = setting(
         0,
-        "memory for request bodies above 64 KiB that are not answered yet, of all connections of a worker;"
-        " what finds no room is refused with 503. 0 is four times server.max_body_bytes",
+        "memory of a worker for unanswered request bodies above 64 KiB, of all connections; requests"
+        " beyond it are refused with 503; 0: four times server.max_body_bytes",
         minimum=0,
     )
-    keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this", minimum=0)
-    read_timeout_s: float = setting(30.0, "a request must have arrived whole by then", minimum=0.1)
+    keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this time", minimum=0)
+    read_timeout_s: float = setting(30.0, "time in which a whole request must arrive", minimum=0.1)
     spin_us: float = setting(
         100.0,
-        "an HTTP worker waits awake so long for the next request, where that pays; 0 lets it sleep at once",
+        "an HTTP worker polls this long for the next request where that pays; 0 sleeps immediately",
         minimum=0,
         maximum=10_000,
     )
     drain_delay_s: float = setting(
-        0.2, "after SIGTERM: not ready and closing connections, but still serving, for so long", minimum=0
+        0.2, "after SIGTERM, keep serving this long while not ready and closing connections", minimum=0
     )
-    drain_timeout_s: float = setting(30.0, "then: how long admitted requests may take to finish", minimum=0)
+    drain_timeout_s: float = setting(30.0, "after that, time for admitted requests to finish", minimum=0)
     grpc_connection_age_s: float = setting(
         10.0,
-        "a gRPC client is told to connect anew after this, with which it may meet another worker",
+        "a gRPC client is asked to reconnect after this time, and may then reach another worker",
         minimum=0.1,
     )
     backlog: int = setting(2048, "connections that may wait to be accepted", minimum=1)
+    health_route: str = setting("", "a further path that answers as /readyz, such as SageMaker's /ping")
+    predict_route: str = setting(
+        "", "a further path that scores the only model, such as SageMaker's /invocations"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """What one request may ask for."""
+    """Limits of one request."""
 
     max_nodes_per_request: int = setting(4096, "nodes, inline nodes or pairs in one request", minimum=1)
     max_inline_neighbors: int = setting(10_000, "neighbour ids of one inline node", minimum=0)
     max_request_bytes: int = setting(
         1024 * 2**20,
-        "memory for what one request reads, the neighbours of all hops; more is refused before it is read",
+        "memory for all that one request reads, with the neighbours of all hops; checked before reading",
         minimum=2**20,
+        memory_share=1 / 4,
     )
-    default_timeout_ms: float = setting(30_000.0, "deadline of a request that names none", minimum=0.001)
-    max_timeout_ms: float = setting(300_000.0, "longest deadline that a request may name", minimum=0.001)
+    default_timeout_ms: float = setting(30_000.0, "deadline of a request that sets none", minimum=0.001)
+    max_timeout_ms: float = setting(300_000.0, "longest deadline that a request may set", minimum=0.001)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchingConfig:
     """Dynamic batching of waiting requests."""
 
-    max_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
-    max_bytes: int = setting(256 * 2**20, "predicted working memory of one batch", minimum=1)
-    queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
-    max_queue_ms: float = setting(
-        2000.0, "predicted processor time waiting before requests are refused", minimum=0.001
+    max_rows: int = setting(4096, "most rows of one batch, as predicted", minimum=1)
+    max_bytes: int = setting(
+        256 * 2**20, "most working memory of one batch, as predicted", minimum=1, memory_share=1 / 8
     )
-    max_queue_rows: int = setting(0, "the same in predicted rows; 0 is any number", minimum=0)
+    queue_delay_ms: float = setting(
+        0.0, "how long a request waits for others to share its batch; 0 batches what is queued", minimum=0
+    )
+    max_queue_ms: float = setting(
+        2000.0, "predicted CPU time of queued requests beyond which new ones are refused", minimum=0.001
+    )
+    max_queue_rows: int = setting(
+        0, "predicted rows of queued requests beyond which new ones are refused; 0: no limit", minimum=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StateCacheConfig:
     """The state cache: rows of hidden states that later requests read instead of computing them."""
 
-    memory_bytes: int = setting(256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0)
+    memory_bytes: int = setting(
+        256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0, memory_share=1 / 8
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PrecomputedConfig:
-    """Precomputed answers: files of `hopline batch` whose rows are looked up instead of computed."""
+    """Precomputed answers: files of `hopline batch` whose rows are read instead of computed."""
 
-    file: tuple[str, ...] = setting((), "files that `hopline batch` wrote; one for each model")
+    file: tuple[str, ...] = setting((), "files that `hopline batch` wrote, one for each model")
     stale: Literal["refuse", "compute", "serve"] = setting(
         "refuse",
         "a file that was computed on another graph version: refuse to load the model, compute instead, or "
-        "serve its rows and report it in answers (`stale_row`)",
+        "serve its rows and report `stale_row` in responses",
     )
-    ttl_s: float = setting(0.0, "older rows are computed instead; 0 accepts any age", minimum=0)
-    pin_bytes: int = setting(0, "RAM for rows that must never be read from disk, in each worker", minimum=0)
+    ttl_s: float = setting(0.0, "rows older than this are computed instead; 0: any age", minimum=0)
+    pin_bytes: int = setting(0, "RAM of each worker for rows that must never be read from disk", minimum=0)
     pin_file: Path | None = setting(
-        None, "external ids of the rows to pin, one a line; needed where a file is larger than pin_bytes"
+        None, "external ids of the rows to pin, one a line; required where a file is larger than pin_bytes"
     )
 
 
@@ -111,97 +124,99 @@ class ComputeConfig:
     """Where and how models run."""
 
     inline_cost_us: float = setting(
-        5000.0, "batches predicted cheaper than this run on the event loop, others on a thread", minimum=0
+        5000.0, "batches predicted to cost less run on the event loop, others on a thread", minimum=0
     )
     slice_us: float = setting(
-        500.0, "the same while several models are asked, and then the longest batch on the loop", minimum=1
+        500.0,
+        "as inline_cost_us, and the longest batch on the loop, while several models have requests",
+        minimum=1,
     )
     threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
     device: Literal["cpu", "cuda", "tensorrt"] = setting(
         "cpu",
-        "where models run; refused where ONNX Runtime or torch lacks it, never replaced by the processor",
+        "where models run; refused if ONNX Runtime or torch does not support it; no fallback to the CPU",
     )
     compiled: Literal["auto", "never", "require"] = setting(
         "auto",
-        "programs of `hopline package --compile`: auto runs the eager one where they do not fit the "
-        "machine, require refuses the model then, never ignores them",
+        "programs of `hopline package --compile`: auto runs those that fit the machine, else the eager "
+        "ones; require refuses the model if one does not fit; never ignores them",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class GraphConfig:
-    """The graph that is served."""
+    """The served graph."""
 
     path: Path | None = setting(None, "folder written by `hopline graph build`")
     memory: Literal["auto", "mapped", "huge"] = setting(
         "auto",
         "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; "
-        "auto: huge for one worker",
+        "auto: huge if there is one worker",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesConfig:
-    """Features that lie in a store beside the graph."""
+    """Features in a feature store outside the graph."""
 
-    store: str = setting("", "URL of the feature store, such as redis://host:6379/0; empty: in the graph")
-    cache: str = setting("", "URL of a faster store in front of it (L2), written by Hopline")
+    store: str = setting("", "URL of the feature store, such as redis://host:6379/0; empty: the graph")
+    cache: str = setting("", "URL of a faster store in front of it (L2 cache), written by Hopline")
     groups: tuple[str, ...] = setting(
-        (), 'feature groups as "<node type>=<group>"; a node type that is not named has a group of its name'
+        (), 'feature groups as "<node type>=<group>"; default: the group with the name of the node type'
     )
     fetch_timeout_ms: float = setting(
-        20.0, "longest that a request waits for rows before it does without", minimum=0.1
+        20.0, "longest time that a request waits for feature rows before it continues without", minimum=0.1
     )
     breaker_failure_share: float = setting(
-        0.5, "share of failed calls at which a store is left alone for a while", minimum=0.01, maximum=1
+        0.5, "share of failed calls at which the circuit breaker of a store opens", minimum=0.01, maximum=1
     )
-    breaker_pause_ms: float = setting(250.0, "until a store that was left alone is probed", minimum=1)
+    breaker_pause_ms: float = setting(250.0, "time until an open breaker probes the store", minimum=1)
     retry_share: float = setting(
-        0.1, "calls that may be tried again, as a share of all calls of the last 10 s", minimum=0, maximum=1
+        0.1, "retries allowed, as a share of all calls of the last 10 s", minimum=0, maximum=1
     )
     negative_ttl_ms: float = setting(
-        500.0, "how long a row that the store does not have is not asked for again", minimum=0
+        500.0, "how long a row that the store does not have is not requested again", minimum=0
     )
     schema_recheck_s: float = setting(
         30.0, "seconds between comparisons of the store's schema with the graph's", minimum=1
     )
     memory_bytes: int = setting(
-        256 * 2**20, "memory for rows kept near (L1), shared by all workers", minimum=1
+        256 * 2**20, "memory of the L1 feature cache, shared by all workers", minimum=1, memory_share=1 / 8
     )
-    ttl_s: float = setting(600.0, "age at which a kept row is fetched anew", minimum=0.001)
+    ttl_s: float = setting(600.0, "age at which a cached row is fetched again", minimum=0.001)
     ttls: tuple[str, ...] = setting((), 'other ages for some groups, as "<group>=<seconds>"')
     prewarm_nodes: int = setting(
-        0, "before it is ready, the server fetches and computes so many of the most read nodes", minimum=0
+        0, "most-read nodes to fetch and compute before the server is ready", minimum=0
     )
     prewarm_file: Path | None = setting(
-        None, "external ids to prewarm instead, one a line, the most asked for first"
+        None, "external ids to prewarm instead, one a line, most requested first"
     )
     shared_file: Path | None = setting(
-        None, "file in memory (/dev/shm/...) for the rows kept near; a prefetcher and restarts share it"
+        None, "file in memory (/dev/shm/...) of the L1 feature cache; shared with a prefetcher and restarts"
     )
     prefetcher: Path | None = setting(
-        None, "Unix socket of `hopline prefetch`, which fetches for all workers; empty: each by itself"
+        None, "Unix socket of `hopline prefetch`, which fetches for all workers; empty: each worker fetches"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsConfig:
-    """The models that are served."""
+    """The served models."""
 
     repository: Path | str | None = setting(
         None, "folder of <model>/<version> artifacts, or a URL of one (s3://, gs://, ...)"
     )
     cache: Path | None = setting(
-        None, "where copies of versions from a URL are kept; empty: ~/.cache/hopline/models"
+        None, "folder for copies of versions from a URL; empty: ~/.cache/hopline/models"
     )
-    names: tuple[str, ...] = setting((), "models to load; empty means all of the repository")
+    names: tuple[str, ...] = setting((), "models to load; empty: all of the repository")
     require_all: bool = setting(
-        False, "end at start unless every model can serve; else the others serve, and that one says why"
+        False, "exit at start unless every model can serve; else serve the others and report the failure"
     )
-    state: Path | None = setting(
+    state: Path | str | None = setting(
         None,
-        "folder for what was asked of versions and rollouts, which a restart takes up again; empty: "
-        ".hopline in the repository, if that can be written",
+        "folder that stores requested versions and rollouts, so that a restart resumes them, or redis:// "
+        "URL that all hosts of a fleet share; empty: .hopline in the repository if writable",
     )
 
 
@@ -220,20 +235,20 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class AuthConfig:
-    """Who may ask; off unless a clients file or the keys of tokens are set."""
+    """Authentication; off unless a clients file or keys of tokens are set."""
 
     clients_file: Path | None = setting(
-        None, "TOML file of clients: hashed API keys, permissions, rates; read anew when it changes"
+        None, "TOML file of clients: hashed API keys, permissions, rates; reloaded when it changes"
     )
     allow_anonymous: bool = setting(
-        False, "let everybody ask, also where server.host is not a loopback address"
+        False, "accept requests without credentials, even if server.host is not a loopback address"
     )
     open_metrics: bool = setting(False, "/metrics needs no permission")
     rate_per_s: float = setting(
-        0.0, "requests a second of a client whose entry or token says nothing; 0 is no limit", minimum=0
+        0.0, "requests per second of a client whose entry or token sets no rate; 0: no limit", minimum=0
     )
     burst: int = setting(
-        0, "how many of them at once; 0 is one second's worth", minimum=0, maximum=1_000_000
+        0, "most requests in one burst; 0: one second's worth", minimum=0, maximum=1_000_000
     )
     jwt_issuer: str = setting("", "`iss` that tokens must have")
     jwt_audience: str = setting("", "`aud` that tokens must have or contain")
@@ -242,20 +257,20 @@ class AuthConfig:
     )
     jwt_jwks_file: Path | None = setting(None, "JSON Web Key Set of the issuer instead, chosen by `kid`")
     jwt_algorithms: tuple[str, ...] = setting(
-        ("RS256", "ES256", "EdDSA"), "algorithms that are accepted, where the key is of their kind"
+        ("RS256", "ES256", "EdDSA"), "accepted algorithms; the key must be of the algorithm's type"
     )
     jwt_leeway_s: float = setting(
-        5.0, "difference of clocks that is forgiven in a token's times", minimum=0, maximum=300
+        5.0, "clock difference that is tolerated in a token's times", minimum=0, maximum=300
     )
 
     @property
     def tokens(self) -> bool:
-        """Whether JSON Web Tokens are taken."""
+        """Whether JSON Web Tokens are accepted."""
         return self.jwt_key_file is not None or self.jwt_jwks_file is not None
 
     @property
     def enabled(self) -> bool:
-        """Whether clients have to say who they are."""
+        """Whether clients must authenticate."""
         return self.clients_file is not None or self.tokens
 
 
@@ -263,11 +278,9 @@ class AuthConfig:
 class LogConfig:
     """Logging of the server process."""
 
-    level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "least severe level that is written"
-    )
-    format: Literal["text", "json"] = setting("text", "lines for people or for machines")
-    access: bool = setting(False, "one JSON line for each request that a model took")
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "lowest level that is written")
+    format: Literal["text", "json"] = setting("text", "text lines for people, or JSON lines for machines")
+    access: bool = setting(False, "write one JSON line for each request to a model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,113 +291,114 @@ class TracingConfig:
         "", "OTLP/HTTP receiver, such as http://127.0.0.1:4318, or console; empty: no traces"
     )
     sample_share: float = setting(
-        0.01, "share of requests that are traced where the caller names no trace", minimum=0, maximum=1
+        0.01, "share of requests that are traced if the caller sends no trace", minimum=0, maximum=1
     )
     service_name: str = setting("hopline", "service.name of the traces")
-    max_pending: int = setting(5000, "traces that may wait to be sent; more are dropped", minimum=1)
+    max_pending: int = setting(5000, "traces that may wait to be sent; those beyond are dropped", minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
     """Prices, for the cost of requests by model."""
 
-    cpu_hour: float = setting(0.0, "price of an hour of one processor core; 0: not counted", minimum=0)
-    gpu_hour: float = setting(0.0, "price of an hour of one GPU; 0: not counted", minimum=0)
+    cpu_hour: float = setting(0.0, "price of one CPU core for an hour; 0: not counted", minimum=0)
+    gpu_hour: float = setting(0.0, "price of one GPU for an hour; 0: not counted", minimum=0)
     currency: str = setting("USD", "label of the prices")
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionLogConfig:
-    """What is kept of every answer, in files."""
+    """The prediction log: files that record every answer."""
 
-    path: Path | None = setting(None, "folder of the prediction log, of all workers; empty: none is kept")
+    path: Path | None = setting(None, "folder of the prediction log of all workers; empty: no log")
     format: Literal["jsonl", "jsonl.gz", "parquet"] = setting(
-        "jsonl", "of finished files; the file that is being written is always JSON Lines"
+        "jsonl", "format of finished files; the file that is being written is always JSON Lines"
     )
-    rotate_bytes: int = setting(64 * 2**20, "a worker's file is finished at about this size", minimum=4096)
-    rotate_s: float = setting(3600.0, "and at this age", minimum=0.01)
-    keep_bytes: int = setting(4 * 2**30, "the oldest finished files beyond this are deleted", minimum=8192)
+    rotate_bytes: int = setting(64 * 2**20, "size of a worker's file at which it is finished", minimum=4096)
+    rotate_s: float = setting(3600.0, "age of a worker's file at which it is finished", minimum=0.01)
+    keep_bytes: int = setting(
+        4 * 2**30, "total size; the oldest finished files beyond are deleted", minimum=8192
+    )
     inputs: Literal["all", "sample", "none"] = setting(
-        "all", "which requests' inputs are kept; without them an answer cannot be replayed"
+        "all", "requests whose inputs are logged; an answer without inputs cannot be replayed"
     )
     input_share: float = setting(
-        0.01, 'share of requests whose inputs are kept with "sample"', minimum=0, maximum=1
+        0.01, 'share of requests whose inputs are logged with "sample"', minimum=0, maximum=1
     )
     tensors_share: float = setting(
-        0.0, "share of requests kept with their inputs as the model sees them", minimum=0, maximum=1
+        0.0, "share of requests logged with their inputs as the model reads them", minimum=0, maximum=1
     )
     max_pending: int = setting(
         16_384, "requests of a worker that may wait to be written; those beyond are dropped", minimum=1
     )
     max_pending_bytes: int = setting(
-        64 * 2**20, "the same in bytes, as estimated from what was written", minimum=4096
+        64 * 2**20, "bytes of a worker that may wait, estimated from what was written", minimum=4096
     )
 
 
 @dataclass(frozen=True, slots=True)
 class DriftConfig:
-    """Whether requests, answers and neighbourhoods are still those of a reference."""
+    """Drift of requests, answers and neighbourhoods from a reference."""
 
-    enabled: bool = setting(False, "watch drift, and raise alerts")
-    path: Path | None = setting(None, "folder for references, windows and hourly scores; workers share it")
+    enabled: bool = setting(False, "measure drift and raise alerts")
+    path: Path | None = setting(None, "folder for references, windows and hourly scores of all workers")
     sample_per_s: float = setting(
-        200.0, "requests of each version that are looked at each second, in each worker", minimum=0.1
+        200.0, "requests of each version that each worker examines in a second", minimum=0.1
     )
     window_s: float = setting(
-        3600.0, "length of the window that is compared; it moves by a sixth", minimum=0.6
+        3600.0, "length of the window that is compared; it moves by a sixth of its length", minimum=0.6
     )
     reference_size: int = setting(
-        10_000, "looked-at rows that make a version's reference, where none was given", minimum=50
+        10_000, "examined rows that form a version's reference if none was given", minimum=50
     )
-    watch: float = setting(0.1, "stability index, less what chance makes of it, to watch", minimum=0)
-    alert: float = setting(0.25, "the same, to raise an alert", minimum=0)
+    watch: float = setting(0.1, "stability index, minus its value by chance, for level watch", minimum=0)
+    alert: float = setting(0.25, "the same index for level alert, which raises an alert", minimum=0)
     consecutive_windows: int = setting(
-        3, "consecutive windows over a threshold that raise an alert, and below it that clear it", minimum=1
+        3, "windows in a row above a threshold that raise an alert, and below it that clear it", minimum=1
     )
     max_columns: int = setting(
-        32, "columns of a table, or features of a node type, that are watched: the first ones", minimum=0
+        32, "most columns of a tabular model, or features of a node type, that are watched", minimum=0
     )
-    columns: tuple[str, ...] = setting((), "names of the columns to watch instead of the first ones")
+    columns: tuple[str, ...] = setting((), "columns to watch; empty: the first drift.max_columns")
 
 
 @dataclass(frozen=True, slots=True)
 class LiveConfig:
     """A graph that changes while it is served."""
 
-    enabled: bool = setting(False, "take changes to the graph, from HTTP and from `hopline stream`")
+    enabled: bool = setting(False, "accept changes to the graph from HTTP and from `hopline stream`")
     folder: Path | None = setting(
-        None, "where changes are kept; by default the graph's folder with `.live` behind its name"
+        None, "folder that stores the changes; default: the graph's folder with `.live` appended"
     )
     socket: Path | None = setting(
-        None, "Unix socket on which the writer takes changes; by default `writer.sock` in live.folder"
+        None, "Unix socket on which the writer accepts changes; default: `writer.sock` in live.folder"
     )
-    spare_nodes: int = setting(1_000_000, "nodes of each type that can be added", minimum=0)
-    spare_edges: int = setting(10_000_000, "edges of each type that can be added", minimum=0)
+    spare_nodes: int = setting(1_000_000, "space for new nodes of each type", minimum=0)
+    spare_edges: int = setting(10_000_000, "space for new edges of each type", minimum=0)
     levels: int | None = setting(
         None,
-        "message-passing layers of the deepest model whose rows are kept, plus one; by default those of "
-        "the repository's deepest when the writer starts",
+        "message-passing layers of the deepest model in the state cache, plus one; default: those of the "
+        "deepest model in the repository when the writer starts",
         minimum=1,
     )
     degrees: bool = setting(
-        False, "keep account of changed degrees of neighbours: rows of GCN models are kept only with it"
+        False, "track changed degrees of neighbours; without it the state cache excludes GCN models"
     )
     remembered_events: int = setting(
-        1_000_000, "event ids by which events that come again are known", minimum=1
+        1_000_000, "event ids that are remembered to recognise repeated events", minimum=1
     )
     snapshot_bytes: int = setting(
-        256 * 2**20, "bytes of changes after which a snapshot takes their place", minimum=1
+        256 * 2**20, "bytes of changes after which a new snapshot replaces them", minimum=1
     )
-    snapshot_s: float = setting(3600.0, "seconds after which a snapshot takes their place", minimum=1)
+    snapshot_s: float = setting(3600.0, "time after which a new snapshot replaces the changes", minimum=1)
     stand_by_s: float = setting(
         10.0,
-        "a server that starts waits so long for the end of another one that writes live.folder; 0 is for "
-        "ever",
+        "how long a starting server waits while another one still writes live.folder; 0: without limit",
         minimum=0,
     )
     nice: int = setting(
         5,
-        "priority of the writer and of `hopline stream` below that of those who answer, as a nice value",
+        "nice value of the writer and of `hopline stream`, which lowers their priority below the workers",
         minimum=0,
         maximum=19,
     )
@@ -392,50 +406,48 @@ class LiveConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueuesConfig:
-    """Score requests from a message broker, beside HTTP and gRPC."""
+    """Score requests from a message broker, in addition to HTTP and gRPC."""
 
     requests: str = setting(
-        "", "address of the requests, such as kafka://host:9092/score?group=hopline; empty: none are read"
+        "", "address to read requests from, such as kafka://host:9092/score?group=hopline; empty: off"
     )
-    results: str = setting("", "topic of answers to requests without a reply-to header; empty: none")
+    results: str = setting("", "topic for answers to requests without a reply-to header; empty: none")
     dead_letters: str = setting(
-        "", "topic of messages that are no requests, with the reason; empty: they are logged and left"
+        "", "topic for invalid messages, with the reason; empty: they are logged and not processed"
     )
     reply_prefix: str = setting(
-        "", "reply-to headers must begin so, other requests are refused; empty: all with a reply-to header"
+        "", "required prefix of reply-to headers, other requests are refused; empty: any reply-to header"
     )
-    concurrency: int = setting(64, "requests of a worker that are under way at once", minimum=1)
-    retry_s: float = setting(
-        30.0, "how long a request is tried again that the server cannot take now", minimum=0
-    )
+    concurrency: int = setting(64, "requests that a worker processes at the same time", minimum=1)
+    retry_s: float = setting(30.0, "how long a request that the server cannot accept is retried", minimum=0)
     max_deliveries: int = setting(
-        5, "a message that was delivered more often is a dead letter; 0 is no limit", minimum=0
+        5, "a message that was delivered more often becomes a dead letter; 0: no limit", minimum=0
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What the supervisor tells its workers; not for people."""
+    """Internal settings that the supervisor passes to its workers."""
 
-    index: int = setting(0, "number of this worker", internal=True)
+    index: int = setting(0, "index of this worker", internal=True)
     count: int = setting(1, "number of workers", internal=True)
     metrics_dir: str = setting(
-        "", "folder in which workers put their metrics for each other", internal=True
+        "", "folder in which workers write their metrics for each other", internal=True
     )
     state_cache_fd: int = setting(
-        -1, "memfd of the state caches; -1 for memory of this process", internal=True
+        -1, "memfd of the state caches; -1: memory of this process", internal=True
     )
-    rows_fd: int = setting(-1, "memfd of the feature rows kept near; -1 for this process", internal=True)
-    live_memory: str = setting("", "where the live graph's memory can be opened", internal=True)
+    rows_fd: int = setting(-1, "memfd of the L1 feature cache; -1: memory of this process", internal=True)
+    live_memory: str = setting("", "address of the live graph's shared memory", internal=True)
     model_factory: str = setting(
-        "", '"module:attribute" that opens models in processes of their own; empty: as usual', hidden=True
+        "", '"module:attribute" that opens models in separate processes; empty: the default', hidden=True
     )
-    isolated: bool = setting(False, "whether this process runs one model for another one", internal=True)
+    isolated: bool = setting(False, "whether this process runs a model for another one", internal=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole tree; see each section."""
+    """All settings; see each section."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -465,7 +477,7 @@ class Config:
         return config
 
     def to_json(self) -> str:
-        """Every value; `Config.from_json` reads it back (that is how workers get their config)."""
+        """Every value as JSON; `Config.from_json` reads it (workers get their config so)."""
         return json.dumps(dataclasses.asdict(self), default=str)
 
     @staticmethod
@@ -477,7 +489,7 @@ class Config:
 def check_tls(config: Config) -> None:
     """Check the files of `tls`.
 
-    Raises: ConfigError: one is not there, or is set without the other.
+    Raises: ConfigError: a file does not exist, or only one of the two is set.
     """
     for name, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
         path = getattr(config.tls, name)

@@ -1,6 +1,6 @@
-"""How one setting is declared and how a value for it is read.
+"""Declares one setting and reads a value for it.
 
-Knows types, ranges and wording; nothing of Hopline's own settings (those are in `schema.py`).
+Knows types, ranges and messages; no particular setting of Hopline (those are in `schema.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopline.errors import ConfigError
+from hopline.files import expanded
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BOOLS = {
@@ -36,22 +37,26 @@ def setting(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    memory_share: float = 0.0,
     hidden: bool = False,
     internal: bool = False,
 ) -> Any:
-    """A dataclass field that carries what the docs and the checks need.
+    """A dataclass field with the metadata that the docs and the checks use.
 
-    Integer settings whose name ends in `_bytes` also take sizes such as "512 MiB". Choices come from
-    a `Literal` annotation, so they are not repeated here.
+    Integer settings whose name ends in `_bytes` also accept sizes such as "512 MiB". Choices are read
+    from a `Literal` annotation.
 
     Args:
-        default: used where no source sets it.
+        default: used where no source sets the value.
         help: one line for `hopline config show` and the docs table.
         minimum, maximum: inclusive bounds of numbers.
+        memory_share: the default is at most this share of the memory that the process may use; 0 is any.
         hidden: left out of tables.
-        internal: set by Hopline itself between processes: hidden, and refused of anybody else.
+        internal: set only by Hopline, between its processes; hidden, and refused from every other source.
     """
-    metadata = {"help": help, "minimum": minimum, "maximum": maximum}
+    if memory_share:
+        help += f"; the default is at most 1/{1 / memory_share:g} of the memory that the process may use"
+    metadata = {"help": help, "minimum": minimum, "maximum": maximum, "memory_share": memory_share}
     metadata |= {"hidden": hidden or internal, "internal": internal}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -63,8 +68,8 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
         value: what the source holds.
         annotation: the field's resolved type.
         path: "section.key", named in errors.
-        field: for bounds.
-        source: where it came from, named in errors.
+        field: its metadata holds the bounds.
+        source: origin of the value, named in errors.
 
     Raises:
         ConfigError: wrong type, out of bounds or not one of the choices.
@@ -79,7 +84,7 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
         if value is None or value == "":
             return None
         if inner == [Path, str] and isinstance(value, str) and "://" in value:
-            return value  # a URL where a path may be as well
+            return value  # the setting accepts a URL or a path
         return read_value(value, inner[0], path, field, source)
     if origin is Literal:
         choices = typing.get_args(annotation)
@@ -114,7 +119,7 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
     if annotation is Path:
         if not isinstance(value, str | Path):
             raise wrong("a path")
-        return Path(value).expanduser()
+        return expanded(value, path)
     if not isinstance(value, str):
         raise wrong("a string")
     return value
@@ -127,7 +132,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """How a setting's type is written in the docs table."""
+    """Name of a setting's type in the docs table."""
     if typing.get_origin(annotation) is Literal:
         return " | ".join(map(repr, typing.get_args(annotation)))
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
@@ -142,7 +147,7 @@ def type_name(annotation: Any) -> str:
 
 
 def read_size(text: str, what: str) -> int:
-    """Bytes of a size such as "512 MiB", for a flag that is no setting.
+    """Bytes of a size such as "512 MiB", for a flag that is not a setting.
 
     Raises:
         ConfigError: not a size; the message starts with `what`.

@@ -1,6 +1,6 @@
-"""Puts values into a tree of settings: a frozen dataclass of sections, which are dataclasses of settings.
+"""Sets values in a tree of settings: a frozen dataclass of sections, which are dataclasses of settings.
 
-Knows paths ("section.key") and where a value came from; nothing of a particular tree.
+Knows paths ("section.key") and the source of each value; no particular tree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tree = TypeVar("Tree")
 
 @functools.cache
 def fields(tree: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-    """path -> field and its resolved type, in declaration order."""
+    """Path -> field and its resolved type, in declaration order."""
     found = {}
     for section, section_type in typing.get_type_hints(tree).items():
         hints = typing.get_type_hints(section_type)
@@ -32,9 +32,9 @@ def apply(tree: Tree, values: Mapping[str, tuple[Any, str]]) -> Tree:
     """A copy of the tree with these values.
 
     Args:
-        values: path -> (raw value, where it came from).
+        values: path -> (raw value, source of the value).
 
-    Raises: ConfigError: a path that is not in the tree, or a value that a setting cannot take.
+    Raises: ConfigError: a path that is not in the tree, or an invalid value.
     """
     kind: Any = type(tree)
     known = fields(kind)
@@ -61,12 +61,12 @@ def flatten(tree: Mapping[str, Any], source: str) -> dict[str, tuple[Any, str]]:
 
 
 def flags(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """path -> (value, source), of those that are given."""
+    """Path -> (value, source) of the flags that are given."""
     return {path: (value, "flag") for path, value in values.items() if value is not None}
 
 
 def _suggestion(tree: type, path: str) -> str:
-    """The closest setting; a bare or misplaced key is matched by its last part as well."""
+    """The closest setting, by its whole path or by its last part."""
     visible = [name for name, (item, _) in fields(tree).items() if not item.metadata["hidden"]]
     key = path.rpartition(".")[2]
     same_key = [name for name in visible if name.rpartition(".")[2] == key]

@@ -1,5 +1,5 @@
-"""`hopline demo`: a payment network with fraud rings, from nothing to a served score.
+"""`hopline demo`: builds a payment network with fraud rings, trains a model, and serves it.
 
-Read in this order: `network` (what is generated), `learning` (the model), `recipe` (generate, train,
-package, once), `process` (the server as a child process), `screen` (what people see), `show` (all of it).
+Read in this order: `network` (the generated data), `learning` (the model), `recipe` (generate, train,
+package, once), `process` (the server as a child process), `screen` (output), `show` (the whole demo).
 """

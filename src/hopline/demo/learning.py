@@ -1,10 +1,10 @@
-"""The demo's two models and how they learn: a GraphSAGE, and an MLP that sees the features alone.
+"""The demo's two models and their training: a GraphSAGE, and an MLP that reads only the features.
 
-Both get the same features, the same width and the same number of steps, so that what differs is the graph.
+Both get the same features, the same width and the same number of steps, so that only the graph differs.
 
-The GraphSAGE learns on the neighbourhoods that it will be served with: Hopline's own keyed sampler draws
-them, with another salt for each epoch. Training on whole neighbourhoods and serving sampled ones is the
-usual cause of a served model that is worse than the trained one.
+The GraphSAGE is trained on the neighbourhoods that it will be served with: Hopline's own keyed sampler
+draws them, with another salt for each epoch. Training on whole neighbourhoods and serving
+sampled ones is the usual cause of a served model that is worse than the trained one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _RATE = 4e-3
 
 
 class Scaled(nn.Module):
-    """log(1 + x), then zero mean and unit variance: part of the model, so that the graph holds raw values.
+    """log(1 + x), then zero mean and unit variance: part of the model, so the graph stores raw values.
 
     Args:
-        features: float32 [n, d], of the accounts to learn from.
+        features: float32 [n, d], of the training accounts.
     """
 
     def __init__(self, features: FloatArray) -> None:
@@ -65,7 +65,7 @@ class FraudSAGE(nn.Module):
         return logits
 
     def on_blocks(self, x: Tensor, blocks: Sequence[SampledBlock]) -> Tensor:
-        """The same for a batch: each layer computes only the rows that the next one reads."""
+        """`forward` for a batch: each layer computes only the rows that the next one reads."""
         h = self.scale(x)
         for conv, block in zip((self.conv1, self.conv2), blocks, strict=True):
             h = torch.relu(conv((h, h[: block.num_dst]), block.edges))
@@ -74,7 +74,7 @@ class FraudSAGE(nn.Module):
 
 
 class FeaturesMLP(nn.Module):
-    """The same without a graph."""
+    """A multilayer perceptron with the same features and width, without the graph."""
 
     def __init__(self, features: FloatArray) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class FeaturesMLP(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledBlock:
-    """One layer's edges.
+    """The sampled edges of one layer.
 
     Attributes:
         num_dst: destinations; they are the first rows of the layer's input.
@@ -107,12 +107,12 @@ class SampledBlock:
 
 
 class Neighborhoods:
-    """Samples the neighbourhoods of batches exactly as the server does.
+    """Samples the neighbourhoods of batches as the server does.
 
     Args:
         graph: homogeneous.
-        fanouts: seed-outward; -1 means all.
-        salt: another one draws other neighbours.
+        fanouts: from the seed outward; -1 means all.
+        salt: of the sampler.
     """
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], salt: int) -> None:
@@ -150,12 +150,12 @@ def train_sage(
     seed: int,
     progress: Progress = silent,
 ) -> FraudSAGE:
-    """Learn from the labels of `rows`; other accounts are only ever somebody's neighbours.
+    """Train on the labels of `rows`; other accounts are only read as neighbours.
 
     Args:
         labels: bool [num_nodes]. rows: int64 [n], distinct.
-        fanouts: what the model will be served with.
-        progress: told the part that is done.
+        fanouts: fanouts with which the model will be served.
+        progress: called with the part that is done.
     """
     torch.manual_seed(seed)
     features = graph.node().features
@@ -180,7 +180,7 @@ def train_mlp(
     seed: int,
     progress: Progress = silent,
 ) -> FeaturesMLP:
-    """The same for the MLP."""
+    """Train the MLP; arguments as for `train_sage`."""
     torch.manual_seed(seed)
     model = FeaturesMLP(features[rows])
     steps = _Steps(model, rows, labels, epochs, seed)
@@ -191,7 +191,7 @@ def train_mlp(
 
 
 class _Steps:
-    """Shuffled mini-batches, AdamW, a one-cycle rate: the part that both models share."""
+    """The training loop of both models: shuffled mini-batches, AdamW, a one-cycle rate."""
 
     def __init__(
         self, model: nn.Module, rows: IdArray, labels: NDArray[np.bool_], epochs: int, seed: int
@@ -218,7 +218,7 @@ class _Steps:
                 yield epoch, at, batch, torch.from_numpy(self._labels[batch].astype(np.float32))
 
     def learn(self, logits: Tensor, target: Tensor) -> None:
-        # No weight on the rare class: it would help the loss and ruin the probabilities.
+        # No weight on the rare class: it would improve the loss and spoil the probabilities.
         loss = nn.functional.binary_cross_entropy_with_logits(logits, target)
         self._optimizer.zero_grad()
         loss.backward()

@@ -3,15 +3,15 @@
 Most accounts are people: they buy from businesses, are paid by an employer and send money to others in
 their town. Three groups matter:
 
-    ring members    a few accounts that pass money around in cycles, A → B → C → A, and in between live
+    ring members    a few accounts that pass money around in cycles, A → B → C → A, and otherwise behave
                     like everyone else
     freelancers     honest, but their own figures look the same: young accounts, as much money out as in,
                     paid and paying by night; many more of them than of ring members
     everyone else
 
-One account's figures tell the first two groups from the third. What tells a ring member from a freelancer
-is who pays whom: a member's payers are members, a freelancer's payers are anybody. That is in the graph
-only, and it is why the features alone do badly here.
+The figures of one account distinguish the first two groups from the third. Only the payers distinguish a
+ring member from a freelancer: a member's payers are members, a freelancer's payers are any accounts. That
+is in the graph only, so a model of the features alone does badly here.
 
 Knows NumPy only.
 """
@@ -37,7 +37,7 @@ FEATURE_NAMES = (
     "night_share",
     "devices",
 )
-#: What is drawn follows from the numbers below; raise it when they change, so that caches are redrawn.
+#: Version of the generated data: raise it when the numbers below change, so that cached data is redrawn.
 RECIPE = 1
 
 _START = 1_735_689_600  # 2025-01-01 00:00 UTC
@@ -46,11 +46,11 @@ _SHARE_RING, _SHARE_FREELANCE, _SHARE_BUSINESS = 0.015, 0.12, 0.05
 _RING_SIZES = (5, 14)
 _ROUNDS = (3, 8)
 _TOWN = 200
-#: Of the transfers that neither rings nor freelancers make: purchases, salaries; the rest between people.
+#: Shares of transfers without rings and freelancers: purchases, salaries; the remainder is between people.
 _SPLIT = (0.55, 0.15)
-#: Part of the freelance work that freelancers give each other.
+#: Share of freelance work that freelancers pay to each other.
 _AMONG_FREELANCERS = 0.2
-#: Log of the median, and spread, of what a ring passes around and of what freelance work costs.
+#: Log of the median, and spread, of the amounts in rings and of freelance work.
 _SUM = (6.3, 0.6)
 
 
@@ -59,7 +59,7 @@ class Network:
     """Accounts 0 to n-1 and the transfers between them.
 
     Attributes:
-        features: float32 [n, 8], columns FEATURE_NAMES, as a bank would have them (not scaled).
+        features: float32 [n, 8], columns FEATURE_NAMES, as a bank would store them (not scaled).
         ring: int64 [n], the ring that an account is a member of, -1 for none.
         payer, payee: int64 [m].
         amount: float32 [m], euros.
@@ -80,7 +80,7 @@ class Network:
 
     @property
     def num_rings(self) -> int:
-        """How many rings were planted."""
+        """Number of rings."""
         return int(self.ring.max(initial=-1)) + 1
 
 
@@ -89,7 +89,7 @@ class _Transfers:
     payer: IdArray
     payee: IdArray
     amount: FloatArray
-    #: chance that a transfer is made by night
+    #: probability that a transfer is made by night
     night: float
 
     def __len__(self) -> int:
@@ -97,19 +97,21 @@ class _Transfers:
 
 
 def generate(num_accounts: int, num_transfers: int, seed: int = 0) -> Network:
-    """Draw a network; the same arguments draw the same one.
+    """Draw a network; equal arguments give equal networks.
 
     Args:
         num_accounts: at least 500.
-        num_transfers: exactly so many; at least three for each account.
+        num_transfers: exact number; at least three per account.
 
-    Raises: BadRequest: sizes too small to hold rings and the life around them.
+    Raises: BadRequest: the sizes are too small for rings among other accounts.
     """
     if num_accounts < 500:
-        raise BadRequest(f"{num_accounts} accounts cannot hold rings among honest ones; 500 is the least")
+        raise BadRequest(
+            f"{num_accounts} accounts are too few for rings among honest accounts; use at least 500"
+        )
     if num_transfers < 3 * num_accounts:
         raise BadRequest(
-            f"{num_transfers} transfers for {num_accounts} accounts; at least 3 for each are needed"
+            f"{num_transfers} transfers for {num_accounts} accounts are too few; use at least 3 per account"
         )
     rng = np.random.default_rng(seed)
     # Roles are ranges of row numbers; a permutation at the end hides them.
@@ -157,23 +159,23 @@ def generate(num_accounts: int, num_transfers: int, seed: int = 0) -> Network:
 
 
 def _rings(rng: np.random.Generator, num_members: int) -> IdArray:
-    """Ring of each member, int64 [num_members]: consecutive members, sizes drawn from _RING_SIZES."""
+    """The ring of each member, int64 [num_members]: consecutive members, sizes drawn from _RING_SIZES."""
     low, high = _RING_SIZES
     sizes = rng.integers(low, high + 1, num_members // low + 1)
     ring = np.repeat(np.arange(len(sizes)), sizes)[:num_members]
-    # The cut may leave a last ring too small to go round.
+    # The last ring may be too small for a cycle.
     if np.count_nonzero(ring == ring[-1]) < 3 and ring[-1] > 0:
         ring[ring == ring[-1]] -= 1
     return ring
 
 
 def _cycles(rng: np.random.Generator, ring: IdArray) -> _Transfers:
-    """Every ring passes a sum around several times, each time in another order."""
+    """Transfers within rings: each ring passes a sum around several times, each time in another order."""
     rounds_of = rng.integers(_ROUNDS[0], _ROUNDS[1] + 1, ring[-1] + 1)
     member = np.repeat(np.arange(len(ring)), rounds_of[ring])
     first = np.cumsum(rounds_of[ring]) - rounds_of[ring]
     turn = np.arange(len(member)) - first[member]
-    # Sorted by (ring, round, chance): neighbours in that order pay each other, the last pays the first.
+    # Sorted by (ring, round, random key): each pays the next in this order, the last pays the first.
     order = np.lexsort((rng.random(len(member)), turn, ring[member]))
     payer = member[order]
     cycle = ring[payer] * (_ROUNDS[1] + 1) + turn[order]
@@ -181,7 +183,7 @@ def _cycles(rng: np.random.Generator, ring: IdArray) -> _Transfers:
     lengths = np.diff(starts, append=len(payer))
     payee = np.roll(payer, -1)
     payee[starts + lengths - 1] = payer[starts]
-    # What goes round is one sum; each member keeps a little.
+    # One sum is passed around; each member keeps a little.
     step = np.arange(len(payer)) - np.repeat(starts, lengths)
     amount = np.repeat(rng.lognormal(*_SUM, len(starts)), lengths) * 0.98**step
     return _Transfers(payer, payee, amount.astype(np.float32), night=0.3)
@@ -202,7 +204,7 @@ def _salaries(rng: np.random.Generator, people: IdArray, businesses: IdArray, n:
 def _freelance_work(
     rng: np.random.Generator, people: IdArray, businesses: IdArray, freelancers: IdArray
 ) -> _Transfers:
-    """Each freelancer is paid, and pays on, as often as a member in its ring, but by and to anybody."""
+    """Freelancers are paid, and pay, as often as members in a ring, but by and to any account."""
     times = rng.integers(_ROUNDS[0], _ROUNDS[1] + 1, len(freelancers))
     own = np.repeat(freelancers, times)
     n = len(own)
@@ -215,7 +217,7 @@ def _freelance_work(
 
 
 def _between_people(rng: np.random.Generator, people: IdArray, n: int) -> _Transfers:
-    """Neighbours in a street that runs through all towns: near ones pay each other."""
+    """Transfers between people with close row numbers, as in a town."""
     street = rng.permutation(people)
     at = rng.integers(0, len(street), n)
     town = at // _TOWN * _TOWN
@@ -224,13 +226,13 @@ def _between_people(rng: np.random.Generator, people: IdArray, n: int) -> _Trans
 
 
 def _popular(rng: np.random.Generator, accounts: IdArray, n: int) -> IdArray:
-    """Draw n accounts, a few of them very often."""
+    """Draw n accounts, a few of them very often (power law)."""
     weight = rng.pareto(1.3, len(accounts)) + 0.2
     return rng.choice(accounts, n, p=weight / weight.sum())
 
 
 def _no_loops(payer: IdArray, payee: IdArray, people: IdArray) -> tuple[IdArray, IdArray]:
-    """Nobody pays themselves: the next person is paid instead."""
+    """Replace payees that are the payer by the next person."""
     return payer, np.where(payer == payee, people[(payee + 1) % len(people)], payee)
 
 

@@ -1,7 +1,7 @@
-"""A Hopline server as a child process: started by its command line, stopped in order.
+"""A Hopline server as a child process, started by its command line.
 
-It is a process of its own so that what answers is what would run in production: without torch, with
-the real transports. Also used by the examples.
+A separate process runs what would run in production: without torch, with the real transports. Examples use
+this module, too.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pathlib import Path
 
 from hopline.errors import Unavailable
 
-#: Any command that takes what `hopline` takes.
+#: Command with the same arguments as `hopline`.
 HOPLINE = (sys.executable, "-m", "hopline.cli")
 _STOP_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that takes requests.
+    """A running server.
 
     Attributes:
-        url: of HTTP.
-        grpc: host:port of gRPC, "" where it is off.
-        process: the child.
-        said: lines that it printed before the one that says it is ready.
+        url: HTTP address.
+        grpc: gRPC address host:port, "" if gRPC is off.
+        process: the child process.
+        output: lines that it printed before it was ready.
     """
 
     url: str
     grpc: str
     process: subprocess.Popen[str]
-    said: tuple[str, ...]
+    output: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -48,15 +48,15 @@ def serving(
     settings: Sequence[str] = (),
     command: Sequence[str] = HOPLINE,
 ) -> Iterator[Served]:
-    """Serve for the length of a `with` block.
+    """Run a server for the duration of a `with` block.
 
     Args:
-        graph, repository: what to serve.
-        port, grpc_port: 0 picks a free one; grpc_port -1 leaves gRPC out.
-        settings: further ones, "section.key=value" each.
-        command: what to start.
+        graph, repository: folders to serve.
+        port, grpc_port: 0 picks a free one; grpc_port -1 turns gRPC off.
+        settings: further settings, each "section.key=value".
+        command: command to start.
 
-    Raises: Unavailable: the server ended before it was ready; it said why on stderr.
+    Raises: Unavailable: the server exited before it was ready; its stderr has the reason.
     """
     arguments = [
         ("--graph", graph),
@@ -69,20 +69,20 @@ def serving(
         [*command, "serve", *(str(word) for pair in arguments for word in pair)],
         stdout=subprocess.PIPE,
         text=True,
-        # Ctrl-C is for us: we stop the server in order, once.
+        # Ctrl-C must reach only this process, which then stops the server once.
         start_new_session=True,
     )
     try:
         assert process.stdout is not None
-        said: list[str] = []
+        output: list[str] = []
         for line in process.stdout:
             found = re.search(r": serving .* at (https?://\S+)(?: grpcs?://(\S+))?", line)
             if found:
-                yield Served(found[1], found[2] or "", process, tuple(said))
+                yield Served(found[1], found[2] or "", process, tuple(output))
                 break
-            said.append(line.rstrip())
+            output.append(line.rstrip())
         else:
-            raise Unavailable(f"the server ended with exit code {process.wait()} before it was ready")
+            raise Unavailable(f"the server exited with code {process.wait()} before it was ready")
     finally:
         _stop(process)
 

@@ -1,9 +1,9 @@
-"""From nothing to a folder that can be served, once for each set of parameters.
+"""Builds a folder that can be served, once for each set of parameters.
 
 <folder>/graph                the snapshot
 <folder>/models/fraud/1       the packaged model
 <folder>/accounts.npz         ring of each account, and which accounts were held out
-<folder>/demo.json            the `Outcome`; written last, so that it marks a finished folder
+<folder>/demo.json            the `Outcome`; written last, so its existence marks a finished folder
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hopline.types import FloatArray, IdArray
 
 MODEL = "fraud"
 SEED = 1
-#: Part of the rings, and of the other accounts, that training does not see.
+#: Share of rings, and of other accounts, that are held out from training.
 _HELD_OUT = 0.3
-#: Training goes over the accounts at least so often, and over at least so many accounts in all.
+#: Fewest epochs of training, and fewest accounts over all epochs.
 _LEAST_EPOCHS, _LEAST_VISITS = 6, 300_000
 _CHUNK = 4096
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What the folder's content follows from."""
+    """The parameters that determine a folder's content."""
 
     accounts: int
     transfers: int
@@ -44,18 +44,18 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, accounts: int, transfers: int, epochs: int | None = None, seed: int = SEED) -> Recipe:
-        """With epochs None: more of them for a small network."""
+        """A recipe; with epochs None, small networks get more epochs."""
         by_size = max(_LEAST_EPOCHS, _LEAST_VISITS // max(accounts, 1))
         return cls(accounts, transfers, by_size if epochs is None else epochs, seed)
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """How well held-out accounts are told apart.
+    """How well a model separates held-out accounts.
 
     Attributes:
-        auc: area under the ROC curve: a member scores above an honest account with this chance.
-        average_precision: area under the precision-recall curve; an idle guess gets the share of members.
-        precision_at_members: of the m most suspicious accounts, how many are members (m = all members).
+        auc: area under the ROC curve: probability that a member scores above an honest account.
+        average_precision: area under the precision-recall curve; random scores get the share of members.
+        precision_at_members: of the m most suspicious accounts, share of members (m = number of members).
     """
 
     auc: float
@@ -64,7 +64,7 @@ class Quality(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, is_fraud: NDArray[np.bool_], scores: FloatArray) -> Quality:
-        """Of scores, float [n]."""
+        """The quality of scores, float [n]."""
         from sklearn.metrics import average_precision_score, roc_auc_score
 
         top = np.argsort(-scores, kind="stable")[: np.count_nonzero(is_fraud)]
@@ -76,15 +76,15 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What was made.
+    """The results of a recipe.
 
     Attributes:
-        num_rings, num_members: planted.
+        num_rings, num_members: in the network.
         num_held_out, num_held_out_members: accounts that training did not see.
-        features_only, with_graph: on those; the graph's figures are of the packaged model, sampled
-            neighbourhoods and all.
+        features_only, with_graph: quality on held-out accounts; `with_graph` is of the packaged model with
+            sampled neighbourhoods.
         parity: largest difference between the packaged model and PyG at full neighbourhoods.
-        member, ordinary: held-out accounts to ask about; each the median of its kind by score.
+        member, ordinary: example held-out accounts, each the median of its kind by score.
     """
 
     recipe: Recipe
@@ -100,20 +100,20 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def finished(folder: Path, recipe: Recipe) -> Outcome | None:
-    """What an earlier run left in `folder`, if it was made from the same recipe."""
+    """The outcome of an earlier run in `folder`, if it used the same recipe."""
     try:
         outcome = msgspec.json.decode((folder / "demo.json").read_bytes(), type=Outcome)
         Graph.open(folder / "graph")
         read_spec(folder / "models" / MODEL / "1")
-    except (OSError, ValueError):  # absent, of another format, or damaged: made anew
+    except (OSError, ValueError):  # missing, of another format, or damaged: built again
         return None
     return outcome if outcome.recipe == recipe else None
 
 
 def make(folder: Path, recipe: Recipe, screen: Screen) -> Outcome:
-    """Generate, train and package, replacing what an earlier run left in `folder`.
+    """Generate, train and package; replaces the results of an earlier run in `folder`.
 
-    Raises: HoplineError: a size that cannot be, or a folder that holds something else.
+    Raises: HoplineError: an invalid size, or a folder with other content.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "demo.json").unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def make(folder: Path, recipe: Recipe, screen: Screen) -> Outcome:
         ).save(folder / "graph", overwrite=True, progress=step.progress)
         step.say(
             f"{recipe.accounts:,} accounts, {recipe.transfers:,} transfers; {network.num_rings} fraud "
-            f"rings hide {network.is_fraud.sum():,} of the accounts"
+            f"rings with {network.is_fraud.sum():,} of the accounts"
         )
     held_out = hold_out(network, recipe.seed)
     np.savez(folder / "accounts.npz", ring=network.ring, held_out=held_out)
@@ -138,7 +138,7 @@ def make(folder: Path, recipe: Recipe, screen: Screen) -> Outcome:
 
 
 def hold_out(network: Network, seed: int) -> NDArray[np.bool_]:
-    """bool [n]: whole rings, so that no member's ring-mate was learnt from, and as many of the others."""
+    """Held-out accounts, bool [n]: whole rings (training sees none of their members), and others."""
     rng = np.random.default_rng(seed + 1)
     rings = np.zeros(network.num_rings, np.bool_)
     rings[rng.permutation(network.num_rings)[: max(1, round(network.num_rings * _HELD_OUT))]] = True
@@ -172,7 +172,7 @@ def _learn(
 
         from hopline.demo.learning import train_mlp, train_sage
 
-        # Small batches: more threads than one wait for each other most of the time.
+        # Small batches: several threads mostly wait for each other.
         torch.set_num_threads(1)
         mlp = train_mlp(
             network.features,
@@ -193,9 +193,7 @@ def _learn(
         )
         with torch.no_grad():
             by_features = mlp(torch.from_numpy(network.features[asked]))[:, 0].numpy()
-        step.say(
-            f"GraphSAGE, 2 layers, {recipe.epochs} epochs; beside it an MLP that sees the features alone"
-        )
+        step.say(f"GraphSAGE, 2 layers, {recipe.epochs} epochs; and an MLP that reads only the features")
     with screen.step("packaging") as step:
         report = hopline.package(
             sage,
@@ -213,7 +211,7 @@ def _learn(
         scores = packaged_scores(folder, asked)
         step.say(
             f"ONNX, {report.num_bytes / 1e3:.0f} kB, fanouts {list(recipe.fanouts)}; "
-            f"differs from PyG by at most {parity:.0e}"
+            f"largest difference from PyG {parity:.0e}"
         )
     outcome = Outcome(
         recipe=recipe,

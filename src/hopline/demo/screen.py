@@ -1,4 +1,4 @@
-"""What `hopline demo` shows: short, a bar where there is a terminal, plain lines where there is none."""
+"""Output of `hopline demo`: progress bars on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INDENT = (0, 0, 0, 2)
 
 
 class Step:
-    """One step while it runs."""
+    """One step of the demo while it runs."""
 
     def __init__(self, name: str, bars: Bars) -> None:
         self.text = ""
@@ -25,7 +25,7 @@ class Step:
         self._task = bars.add_task(name, total=1.0, stage="")
 
     def wait(self, stage: str) -> None:
-        """Something under way of which no part can be told."""
+        """Show a stage without measurable progress."""
         self._bars.update(self._task, total=None, stage=stage)
 
     def progress(self, stage: str, done: float) -> None:
@@ -33,15 +33,15 @@ class Step:
         self._bars.update(self._task, completed=done, stage=stage)
 
     def say(self, text: str) -> None:
-        """What the finished step is summed up as."""
+        """Set the summary that is shown when the step is finished."""
         self.text = text
 
 
 class Screen:
-    """Writes to the terminal, or plainly to a pipe.
+    """Prints to a terminal, or as plain text to a pipe.
 
     Args:
-        console: for tests.
+        console: console for tests.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -50,12 +50,12 @@ class Screen:
         self._good, self._bad = ("✓", "✗") if utf8 else ("ok", "FAILED")
 
     def title(self, text: str) -> None:
-        """The first line."""
+        """Print the first line."""
         self.console.print(f"\n[bold]{text}[/bold]\n")
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """A bar while the block runs (on a terminal), then a line with what it said and the time."""
+        """Show a bar while the block runs (on a terminal), then a line with its summary and time."""
         began = time.perf_counter()
         columns = (
             TextColumn("     [cyan]{task.description:<9}"),
@@ -69,7 +69,7 @@ class Screen:
         self.line(name, step.text, seconds=time.perf_counter() - began)
 
     def line(self, name: str, text: str, *, good: bool = True, seconds: float | None = None) -> None:
-        """A finished step or a check."""
+        """Print the line of a finished step or check."""
         mark = Text(self._good, "green") if good else Text(self._bad, "bold red")
         took = "" if seconds is None else f"{seconds:.1f} s"
         if not self.console.is_terminal:
@@ -84,20 +84,20 @@ class Screen:
         self.console.print(Padding(row, _INDENT))
 
     def text(self, markup: str) -> None:
-        """A paragraph: wrapped on a terminal, one line in a pipe."""
+        """Print a paragraph: wrapped on a terminal, one line in a pipe."""
         if self.console.is_terminal:
             self.console.print(Padding(markup, _INDENT))
         else:
             self.console.print(f"  {markup}", soft_wrap=True)
 
     def table(self, table: Table) -> None:
-        """A table."""
+        """Print a table."""
         self.console.print(Padding(table, _INDENT, expand=False))
 
     def paste(self, command: str) -> None:
-        """A command to copy: one line, however narrow the terminal is."""
+        """Print a command to copy, on one line even if the terminal is narrow."""
         self.console.print(Text("    " + command, "bold cyan"), soft_wrap=True)
 
     def blank(self) -> None:
-        """An empty line."""
+        """Print an empty line."""
         self.console.print()

@@ -1,4 +1,4 @@
-"""The whole demo: make or find the folder, serve it, say how to ask and what the answer means."""
+"""The whole demo: build or reuse the folder, serve it, and explain requests and answers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hopline.demo.screen import Screen
 from hopline.errors import Unavailable
 from hopline.process.listeners import reserve
 
-#: What `--check` asks for. Seeds 0 to 3 reach 0.98 to 1.0 and 0.7 to 0.9 at that size,
-#: the features alone 0.95 and 0.2.
+#: Limits of `--check`. Seeds 0 to 3 reach 0.98 to 1.0 and 0.7 to 0.9 at that size, the features alone 0.95
+#: and 0.2.
 LEAST_AUC, LEAST_AVERAGE_PRECISION = 0.93, 0.45
-#: Served and packaged answers differ by rounding only, and here not at all on one runtime.
+#: Served and packaged answers differ only by rounding, and not at all with the same runtime.
 _EQUAL = 1e-5
 _CHUNK = 1000
 
 
 def default_folder() -> Path:
-    """Where work files are kept: $XDG_CACHE_HOME/hopline/demo, else ~/.cache/hopline/demo."""
+    """Folder for work files: $XDG_CACHE_HOME/hopline/demo, else ~/.cache/hopline/demo."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "hopline" / "demo"
 
@@ -41,10 +41,10 @@ def default_folder() -> Path:
 def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
-    Raises: HoplineError: the port is taken, a bad size, or the server ended by itself.
+    Raises: HoplineError: the port is in use, a size is invalid, or the server exited.
     """
     grpc_port = port + 1 if port else 0
-    # A taken port must be told before minutes of work.
+    # Report a port in use before minutes of work.
     for number, flag in ((port, "--port"), (grpc_port, "--port (gRPC takes the next one)")):
         reserve("127.0.0.1", number, flag).close()
     screen.title("Hopline demo: find fraud rings in a payment network")
@@ -52,7 +52,7 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
     if outcome is None:
         outcome = make(folder, recipe, screen)
     else:
-        screen.line("network", f"{_sizes(recipe)}; made and trained by an earlier run, found in {folder}")
+        screen.line("network", f"{_sizes(recipe)}; built and trained by an earlier run in {folder}")
     with contextlib.suppress(KeyboardInterrupt), _sigterm_is_ctrl_c():
         with _served(folder, port, grpc_port, screen) as served:
             screen.blank()
@@ -63,27 +63,27 @@ def run(recipe: Recipe, folder: Path, port: int, screen: Screen) -> None:
             screen.text(f"[dim]Work files: {folder}[/dim]")
             screen.text("Serving until you press Ctrl-C.")
             code = served.process.wait()
-        raise Unavailable(f"the server ended by itself, with exit code {code}")
+        raise Unavailable(f"the server exited with code {code}")
     screen.text("Stopped. To serve it again:")
     screen.paste(f"{_command()} serve --graph {folder / 'graph'} --repository {folder / 'models'}")
 
 
 def _command() -> str:
-    """What to type for `hopline`: its path, where the shell does not find this installation's."""
+    """The command to type for `hopline`: its path, if the shell does not find this installation."""
     beside = Path(sys.executable).with_name("hopline")
     return "hopline" if shutil.which("hopline") == str(beside) else str(beside)
 
 
 def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:
-    """Do all of it on a free port, and test the answers; whether all is well.
+    """Run the demo on a free port and check the answers; return whether all checks passed.
 
     Args:
-        folder: None makes a temporary one.
+        folder: None uses a temporary folder.
 
     Raises: HoplineError: a step failed.
     """
     began = time.perf_counter()
-    screen.title("Hopline demo, checked: find fraud rings in a payment network")
+    screen.title("Hopline demo, with checks: find fraud rings in a payment network")
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hopline-demo-")))
@@ -97,14 +97,14 @@ def check(recipe: Recipe, folder: Path | None, screen: Screen) -> bool:
             good = _verify(served, outcome, folder, screen)
     screen.blank()
     took = time.perf_counter() - began
-    screen.text(f"[bold]{'All is well' if good else 'The check failed'}[/bold] ({took:.0f} s).")
+    screen.text(f"[bold]{'All checks passed' if good else 'The check failed'}[/bold] ({took:.0f} s).")
     return good
 
 
 def figures(outcome: Outcome) -> Table:
-    """How well both models do, beside each other."""
+    """A table that compares both models."""
     table = Table(
-        title=f"On {outcome.num_held_out:,} accounts that training never saw, "
+        title=f"On {outcome.num_held_out:,} held-out accounts, "
         f"{outcome.num_held_out_members:,} of them in rings",
         title_justify="left",
         title_style="",
@@ -131,7 +131,7 @@ def figures(outcome: Outcome) -> Table:
 
 
 def explain(served: Served, outcome: Outcome, screen: Screen) -> None:
-    """Two commands to paste, what they answer now, and what that means."""
+    """Print two commands to paste, their answers, and an explanation."""
     share = outcome.num_members / outcome.recipe.accounts
     with Client(served.url) as client:
         for what, account in (
@@ -140,14 +140,14 @@ def explain(served: Served, outcome: Outcome, screen: Screen) -> None:
         ):
             result = client.score(MODEL, [account])
             chance = float(result.outputs["probabilities"][0])
-            screen.text(f"Ask about {what}:")
+            screen.text(f"Score {what}:")
             screen.paste(f"curl -s {served.url}/v1/models/{MODEL}/score -d '{{\"nodes\": [{account}]}}'")
             screen.text(f"  answer: [bold]{_number(chance)}[/bold], {_in_words(chance, share)}")
             screen.blank()
     screen.text(
-        f'The number under "probabilities" is the chance that the account belongs to a fraud ring; of all '
-        f'accounts {share:.1%} do. "label" is 1 from 0.5 on. The request holds only the account\'s number: '
-        "the server has the graph, and reads the accounts around it by itself."
+        f'The number under "probabilities" is the probability that the account belongs to a fraud ring; '
+        f'{share:.1%} of all accounts do. "label" is 1 from 0.5 on. The request contains only the '
+        "account's number: the server has the graph, and reads the accounts around it."
     )
 
 
@@ -157,14 +157,14 @@ def _number(chance: float) -> str:
 
 def _in_words(chance: float, share: float) -> str:
     if chance >= 0.5:
-        return f"so it very likely is one: {chance / share:.0f} times the average"
+        return f"so it is very likely in a ring: {chance / share:.0f} times the average"
     if chance >= share:
-        return f"so it deserves a look: {chance / share:.0f} times the average"
-    return "so there is nothing to worry about"
+        return f"so it is suspicious: {chance / share:.0f} times the average"
+    return "so it is not suspicious"
 
 
 def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> bool:
-    """Ask the server about every held-out account and hold the answers against the truth."""
+    """Score all held-out accounts on the server, and compare the answers with the truth."""
     with np.load(folder / "accounts.npz") as accounts:
         asked = np.flatnonzero(accounts["held_out"])
         is_fraud = accounts["ring"][asked] >= 0
@@ -182,12 +182,12 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
     verdicts = (
         (
             quality.auc >= LEAST_AUC,
-            f"ROC-AUC over HTTP is {quality.auc:.3f}; at least {LEAST_AUC} is asked for",
+            f"ROC-AUC over HTTP is {quality.auc:.3f}; at least {LEAST_AUC} is required",
         ),
         (
             quality.average_precision >= LEAST_AVERAGE_PRECISION,
             f"average precision over HTTP is {quality.average_precision:.3f}; at least "
-            f"{LEAST_AVERAGE_PRECISION} is asked for",
+            f"{LEAST_AVERAGE_PRECISION} is required",
         ),
         (
             quality.average_precision > outcome.features_only.average_precision,
@@ -199,7 +199,7 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
         ),
         (
             difference <= _EQUAL,
-            f"served answers differ from the packaged model's by {difference:.0e}; {_EQUAL:.0e} is allowed",
+            f"served and packaged answers differ by {difference:.0e}; {_EQUAL:.0e} is allowed",
         ),
     )
     for good, text in verdicts:
@@ -211,7 +211,7 @@ def _verify(served: Served, outcome: Outcome, folder: Path, screen: Screen) -> b
 def _served(folder: Path, port: int, grpc_port: int, screen: Screen) -> Iterator[Served]:
     with contextlib.ExitStack() as stack:
         with screen.step("serving") as step:
-            step.wait("starting the server; a first start on a machine compiles kernels")
+            step.wait("starting the server; the first start on a machine compiles kernels")
             served = stack.enter_context(
                 serving(folder / "graph", folder / "models", port=port, grpc_port=grpc_port)
             )
@@ -221,7 +221,7 @@ def _served(folder: Path, port: int, grpc_port: int, screen: Screen) -> Iterator
 
 @contextlib.contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """End in order also when a service manager or a closed terminal asks for it."""
+    """Also stop in order on SIGTERM or when the terminal is closed."""
 
     def stop(number: int, frame: FrameType | None) -> Any:
         raise KeyboardInterrupt

@@ -1,7 +1,6 @@
-"""A batch of requests to one model: ids looked up, states computed once for all, answers split.
+"""Answers a batch of requests to one model: looks up ids, computes shared states once, splits the results.
 
-Every request of the batch gets its own outcome, a result or an error; a bad one costs the others
-nothing but its own look-up.
+Every request gets its own outcome, a result or an error. A bad request only costs its own look-up.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ Outcome = ScoreResult | HoplineError
 
 
 class FetchedInputs(NamedTuple):
-    """What was fetched for one request, and whether that is all that will come.
+    """The rows that were fetched for one request, and whether more can follow.
 
     Attributes:
         fetched_rows: rows by node type.
-        is_last: True answers with what there is, or says that it cannot.
-        why: what kept rows away, for the error of a request that refuses less than full quality.
+        is_last: no more rows will be fetched: answer with these rows, or fail.
+        why: the reason why rows are missing, for the error of a request that refuses a degraded answer.
     """
 
     fetched_rows: Mapping[str, Sequence[FetchedRows]] = {}
@@ -56,13 +55,13 @@ class Answerer:
 
     Args:
         model: used by one caller at a time.
-        default_outputs: for requests that name none.
-        max_inline_neighbors: of one inline node.
-        version: what answers call the model's version; "" takes the artifact's own.
+        default_outputs: for requests that name no outputs.
+        max_inline_neighbors: limit of one inline node.
+        version: the model version that answers report; "" uses the artifact's own version.
 
     Attributes:
         rows: node type -> final rows that need not be computed; may be replaced between batches.
-        row_counts: what became of the rows asked for, by outcome, while there are such.
+        row_counts: requested rows by outcome, counted while `rows` is not empty.
     """
 
     def __init__(
@@ -80,29 +79,29 @@ class Answerer:
         self._live = model.graph if isinstance(model.graph, LiveView) else None
         self.rows: Mapping[str, FinalRows] = {}
         self.row_counts = no_counts()
-        #: Of the batch under way.
+        #: `rows` of the current batch.
         self._rows: Mapping[str, FinalRows] = {}
 
     def answer(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
-        """One outcome for each request, in order.
+        """Return one outcome for each request, in order.
 
         Raises:
             HoplineError: the batch failed as a whole.
         """
         if self._live is None:
             return self._answer_all(requests)
-        with self._live:  # one version for the whole batch, whoever else pins it
+        with self._live:  # one version for the whole batch, even if other callers pin it too
             return self._answer_all(requests)
 
     def _answer_all(self, requests: Sequence[ScoreRequest]) -> list[Outcome]:
         rows = self._rows = self.rows
         if rows and any(each.is_stale for each in rows.values()):
-            # each alone: which of them has such rows in its answer is part of that
+            # one request at a time: its answer reports whether it used such rows
             return [self._answer_stale(request, rows) for request in requests]
         return self._answer(requests)
 
     def _answer_stale(self, request: ScoreRequest, rows: Mapping[str, FinalRows]) -> Outcome:
-        """Answer with rows of another snapshot, and say so; without them where that is not wanted."""
+        """Answer with rows of another snapshot and report that; compute if the request refuses them."""
         self._rows = {} if request.degraded == "refuse" else rows
         before = self.row_counts[FOUND]
         (outcome,) = self._answer([request])
@@ -124,10 +123,10 @@ class Answerer:
     def answer_supplied(
         self, requests: Sequence[ScoreRequest], supplies: Sequence[FetchedInputs]
     ) -> list[Outcome | Absent]:
-        """The same for a model with sources; a request whose rows are not all there gets `Absent`.
+        """Answer requests to a model with sources; a request whose rows are missing gets `Absent`.
 
-        Requests that have all they read are answered together, at full quality; those that must do
-        without something are answered apart, so that nobody else's answer is touched.
+        Requests whose rows are all available are answered together, at full quality. Requests with
+        missing rows are answered separately, so that the other answers do not change.
 
         Raises:
             HoplineError: the batch failed as a whole.
@@ -140,14 +139,14 @@ class Answerer:
             if len(requests) == 1:
                 outcomes[0] = self._answer_without(requests[0], supplies[0], found)
             else:
-                full = [m for m in together if not self._lacks(requests[m], supplies[m])]
+                full = [m for m in together if not self._misses_rows(requests[m], supplies[m])]
                 for m in together:
                     if m not in full:
                         outcomes[m] = self.answer_supplied([requests[m]], [supplies[m]])[0]
                 try:
                     if full:
                         self._together(requests, supplies, full, outcomes)
-                except RowsAbsent:  # another process has taken a row's place meanwhile
+                except RowsAbsent:  # another process has evicted a row in the meantime
                     for m in full:
                         outcomes[m] = self.answer_supplied([requests[m]], [supplies[m]])[0]
         return [outcome for outcome in outcomes if outcome is not None]
@@ -169,11 +168,11 @@ class Answerer:
         for m, outcome in zip(members, found, strict=True):
             outcomes[m] = outcome
 
-    def _lacks(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
-        """Whether rows that a request reads are not there."""
+    def _misses_rows(self, request: ScoreRequest, supply: FetchedInputs) -> bool:
+        """Whether rows that a request reads are missing."""
         assert isinstance(self.model, Model)
         if request.inline:
-            return True  # told apart only by answering it alone
+            return True  # only answering it alone shows that
         head = self.model.spec.head
         sides = (request.nodes,) if request.pairs is None else request.pairs
         types = (head.node_type, head.dst_node_type or head.node_type)
@@ -194,14 +193,14 @@ class Answerer:
     def _answer_without(
         self, request: ScoreRequest, supply: FetchedInputs, found: RowsAbsent
     ) -> Outcome | Absent:
-        """What a request gets whose rows are not all there."""
+        """The outcome of a request whose rows are not all available."""
         if not supply.is_last:
             return Absent(found.absent)
         if request.degraded == "refuse":
             count = sum(ids.shape[0] for ids in found.absent.values())
             return FeatureStoreUnavailable(
-                f"{count} feature rows could not be had ({supply.why or 'absent'}), and the request "
-                'refuses a degraded answer; ask again, or with "degraded": "allow"'
+                f"{count} feature rows could not be read ({supply.why or 'absent'}), and the request "
+                'refuses a degraded answer; retry, or send "degraded": "allow"'
             )
         assert isinstance(self.model, Model)
         used: set[str] = set()
@@ -226,7 +225,7 @@ class Answerer:
         return outcome
 
     def _answer_plain(self, requests: Sequence[ScoreRequest]) -> list[Outcome] | None:
-        """The usual batch: known nodes, present graph, default outputs. None where it is not one."""
+        """Answer the usual batch: known nodes, present graph, default outputs. None for other batches."""
         head = self.model.spec.head
         for request in requests:
             if request.inline or request.outputs or request.as_of is not None:
@@ -256,7 +255,7 @@ class Answerer:
     ) -> None:
         node_type = self.model.spec.head.node_type
         index = self.model.graph.nodes[node_type].ids
-        # Inline nodes first: their states use the same buffers as the batch's plan.
+        # Inline nodes first: their states use the same buffers as the plan of the batch.
         inline: dict[int, FloatArray] = {}
         good = []
         for m in members:
@@ -347,7 +346,7 @@ class Answerer:
         wanted: list[ExternalIds],
         outcomes: list[Any],
     ) -> tuple[IdArray, list[IdArray], list[int]]:
-        """Global ids of all good requests together, of each, and which are good.
+        """Global ids of all good requests together, ids of each, and the indices of the good requests.
 
         Bad requests get their outcome here.
         """
@@ -391,7 +390,7 @@ class Answerer:
     def _outputs(
         self, names: Sequence[str], node_type: str, ids: IdArray, as_of: int
     ) -> dict[str, AnyArray]:
-        """Outputs of nodes, one row for each id: looked up where that can be, computed where not."""
+        """Outputs of nodes, one row for each id: looked up where valid, else computed."""
         rows = self._rows.get(node_type)
         if rows is None or as_of != NO_CUT or not ids.shape[0]:
             return self._computed(names, node_type, ids, as_of)
@@ -418,7 +417,7 @@ class Answerer:
     def _states(
         self, wanted: dict[str, IdArray], as_of: int
     ) -> tuple[dict[str, FloatArray], dict[str, IdArray | None]]:
-        """As `_distinct_states`; rows that need not be computed are looked up."""
+        """Like `_distinct_states`, but looks up the rows that need not be computed."""
         if not self._rows or as_of != NO_CUT:
             return self._distinct_states(wanted, as_of)
         good = {t: self._rows[t].good(ids, self.row_counts) for t, ids in wanted.items() if t in self._rows}
@@ -441,7 +440,7 @@ class Answerer:
     def _distinct_states(
         self, wanted: dict[str, IdArray], as_of: int
     ) -> tuple[dict[str, FloatArray], dict[str, IdArray | None]]:
-        """Final states of distinct ids, and each asked id's row in them (None: in the order asked)."""
+        """Final states of distinct ids, and the row of each requested id (None: in the order requested)."""
         distinct: dict[str, IdArray] = {}
         rows: dict[str, IdArray | None] = {}
         for node_type, ids in wanted.items():
@@ -455,7 +454,7 @@ class Answerer:
         return self.model.final_states(distinct, as_of), rows
 
     def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
-        """Every output that some member asks for."""
+        """Every output that some member requests."""
         for m in members:
             if requests[m].outputs:
                 break
@@ -482,14 +481,14 @@ def _side(request: ScoreRequest, side: int) -> ExternalIds:
 
 
 def cut_of(request: ScoreRequest) -> int:
-    """The time cut of a request whose `as_of` was brought to the graph's unit."""
+    """The time cut of a request whose `as_of` is already in the graph's unit."""
     as_of = request.as_of
     assert not isinstance(as_of, datetime)
     return NO_CUT if as_of is None else as_of
 
 
 def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
-    """Requests grouped by time cut: a plan has one."""
+    """Group requests by time cut, since a plan has one time cut."""
     for request in requests:
         if request.as_of is not None:
             break

@@ -1,7 +1,7 @@
 """Models that cannot be split: each seed's sampled ego-graph goes through the whole model.
 
-Same interface as `model.Model`, so that everything above it is the same; no state cache, and no
-sharing between seeds, whose ego-graphs a model that pools would mix. It works; it is not fast.
+Has the same interface as `model.Model`. There is no state cache, and seeds share no work, because a model
+that pools would mix their ego-graphs. This path is slow.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class EgoModel:
     Attributes:
         state_dim: columns of a row of `final_states`, which are logits here.
         num_hops: of an ego-graph.
-        compiled, why_eager: as of `WholeModel`.
-        output_names: what it can answer; there is no embedding apart from the logits.
-        watch: tells sampling from computing.
-        guard: as of `Model`.
+        compiled, why_eager: as in `WholeModel`.
+        output_names: outputs that the model offers; it has no embedding apart from the logits.
+        watch: separates sampling time from compute time.
+        guard: as in `Model`.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
@@ -51,7 +51,7 @@ class EgoModel:
         self.graph = graph
         self.watch = LapWatch()
         self.guard = Guard()
-        self.tables: dict[tuple[int, str], StateCache] = {}
+        self.state_caches: dict[tuple[int, str], StateCache] = {}
         self.state_dim = spec.head.output_dim
         self.num_hops = max(len(fanouts) for fanouts in spec.fanouts.values())
         names = out_of.output_names(spec.task)
@@ -94,20 +94,20 @@ class EgoModel:
         return found
 
     def shrink(self) -> None:
-        """Give back the memory that only the largest ego-graphs need."""
+        """Release the memory that only the largest ego-graphs need."""
         self._buffers.shrink()
         for rows in self._rows.values():
             rows.shrink()
 
     def inline_states(self, nodes: InlineNodes, as_of: int) -> FloatArray:
-        """Not for whole models.
+        """Reject the request: whole models do not support inline nodes.
 
         Raises:
             BadRequest: always.
         """
         raise BadRequest(
-            f"model {self.spec.name!r} is served whole and takes only nodes of the graph, no inline nodes "
-            f"({self.spec.why_whole})"
+            f"model {self.spec.name!r} is served whole and accepts only nodes of the graph, not inline "
+            f"nodes ({self.spec.why_whole})"
         )
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
@@ -180,12 +180,12 @@ class EgoModel:
 
 
 def _with_zeros(rows: AnyArray, count: int) -> AnyArray:
-    """The rows and some of zeros behind them."""
+    """Append `count` rows of zeros."""
     return np.concatenate([rows, np.zeros((count, *rows.shape[1:]), rows.dtype)]) if count else rows
 
 
 class _Rows:
-    """Rows of one node type in an ego-graph: ids numbered in order of first sight."""
+    """Rows of one node type in an ego-graph: ids numbered in order of first occurrence."""
 
     def __init__(self) -> None:
         self._interner = Interner()
@@ -197,7 +197,7 @@ class _Rows:
         return self._interner.distinct
 
     def shrink(self) -> None:
-        """As `Interner.shrink`."""
+        """See `Interner.shrink`."""
         self._interner.shrink()
 
     def start(self) -> None:
@@ -207,7 +207,7 @@ class _Rows:
         self._interner.start(self._bound)
 
     def add(self, ids: IdArray) -> IdArray:
-        """The row of each id, int64 [n], an array of its own."""
+        """The row of each id: int64 [n], a new array."""
         if self._used + ids.shape[0] > self._bound:
             known = self.ids.copy()
             self._bound = 2 * (known.shape[0] + ids.shape[0])
@@ -221,9 +221,9 @@ class _Rows:
 
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
-#: Nodes of each type, with an edge of each type between them, that are put beside an ego-graph:
-#: torch.export takes sizes of 0 and 1 for constants, so none may be below 2. No edge joins them to the
-#: seed, whose answer they do not change (packaging checks that nothing but a node's neighbourhood does).
+#: Nodes of each type that are added to an ego-graph, with an edge of each type between them: torch.export
+#: treats sizes of 0 and 1 as constants, so every size must be at least 2. No edge joins them to the seed,
+#: so its answer does not change (packaging checks that only a node's neighbourhood changes it).
 _FURTHER = 2
 #: Ids, with repetitions, that an ego-graph is expected to have of a type before it grows.
 _FIRST_BOUND = 512

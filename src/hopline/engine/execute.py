@@ -1,4 +1,4 @@
-"""Carries a plan out, from raw features up: every missing row once, then into the table."""
+"""Executes a plan from raw features up: computes each missing row once and puts it into the state cache."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
 
 def execute(plan: Plan, features: dict[str, Matrix], *, keep: bool = True) -> dict[str, FloatArray]:
-    """Compute what `plan` asks for.
+    """Compute the rows that `plan` needs.
 
     Args:
         plan: from `make_plan`; the newest one of its levels.
         features: node type -> [N, d], for those in the process.
-        keep: put what is computed into the tables.
+        keep: store the computed rows in the state caches.
 
-    Raises: whatever the plan's guard says against the next step.
+    Raises: any error that the plan's guard raises before the next step.
 
     Returns:
-        node type -> float32 [n, d] states of the top level in the order asked for; valid until the
+        node type -> float32 [n, d] states of the top level in the order requested; valid until the
         next plan.
     """
     guard = plan.guard
@@ -52,7 +52,7 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
     elif level.own_slots is not None:
         raw_rows = level.own_slots.slots(need.compute)
     own = raw if level.own_below is None else level.own_below.state
-    # Without a level below, what a stage reads of its own nodes and of their neighbours are raw features.
+    # Without a level below, a stage reads raw features of its nodes and of their neighbours.
     own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
     if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
         relation, below = level.links[0]
@@ -74,8 +74,8 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
         need.out = out
     else:
         need.out[need.missing] = out
-    if keep and level.table is not None and as_of == NO_CUT:
-        level.table.write(need.compute, out)
+    if keep and level.state_cache is not None and as_of == NO_CUT:
+        level.state_cache.write(need.compute, out)
 
 
 def _base(
@@ -85,5 +85,5 @@ def _base(
     if below is not None:
         return below.state, rows
     if relation.source_slots is not None:
-        rows = relation.source_slots.slots(rows[: block.num_edges])  # the rest is room
+        rows = relation.source_slots.slots(rows[: block.num_edges])  # entries after these are unused
     return features[relation.source], rows

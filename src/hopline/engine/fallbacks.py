@@ -1,28 +1,28 @@
-"""What answers fall back to where rows cannot be had: names, order and words stand here alone.
+"""Fallbacks that answers use when rows are missing. Names, order and texts are defined only here.
 
     full quality → stale row → smaller fanout → student → mean row → refusal
 
-Stale rows come first, since they are of the node itself. Neighbours that are left out change a sample that
-is drawn at random anyway. A student reads only the node's own row. The mean row knows nothing of the node.
-A request that says `degraded: "refuse"` goes from full quality to the refusal.
+Stale rows come first, since they belong to the node itself. Omitting neighbours changes a sample that
+is random anyway. A student reads only the node's own row. The mean row knows nothing of the node.
+A request with `degraded: "refuse"` goes from full quality directly to the refusal.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Of a feature row that is older than its time to live, since no newer one could be had.
+#: A feature row older than its time to live was used, since no newer one was available.
 STALE_FEATURES: Final = "stale_features"
-#: Of neighbours that are left out, since their rows could not be had.
+#: Neighbours were omitted, since their rows were not available.
 SMALLER_FANOUT: Final = "smaller_fanout"
-#: Of a student, which reads a node's own row: less than half of what its teacher reads could be had.
+#: A student answered from the node's own row: less than half of the rows of its teacher were available.
 STUDENT: Final = "student"
-#: Of the mean row in place of a node's own.
+#: The mean row replaced a node's own row.
 MEAN_FEATURES: Final = "mean_features"
-#: Of a precomputed row from another snapshot of the graph (`precomputed.stale = "serve"`).
+#: A precomputed row from another snapshot of the graph was used (`precomputed.stale = "serve"`).
 STALE_ROW: Final = "stale_row"
 
-#: In the order in which they are tried. Precomputed rows are looked up before anything is read.
+#: In the order in which they are tried. Precomputed rows are looked up before other rows are read.
 ORDER: Final = (STALE_ROW, STALE_FEATURES, SMALLER_FANOUT, STUDENT, MEAN_FEATURES)
 
 

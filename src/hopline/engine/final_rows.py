@@ -1,8 +1,8 @@
 """Precomputed final rows: which rows of a precomputed file are still valid, and the answers from them.
 
-What a node's final state is hangs on the model, the graph and the node alone (keyed sampling): a row
-computed a day ago is the row that would be computed now, unless something below it has changed. Nodes that
-the file does not have, rows that have changed and rows that are too old are computed as ever.
+The final state of a node depends only on the model, the graph and the node (keyed sampling). A row that was
+computed a day ago equals the row that would be computed now, unless something that it depends on has
+changed. Nodes that are not in the file, changed rows and rows that are too old are computed as usual.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hopline.types import AnyArray, IdArray
 
 
 class Cold(NamedTuple):
-    """Rows that a disk has to be asked for before they can be read without waiting."""
+    """Rows that must be read from a disk first."""
 
     residency: Residency
     strips: tuple[Strip, ...]
     ids: IdArray
 
     def read_ahead(self) -> None:
-        """Read them; for a thread."""
+        """Read the rows into memory; blocks, so call it on a thread."""
         self.residency.read_ahead(self.strips, self.ids)
 
 
 class FinalRows(PrecomputedRows):
-    """The precomputed rows of one node type in a server: kept in memory, or read on a thread.
+    """The precomputed rows of one node type in a server: pinned in memory, or read on a thread.
 
     Args:
         file, spec, options: as for `PrecomputedRows`.
@@ -52,13 +52,13 @@ class FinalRows(PrecomputedRows):
         self._of_all: tuple[Strip, ...] = tuple({strips["computed_at"]: 0, state: 0, logits: 0})
 
     def pin(self, num_bytes: int, hot: IdArray | None) -> bool:
-        """See that rows never wait for a disk.
+        """Keep rows in memory, so that reading them never waits for a disk.
 
         Args:
-            num_bytes: for that.
-            hot: which rows, the most asked for first: they are copied; None locks the whole file.
+            num_bytes: memory for the rows.
+            hot: the rows to copy, most requested first; None locks the whole file.
 
-        Returns: whether that could be done; the kernel may forbid to lock.
+        Returns: whether the rows are pinned; the kernel may forbid locking.
         """
         if hot is None:
             return self.residency.lock()
@@ -72,10 +72,10 @@ class FinalRows(PrecomputedRows):
         return self.residency.near_row(self._strips(names), row, now)
 
     def cold(self, names: Sequence[str], ids: IdArray, now: float) -> Cold | None:
-        """What of some rows a disk has to be asked for; None where there is nothing.
+        """The rows that must be read from a disk first, for these outputs; None if there are none.
 
         Args:
-            ids: int64 [n]; those that the file does not have count as being there.
+            ids: int64 [n]; ids that the file does not have count as in memory.
             now: seconds, monotonic.
         """
         if self.residency.is_locked:
@@ -89,13 +89,13 @@ class FinalRows(PrecomputedRows):
         return Cold(self.residency, strips, held)
 
     def _strips(self, names: Sequence[str]) -> tuple[Strip, ...]:
-        """What is read of the file for these outputs."""
+        """The strips of the file that these outputs read."""
         if "embedding" not in names:
             return self._of_logits
         return self._of_states if len(names) == 1 else self._of_all
 
     def outputs(self, names: Sequence[str], ids: IdArray | slice) -> dict[str, AnyArray]:
-        """Named outputs of rows that are good, as `Model.outputs` would have them; for node heads.
+        """Named outputs of valid rows, as `Model.outputs` returns them; for node heads.
 
         Args:
             ids: int64 [n], or the range of one row.

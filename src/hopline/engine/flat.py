@@ -1,6 +1,6 @@
-"""A model without message-passing layers: one stage over a node's own row, with nothing to plan.
+"""A model without message-passing layers: one stage over a node's own row, with no plan.
 
-`plan.py` and `execute.py` give the same bits; for one node their calls cost more than the stage.
+`plan.py` and `execute.py` return the same bits, but for one node their calls cost more than the stage.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 class Flat:
-    """Args:
-    level: the only one, with a runner.
-    features: of its nodes.
+    """The fast path of a model with one stage.
+
+    Args:
+        level: the only one, with a runner.
+        features: of its nodes.
     """
 
     def __init__(self, level: Level, features: Matrix) -> None:
@@ -29,9 +31,14 @@ class Flat:
 
     @staticmethod
     def of(levels: list[dict[str, Level]], node_type: str, features: Mapping[str, Matrix]) -> Flat | None:
-        """The model's one stage, None where there is more to it."""
+        """The fast path of a model, or None where the model has more than one plain stage."""
         level = levels[-1][node_type]
-        if len(levels) > 1 or level.runner is None or level.port is not None or level.table is not None:
+        if (
+            len(levels) > 1
+            or level.runner is None
+            or level.port is not None
+            or level.state_cache is not None
+        ):
             return None
         return Flat(level, features[node_type])
 

@@ -1,13 +1,13 @@
-"""Small batches of the usual model, with one compiled call between two calls of the runtime.
+"""The fused path: small batches of the usual model, with one compiled call between two runtime calls.
 
-A model is a *chain* when each level reads one edge type, of bounded fanout, through a stage of own rows
-and a plain sum or mean (`StageRunner.pair`): GraphSAGE, GIN, GraphConv. Then planning from the seeds
-down to raw features is one call, and going up is one call a level: keep what the runtime has computed,
-gather what it computes next. `plan.py` and `execute.py` do the same for every model and every size, with
-the same kernels; for one seed their calls, not their work, are what costs (docs/log.md).
+A model has a fused path when each level reads one edge type, of bounded fanout, through a stage of own rows
+and a plain sum or mean (`StageRunner.pair`): GraphSAGE, GIN, GraphConv. Planning from the seeds down to raw
+features is then one call. Going up is one call per level: store the rows that the runtime has computed, and
+gather the inputs of its next call. `plan.py` and `execute.py` do the same for every model and every size,
+with the same kernels. For one seed their calls cost more than their work (docs/log.md).
 
-Arguments would cost as much as calls (0.1 µs for each array), so what the kernels read lies in *frames*:
-a row of int64 for each level, of addresses and sizes. Python keeps the arrays behind them alive.
+Arguments would cost as much as calls (0.1 µs for each array), so the kernels read *frames*: an int64 row
+of addresses and sizes for each level. Python keeps the arrays behind the addresses alive.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from hopline.types import AnyArray, FloatArray, IdArray
 if TYPE_CHECKING:
     from hopline.engine.level import Level
 
-#: Seeds of a batch, and sampled edges that they may have at one level: larger ones go the general way.
+#: Largest number of seeds, and of sampled edges at one level; larger batches use the general path.
 _MAX_SEEDS = 256
 _MAX_EDGES = 1 << 18
 
-# Places of a frame. Names that end in _AT are addresses; NUM_ are sizes of arrays.
+# Columns of a frame. Names that end in _AT are addresses; NUM_ are sizes of arrays.
 (
     INDPTR_AT, NUM_INDPTR, RECORDS_AT, NUM_RECORDS, VERSION,
     INDICES_AT, NUM_EDGES, IS_WIDE, TIME_AT, NUM_TIMES, CUMWEIGHT_AT, NUM_CUMWEIGHTS,
@@ -45,7 +45,7 @@ _MAX_EDGES = 1 << 18
     OFFSETS_AT, POSITIONS_AT, NEIGHBORS_AT,
     KEYS_AT, VALUES_AT, ROWS_AT, CAPACITY,
     IDS_AT, OUT_AT, MISSING_AT, COMPUTE_AT, STATE_DIM,
-    HAS_TABLE, INDEX_AT, NUM_NODES, TAGS_AT, VISITED_AT, KEPT_AT, NUM_SLOTS, FIRST_SLOT, QUEUE_AT, LINKS_AT,
+    HAS_CACHE, INDEX_AT, NUM_NODES, TAGS_AT, VISITED_AT, KEPT_AT, NUM_SLOTS, FIRST_SLOT, QUEUE_AT, LINKS_AT,
     NUM_OWN_SLOTS, COMPUTED_AT_ARRAY, NUM_COMPUTED_AT, CHANGED_AT_ARRAY, NUM_CHANGED_AT,
     OWN_AT, NUM_OWN, OWN_DIM, OWN_COLUMN, OWN_WIDTH, OWN_PLACE, OWN_HEADS_AT, NUM_OWN_HEADS, OWN_SINCE_AT,
     OWN_PREVIOUS_AT, BASE_HEADS_AT, NUM_BASE_HEADS, BASE_SINCE_AT, BASE_PREVIOUS_AT, OWN_SLOTS_AT,
@@ -72,7 +72,7 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
     """`sample` the in-neighbours of int64 [n] nodes with the arrays of frame `f`; returns the edges."""
     records = carray(pointer(f[RECORDS_AT]), (f[NUM_RECORDS], NUM_COLUMNS), np.int64)
     time = _ints(f[TIME_AT], f[NUM_TIMES])
-    if packed is not None:  # decided when it is compiled: neither form carries the other's code
+    if packed is not None:  # decided at compile time: neither variant contains the other's code
         scale = carray(pointer(f[SCALE_AT]), (1,), np.float64)[0]
         weights = (f[WEIGHT_AT], f[CUMWEIGHT_AT], scale, f[ZERO_CODE])
         edges = nodes.shape[0] * f[FANOUT]
@@ -104,8 +104,8 @@ def _sample(f, nodes, as_of, packed):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _table(f):  # type: ignore[no-untyped-def]
-    """The arrays (index, tags, visited, rows, computed_at, changed_at) of a level's table."""
+def _state_cache(f):  # type: ignore[no-untyped-def]
+    """The arrays (index, tags, visited, rows, computed_at, changed_at) of the state cache of a level."""
     total = f[NUM_SLOTS]
     return (
         carray(pointer(f[INDEX_AT]), (f[NUM_NODES],), np.int32),
@@ -118,17 +118,17 @@ def _table(f):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _look_up(f, use_tables):  # type: ignore[no-untyped-def]
-    """Fill the rows that the table has; list what is to be computed."""
+def _look_up(f, use_caches):  # type: ignore[no-untyped-def]
+    """Fill the rows that the state cache has; list the ids to compute."""
     n = f[NUM_IDS]
     ids = _ints(f[IDS_AT], n)
     compute = _ints(f[COMPUTE_AT], n)
-    if not (use_tables and f[HAS_TABLE]):
+    if not (use_caches and f[HAS_CACHE]):
         f[NUM_COMPUTE] = n
         for i in range(n):
             compute[i] = ids[i]
         return
-    index, tags, visited, kept, computed_at, changed_at = _table(f)
+    index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
     missing = _ints(f[MISSING_AT], n)
     out = _matrix(f[OUT_AT], n, f[STATE_DIM])
     absent = read_rows(index, tags, visited, kept, computed_at, changed_at, f[VERSION], ids, out, missing)
@@ -139,7 +139,7 @@ def _look_up(f, use_tables):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _find_slots(f):  # type: ignore[no-untyped-def]
-    """On a live graph, turn the ids whose features the lowest level reads into the rows that they have."""
+    """On a live graph, replace the ids whose features the lowest level reads by their row numbers."""
     n = f[NUM_COMPUTE]
     compute = _ints(f[COMPUTE_AT], n)
     own = _ints(f[OWN_SLOTS_AT], n)
@@ -157,9 +157,9 @@ def _find_slots(f):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
-    """Fill the runtime's input with what the rows [a, b) to compute of level k read.
+    """Fill the runtime's input for the rows [a, b) to compute of level k.
 
-    `like` is a number of the type that features are stored in; its value is not read.
+    `like` is a number whose type is the storage type of the features; its value is not read.
     """
     f = frames[k]
     n = f[NUM_COMPUTE]
@@ -186,8 +186,8 @@ def _gather(frames, k, a, b, like):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
-    """Keep the runtime's output, which is the rows [a, b) to compute."""
+def _store(f, a, b, use_caches):  # type: ignore[no-untyped-def]
+    """Store the runtime's output: the rows [a, b) to compute."""
     n, dim = f[NUM_IDS], f[STATE_DIM]
     computed = _matrix(f[OUTPUT_AT], b - a, dim)
     out = _matrix(f[OUT_AT], n, dim)
@@ -198,8 +198,8 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
         target = out[a + i if all_of_them else missing[a + i]]
         for c in range(dim):
             target[c] = source[c]
-    if use_tables and f[HAS_TABLE]:
-        index, tags, visited, kept, computed_at, changed_at = _table(f)
+    if use_caches and f[HAS_CACHE]:
+        index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
         compute = _ints(f[COMPUTE_AT], f[NUM_COMPUTE])
         links = carray(pointer(f[LINKS_AT]), (2, f[NUM_OWN_SLOTS]), np.int32)
         queue = _ints(f[QUEUE_AT], 4)
@@ -210,14 +210,14 @@ def _store(f, a, b, use_tables):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-untyped-def]
+def descend(frames, seeds, as_of, use_caches, like, packed):  # type: ignore[no-untyped-def]
     """Plan the batch, and gather for the first call of the runtime.
 
     Args:
         frames: int64 [levels, NUM_PLACES]; NUM_IDS and NUM_COMPUTE are filled.
         seeds: int64 [n] distinct ids. like: see `_gather`. packed: None, or 1 where edges are compressed.
 
-    Returns: the lowest level that has rows to compute; the number of levels where none has.
+    Returns: the lowest level that has rows to compute, or the number of levels if no level has any.
     """
     top = frames.shape[0] - 1
     ids = _ints(frames[top, IDS_AT], seeds.shape[0])
@@ -226,7 +226,7 @@ def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-
     frames[top, NUM_IDS] = seeds.shape[0]
     for k in range(top, -1, -1):
         f = frames[k]
-        _look_up(f, use_tables)
+        _look_up(f, use_caches)
         n = f[NUM_COMPUTE]
         if n == 0:
             for below in range(k):
@@ -238,7 +238,7 @@ def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-
         total = _sample(f, nodes, as_of, packed)
         lowest = 0
         if k > 0:
-            # Small batches use a small part of the hash, which stays in cache.
+            # Small batches use a small part of the hash, which stays in the CPU cache.
             shift = 58
             while (np.int64(1) << (64 - shift)) < 2 * (n + total):
                 shift -= 1
@@ -261,9 +261,9 @@ def descend(frames, seeds, as_of, use_tables, like, packed):  # type: ignore[no-
 
 
 @njit(nogil=True, cache=True)
-def climb(frames, k, a, b, use_tables, like):  # type: ignore[no-untyped-def]
-    """Keep the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
-    _store(frames[k], a, b, use_tables)
+def climb(frames, k, a, b, use_caches, like):  # type: ignore[no-untyped-def]
+    """Store the rows [a, b) of level k, which the runtime has computed; gather for its next call."""
+    _store(frames[k], a, b, use_caches)
     if b < frames[k, NUM_COMPUTE]:
         _gather(frames, k, b, min(b + CHUNK_ROWS, frames[k, NUM_COMPUTE]), like)
     elif k + 1 < frames.shape[0]:
@@ -271,15 +271,15 @@ def climb(frames, k, a, b, use_tables, like):  # type: ignore[no-untyped-def]
 
 
 class FusedPath:
-    """The levels of a chain, bottom first.
+    """The levels of a model with a fused path, bottom first.
 
     Args:
-        levels: see the module; `FusedPath.of` finds them.
+        levels: see the module; `FusedPath.of` selects them.
         features: node type -> [N, d].
-        watch: is told when the way down is done.
+        watch: its `sampled` is called when planning is done.
 
     Attributes:
-        max_seeds: of a batch that goes this way.
+        max_seeds: the largest batch that uses this path.
         rows_ran: distinct ids of all levels, of the last batch.
     """
 
@@ -290,7 +290,9 @@ class FusedPath:
         self.rows_ran = 0
         self._watch = watch
         self._clock = levels[-1].links[0][0].sampler.clock
-        self._tables = [(k, level.table) for k, level in enumerate(levels) if level.table is not None]
+        self._state_caches = [
+            (k, level.state_cache) for k, level in enumerate(levels) if level.state_cache is not None
+        ]
         self._frames = np.zeros((len(levels), NUM_PLACES), np.int64)
         self._num_ids = self._frames[:, NUM_IDS]
         self._num_compute = self._frames[:, NUM_COMPUTE]
@@ -313,7 +315,7 @@ class FusedPath:
         features: Mapping[str, Matrix],
         watch: LapWatch,
     ) -> FusedPath | None:
-        """The chain that ends in the last level of `node_type`, None where the model is not one."""
+        """The fused path to the last level of `node_type`, or None where the model has none."""
         chain: list[Level] = []
         level: Level | None = levels[-1][node_type]
         max_seeds, edges = _MAX_SEEDS, 1
@@ -333,20 +335,20 @@ class FusedPath:
     def run(self, ids: IdArray, as_of: int = NO_CUT) -> FloatArray:
         """Final states of distinct ids: int64 [n] to float32 [n, d], valid until the next call.
 
-        A time cut neither reads nor fills tables: their rows are about the present graph.
+        With a time cut, state caches are neither read nor filled: their rows are about the present graph.
         """
         frames = self._frames
-        use_tables = as_of == NO_CUT
+        use_caches = as_of == NO_CUT
         frames[:, VERSION] = self._clock.version
-        lowest = descend(frames, ids, as_of, use_tables, self._like, self._packed)
+        lowest = descend(frames, ids, as_of, use_caches, self._like, self._packed)
         self._watch.sampled()
         counts = self._num_compute.tolist()
         asked = self._num_ids.tolist()
         self.rows_ran = sum(asked)
-        if use_tables:
-            for k, table in self._tables:
-                table.num_misses += counts[k]
-                table.num_hits += asked[k] - counts[k]
+        if use_caches:
+            for k, cache in self._state_caches:
+                cache.num_misses += counts[k]
+                cache.num_hits += asked[k] - counts[k]
         top = len(counts) - 1
         num_seeds = ids.shape[0]
         for k in range(lowest, top + 1):
@@ -355,16 +357,16 @@ class FusedPath:
             while a < count:
                 b = min(a + CHUNK_ROWS, count)
                 out: FloatArray = run(b - a)
-                if k == top and b - a == num_seeds and not frames[k, HAS_TABLE]:
-                    return out  # nothing to keep and nothing to add
-                climb(frames, k, a, b, use_tables, self._like)
+                if k == top and b - a == num_seeds and not frames[k, HAS_CACHE]:
+                    return out  # no state cache to fill, no cached rows to merge
+                climb(frames, k, a, b, use_caches, self._like)
                 a = b
         return self._outs[top][:num_seeds]
 
     def _fill(
         self, k: int, level: Level, below: Level | None, capacity: int, features: Mapping[str, Matrix]
     ) -> int:
-        """Make a level's frame; returns the rows that the level below must have room for."""
+        """Fill the frame of a level; returns the rows that the level below must have room for."""
         relation = level.links[0][0]
         sampler = relation.sampler
         runner = level.runner
@@ -417,13 +419,13 @@ class FusedPath:
                 CUMWEIGHT_AT: cumweight, NUM_CUMWEIGHTS: len(cumweight),
                 WEIGHT_AT: weight, NUM_WEIGHTS: len(weight),
             }  # fmt: skip
-        if level.table is not None:
-            table = level.table
-            index, tags, visited, kept, computed_at, changed_at = table.arrays
-            queue, links = table.queue_arrays
+        if level.state_cache is not None:
+            cache = level.state_cache
+            index, tags, visited, kept, computed_at, changed_at = cache.arrays
+            queue, links = cache.queue_arrays
             values |= {
-                HAS_TABLE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,
-                KEPT_AT: kept, NUM_SLOTS: len(tags), FIRST_SLOT: table.first_slot, QUEUE_AT: queue,
+                HAS_CACHE: 1, INDEX_AT: index, NUM_NODES: len(index), TAGS_AT: tags, VISITED_AT: visited,
+                KEPT_AT: kept, NUM_SLOTS: len(tags), FIRST_SLOT: cache.first_slot, QUEUE_AT: queue,
                 LINKS_AT: links, NUM_OWN_SLOTS: links.shape[1], COMPUTED_AT_ARRAY: computed_at,
                 NUM_COMPUTED_AT: len(computed_at),
                 CHANGED_AT_ARRAY: changed_at, NUM_CHANGED_AT: len(changed_at),

@@ -1,11 +1,11 @@
-"""What a batch may take while it is planned and computed: asked between the steps, each time before work.
+"""Limits on a batch while it is planned and computed, checked between the steps, before each step's work.
 
     plan ────► level by level: reserve(bytes), look() ──► sample
     execute ──► level by level, chunk by chunk: look() ──► compute
 
-A batch ends early where nobody waits for it any more, where it reads far more than was predicted, and
-where it needs more memory than a request may have. A compiled chain of levels is bounded by its fanouts
-and asks nothing.
+A batch stops early when no caller waits for it any more, when it reads far more rows than predicted, or
+when it needs more memory than a request may have. The fused path is bounded by its fanouts and is not
+checked.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 from hopline.errors import DeadlineExceeded, RequestTooLarge
 
-#: Bytes for each sampled edge: its source and position, a place in the hash of ids (up to two slots of 12
-#: bytes for each id) and among the distinct ones, its row.
+#: Bytes for each sampled edge: its source and position, an entry in the hash of ids (up to two slots of 12
+#: bytes for each id) and in the array of distinct ids, and its row.
 EDGE_BYTES = 64
 
 
 class Waiting(Protocol):
-    """What a guard reads of a request."""
+    """The parts of a request that a guard reads."""
 
     @property
     def deadline(self) -> float:
@@ -32,26 +32,26 @@ class Waiting(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it has its outcome."""
+        """Whether the request already has its outcome."""
         ...
 
 
 class Guard:
-    """See the module.
+    """Checks one batch against its limits; see the module.
 
     Args:
-        max_bytes: of one batch; one of several requests is split before it is refused.
-        some_rows: that any batch may read; `larger` is asked beyond that.
-        larger: (requests of the batch, rows that it reads) -> what to raise, or None.
+        max_bytes: of one batch; a batch of several requests is split before it is refused.
+        some_rows: rows that any batch may read; `larger` is called beyond that.
+        larger: (requests of the batch, rows that it reads) -> the exception to raise, or None.
         clock: of deadlines, seconds.
         few_rows: see below.
 
     Attributes:
-        batch: requests that are being answered; empty where nobody waits, and all is let through.
-        rows: that the batch reads as far as is known: distinct ids of each level, and sampled edges. Who
-            plans adds to them.
-        num_bytes: of arrays that the present plan makes.
-        few_rows: up to which a batch is so short that it need not be looked at between its steps.
+        batch: requests that are being answered; empty if no caller waits: then nothing is limited.
+        rows: that the batch reads as far as is known: distinct ids of each level, and sampled edges. The
+            planner adds to it.
+        num_bytes: of arrays that the present plan allocates.
+        few_rows: a batch of at most so many rows is too short to be checked between its steps.
     """
 
     __slots__ = ("_clock", "_larger", "_max_bytes", "_some_rows", "batch", "few_rows", "num_bytes", "rows")
@@ -73,7 +73,7 @@ class Guard:
         self.num_bytes = self.rows = 0
 
     def look_at(self, rows: int) -> None:
-        """`look`, as if so many more rows had been read: before they are.
+        """Call `look` as if `rows` more rows had been read; call it before reading them.
 
         Raises: as `look`.
         """
@@ -84,11 +84,11 @@ class Guard:
             self.rows -= rows
 
     def look(self) -> None:
-        """See whether the batch may go on.
+        """Check whether the batch may continue.
 
         Raises:
-            DeadlineExceeded: nobody waits for it any more.
-            Exception: what `larger` says of its rows.
+            DeadlineExceeded: no caller waits for the batch any more.
+            Exception: the one that `larger` returns.
         """
         batch = self.batch
         if not batch:
@@ -104,14 +104,14 @@ class Guard:
         raise DeadlineExceeded("the request's deadline passed while its answer was computed")
 
     def reserve(self, num_bytes: int, num_edges: int) -> None:
-        """See whether the arrays of the next step may be made.
+        """Check whether the arrays of the next step may be allocated.
 
         Args:
-            num_edges: that they are for, for the message.
+            num_edges: edges that the arrays hold, for the message.
 
         Raises:
-            RequestTooLarge: they may not.
-            Exception: what `larger` says of several requests that are too large together.
+            RequestTooLarge: the arrays would exceed the limit.
+            Exception: the one that `larger` returns for several requests that are too large together.
         """
         self.num_bytes += num_bytes
         if self.num_bytes <= self._max_bytes or not self.batch:
@@ -124,5 +124,5 @@ class Guard:
             f"the request reads {num_edges} neighbours at one layer, and needs "
             f"{self.num_bytes / 2**20:.0f} MiB of memory with those above; at most "
             f"{self._max_bytes / 2**20:.0f} MiB are allowed (limits.max_request_bytes). "
-            "Ask for fewer nodes at once, or package the model with fanouts or --max-degree"
+            "Request fewer nodes in one call, or package the model with fanouts or --max-degree"
         )

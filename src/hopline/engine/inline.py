@@ -1,8 +1,8 @@
-"""Nodes that the graph does not have: described by the request, computed beside the graph's own.
+"""Inline nodes: nodes that are not in the graph, described by the request, computed with the graph's nodes.
 
 An inline node's state at level l needs its own state and its neighbours' states at level l-1. Its
-neighbours are known nodes, whose rows come through the ordinary plan (and table), or other inline
-nodes of the same request. Known nodes never see an inline node, so nothing that is kept changes.
+neighbours are known nodes, whose rows come through the ordinary plan (and state cache), or other inline
+nodes of the same request. Known nodes never see an inline node, so no cached row changes.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def parse_inline(
 
     Args:
         reads_attr: edge types whose attributes the model reads; others may be left out.
-        by_weight: neighbours are sampled by weight, so that none may be negative.
+        by_weight: neighbours are sampled by weight, so that no weight may be negative.
 
     Raises:
         BadRequest: features of a wrong length or not finite, an unknown edge type, edge data of a wrong
             shape.
-        NodeNotFound: neighbour ids that neither the graph nor the request has, all of them named.
+        NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
     features = _features(graph, node_type, nodes)
@@ -100,7 +100,7 @@ def parse_inline(
             for key in getattr(node, what):
                 key = _edge_type(key, incoming, f"inline[{i}].{what}", node_type)
                 if getattr(incoming[key], what.removeprefix("edge_")) is None:
-                    raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has none in this graph")
+                    raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has no {what} in this graph")
     missing: list[ExternalId] = []
     edges = {}
     for key, adjacency in incoming.items():
@@ -121,7 +121,7 @@ def parse_inline(
         )
     if missing:
         raise NodeNotFound(
-            f"inline neighbours that neither graph {graph.version} nor this request has: "
+            f"inline neighbours that are in neither graph {graph.version} nor this request: "
             + ", ".join(map(repr, missing[:20]))
             + (f" and {len(missing) - 20} more" if len(missing) > 20 else ""),
             missing,
@@ -201,7 +201,7 @@ def _view(
 def _normalise(
     view: EdgeView, edges: InlineEdges, relation: Relation, neighbors: IdArray, as_of: int
 ) -> None:
-    """Coefficients of `gcn`: an inline node's degree is what the request says, plus its self-loop."""
+    """Set the coefficients of `gcn`: an inline node's degree is that of the request, plus its self-loop."""
     counts = np.diff(edges.offsets)
     owner = np.repeat(np.arange(counts.shape[0]), counts)
     weight = edges.weight if relation.gcn_weighted else np.ones(owner.shape[0], np.float32)
@@ -236,7 +236,7 @@ def _normalise(
 def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
     """The layer's keyed sample of inline lists: (offsets int64 [n+1], positions in the lists).
 
-    Every inline node is sampled as node 0 of a graph of its own, so that its answer does not depend on
+    Every inline node is sampled as node 0 of a separate graph, so that its answer does not depend on
     its place in the request. The last neighbours of a list count as the most recent ones.
     """
     counts = np.diff(edges.offsets)
@@ -296,8 +296,8 @@ def _edge_type(key: str, incoming: Mapping[str, Any], where: str, node_type: str
     if key == "" and len(incoming) == 1:
         return next(iter(incoming))
     known = ", ".join(sorted(incoming)) or "none"
-    said = f"unknown edge type {key!r}" if key else "which edge type is not said"
-    raise BadRequest(f"{where}: {said}; those into {node_type!r} are: {known}")
+    problem = f"unknown edge type {key!r}" if key else "the edge type is missing"
+    raise BadRequest(f"{where}: {problem}; edge types into {node_type!r}: {known}")
 
 
 def _resolve(
@@ -306,7 +306,7 @@ def _resolve(
     lists: list[list[ExternalId]],
     names: dict[ExternalId, int],
 ) -> tuple[IdArray, list[ExternalId]]:
-    """Neighbour ids as InlineEdges.neighbors has them, and those that nobody knows."""
+    """Neighbour ids as in InlineEdges.neighbors, and the ids that neither graph nor request has."""
     flat = [name for ids in lists for name in ids]
     found = np.empty(len(flat), np.int64)
     outside = [p for p, name in enumerate(flat) if name not in names]
@@ -346,7 +346,7 @@ def _edge_values(
         except (TypeError, ValueError):
             raise BadRequest(f"inline[{i}].{what}: must be numbers of shape {list(shape)}") from None
         if array.shape != shape:
-            raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; {list(shape)} is right")
+            raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; expected {list(shape)}")
         if not np.isfinite(array).all():
             raise BadRequest(f"inline[{i}].{what}: values must be finite")
         if unsigned and (array < 0).any():

@@ -27,7 +27,7 @@ class Interner:
         self._fresh = False
 
     def start(self, bound: int) -> None:
-        """Forget everything and expect at most `bound` ids (with repetitions) in all."""
+        """Forget all ids and expect at most `bound` ids (with repetitions) in all."""
         bits = max(6, (2 * bound).bit_length())
         if 1 << bits > self._keys.shape[0]:
             self._keys = np.empty(1 << bits, np.int64)
@@ -53,11 +53,11 @@ class Interner:
         return rows
 
     def shrink(self) -> None:
-        """Give back what only the largest batches need; what was numbered is forgotten."""
+        """Release memory that only the largest batches need; forgets all numbers."""
         if self._keys.shape[0] > 2 * KEPT_ROWS or self._rows.shape[0] > KEPT_ROWS:
             self.__init__()  # type: ignore[misc]
 
     @property
     def distinct(self) -> IdArray:
-        """int64 [m], the distinct ids in order of first sight; valid until `start`."""
+        """int64 [m], the distinct ids in order of first occurrence; valid until `start`."""
         return self._distinct[: self._count]

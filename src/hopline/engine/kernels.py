@@ -2,7 +2,7 @@
 
 All release the GIL, allocate nothing and write into the caller's buffers. Inner loops run over slices
 (not computed indices): Numba's check for negative indices would keep LLVM from vectorising them.
-What is read is float32, or narrow rows (`narrow_kernels.Narrow`), which are decoded as they are read.
+Input is float32, or narrow rows (`narrow_kernels.Narrow`), which are decoded as they are read.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hopline.graph.extent import extent
 from hopline.kernels.intrinsics import LINE_BYTES, prefetch
 from hopline.kernels.jit import njit
 
-#: Rows between asking for a row and reading it, at least; measured flat from 4 to 16 for rows of 8 cache
-#: lines (docs/log.md). Of shorter rows more are asked for, until as many lines are under way.
+#: Minimum number of rows between prefetching a row and reading it; measured flat from 4 to 16 for rows of 8
+#: cache lines (docs/log.md). Of shorter rows more are prefetched, so that as many lines are in flight.
 _AHEAD = 6
 _LINES_AHEAD = 48
 
@@ -36,10 +36,10 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
         base: float32 or narrow [N, d]. rows: int64 [n]. out: float32 [>= n, D]. Both C-contiguous.
     """
     n = rows.shape[0]
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     for i in range(min(n, ahead)):
@@ -47,7 +47,7 @@ def gather(base, rows, column, w, out, out_column):  # type: ignore[no-untyped-d
     for i in range(n):
         if i + ahead < n:
             _prefetch_row(flat, rows[i + ahead], width, lines, per_line)
-        source = table[rows[i], column : column + w]
+        source = matrix[rows[i], column : column + w]
         target = out[i, out_column : out_column + w]
         for c in range(w):
             target[c] = value_at(source, decoder, c)
@@ -65,10 +65,10 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
         out: float32 [>= n, D].
     """
     n = offsets.shape[0] - 1
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     end = offsets[n]
@@ -82,7 +82,7 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
         for e in range(offsets[i], offsets[i + 1]):
             if e + ahead < end:
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = table[rows[e], column : column + w]
+            source = matrix[rows[e], column : column + w]
             if weighted:
                 k = coefficients[e]
                 for c in range(w):
@@ -102,22 +102,22 @@ def reduce_sum(base, rows, offsets, coefficients, mean, column, w, out, out_colu
 def gather_reduce(  # type: ignore[no-untyped-def]
     own, own_rows, own_column, own_w, own_place, base, rows, offsets, mean, column, w, out, place
 ):
-    """`gather` of own rows and unweighted `reduce_sum` of neighbours side by side, in one call.
+    """`gather` of own rows and unweighted `reduce_sum` of neighbours, next to each other, in one call.
 
-    Arguments as there. Most stages read exactly these two, and for a single request a call of a kernel
-    costs as much as its work.
+    Arguments as in those functions. Most stages read exactly these two. For a single request, calling a
+    kernel costs as much as its work.
     """
     n = offsets.shape[0] - 1
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
-    own_table, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
-    own_width = own_table.shape[1]
-    own_flat = own_table.reshape(-1)
-    own_per_line = LINE_BYTES // own_table.itemsize
+    own_matrix, own_decoder = stored_in(own), decoder_of(own, own_column, own_w)
+    own_width = own_matrix.shape[1]
+    own_flat = own_matrix.reshape(-1)
+    own_per_line = LINE_BYTES // own_matrix.itemsize
     own_lines = (own_width + own_per_line - 1) // own_per_line
     end = offsets[n]
     for e in range(offsets[0], min(end, offsets[0] + ahead)):
@@ -131,7 +131,7 @@ def gather_reduce(  # type: ignore[no-untyped-def]
         for e in range(offsets[i], offsets[i + 1]):
             if e + ahead < end:
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = table[rows[e], column : column + w]
+            source = matrix[rows[e], column : column + w]
             for c in range(w):
                 target[c] += value_at(source, decoder, c)
         if mean:
@@ -140,7 +140,7 @@ def gather_reduce(  # type: ignore[no-untyped-def]
                 k = np.float32(1.0) / np.float32(count)
                 for c in range(w):
                     target[c] *= k
-        mine = own_table[own_rows[i], own_column : own_column + own_w]
+        mine = own_matrix[own_rows[i], own_column : own_column + own_w]
         target = out[i, own_place : own_place + own_w]
         for c in range(own_w):
             target[c] = value_at(mine, own_decoder, c)
@@ -150,10 +150,10 @@ def gather_reduce(  # type: ignore[no-untyped-def]
 def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
     n = offsets.shape[0] - 1
-    table, decoder = stored_in(base), decoder_of(base, column, w)
-    width = table.shape[1]
-    flat = table.reshape(-1)
-    per_line = LINE_BYTES // table.itemsize
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
+    width = matrix.shape[1]
+    flat = matrix.reshape(-1)
+    per_line = LINE_BYTES // matrix.itemsize
     lines = (width + per_line - 1) // per_line
     ahead = max(_AHEAD, _LINES_AHEAD // max(lines, 1))
     end = offsets[n]
@@ -164,13 +164,13 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
             for c in range(w):
                 target[c] = np.float32(0.0)
             continue
-        source = table[rows[first], column : column + w]
+        source = matrix[rows[first], column : column + w]
         for c in range(w):
             target[c] = value_at(source, decoder, c)
         for e in range(first + 1, offsets[i + 1]):
             if e + ahead < end:
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
-            source = table[rows[e], column : column + w]
+            source = matrix[rows[e], column : column + w]
             for c in range(w):
                 target[c] = max(target[c], value_at(source, decoder, c))
 
@@ -178,9 +178,9 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
 @njit(nogil=True, cache=True)
 def add_scaled(base, rows, scale, column, w, out, out_column):  # type: ignore[no-untyped-def]
     """out[i, out_column:][:w] += scale[i] * base[rows[i], column:][:w]; scale: float32 [n]."""
-    table, decoder = stored_in(base), decoder_of(base, column, w)
+    matrix, decoder = stored_in(base), decoder_of(base, column, w)
     for i in range(rows.shape[0]):
-        source = table[rows[i], column : column + w]
+        source = matrix[rows[i], column : column + w]
         target = out[i, out_column : out_column + w]
         k = scale[i]
         for c in range(w):
@@ -200,11 +200,11 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
 ):
     """Sum of the weights (1 without weights) of each node's in-edges no later than `as_of`.
 
-    Args:
-        indptr, records, version: see `extent`.
-        time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
-        skip_loops: leave self-loops out, which costs a scan of the whole list.
-        out: float32 [n].
+    skip_loops: omit self-loops, which requires a scan of the whole list.
+    indptr, records, version: see `extent`.
+    time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
+    skip_loops: leave self-loops out, which costs a scan of the whole list.
+    out: float32 [n].
     """
     for i in range(nodes.shape[0]):
         v = nodes[i]
@@ -234,7 +234,7 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def loop_weights(indptr, records, version, indices, time, weight, nodes, as_of, out):  # type: ignore[no-untyped-def]
-    """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 where it has none.
+    """out[i] = weight of the last self-loop of nodes[i] no later than `as_of`, 1 for nodes without one.
 
     Scans the lists. Arguments as for `weighted_degrees`.
     """
@@ -263,7 +263,7 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
     """Coefficients of Kipf & Welling's normalised adjacency for sampled edges.
 
     Args:
-        add_loops: every node gets a self-loop, which replaces those that it has.
+        add_loops: every node gets a self-loop, which replaces its existing ones.
         is_self: bool [E], true for self-loops; read only with `add_loops`.
         offsets: int64 [n+1]. weight: float32 [E] or [0].
         degree: float32 [n] and degree_neighbor: float32 [E], with the added self-loop's weight.
@@ -272,9 +272,9 @@ def gcn_coefficients(  # type: ignore[no-untyped-def]
     """
     for i in range(offsets.shape[0] - 1):
         count = offsets[i + 1] - offsets[i]
-        # Unbiased under sampling: each sampled edge stands for num_eligible / count edges.
+        # Unbiased under sampling: each sampled edge represents num_eligible / count edges.
         scale = np.float32(num_eligible[i]) / np.float32(count) if count > 0 else np.float32(0.0)
-        # Of a negative degree NaN, as in PyG: its root is none.
+        # NaN for a negative degree, as in PyG: it has no real root.
         own = np.float32(1.0) / np.sqrt(degree[i]) if degree[i] != 0 else np.float32(0.0)
         for e in range(offsets[i], offsets[i + 1]):
             other = degree_neighbor[e]
@@ -295,12 +295,12 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 @njit(nogil=True, cache=True)
 def intern(first, second, clear, shift, keys, values, distinct, count, rows):  # type: ignore[no-untyped-def]
-    """Number distinct ids in order of first sight.
+    """Number distinct ids in order of first occurrence.
 
     Args:
-        first, second: int64 [a] and [n - a], >= 0, one after the other. (Two arrays, since the usual
+        first, second: int64 [a] and [n - a], >= 0, numbered in this order. (Two arrays, since the usual
             call has two and each call of a kernel costs as much as numbering a hundred ids.)
-        clear: forget what was seen before.
+        clear: forget ids from earlier calls.
         shift: 64 - log2 of the hash capacity, which must exceed the number of distinct ids.
         keys: int64 [>= capacity]; values: int32 [>= capacity]: the hash, open addressing.
         distinct: int64 [>= total distinct], appended to from `count` on.
@@ -336,7 +336,7 @@ def intern(first, second, clear, shift, keys, values, distinct, count, rows):  #
 
 @njit(nogil=True, cache=True)
 def pad(offsets, values, destinations, out, out_mask):  # type: ignore[no-untyped-def]
-    """Lay the edge lists of some destinations into a padded array.
+    """Write the edge lists of some destinations into a padded array.
 
     Args:
         offsets: int64 [n+1]. values: [E] of any dtype. destinations: int64 [m].

@@ -1,8 +1,8 @@
 """Where a batch's time goes: a watch that the engine presses when one stage of the work ends.
 
-Every moment since `start` belongs to the stage that ends next, so that nothing between stages is lost:
+All time since `start` is assigned to the stage that ends next, so no time between stages is lost:
 
-    start ──ids, plan, sampling──► sampled ──gather, layers, table, head──► computed ──split, answers──► end
+    start ──ids, plan, sampling──► sampled ──gather, layers, state cache, head──► computed ──split──► end
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from time import perf_counter
 
 
 class LapWatch:
-    """One model's watch, used by whoever computes its batch; 0.1 µs for each press.
+    """Stopwatch of one model, used by the thread that computes its batch; 0.1 µs for each press.
 
     Attributes:
         sample_s, compute_s: seconds since `start`, over all parts of a batch (time cuts, inline nodes).

@@ -1,4 +1,4 @@
-"""The loaded form of one stage: its runner, samplers, table and buffers."""
+"""The loaded form of one stage: its runner, samplers, state cache and buffers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _NO_TIMES = frozen(np.empty(0, np.int64))
 
 
 class Relation:
-    """One edge type as one stage sees it: how to sample it and which edge data the stage reads.
+    """One edge type as one stage reads it: how to sample it and which edge data the stage reads.
 
     Args:
         adjacency: the edge type.
         sampler: of this layer.
-        stage: whose inputs decide what a view must carry.
+        stage: its inputs decide which data a view carries.
         sources: nodes of the source type, where the graph is live.
 
     Attributes:
-        source_slots: the same; it knows where their features are.
+        source_slots: `sources`; they map ids to feature rows.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Relation:
         self._all_weight = frozen(_or_empty(adjacency.weight, np.float32))
 
     def view(self, base: Matrix, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
-        """What `nodes` see through `block`, with the edge data that the stage reads.
+        """The edges of `nodes` in `block`, with the edge data that the stage reads.
 
         Args:
             base: [m, d] previous-level states; rows: int64 [E] into it.
@@ -171,18 +171,18 @@ class Level:
 
     Attributes:
         runner: None where the raw features are the state.
-        table: None where rows are not kept.
-        source: where the raw rows come from that are this level's state; None where they are computed, or
+        state_cache: None where rows are not cached.
+        source: where the raw rows that are this level's state come from; None where they are computed, or
             lie in the process.
-        port: the same for a `features` input.
+        port: the source of rows for a `features` input, or None.
         relations: edge type key -> relation.
         reads_self: whether the destinations' own previous states are read.
-        own_below: where those come from; None means the raw features.
-        own_slots: where raw features of the node type are, on a live graph; None on a snapshot, where a
+        own_below: the level that computes those states; None means raw features.
+        own_slots: maps ids to rows of raw features on a live graph; None on a snapshot, where a
             node's id is its row.
         structure: of the node type, where the stage reads it.
-        is_simple: whether the level reads one edge type, of bounded fanout, and its own rows, if it reads
-            them, from where that type's sources are.
+        is_simple: whether the level reads one edge type, of bounded fanout, and reads its own rows (if any)
+            from the level that computes that type's sources.
         links: for each relation, where its sources' states come from; None means raw features.
         state: float32 [n, d], rows of the present batch while it is executed.
         num_pending: ids that the present plan is about to intern, with repetitions.
@@ -195,7 +195,7 @@ class Level:
         graph: Graph | LiveView,
         level: int,
         node_type: str,
-        table: StateCache | None,
+        state_cache: StateCache | None,
         threads: int = 1,
         source: RowSource | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class Level:
         self.level = level
         self.node_type = node_type
         self.stage = stage
-        self.table = table
+        self.state_cache = state_cache
         self.interner = Interner()
         self.runner: StageRunner | None = None
         self.source: RowSource | None = None
@@ -255,7 +255,7 @@ class Level:
         )
 
     def link(self, below: dict[str, Level]) -> None:
-        """Find the levels that this one reads, among those one level below."""
+        """Find the levels that this level reads, among those one level below."""
 
         def computed(node_type: str) -> Level | None:
             found = below[node_type]
@@ -271,26 +271,26 @@ class Level:
         )
 
     def bytes_of(self, num_ids: int) -> int:
-        """Memory for the states of so many ids, of which no more are distinct than there are nodes."""
+        """Memory for the states of `num_ids` ids; at most as many are distinct as there are nodes."""
         return 8 * self.stage.state_dim * min(num_ids, self._nodes.num_nodes)
 
     def shrink(self) -> None:
-        """Give back what only the largest batches need."""
+        """Release memory that only the largest batches need."""
         for relation in self.relations.values():
             relation.buffers.shrink()
         self.interner.shrink()
-        self.state = self._out = _kept(self._out)
-        self._computed = _kept(self._computed)
-        self._raw = _kept(self._raw)
+        self.state = self._out = _shrunk(self._out)
+        self._computed = _shrunk(self._computed)
+        self._raw = _shrunk(self._raw)
 
     def out(self, num_rows: int) -> FloatArray:
-        """A reused float32 [num_rows, state_dim] for all rows asked for."""
+        """A reused float32 [num_rows, state_dim] for all requested rows."""
         if num_rows > self._out.shape[0]:
             self._out = np.empty((roomy(num_rows), self.stage.state_dim), np.float32)
         return self._out[:num_rows]
 
     def computed(self, num_rows: int) -> FloatArray:
-        """Another one, for the rows that the table lacks."""
+        """A second reused array, for the rows that are not in the state cache."""
         if num_rows > self._computed.shape[0]:
             self._computed = np.empty((roomy(num_rows), self.stage.state_dim), np.float32)
         return self._computed[:num_rows]
@@ -302,8 +302,8 @@ class Level:
         return self._raw[:num_rows]
 
 
-def _kept(buffer: FloatArray) -> FloatArray:
-    """A buffer, or where it is large a small one of its width."""
+def _shrunk(buffer: FloatArray) -> FloatArray:
+    """The buffer, or a small one of the same width if it is large."""
     return np.empty((64, buffer.shape[1]), np.float32) if buffer.size > 2 * KEPT_ROWS else buffer
 
 

@@ -1,4 +1,4 @@
-"""What a plan says of one level and node type."""
+"""The part of a plan for one level and node type."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class LevelPlan:
     """Rows of one level and node type that a batch needs.
 
     Attributes:
-        level: where they come from.
+        level: the level that computes them.
         ids: int64 [n] distinct global ids.
-        out: float32 [n, state_dim]; rows that the table had are filled already.
+        out: float32 [n, state_dim]; rows from the state cache are filled already.
         missing: int64 [m] positions in `ids` to compute; None means all of them.
         compute: int64 [m] ids to compute.
         own_rows: int64 [>= m] rows of `compute` one level below (global ids where that level is raw).

@@ -1,6 +1,6 @@
 """A packaged model on a graph, ready to answer: distinct node ids in, output rows out.
 
-Not safe for concurrent calls: buffers are reused. The service gives each model one lane.
+Not safe for concurrent calls, because buffers are reused. The service runs one batch per model at a time.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 
 
 class StateCachePlan:
-    """How a memory budget is divided among the tables of a model.
+    """How a memory budget is divided among the state caches of a model.
 
-    Every worker derives the same plan from the same numbers, so that all carve the same arena.
+    Every worker derives the same plan from the same numbers, so all workers use the same layout.
 
     Args:
         spec, graph: the model and its graph.
-        memory_bytes: for all tables and all workers together; 0 means no tables.
+        memory_bytes: for all state caches and all workers together; 0 means no state caches.
         num_workers: partitions.
-        final: also keep the last level's rows (precomputed serving).
+        final: also cache the last level's rows (precomputed serving).
     """
 
     def __init__(
@@ -73,12 +73,14 @@ class StateCachePlan:
     ) -> None:
         self.num_workers = num_workers
         #: (level, node type) -> (num_nodes, dim, slots of each worker)
-        self.tables: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self.caches: dict[tuple[int, str], tuple[int, int, int]] = {}
         self._graph = graph if isinstance(graph, LiveView) else None
         self._further = spec.reach - spec.num_layers
-        if self._graph is not None and not has_marks(spec, self._graph):
+        if self._graph is not None and not has_changed_at(spec, self._graph):
             if memory_bytes > 0:
-                log.warning("%s/%s: no rows are kept: %s", spec.name, spec.version, _why(spec, self._graph))
+                log.warning(
+                    "%s/%s: no rows are cached: %s", spec.name, spec.version, _why(spec, self._graph)
+                )
             return
         top = spec.num_layers + 1 if final else spec.num_layers
         kept = [
@@ -95,18 +97,18 @@ class StateCachePlan:
         for level, node_type, num_nodes, dim in kept:
             slots = int(num_nodes * share)
             if slots:
-                self.tables[level, node_type] = (num_nodes, dim, slots)
+                self.caches[level, node_type] = (num_nodes, dim, slots)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena that holds these tables."""
+        """Bytes of the arena that holds these state caches."""
         return sum(
             StateCache.num_bytes(num_nodes, dim, slots, self.num_workers, self._graph is not None)
-            for num_nodes, dim, slots in self.tables.values()
+            for num_nodes, dim, slots in self.caches.values()
         )
 
     def build(self, arena: Arena, worker: int = 0) -> dict[tuple[int, str], StateCache]:
-        """Create the tables in `arena`, for one worker."""
+        """Create the state caches in `arena`, for one worker."""
         live = self._graph
         return {
             (level, node_type): StateCache(
@@ -119,12 +121,12 @@ class StateCachePlan:
                 None if live is None else live.nodes[node_type].changed_at[level + self._further],
                 STILL if live is None else live.clock,
             )
-            for (level, node_type), (num_nodes, dim, slots) in self.tables.items()
+            for (level, node_type), (num_nodes, dim, slots) in self.caches.items()
         }
 
 
-def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
-    """Whether a live graph keeps account of what a model's kept rows depend on."""
+def has_changed_at(spec: ModelSpec, graph: LiveView) -> bool:
+    """Whether a live graph records `changed_at` for everything that a model's cached rows depend on."""
     plan = graph.memory.plan
     reads_degrees = any(
         entry.reduce in ("gcn", "gcn_noself")
@@ -136,13 +138,13 @@ def has_marks(spec: ModelSpec, graph: LiveView) -> bool:
 
 
 def _why(spec: ModelSpec, graph: LiveView) -> str:
-    """Why a live graph has no changed_at for a model."""
+    """Why a live graph has no `changed_at` for a model."""
     levels = graph.memory.plan.num_levels
     if spec.reach < levels:
-        return "it reads degrees of neighbours, which the live graph keeps no account of; set live.degrees"
+        return "it reads degrees of neighbours, which the live graph does not record; set live.degrees"
     return (
-        f"it looks {spec.reach} hops far, and the live graph follows changes over {levels - 1}; set "
-        f"live.levels to {spec.reach + 1}, or start again with the model in the repository"
+        f"it reads {spec.reach} hops, and the live graph records changes over {levels - 1}; set "
+        f"live.levels to {spec.reach + 1}, or restart with the model in the repository"
     )
 
 
@@ -152,19 +154,19 @@ class Model:
     Args:
         folder: `<repository>/<model>/<version>`.
         spec: its model.json.
-        graph: the snapshot it answers about.
-        tables: from `StateCachePlan.build`; empty serves without state caches.
+        graph: the snapshot or live graph that it reads.
+        state_caches: from `StateCachePlan.build`; empty serves without state caches.
         threads: of the runtime.
         sources: node type -> where its raw features come from, for those that the graph does not hold.
 
     Attributes:
         state_dim: columns of a row of `states` of the head's node type.
         num_hops: message-passing layers.
-        output_names: what it can answer.
+        output_names: outputs that the model offers.
         reads_attr: edge types whose attributes it reads.
-        student: stands in where most of its rows cannot be had; None where it has none.
-        watch: tells sampling from computing.
-        guard: says how far a batch may go; one that lets everything through, until another one is put here.
+        student: answers where most of the teacher's rows are missing; None where the model has no student.
+        watch: separates sampling time from compute time.
+        guard: limits each batch; the default one has no limits, and may be replaced.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
@@ -176,16 +178,16 @@ class Model:
         folder: Path,
         spec: ModelSpec,
         graph: Graph | LiveView,
-        tables: Mapping[tuple[int, str], StateCache] | None = None,
+        state_caches: Mapping[tuple[int, str], StateCache] | None = None,
         threads: int = 1,
         sources: Mapping[str, RowSource] | None = None,
     ) -> None:
         check_schema(spec, graph)
         self.spec = spec
         self.graph = graph
-        self.tables = dict(tables or {})
+        self.state_caches = dict(state_caches or {})
         self.sources = dict(sources or {})
-        self._overlays: FetchedRowsByType = {}
+        self._fetched_rows: FetchedRowsByType = {}
         self._used: set[str] | None = None
         self._least_share = 0.0
         self.student: Student | None = None
@@ -204,7 +206,7 @@ class Model:
                     graph,
                     number,
                     node_type,
-                    self.tables.get((number, node_type)),
+                    self.state_caches.get((number, node_type)),
                     threads,
                     self.sources.get(node_type),
                 )
@@ -216,9 +218,9 @@ class Model:
             for level in above.values():
                 level.link(below)
         head = spec.head
-        self._chain = None
+        self._fused_path = None
         if not self.sources:
-            self._chain = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
+            self._fused_path = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
         self._flat = None if self.sources else Flat.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
         self.state_dim = final[head.node_type].state_dim
@@ -243,25 +245,25 @@ class Model:
     def supply(
         self, fetched_rows: FetchedRowsByType, used: set[str] | None = None, least_share: float = 0.0
     ) -> None:
-        """What the next calls have beside the sources, until this is called again.
+        """Set the fetched rows of the next calls, until this method is called again.
 
         Args:
-            fetched_rows: rows that were fetched.
-            used: None raises `RowsAbsent` where rows are missing; a set computes without them, and has
-                the fallbacks added that this used.
-            least_share: of the rows; with less it raises `RowsAbsent` all the same.
+            fetched_rows: rows to use in addition to the sources.
+            used: None raises `RowsAbsent` where rows are missing. With a set, the model computes without
+                the missing rows, and adds the fallbacks that it used to the set.
+            least_share: share of the rows that must be available; below it, `RowsAbsent` is raised.
         """
-        self._overlays = fetched_rows
+        self._fetched_rows = fetched_rows
         self._used = used
         self._least_share = least_share
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
-        """Rows that computing the final states of distinct ids would miss: node type -> distinct ids."""
+        """Rows that are missing to compute the final states of distinct ids: node type -> distinct ids."""
         plan = make_plan(self.levels, self.spec.num_layers, wanted, as_of, self.guard)
-        return complete(plan, self._overlays)
+        return complete(plan, self._fetched_rows)
 
     def shrink(self) -> None:
-        """Give back the memory that only the largest batches need; what was answered stays whole."""
+        """Release memory that only the largest batches need; earlier answers stay valid."""
         for stages in self.levels:
             for level in stages.values():
                 level.shrink()
@@ -272,7 +274,7 @@ class Model:
         Valid until the next call.
 
         Raises:
-            RowsAbsent: a source lacks rows, and `supply` did not allow to do without.
+            RowsAbsent: a source lacks rows, and `supply` did not allow computing without them.
         """
         if self._flat is not None:
             node_type, ids = next(iter(wanted.items()))
@@ -281,11 +283,11 @@ class Model:
             self.watch.computed()
             self.guard.rows += ids.shape[0]
             return {node_type: found}
-        if self._chain is not None and len(wanted) == 1:
+        if self._fused_path is not None and len(wanted) == 1:
             node_type, ids = next(iter(wanted.items()))
-            if node_type == self.spec.head.node_type and ids.shape[0] <= self._chain.max_seeds:
-                states = self._chain.run(ids, as_of)
-                self.guard.rows += self._chain.rows_ran
+            if node_type == self.spec.head.node_type and ids.shape[0] <= self._fused_path.max_seeds:
+                states = self._fused_path.run(ids, as_of)
+                self.guard.rows += self._fused_path.rows_ran
                 return {node_type: states}
         return self._states(self.spec.num_layers, wanted, as_of)
 
@@ -307,7 +309,7 @@ class Model:
         plan = make_plan(self.levels, level, wanted, as_of, self.guard)
         keep = True
         if plan.reads:
-            absent = complete(plan, self._overlays)
+            absent = complete(plan, self._fetched_rows)
             if absent:
                 if self._used is None:
                     self.watch.sampled()
@@ -316,14 +318,14 @@ class Model:
                 if share_there(plan) < self._least_share:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
-                keep = False  # tables hold what anybody would compute
+                keep = False  # state caches hold rows that any request would compute
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
         self.watch.computed()
         return found
 
     def logits(self, *states: FloatArray) -> FloatArray:
-        """The head over final states: one array [n, d], or two of them for a link model."""
+        """Apply the head to final states: one array [n, d], or two of them for a link model."""
         if self._head is None:
             if len(states) == 1:
                 return states[0]
@@ -339,7 +341,7 @@ class Model:
         return logits
 
     def outputs(self, names: Sequence[str], *states: FloatArray) -> dict[str, AnyArray]:
-        """Named outputs of rows of final states; arrays of their own, never views of buffers."""
+        """Named outputs of rows of final states; new arrays, never views of buffers."""
         found = out_of.named_outputs(
             names, self.spec.task, self._embedding(states[0]), lambda: self.logits(*states)
         )
@@ -355,7 +357,7 @@ def load_model(
     folder: Path,
     spec: ModelSpec,
     graph: Graph | LiveView,
-    tables: Mapping[tuple[int, str], StateCache] | None = None,
+    state_caches: Mapping[tuple[int, str], StateCache] | None = None,
     threads: int = 1,
     sources: Mapping[str, RowSource] | None = None,
 ) -> Model | EgoModel:
@@ -371,6 +373,6 @@ def load_model(
                 f"features.store holds those of {', '.join(sorted(sources))}"
             )
         return EgoModel(folder, spec, graph, threads)
-    model = Model(folder, spec, graph, tables, threads, sources)
+    model = Model(folder, spec, graph, state_caches, threads, sources)
     model.student = student_of(folder, spec, threads)
     return model

@@ -1,10 +1,10 @@
-"""How row kernels read rows: as they lie, or narrow ones decoded on the way, one element at a time.
+"""How row kernels read rows: directly, or decoded from narrow storage, one element at a time.
 
-`decoder_of` and `value_at` are the whole difference: Numba chooses their code by the type of what is read,
-so that a kernel is written once, and for float32 compiles to what it would be without them. Narrow rows
-are decoded in registers: what memory has to bring is the narrow row, and no float32 copy is made.
-The arithmetic is that of `NarrowMatrix.decoded`, operation by operation, so that a narrow graph gives the
-bits that a float32 graph of the decoded features gives.
+`decoder_of` and `value_at` hold the whole difference. Numba selects their code by the type of the input,
+so each kernel is written once, and for float32 compiles to the same code as without them. Narrow rows
+are decoded in registers: memory delivers only the narrow row, and no float32 copy is created.
+The arithmetic equals `NarrowMatrix.decoded`, operation by operation, so a narrow graph gives the same
+bits as a float32 graph of the decoded features.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NO_FLOATS: FloatArray = np.empty(0, np.float32)
 
 
 class Narrow(NamedTuple):
-    """A feature matrix as kernels read it where it is not float32.
+    """A feature matrix that is not float32, in the form that kernels read.
 
-    The dtype of the codes says what they are: int8, affine numbers of their column; int16, the bits of
+    The dtype of the codes defines the encoding: int8, affine numbers of their column; int16, the bits of
     float16 numbers; uint16, the upper bits of float32 ones (bfloat16).
 
     Attributes:
@@ -45,12 +45,12 @@ class Narrow(NamedTuple):
         return self.codes.shape[0], self.codes.shape[1]
 
 
-#: What row kernels read: float32 [N, d], C-contiguous, or narrow rows.
+#: Input of row kernels: float32 [N, d], C-contiguous, or narrow rows.
 Matrix = FloatArray | Narrow
 
 
 def matrix_of(features: AnyArray | NarrowMatrix) -> Matrix:
-    """A node type's features as kernels read them, not copied where they are stored in a way they know."""
+    """A node type's features in the form that kernels read, copied only where kernels cannot read them."""
     if isinstance(features, NarrowMatrix):
         return Narrow(frozen(features.codes), frozen(features.scale), frozen(features.offset))
     if features.dtype == np.float16 and features.flags.c_contiguous:
@@ -61,7 +61,7 @@ def matrix_of(features: AnyArray | NarrowMatrix) -> Matrix:
 
 
 def like_of(matrix: Matrix) -> Any:
-    """A number whose type tells kernels how a matrix is stored; Python's own for float32, read fastest."""
+    """A number whose type tells kernels how a matrix is stored; a Python float for float32 (fastest)."""
     return matrix.codes.dtype.type(0) if isinstance(matrix, Narrow) else 0.0
 
 
@@ -73,7 +73,7 @@ def parts_of(matrix: Matrix) -> tuple[AnyArray, FloatArray, FloatArray]:
 
 
 def decoder_of(base: Any, column: int, w: int) -> Any:
-    """In kernels: what `value_at` needs for columns [column, column + w); found once, not for each row."""
+    """In kernels: what `value_at` needs for columns [column, column + w); computed once per call."""
     raise NotImplementedError
 
 
@@ -83,12 +83,12 @@ def value_at(row: Any, decoder: Any, c: int) -> Any:
 
 
 def stored_in(base: Any) -> Any:
-    """In kernels: the array [N, d] that rows lie in."""
+    """In kernels: the array [N, d] that contains the rows."""
     raise NotImplementedError
 
 
 def matrix_at(like: Any, address: int, rows: int, columns: int, scale_at: int, offset_at: int) -> Any:
-    """In kernels: a matrix from addresses, stored as `like_of` of it says by its type."""
+    """In kernels: a matrix from addresses; the type of `like` (see `like_of`) says how it is stored."""
     raise NotImplementedError
 
 
@@ -102,7 +102,7 @@ def _decoder_of(base, column, w):  # type: ignore[no-untyped-def]
 @overload(value_at, inline="always")
 def _value_at(row, decoder, c):  # type: ignore[no-untyped-def]
     if row.dtype == types.int8:
-        # Two roundings, as in NumPy: Numba does not fuse a product with a sum unless it is told to.
+        # Two roundings, as in NumPy: Numba does not fuse a product with a sum unless fastmath is set.
         return lambda row, decoder, c: np.float32(row[c]) * decoder[0][c] + decoder[1][c]
     if row.dtype == types.int16:
         return lambda row, decoder, c: float_of_half(row[c])

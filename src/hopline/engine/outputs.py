@@ -63,7 +63,7 @@ def probabilities(task: str, logits: FloatArray) -> FloatArray:
 def named_outputs(
     names: Sequence[str], task: str, embedding: FloatArray, logits_of: Callable[[], FloatArray]
 ) -> dict[str, AnyArray]:
-    """The asked outputs of some rows, in arrays of their own.
+    """The requested outputs of some rows, in new arrays.
 
     Args:
         embedding: float32 [n, d], may be a view of a buffer.

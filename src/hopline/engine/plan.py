@@ -1,8 +1,8 @@
 """Which rows a batch must compute: from the requested states down to raw features.
 
-Level by level from the top, for each node type: look the wanted rows up in the table; sample
-neighbours for those it lacks; the union of their own and their neighbours' ids, each once, is wanted
-one level below. Nothing is computed here.
+Level by level from the top, for each node type: look the wanted rows up in the state cache, and sample
+neighbours for the rows that are not cached. The union of their ids and their neighbours' ids, each once,
+is wanted one level below. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
-#: Fewer edges than this are sampled in less than a millisecond: what they take need not be asked for.
+#: Fewer edges than this are sampled in less than a millisecond: the guard is not called for them.
 _SOME_EDGES = 1 << 12
 
 
@@ -30,7 +30,7 @@ class Plan:
 
     Attributes:
         needs: for each level from the top down, the needs of its node types.
-        guard: asked before each step.
+        guard: called before each step.
         reads: raw rows that come from sources; see `source.complete`.
         num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
@@ -53,9 +53,9 @@ def make_plan(
 ) -> Plan:
     """Plan the states of `wanted` (node type -> int64 [n] distinct ids) at level `top`.
 
-    A plan with a time cut neither reads nor fills tables: their rows are about the present graph.
+    A plan with a time cut neither reads nor fills state caches: their rows are about the present graph.
 
-    Raises: whatever `guard` says against the next step.
+    Raises: any error that `guard` raises before the next step.
     """
     if guard is None:
         guard = Guard()
@@ -74,7 +74,7 @@ def make_plan(
 
 
 def _reserve(plan: Plan, num_rows: int, num_edges: int, below: Level | None) -> None:
-    """See whether a step may sample so many edges, and have the rows that this wants one level below."""
+    """Check that a step may sample so many edges, and hold the rows that they need one level below."""
     plan.guard.look_at(num_edges)
     num_bytes = EDGE_BYTES * num_edges
     if below is not None:
@@ -87,16 +87,16 @@ def _look_up(plan: Plan, level: Level, ids: IdArray) -> LevelPlan:
     if level.source is not None:
         plan.reads.append(RawRead(level, level.source, ids, out))
         return LevelPlan(level, ids, out, None, _NO_IDS)
-    if level.table is None or plan.as_of != NO_CUT:
+    if level.state_cache is None or plan.as_of != NO_CUT:
         return LevelPlan(level, ids, out, None, ids)
-    missing = level.table.read(ids, out)
+    missing = level.state_cache.read(ids, out)
     if missing.shape[0] == ids.shape[0]:
         return LevelPlan(level, ids, out, None, ids)
     return LevelPlan(level, ids, out, missing, ids[missing])
 
 
 def _read_raw(plan: Plan, need: LevelPlan) -> None:
-    """Raw rows of what a level computes, for its `features` input."""
+    """Read the raw rows for the `features` input of the nodes that a level computes."""
     level = need.level
     assert level.port is not None
     need.raw = level.raw(need.compute.shape[0])
@@ -104,7 +104,7 @@ def _read_raw(plan: Plan, need: LevelPlan) -> None:
 
 
 def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
-    """Sample what the needs read, and number the rows that this wants one level below."""
+    """Sample the edges of the needs, and number the rows that they need one level below."""
     touched: list[Level] = []
     guard = plan.guard
     if guard.rows > guard.few_rows:

@@ -1,7 +1,7 @@
 """Precomputed answers: which file fits a model, which of its rows may be used, and the rows themselves.
 
 The server, hybrid serving (`final_rows.py`) and the function handler (`serverless/known.py`) all read a
-file through this module. It needs no compiled code, so that a function starts at once.
+file through this module. It needs no compiled code, so that a function starts quickly.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.errors import PrecomputedFileError
 from hopline.types import AnyArray, FloatArray, IdArray
 
-#: Global ids -> which of their rows are what would be computed now: int64 [n] -> bool [n].
+#: Global ids -> which rows still equal the rows that would be computed now: int64 [n] -> bool [n].
 Unchanged = Callable[[IdArray], NDArray[np.bool_]]
 
-#: What became of rows that were asked for, as the metrics call it.
+#: Outcomes of requested rows, by their label in the metrics.
 FOUND, NEW, ABSENT, EXPIRED, CHANGED = "looked_up", "new", "absent", "expired", "changed"
 OUTCOMES = (FOUND, NEW, ABSENT, EXPIRED, CHANGED)
 
@@ -34,9 +34,9 @@ class PrecomputedRows:
         file: of this model; see `check_fits`.
         spec: the model.
         ttl_s: rows older than this are computed; 0 for any age.
-        is_stale: the rows are about another graph version, and served all the same.
-        rows_known: bool [N], rows that are about the node of the same number here; None for all.
-        unchanged: says which rows still hold on a graph that changes; None on one that does not.
+        is_stale: the rows are about another graph version, and are served anyway.
+        rows_known: bool [N], rows that belong to the node of the same number here; None for all.
+        unchanged: returns which rows are still valid on a live graph; None on a snapshot.
         clock_ms: ms since the epoch.
 
     Attributes:
@@ -71,7 +71,7 @@ class PrecomputedRows:
         self.embedding = spec.head.embedding or (0, self.state_dim)
 
     def holds(self, row: int) -> bool:
-        """Whether one row, at least 0, is good; where it is not, `good` says why."""
+        """Whether one row, at least 0, is valid; if not, `good` counts the reason."""
         if row >= self.num_rows:
             return False
         computed_at = self._take_one(self._computed_at, row)[0]
@@ -82,11 +82,11 @@ class PrecomputedRows:
         return self.unchanged is None or bool(self.unchanged(np.array((row,), np.int64))[0])
 
     def good(self, ids: IdArray, counts: dict[str, int] | None = None) -> NDArray[np.bool_]:
-        """Which rows need not be computed.
+        """Check which rows are valid and need not be computed.
 
         Args:
             ids: int64 [n], at least 0.
-            counts: by outcome; has n added.
+            counts: by outcome; the n outcomes are added.
         Returns: bool [n].
         """
         n = ids.shape[0]
@@ -115,17 +115,17 @@ class PrecomputedRows:
         return good
 
     def states(self, ids: IdArray) -> FloatArray:
-        """Final states float32 [n, d] of rows that are good."""
+        """Final states float32 [n, d] of valid rows."""
         found: FloatArray = self._take(self._state, ids)
         return found
 
     def logits(self, ids: IdArray | slice) -> FloatArray:
-        """Logits float32 [n, c] of rows that are good; for node heads."""
+        """Logits float32 [n, c] of valid rows; for node heads."""
         found: FloatArray = self._take(self._logits, ids)
         return found
 
     def embeddings(self, ids: IdArray | slice) -> FloatArray:
-        """Embeddings float32 [n, e] of rows that are good."""
+        """Embeddings float32 [n, e] of valid rows."""
         a, b = self.embedding
         found: FloatArray = self._take(self._state, ids)[:, a:b]
         return found
@@ -153,7 +153,7 @@ def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:
         own_hash: `model_hash` of the model's folder.
 
     Raises:
-        PrecomputedFileError: of another artifact, node type or shape, and what differs.
+        PrecomputedFileError: the file is of another artifact, node type or shape; the error says which.
     """
     plan, path = file.header.plan, file.path
     if plan.model_hash != own_hash:
@@ -168,10 +168,10 @@ def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:
     )
     if plan.node_type not in types:
         raise PrecomputedFileError(
-            f"{path} has rows of {plan.node_type!r}; {spec.name} answers about {' and '.join(types)}"
+            f"{path} has rows of {plan.node_type!r}; {spec.name} needs rows of {' and '.join(types)}"
         )
     state_dim = head.output_dim if spec.runtime == "torch" else spec.levels[-1][plan.node_type].state_dim
-    #: Columns of logits that it may have; where the state is the logits they may be left out.
+    #: Columns of logits that the file may have; where the state is the logits they may be omitted.
     logits = (head.output_dim,) if head.kind == "node" and head.file is not None else (0, head.output_dim)
     if plan.state_dim != state_dim or plan.output_dim not in logits:
         raise PrecomputedFileError(
@@ -181,20 +181,20 @@ def check_fits(file: PrecomputedFile, spec: ModelSpec, own_hash: str) -> None:
     sampled = any(fanout >= 0 for fanouts in spec.fanouts.values() for fanout in fanouts)
     if plan.exact and (sampled or spec.max_degree is not None):
         raise PrecomputedFileError(
-            f"{path} was computed over all neighbours, {spec.name} samples them: known and new nodes would "
-            "be answered by two measures; run `hopline batch` with the model's fanouts"
+            f"{path} was computed over all neighbours, but {spec.name} samples them: answers for known and "
+            "new nodes would not be comparable; run `hopline batch` with the model's fanouts"
         )
 
 
 def on_other_graph(path: Path, plan: PrecomputedPlan, name: str, graph_version: str) -> str:
-    """What to say of rows that were computed on another graph."""
+    """Message for rows that were computed on another graph."""
     return f"{path} was computed on graph {plan.graph_version}; {name} is served on {graph_version}"
 
 
-#: The ways out, after `on_other_graph`.
+#: What the user can do; follows `on_other_graph`.
 OTHER_GRAPH_ADVICE = (
     'run `hopline batch` on that graph; or set precomputed.stale = "compute" to compute, or "serve" '
-    "to use its rows, with answers that say so"
+    "to use its rows and mark the answers as degraded"
 )
 
 

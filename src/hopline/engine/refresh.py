@@ -1,12 +1,12 @@
-"""Keeps all rows of a model on a live graph up to date: what a change touches is computed at once.
+"""Keeps all rows of a model on a live graph up to date: recomputes immediately what a change affects.
 
-Rows of each level lie in one array, by node. A change touches at most the rows that `changed_at` names,
-level by level (graph/live/changed_at.py). Most of these turn out to be unchanged, and need not be computed:
-a row is a function of its node's list, of its own row one level below, and of the rows of the neighbours
-that the sampler draws. Where none of these is another one, neither is the row. What is computed and comes
-out as it was stops there, too.
+Rows of each level lie in one array, by node. A change affects at most the rows that `changed_at` names,
+level by level (graph/live/changed_at.py). Most of these are in fact unchanged and need not be computed: a
+row is a function of its node's list, of the node's row one level below, and of the rows of the neighbours
+that the sampler draws. If none of these has changed, the row has not changed either. A row that is computed
+and stays the same also ends the propagation.
 
-It is exact: the rows are, bit for bit, those that are computed anew from the final graph.
+The result is exact: the rows equal, bit for bit, those computed from the final graph from scratch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import FloatArray, IdArray
 
-#: Nodes whose neighbours are drawn at once.
+#: Nodes whose neighbours are sampled in one call.
 _PIECE = 2048
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
@@ -37,12 +37,12 @@ _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 def _keep_touched(  # type: ignore[no-untyped-def]
     ids, offsets, neighbors, heads, records, version, own_touched, base_touched, now
 ):
-    """Move the nodes that must be computed, and their edges, to the front; returns how many they are.
+    """Move the nodes that must be computed, and their edges, to the front; returns the number of nodes.
 
     Args:
-        ids: int64 [n]. offsets, neighbors: what was drawn for them.
+        ids: int64 [n]. offsets, neighbors: their sampled edges.
         heads, records: of the edge type; lists newer than `version` count as changed.
-        own_touched, base_touched: int64 [capacity], `now` where a row one level below became another one.
+        own_touched, base_touched: int64 [capacity], `now` where a row one level below has changed.
     """
     kept = 0
     end = np.int64(0)
@@ -72,13 +72,13 @@ def _keep_touched(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _put(rows, ids, values, touched, now):  # type: ignore[no-untyped-def]
-    """rows[ids[i]] = values[i]; says in `touched` which became other ones."""
+    """rows[ids[i]] = values[i]; records in `touched` which rows have changed."""
     for i in range(ids.shape[0]):
         v = ids[i]
         target, source = rows[v], values[i]
         same = True
         for c in range(source.shape[0]):
-            # Bits: a row that is not a number stays one.
+            # Compare bits: NaN must equal NaN.
             same = same and (target[c] == source[c] or (target[c] != target[c] and source[c] != source[c]))
         if not same:
             for c in range(source.shape[0]):
@@ -87,10 +87,12 @@ def _put(rows, ids, values, touched, now):  # type: ignore[no-untyped-def]
 
 
 class Refresher:
-    """Args:
+    """Holds all rows of a model on a live graph, and updates them.
+
+    Args:
         folder: `<repository>/<model>/<version>`.
         spec: its model.json.
-        graph: used by nobody else.
+        graph: a view that has no other user.
 
     Attributes:
         version: of the graph that all rows are about.
@@ -129,7 +131,7 @@ class Refresher:
         self.num_computed = 0
 
     def build(self) -> None:
-        """Compute all rows, as of the newest version."""
+        """Compute all rows for the newest version."""
         with self._graph as graph:
             everyone: dict[str, IdArray] = {
                 name: np.arange(nodes.num_nodes) for name, nodes in graph.nodes.items()
@@ -138,13 +140,13 @@ class Refresher:
             self.version = graph.clock.version
 
     def refresh(self, affected: Mapping[int, Mapping[str, IdArray]]) -> dict[str, IdArray]:
-        """Bring all rows up to the newest version.
+        """Update all rows to the newest version.
 
         Args:
-            affected: level -> node type -> nodes that were marked since this was last called, or `build`
-                was.
+            affected: level -> node type -> nodes whose changed_at was set since the last call of this
+                method or of `build`.
 
-        Returns: node type -> nodes whose final rows have become other ones, int64.
+        Returns: node type -> nodes whose final rows have changed, int64.
         """
         with self._graph as graph:
             self._compute(affected)
@@ -163,7 +165,7 @@ class Refresher:
     def _compute(self, affected: Mapping[int, Mapping[str, IdArray]]) -> None:
         self._now += 1
         for name, ids in affected.get(0, {}).items():
-            if name not in self._rows[0]:  # raw features are there already
+            if name not in self._rows[0]:  # raw features exist already
                 self._touched[0][name][ids] = self._now
         for number, stages in enumerate(self._levels):
             for name, level in stages.items():

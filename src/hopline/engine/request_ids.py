@@ -1,4 +1,4 @@
-"""The ids that requests name: looked up together, checked, and named where there are none of them."""
+"""The ids of requests: looked up together, checked, and named in an error where they are unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMED = 20
 
 
 def all_at_once(index: IdIndex, wanted: list[ExternalIds]) -> IdArray | None:
-    """One look-up for the whole batch, or None where it must be done one by one."""
+    """Look up all ids of a batch in one call; None where they must be looked up request by request."""
     try:
         if len(wanted) == 1:
             return index.lookup(wanted[0]) if len(wanted[0]) else None
@@ -38,7 +38,7 @@ def all_known(ids: IdArray) -> bool:
 
 
 def not_found(graph_version: str, external: ExternalIds, ids: IdArray) -> NodeNotFound:
-    """The error of a request that names nodes which a graph does not have."""
+    """Create the error for a request that names nodes which are not in the graph."""
     missing: list[Any] = [
         e.item() if isinstance(e, np.generic) else e
         for e in (external[int(i)] for i in np.flatnonzero(ids < 0))

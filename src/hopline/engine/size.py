@@ -1,8 +1,8 @@
-"""How many rows a request will read, before it is planned: by fanouts, or by degrees where there are none.
+"""How many rows a request will read, predicted before planning: by fanouts, or by degrees without fanouts.
 
-direct   seeds, and their neighbours: read whatever tables keep
-below    paths further down, as if no two met and nothing were kept: which share of them is read is
-         learned from batches
+direct   seeds, and their neighbours: read even if all states are cached
+below    paths further down, as if no two paths met and no rows were cached: the share of them that is
+         read is learned from batches
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class RequestSize:
 
     Args:
         spec: its fanouts.
-        graph: read when it is made, and by `rows`; of a live graph a view of one's own, entered by the
-            caller.
+        graph: read by the constructor and by `rows`; for a live graph, a separate view that the caller
+            has entered.
         num_hops: of the model.
 
     Attributes:
-        per_seed: node type -> the same for a seed of it, on the mean.
+        per_seed: node type -> the mean prediction for one seed of it.
         links: node type -> (counts neighbours, rows below each) for each edge type into it.
-        most_below: nobody reads more than the whole graph at each hop.
-        by_degree: node types whose seeds differ: an edge type into them is read without a bound.
+        most_below: upper bound: the whole graph at each hop.
+        by_degree: node types whose seeds differ: an edge type into them is read without a fanout.
     """
 
     def __init__(self, spec: ModelSpec, graph: Graph | LiveView, num_hops: int) -> None:
@@ -72,7 +72,7 @@ class RequestSize:
         )
 
     def rows(self, node_type: str, ids: IdArray) -> tuple[float, float]:
-        """Predicted for known seeds int64 [n] of a type."""
+        """The prediction for known seeds int64 [n] of a type."""
         direct, below = float(ids.shape[0]), 0.0
         for sampler, each in self.links.get(node_type, ()):
             edges = sampler.bound(ids)
@@ -82,7 +82,7 @@ class RequestSize:
 
 
 def _bound(fanout: Sequence[int], max_degree: int | None) -> float:
-    """Of the edges of a node at a hop whose fanout is this; nothing where there is no such hop."""
+    """Largest number of edges of a node at a hop with this fanout; 0 where there is no such hop."""
     if not fanout:
         return 0.0
     bound = float(fanout[0]) if fanout[0] >= 0 else math.inf

@@ -1,8 +1,8 @@
-"""Feature rows that are not in the process: what the engine asks of them, and what it does without them.
+"""Feature rows that are not in the process: how the engine reads them, and computes without them.
 
-Planning reads what is near (`RowSource`, the shared L1). What that lacks is *absent*: the caller fetches
-it and plans again with the rows in hand (`FetchedRows`), or has the batch computed without them, by the
-fallbacks of `fallbacks.py`.
+Planning reads rows that are available locally (`RowSource`, the shared L1 feature cache). Other rows are
+*absent*: the caller fetches them and plans again with the fetched rows (`FetchedRows`), or has the batch
+computed without them, by the fallbacks of `fallbacks.py`.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 
 
 class RowSource(Protocol):
-    """Rows of one node type that can be had without waiting."""
+    """Rows of one node type that can be read without waiting."""
 
     def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
         """Copy rows.
 
         Args:
             ids: int64 [n] global ids.
-            out: float32 [n, dim]; row i is filled where ids[i] is there.
-            stale: rows that are too old count as well.
+            out: float32 [n, dim]; row i is filled where ids[i] is available.
+            stale: rows that are too old count as available.
 
-        Returns: int64 [m] positions in `ids` that are not there, valid until the next call.
+        Returns: int64 [m] positions in `ids` that are not available, valid until the next call.
         """
         ...
 
     def mean(self) -> FloatArray:
-        """The row that stands in for one that nobody has, float32 [dim]."""
+        """The row that replaces a missing one, float32 [dim]."""
         ...
 
 
 class FetchedRows:
-    """Rows of one node type that were fetched for a batch: they need not be in L1 when it is computed.
+    """Rows of one node type that were fetched for a batch; the L1 feature cache need not hold them.
 
     Args:
         ids: int64 [n]. values: float32 [n, dim]; neither may be changed afterwards.
     """
 
     def __init__(self, ids: IdArray, values: FloatArray) -> None:
-        if not (ids[1:] > ids[:-1]).all():  # usually they are what a plan lacked, in order
+        if not (ids[1:] > ids[:-1]).all():  # usually they are the absent rows of a plan, in order
             order = np.argsort(ids, kind="stable")
             ids, values = ids[order], values[order]
         self._ids = ids
         self._values = values
 
     def take(self, ids: IdArray, positions: IdArray, out: FloatArray) -> IdArray:
-        """Fill out[positions] where ids[positions] is here; the positions that are left."""
+        """Fill out[positions] where ids[positions] was fetched; returns the other positions."""
         if not self._ids.shape[0] or not positions.shape[0]:
             return positions
         wanted = ids[positions]
@@ -69,13 +69,14 @@ class FetchedRows:
         return left
 
 
-#: Node type -> fetched_rows, of one batch.
+#: Node type -> fetched rows, of one batch.
 FetchedRowsByType = Mapping[str, Sequence[FetchedRows]]
 
 
 class Absent(NamedTuple):
-    """An outcome: the request reads rows that are not near. (Never the exception itself, whose traceback
-    would keep its batch alive.)
+    """An outcome: the request reads rows that are not available locally.
+
+    (Never the exception itself, whose traceback would keep its batch in memory.)
 
     Attributes:
         absent: node type -> int64 [m] distinct global ids, sorted.
@@ -85,7 +86,7 @@ class Absent(NamedTuple):
 
 
 class RowsAbsent(Exception):
-    """A batch reads rows that are not near.
+    """Raised when a batch reads rows that are not available locally.
 
     Attributes:
         absent: node type -> int64 [m] distinct global ids, sorted.
@@ -97,12 +98,12 @@ class RowsAbsent(Exception):
 
 
 class RawRead:
-    """Raw rows that a plan reads of a source.
+    """Raw rows that a plan reads from a source.
 
     Attributes:
-        reader: whose state they are (a raw level), or whose `features` input they fill.
+        reader: the level whose state the rows are (a raw level), or whose `features` input they fill.
         source: of the rows.
-        ids: int64 [n]. out: float32 [n, dim], filled but for `missing`.
+        ids: int64 [n]. out: float32 [n, dim], filled except for `missing`.
         missing: int64 [m] positions that are still absent.
     """
 
@@ -117,7 +118,7 @@ class RawRead:
 
 
 def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
-    """Fill in what was fetched; node type -> int64 ids that are still absent (distinct, sorted)."""
+    """Fill in fetched rows; returns node type -> int64 ids that are still absent (distinct, sorted)."""
     absent: dict[str, list[IdArray]] = {}
     for read in plan.reads:
         for fetched_row_set in fetched_rows.get(read.reader.node_type, ()):
@@ -128,7 +129,7 @@ def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
 
 
 def do_without(plan: Plan) -> set[str]:
-    """Make a plan computable whose rows are not all there; returns the fallbacks that this used."""
+    """Make a plan with absent rows computable; returns the fallbacks that this used."""
     used: set[str] = set()
     for read in plan.reads:
         if not read.missing.shape[0]:
@@ -153,14 +154,14 @@ def do_without(plan: Plan) -> set[str]:
 
 
 def share_there(plan: Plan) -> float:
-    """Of the rows that a plan reads from sources, the share that is there after `do_without`."""
+    """The share of the rows that a plan reads from sources which is available after `do_without`."""
     total = sum(read.ids.shape[0] for read in plan.reads)
     lost = sum(read.missing.shape[0] for read in plan.reads)
     return 1.0 - lost / total if total else 1.0
 
 
 def _compute_without(need: LevelPlan, lost: Mapping[int, RawRead]) -> set[str]:
-    """Drop edges to absent rows; the fallbacks that this and absent own rows make."""
+    """Drop edges to absent rows; returns the fallbacks for these and for absent own rows."""
     used: set[str] = set()
     level = need.level
     for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
@@ -186,7 +187,7 @@ def _lost_rows(read: RawRead) -> NDArray[np.bool_]:
 
 @njit(nogil=True, cache=True)
 def drop_edges(lost, rows, offsets, neighbors, positions):  # type: ignore[no-untyped-def]
-    """Leave out, in place, the edges whose source row is lost; returns how many are left."""
+    """Remove, in place, the edges whose source row is lost; returns the number of remaining edges."""
     left = 0
     first = offsets[0]
     for i in range(offsets.shape[0] - 1):

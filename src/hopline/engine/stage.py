@@ -1,6 +1,6 @@
 """Runs one stage: fills its declared inputs from rows and edges, calls ONNX Runtime.
 
-Knows artifact.py's input kinds; knows nothing of plans, tables or requests.
+Knows artifact.py's input kinds; knows nothing of plans, caches or requests.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class StageRunner:
         threads: of the runtime.
 
     Attributes:
-        row_stage: the runtime, where every input has one row for each destination.
-        block_stage: the runtime, where not; one of the two is None.
-        pair: set where the stage reads just own rows and an unweighted sum or mean of neighbours, side
-            by side: then `gather_reduce` fills it in one call.
+        row_stage: the runtime, if every input has one row for each destination.
+        block_stage: the runtime otherwise; one of the two is None.
+        pair: set if the stage reads only own rows and an unweighted sum or mean of neighbours, next to
+            each other in one input: then `gather_reduce` fills it in one call.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StageRunner:
                 self._columns.append((0, widths.get(entry.edge_type, 0)))
         self.row_stage: RowStage | None = None
         self.block_stage: BlockStage | None = None
-        #: For row stages, where each input lies: (index of the buffer, first column in it).
+        #: For row stages, the place of each input: (index of the buffer, first column in it).
         self._places: list[tuple[int, int]] = []
         if all(entry.kind in ROW_KINDS for entry in stage.inputs):
             widths_in = [
@@ -101,11 +101,11 @@ class StageRunner:
 
         Args:
             own, own_rows: previous-level states [m, d] and the destinations' rows in it, for `self`.
-            features, feature_rows: the same for raw features, for `features`.
-            views: edge type key -> what the destinations see through it.
+            features, feature_rows: raw features and the destinations' rows in them, for `features`.
+            views: edge type key -> the destinations' edges of this type.
             out: float32 [num_rows, state_dim], filled and returned.
             structure: float32 [num_rows, s], for `structure`.
-            look: called before each chunk; whatever it raises ends the run.
+            look: called before each chunk; an exception that it raises ends the run.
         """
         if self.row_stage is None:
             self._run_block(num_rows, own, own_rows, features, feature_rows, views, out, look)
@@ -123,7 +123,7 @@ class StageRunner:
         return out
 
     def _find_pair(self) -> _Pair | None:
-        """The arguments of `gather_reduce`, where the stage reads just what that fills."""
+        """The arguments of `gather_reduce`, if the stage reads only the inputs that it fills."""
         kinds = {entry.kind: k for k, entry in enumerate(self.stage.inputs)}
         if len(self.stage.inputs) != 2 or kinds.keys() != {"self", "reduce"}:
             return None
@@ -249,8 +249,8 @@ class StageRunner:
     ) -> list[tuple[IdArray, tuple[int, ...]]]:
         """Split destinations into calls of equal padded width.
 
-        The width is the fanout, or for fanout -1 the power of two above the list's own length: never
-        a function of batch-mates, since the order of a padded sum depends on it.
+        The width is the fanout, or for fanout -1 the power of two above the list's own length. It never
+        depends on other requests of the batch, since the order of a padded sum depends on it.
         """
         widths = np.ones((num_rows, len(views)), np.int64)
         for k, (view, key) in enumerate(zip(views, keys, strict=True)):
@@ -340,7 +340,7 @@ def _reduce(
     out: FloatArray,
     place: int,
 ) -> None:
-    """Reduce what destinations [a, b) see into out[:b - a, place:place + width]."""
+    """Reduce the edges of destinations [a, b) into out[:b - a, place:place + width]."""
     offsets = view.offsets[a : b + 1]
     if entry.reduce == "max":
         reduce_max(view.base, view.rows, offsets, column, width, out, place)

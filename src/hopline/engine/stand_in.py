@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
 
-#: What it can answer: its states are not the teacher's embedding.
+#: Outputs that a student can answer: its states are not the teacher's embedding.
 OUTPUTS = frozenset({"logits", "probabilities", "label"})
-#: It answers where less than this share of the rows that its teacher reads could be had: with more of them
-#: the teacher goes on without the others.
+#: A student answers if less than this share of the rows that its teacher reads is available. With more
+#: rows, the teacher answers without the missing ones.
 LEAST_SHARE = 0.5
 
 
 def stands_in(model: Model | EgoModel, request: ScoreRequest, names: Sequence[str]) -> bool:
-    """Whether a model has a student that can answer what is asked: known nodes, as they are now."""
+    """Whether a model has a student that can answer the request: known nodes, present graph."""
     return (
         getattr(model, "student", None) is not None
         and not request.inline
@@ -45,10 +45,9 @@ def by_student(
 
     Args:
         fetched_rows: rows that were fetched for the request.
-        used: has the fallbacks added that the answer uses.
+        used: the fallbacks that the answer uses are added.
 
-    Returns: outputs by name, and which nodes are unknown (None: none); None where not one own row can be
-        had.
+    Returns: outputs by name, and which nodes are unknown (None: none); None if no own row is available.
     """
     assert model.student is not None
     node_type = model.spec.head.node_type
@@ -73,13 +72,13 @@ def by_student(
 def own_rows(
     source: RowSource, ids: IdArray, fetched_rows: FetchedRowsByType, node_type: str
 ) -> tuple[FloatArray, IdArray, bool]:
-    """Nodes' own rows, as far as they can be had without waiting.
+    """Read the nodes' own rows, as far as they are available without waiting.
 
     Args:
         ids: int64 [n] global ids.
 
-    Returns: float32 [n, d], the mean row where there is none; int64 [m] positions of those; whether some
-        row is older than its time to live.
+    Returns: float32 [n, d], with the mean row for missing rows; int64 [m] positions of those; whether
+        some row is older than its time to live.
     """
     mean = source.mean()
     rows = np.empty((ids.shape[0], mean.shape[0]), np.float32)

@@ -1,4 +1,4 @@
-"""The state cache: hidden states of one level that were computed before.
+"""The state cache: hidden states of one level that were computed earlier.
 
 With keyed sampling a row is a pure function of (model, graph version, node). A cached row is therefore
 exact, and two workers that compute the same row write the same bytes. Slots, tags and SIEVE eviction come
@@ -24,7 +24,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 
 @njit(nogil=True, cache=True)
 def read_rows(index, tags, visited, rows, computed_at, changed_at, version, ids, out, missing):  # type: ignore[no-untyped-def]
-    """Copy present rows to out[i]; list positions of the others in `missing`; return how many.
+    """Copy cached rows to out[i]; list positions of the other rows in `missing`; return their number.
 
     Args:
         computed_at: int64 [slots]; [0] where the graph is not live.
@@ -34,9 +34,9 @@ def read_rows(index, tags, visited, rows, computed_at, changed_at, version, ids,
     n, d = ids.shape[0], rows.shape[1]
     places, heads, flat, wanted = borrowed(index), borrowed(tags), borrowed(rows.reshape(-1)), borrowed(ids)
     absent = 0
-    row_cache.ask_first(places, wanted)
+    row_cache.prefetch_first(places, wanted)
     for i in range(n):
-        row_cache.ask_ahead(places, heads, 1, flat, d, wanted, i)
+        row_cache.prefetch_ahead(places, heads, 1, flat, d, wanted, i)
         if live and i + row_cache.INDEX_AHEAD < n:
             prefetch(changed_at, ids[i + row_cache.INDEX_AHEAD])
         slot = index[ids[i]] - 1
@@ -65,7 +65,7 @@ def read_rows(index, tags, visited, rows, computed_at, changed_at, version, ids,
 def _write(  # type: ignore[no-untyped-def]
     index, tags, visited, rows, computed_at, changed_at, version, ids, values, first, queue, links
 ):
-    """Keep rows. queue: int64 [4] = used, head, tail, hand (-1 for none); links: int32 [2, slots]."""
+    """Write rows. queue: int64 [4] = used, head, tail, hand (-1 for none); links: int32 [2, slots]."""
     live = changed_at.shape[0] > 0
     d = rows.shape[1]
     num_slots = links.shape[1]
@@ -76,7 +76,7 @@ def _write(  # type: ignore[no-untyped-def]
         known = index[v] - 1
         again = False
         if live and changed_at[v] > version:
-            continue  # it has changed meanwhile
+            continue  # it has changed in the meantime
         if known >= 0 and tags[known] & row_cache.OWNER_MASK == v + 1:
             if not live or computed_at[known] >= changed_at[v]:
                 continue  # another worker, or an earlier batch, was first
@@ -106,16 +106,16 @@ def _forget(index, ids):  # type: ignore[no-untyped-def]
 
 
 class StateCache:
-    """Kept rows of one level and node type.
+    """Cached rows of one level and node type.
 
     Args:
-        arena: where it lives; every worker must create its tables in the same order.
+        arena: memory for the arrays; every worker must create its caches in the same order.
         num_nodes: ids are in [0, num_nodes).
         dim: columns of a row.
-        num_slots: rows kept by each worker at most.
+        num_slots: largest number of rows that each worker writes.
         worker, num_workers: which partition this process writes.
         changed_at: int64 [num_nodes] of a live graph, None for a snapshot.
-        clock: of the reader of a live graph.
+        clock: the version that the reader of a live graph sees.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class StateCache:
         self._queue = np.array([0, -1, -1, -1], np.int64)
         self._links = np.full((2, num_slots), -1, np.int32)
         self._missing = np.empty(256, np.int64)
-        #: (index, tags, visited, rows, computed_at, changed_at), as `read_rows` takes them.
+        #: (index, tags, visited, rows, computed_at, changed_at): arguments of `read_rows`.
         self.arrays: tuple[AnyArray, ...] = (
             self._index, self._tags, self._visited, self._rows, self._computed_at, self._changed_at,
         )  # fmt: skip
@@ -151,12 +151,12 @@ class StateCache:
 
     @staticmethod
     def row_bytes(dim: int) -> int:
-        """Bytes of one kept row with its tag and visited flag."""
+        """Bytes of one cached row with its tag and visited flag."""
         return 4 * dim + 8 + 1
 
     @staticmethod
     def num_bytes(num_nodes: int, dim: int, num_slots: int, num_workers: int, live: bool = False) -> int:
-        """Bytes of the arena that a table takes."""
+        """Bytes of the arena that a state cache needs."""
         total = num_slots * num_workers
         return (
             array_bytes((num_nodes,), np.int32)
@@ -167,14 +167,14 @@ class StateCache:
         )
 
     def read(self, ids: IdArray, out: FloatArray) -> IdArray:
-        """Copy the rows that are kept.
+        """Copy cached rows.
 
         Args:
             ids: int64 [n], in range.
-            out: float32 [n, dim]; row i is filled where ids[i] is kept, undefined elsewhere.
+            out: float32 [n, dim]; row i is filled where ids[i] is cached, undefined elsewhere.
 
         Returns:
-            int64 [m], positions in `ids` that are not kept, ascending; valid until the next call.
+            int64 [m], positions in `ids` that are not cached, ascending; valid until the next call.
         """
         if ids.shape[0] > self._missing.shape[0]:
             self._missing = np.empty(2 * ids.shape[0], np.int64)
@@ -184,7 +184,7 @@ class StateCache:
         return self._missing[:absent]
 
     def write(self, ids: IdArray, values: FloatArray) -> None:
-        """Keep rows: values float32 [n, dim] of ids int64 [n]."""
+        """Cache rows: values float32 [n, dim] of ids int64 [n]."""
         _write(
             *self.arrays,
             self.clock.version,
@@ -205,12 +205,12 @@ class StateCache:
 
     @property
     def queue_arrays(self) -> tuple[AnyArray, AnyArray]:
-        """(queue, links) of this worker's partition, as `_write` takes them."""
+        """(queue, links) of this worker's partition: arguments of `_write`."""
         return self._queue, self._links
 
     @property
     def first_slot(self) -> int:
-        """Of this worker's partition."""
+        """First slot of this worker's partition."""
         return self._first
 
     @property

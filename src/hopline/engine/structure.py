@@ -1,16 +1,15 @@
-"""Rows that a student reads beside features: computed offline from the graph, looked up by node id.
+"""Rows that a student reads in addition to features: computed offline from the graph, looked up by node id.
 
 A folder of an artifact: `rows.npy` float32 [N, S], the nodes' ids as `ids.<name>.npy`, `structure.json`. A
 row is the fixed point of a diffusion of base rows over in-neighbours, and a base row is features times a
 matrix (`jobs/distill/structure.py` computes them).
 
-Of the graph that is served, a node has its kept row as long as its features and its in-neighbours are
-those that the row was made of (`seen.npy` uint64 [N] is a hash of both). Any other node, one that came
-since or whose edges or features have changed, gets one round of the diffusion over its present in-
-neighbours' kept rows. So a row follows from files and the graph as it is, not from how it came to be: a
-live graph and a snapshot of it give the same bits. In-neighbours that came since have no kept row and do
-not count. For that round there are `base.npy` float32 [d, S], the matrix, and `degrees.npy` int64 [N],
-in-neighbours of each node.
+A node of the served graph uses its stored row while its features and its in-neighbours equal those that the
+row was computed from (`seen.npy` uint64 [N] is a hash of both). Any other node, which is new or has changed
+edges or features, gets one round of the diffusion over the stored rows of its present in-neighbours. A row
+therefore depends on the files and the present graph, not on the order of changes: a live graph and a
+snapshot of it give the same bits. New in-neighbours have no stored row and are ignored. That round needs
+`base.npy` float32 [d, S], the matrix, and `degrees.npy` int64 [N], in-neighbours of each node.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class StructureSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         graph: version of the graph that rows were computed on.
-        node_type: whose they are.
-        nodes, id_kind: how many, and what their ids are.
-        restart: share of its own row that a node keeps in each round of the diffusion.
+        node_type: of the nodes.
+        nodes, id_kind: number of nodes, and the kind of their ids.
+        restart: share of its row that a node retains in each round of the diffusion.
     """
 
     graph: str
@@ -63,7 +62,7 @@ def write_structure(
 
     Args:
         rows: float32 [N, S]. base: float32 [d, S].
-        graph: that the rows are of.
+        graph: that the rows were computed from.
     """
     nodes = graph.nodes[spec.node_type]
     everyone = np.arange(nodes.num_nodes)
@@ -80,9 +79,11 @@ def write_structure(
 
 
 class Structure:
-    """Args:
-        folder: as `write_structure` wrote it.
-        graph: whose nodes will be asked for.
+    """The rows of a folder, for the nodes of one graph.
+
+    Args:
+        folder: from `write_structure`.
+        graph: whose nodes will be requested.
 
     Raises:
         ArtifactError: the folder cannot be read.
@@ -113,10 +114,10 @@ class Structure:
         self._lists = _Lists(graph, spec.node_type)
         self._index = IdIndex.from_arrays(spec.id_kind, spec.nodes, arrays)
         self._is_same = not isinstance(graph, LiveView) and graph.version == spec.graph
-        self._at: IdArray = np.arange(nodes.num_nodes) if self._is_same else self._kept_rows(0)
+        self._at: IdArray = np.arange(nodes.num_nodes) if self._is_same else self._stored_rows(0)
 
     def rows(self, ids: IdArray, features: Matrix, feature_rows: IdArray) -> FloatArray:
-        """Of int64 [n] global ids: float32 [n, S].
+        """Rows of int64 [n] global ids: float32 [n, S].
 
         Args:
             features, feature_rows: of the same nodes, as in `StageRunner.run`.
@@ -142,17 +143,17 @@ class Structure:
         return found
 
     def _follow(self) -> None:
-        """Take up the nodes of a live graph that came since."""
+        """Look up the nodes that were added to a live graph since the last call."""
         if self._nodes.num_nodes > self._at.shape[0]:
-            self._at = np.concatenate([self._at, self._kept_rows(self._at.shape[0])])
+            self._at = np.concatenate([self._at, self._stored_rows(self._at.shape[0])])
 
-    def _kept_rows(self, first: int) -> IdArray:
-        """Which kept rows nodes from `first` on have, -1 for none; a node is known by its id."""
+    def _stored_rows(self, first: int) -> IdArray:
+        """Stored rows of the nodes from `first` on, -1 for none; nodes are matched by id."""
         ids = np.arange(first, self._nodes.num_nodes)
         return self._index.lookup(self._nodes.ids.external(ids)) if ids.shape[0] else ids
 
     def described(self, nodes: InlineNodes) -> FloatArray:
-        """Of nodes that a request describes: one round over the kept rows of their neighbours."""
+        """Rows of nodes that a request describes: one round over the stored rows of their neighbours."""
         self._follow()
         own = nodes.features @ self._base
         num_nodes = own.shape[0]
@@ -181,7 +182,7 @@ class Structure:
 
 
 class _Lists:
-    """In-neighbours of the nodes of one type among themselves, whatever joins them.
+    """In-neighbours of the nodes of one type among themselves, over all edge types.
 
     Attributes:
         keys: of the edge types.
@@ -196,10 +197,10 @@ class _Lists:
         ]
 
     def seen(self, at: IdArray, ids: IdArray, own: FloatArray) -> tuple[AnyArray, IdArray]:
-        """A hash of what each row would be made of, uint64 [n], and how many in-neighbours have kept rows.
+        """A hash of the inputs of each row, uint64 [n], and the number of in-neighbours with stored rows.
 
         Args:
-            at: int64 [N], kept rows of nodes. ids: int64 [n]. own: float32 [n, d], their features.
+            at: int64 [N], stored rows of nodes. ids: int64 [n]. own: float32 [n, d], their features.
         """
         sums, counts = np.zeros(ids.shape[0], np.uint64), np.zeros(ids.shape[0], np.int64)
         add_features(own.view(np.uint32), sums)

@@ -1,4 +1,4 @@
-"""Compiled code of `structure.py`: what a node's structure row was made of, and rows made anew."""
+"""Compiled code of `structure.py`: hashes of the inputs of structure rows, and new rows."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def add_features(bits, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(forceinline=True)
-def _kept_row(at, node):  # type: ignore[no-untyped-def]
-    """Of a node; -1 for none, as for nodes that came after `at` was made."""
+def _stored_row(at, node):  # type: ignore[no-untyped-def]
+    """The stored row of a node; -1 for none, as for nodes that were added after `at` was created."""
     return at[node] if node < at.shape[0] else np.int64(-1)
 
 
 @njit(nogil=True, cache=True)
 def add_neighbors(indptr, records, version, indices, at, ids, sums, counts):  # type: ignore[no-untyped-def]
-    """Count the in-neighbours that have kept rows, and add a hash of which they are, in whatever order.
+    """Count the in-neighbours that have stored rows, and add a hash of them that ignores their order.
 
     Args:
         indptr, records, version: see `extent`. indices: of the edge type, plain or packed.
-        at: int64 [N], each node's kept row; -1 for none, as for nodes beyond N.
+        at: int64 [N], each node's stored row; -1 for none, as for nodes beyond N.
         ids: int64 [n]. sums: uint64 [n]; counts: int64 [n]: added to.
     """
     for i in range(ids.shape[0]):
         start, end = extent(indptr, records, version, ids[i])
         for e in range(start, end):
-            row = _kept_row(at, id_at(indices, e))
+            row = _stored_row(at, id_at(indices, e))
             if row >= 0:
                 sums[i] += mix(np.uint64(row + 1))
                 counts[i] += 1
@@ -49,16 +49,16 @@ def add_neighbors(indptr, records, version, indices, at, ids, sums, counts):  # 
 
 @njit(nogil=True, cache=True)
 def add_rows(indptr, records, version, indices, at, ids, rows, degrees, counts, out):  # type: ignore[no-untyped-def]
-    """out[i] += kept rows of the in-neighbours of ids[i], each over the root of both degrees.
+    """out[i] += stored rows of the in-neighbours of ids[i], each over the root of both degrees.
 
     Args:
-        rows: float32 [R, S]. degrees: int64 [R], of the kept rows' nodes. counts: int64 [n], of ids.
+        rows: float32 [R, S]. degrees: int64 [R], of the stored rows' nodes. counts: int64 [n], of ids.
         out: float32 [n, S].
     """
     for i in range(ids.shape[0]):
         start, end = extent(indptr, records, version, ids[i])
         for e in range(start, end):
-            row = _kept_row(at, id_at(indices, e))
+            row = _stored_row(at, id_at(indices, e))
             if row >= 0:
                 weight = np.float32(1.0 / np.sqrt(np.float64(max(degrees[row], 1) * counts[i])))
                 for column in range(out.shape[1]):
@@ -69,7 +69,7 @@ def add_rows(indptr, records, version, indices, at, ids, rows, degrees, counts, 
 def finish_rows(features, base, restart, counts, out):  # type: ignore[no-untyped-def]
     """out becomes restart × own + (1 - restart) × out, or own where there are no neighbours.
 
-    Row by row in one order, so that a row does not depend on those beside it.
+    Row by row in a fixed order, so that a row does not depend on other rows.
 
     Args:
         features: float32 [n, d]. base: float32 [d, S]. out: float32 [n, S] from `add_rows`.

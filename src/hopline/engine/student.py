@@ -1,9 +1,9 @@
-"""The student beside a teacher: an MLP over a node's own feature row, for when neighbours cannot be had.
+"""The student of a teacher: an MLP over a node's own feature row, for when neighbours are not available.
 
-Two files in the teacher's version folder. `student.onnx` takes `features` float32 [n, d] and gives `logits`
-float32 [n, c], as the teacher's own. `student.json` (`StudentSpec`) says whose it is and what its hash is;
-the teacher's model.json is not touched, so that precomputed files and stored states of
-the teacher stay valid.
+Two files in the teacher's version folder. `student.onnx` reads `features` float32 [n, d] and returns
+`logits` float32 [n, c], as the teacher does. `student.json` (`StudentSpec`) names the teacher and the hash
+of the file. The teacher's model.json does not change, so precomputed files and stored states of the teacher
+stay valid.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StudentSpec(msgspec.Struct, frozen=True):
         sha256: of student.onnx.
         node_type, feature_dim: whose rows it reads.
         output_dim: columns of its logits.
-        model, version: where it came from: the student as a model of its own.
-        agreement: share of held-out nodes on which it chooses as its teacher does.
+        model, version: the model that it was copied from: the student as a separate model.
+        agreement: share of held-out nodes on which it predicts the same class as its teacher.
     """
 
     sha256: str
@@ -80,7 +80,7 @@ class Student:
         )
 
     def logits(self, rows: FloatArray) -> FloatArray:
-        """float32 [n, d] feature rows to float32 [n, c], an array of its own."""
+        """float32 [n, d] feature rows to float32 [n, c], a new array."""
         n = rows.shape[0]
         found = np.empty((n, self.spec.output_dim), np.float32)
         for a in range(0, n, CHUNK_ROWS):
@@ -91,7 +91,7 @@ class Student:
 
 
 def read_student(folder: Path) -> StudentSpec:
-    """Read and check the two files.
+    """Read and check student.json and student.onnx.
 
     Raises: ArtifactError, ArtifactCorrupted: as `Student`.
     """
@@ -103,7 +103,7 @@ def read_student(folder: Path) -> StudentSpec:
     except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
     if not model.is_file():
-        raise ArtifactCorrupted(f"{model}: student.json is there but not the student; distil again")
+        raise ArtifactCorrupted(f"{model}: student.json exists but student.onnx does not; distil again")
     actual = sha256_of(model)
     if actual != spec.sha256:
         raise ArtifactCorrupted(
@@ -114,5 +114,5 @@ def read_student(folder: Path) -> StudentSpec:
 
 
 def student_of(folder: Path, spec: ModelSpec, threads: int = 1) -> Student | None:
-    """The student beside a teacher, None where there is none."""
+    """Load the student of a teacher, or return None where it has none."""
     return Student(folder, spec, threads) if (folder / SPEC_FILE).is_file() else None

@@ -1,4 +1,4 @@
-"""What models of a task answer, by name. Plain NumPy: also for who cannot wait for kernels."""
+"""Outputs of models by task. Plain NumPy, also for callers that must not wait for compiled kernels."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def labels(task: str, logits: FloatArray) -> AnyArray:
 
 
 def output_names(task: str) -> tuple[str, ...]:
-    """What a model of this task can answer."""
+    """Outputs that a model of this task offers."""
     if task in ("multiclass", "binary", "multilabel"):
         return ("embedding", "logits", "probabilities", "label")
     return ("embedding", "logits") if task == "regression" else ("embedding",)
 
 
 def default_outputs(task: str) -> tuple[str, ...]:
-    """What a model of this task answers unless asked for something else."""
+    """Outputs of a model of this task when a request names none."""
     if task in ("multiclass", "binary", "multilabel"):
         return ("probabilities", "label")
     return ("logits",) if task == "regression" else ("embedding",)

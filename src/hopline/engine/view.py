@@ -1,4 +1,4 @@
-"""What a set of destinations sees through one edge type, ready to be reduced or padded."""
+"""The edges of a set of destinations along one edge type, ready to be reduced or padded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_FLOATS: FloatArray = np.empty(0, np.float32)
 class EdgeView:
     """Sampled edges of n destinations; edge e of destination i has offsets[i] <= e < offsets[i+1].
 
-    A plain class: one is made for every batch, stage and edge type, and a dataclass with these
+    A plain class: one is created for every batch, stage and edge type, and creating a dataclass with these
     defaults takes three times as long.
 
     Attributes:
@@ -23,7 +23,7 @@ class EdgeView:
         offsets: int64 [n+1].
         weight: float32 [E], or [0] where the edge type has no weights or the stage needs none.
         attr: float32 [E, d_e], or None.
-        is_self: bool [E], or None where the stage needs it not.
+        is_self: bool [E], or None where the stage does not need it.
         num_eligible: int64 [n] in-edges before sampling, or None.
         coefficients, self_coefficients: float32 [E] and [n] of `gcn` reductions, or [0].
     """

@@ -1,1 +1,1 @@
-"""What happens to a graph, as people write it: JSON or Arrow in, columns of changes out."""
+"""Events of a graph: JSON or Arrow in, columns of changes out."""

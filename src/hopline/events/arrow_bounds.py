@@ -1,9 +1,9 @@
-"""What an Arrow IPC stream would become in memory, counted from its metadata before anything is built.
+"""Bounds the memory of an Arrow IPC stream, from its metadata, before anything is built.
 
-An IPC stream is a row of messages, each of metadata (a flatbuffer, `Message.fbs`) and a body. The metadata
-declares how many rows, values and bytes there are. A column of nulls has no bytes at all, and a compressed
-buffer few of them: a body of 200 bytes can declare 21 GiB. This file reads those numbers only, and no
-value. pyarrow does not show them. It verifies the flatbuffers again when it reads the stream.
+An IPC stream is a sequence of messages, each of metadata (a flatbuffer, `Message.fbs`) and a body. The
+metadata declares how many rows, values and bytes there are. A column of nulls has no bytes at all, and a
+compressed buffer few of them: a body of 200 bytes can declare 21 GiB. This file reads only those numbers,
+no values. pyarrow does not show them. It verifies the flatbuffers again when it reads the stream.
 
 Format: https://arrow.apache.org/docs/format/Columnar.html, "Serialization and Interprocess Communication".
 """
@@ -19,17 +19,16 @@ from hopline.types import IdArray
 
 #: Rows of one stream.
 MAX_ROWS = 100_000
-#: A row for so many bytes of the stream; a stream may always have the second number of rows.
+#: Bytes of the stream for each row; a stream may always have the second number of rows.
 _BYTES_A_ROW, _ROWS_ALWAYS = 4, 4_096
-#: Bytes in memory for each byte of the stream, and bytes that every stream may become. Events of 64 KiB
+#: Bytes in memory for each byte of the stream, and bytes that every stream may use. Events of 64 KiB
 #: then grow a process by less than 16 MiB, with the copies on the way to the graph.
 _GROWTH, _BYTES_ALWAYS = 32, 4 * 2**20
-#: But no more than these, or so many for each byte of a long stream: the writer reads messages of
-#: 256 MiB.
+#: But no more than these bytes, or this factor for a long stream: the writer reads messages of 256 MiB.
 _BYTES_EVER, _GROWTH_EVER = 128 * 2**20, 4
-#: What each message and each value costs, whatever its width: NumPy gets 8 bytes of most.
+#: Bytes that each message and each value costs, whatever its width: NumPy uses 8 bytes for most.
 _MESSAGE_BYTES, _VALUE_BYTES = 1024, 8
-#: Fields of a schema, nested ones included: some that the graph lacks shall be named in the refusal.
+#: Fields of a schema, nested ones included: a refusal names some that the graph lacks.
 MAX_FIELDS = 1_000
 _MAX_DEPTH = 8
 
@@ -37,7 +36,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # MessageHeader
 
 
 class TooMuch(Exception):
-    """A stream that would become too large; the text says what and what would be right."""
+    """A stream that would become too large; the text says why, and what to send instead."""
 
 
 class Malformed(Exception):
@@ -45,19 +44,19 @@ class Malformed(Exception):
 
 
 def most_bytes(num_bytes: int) -> int:
-    """What a stream of so many bytes may become in memory."""
+    """Bytes of memory that a stream of a length may use."""
     return max(_BYTES_ALWAYS, min(_GROWTH * num_bytes, max(_BYTES_EVER, _GROWTH_EVER * num_bytes)))
 
 
 def check(payload: bytes, max_columns: int, row_bytes: int) -> None:
-    """Count what a stream would become.
+    """Count the memory that a stream would use.
 
     Args:
         max_columns: the columns that events of the graph can have.
-        row_bytes: of the longest vector of an edge, which is made for removals as well.
+        row_bytes: of the longest vector of an edge, which is built for removals as well.
 
     Raises:
-        TooMuch: more than a stream of this length may.
+        TooMuch: more than a stream of this length may use.
         Malformed: the metadata cannot be read.
     """
     try:
@@ -87,7 +86,7 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
             raise ValueError(f"a message at byte {at} declares a body of {num_bytes} bytes")
         header = message.table(2)
         if header is None or (kind == _SCHEMA) != first:
-            raise ValueError(f"the message at byte {at} is not what a stream has there")
+            raise ValueError(f"the message at byte {at} is not allowed there")
         data = memoryview(payload)[body : body + num_bytes]
         total += _MESSAGE_BYTES
         if kind == _SCHEMA:
@@ -96,7 +95,7 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
             batch = header.table(1)
             if batch is None:
                 raise ValueError("a dictionary without values")
-            # A delta is joined to what is there, and each batch looks at all dictionaries again.
+            # A delta is joined to its dictionary, and each batch reads all dictionaries again.
             in_dictionaries += _size(batch, data, limit)
             total += in_dictionaries
         elif kind == _BATCH:
@@ -112,25 +111,28 @@ def _count(payload: bytes, max_columns: int, row_bytes: int) -> None:
         if total > limit:
             raise TooMuch(
                 f"its columns would take more than {limit} bytes of memory, the most for a stream of "
-                f"{len(payload)} bytes; send fewer events at once, or uncompressed"
+                f"{len(payload)} bytes; send fewer events in one request, or uncompressed"
             )
         at, first = body + num_bytes, False
-    if payload[at:].strip(b"\0"):  # blanks are zeros; a reader would stop here and say nothing
+    if payload[at:].strip(b"\0"):  # padding is zeros; a reader would stop here silently
         num_left = len(payload) - at
         raise Malformed(f"{num_left} bytes follow the end of the stream; send one stream in a body")
 
 
 def _too_many_rows(rows: int, max_rows: int, num_bytes: int) -> str:
     if max_rows == MAX_ROWS:
-        return f"{rows} events at once; at most {MAX_ROWS} are taken"
+        return f"{rows} events in one payload; at most {MAX_ROWS} are allowed"
     return (
         f"{rows} rows in {num_bytes} bytes; at most one row for {_BYTES_A_ROW} bytes is read ({max_rows} "
-        "here); send fewer events at once, or uncompressed"
+        "here); send fewer events in one request, or uncompressed"
     )
 
 
 def _check_fields(schema: _FlatTable, max_columns: int) -> None:
-    """Raises: TooMuch: more columns than a graph's events can have, or deeply nested ones."""
+    """Check the number and the nesting of columns.
+
+    Raises: TooMuch: more columns than a graph's events can have, or deeply nested ones.
+    """
     most = MAX_FIELDS + max_columns
     level, count = schema.tables(1, most), 0
     for _ in range(_MAX_DEPTH):
@@ -141,11 +143,11 @@ def _check_fields(schema: _FlatTable, max_columns: int) -> None:
         if not below:
             return
         level = below
-    raise TooMuch("columns are nested too deeply; lists of numbers are right")
+    raise TooMuch("columns are nested too deeply; use lists of numbers")
 
 
 def _size(batch: _FlatTable, body: memoryview, limit: int) -> int:
-    """Bytes that a batch of columns becomes."""
+    """Bytes that a batch of columns uses in memory."""
     lengths = batch.pairs(1)[:, 0]
     begins, sizes = batch.pairs(2).T
     if lengths.size and (lengths.min() < 0 or lengths.max() > limit):
@@ -157,7 +159,9 @@ def _size(batch: _FlatTable, body: memoryview, limit: int) -> int:
         if outside or (begins + sizes).max() > len(body):
             raise ValueError("a buffer lies outside of its message")
     total = int(lengths.sum()) * _VALUE_BYTES + int(sizes.sum())
-    if batch.table(3) is not None:  # compressed: each buffer begins with its length afterwards, -1 as it is
+    if (
+        batch.table(3) is not None
+    ):  # compressed: each buffer begins with its uncompressed length; -1 means not compressed
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
             if size >= 8:
                 declared = struct.unpack_from("<q", body, begin)[0]
@@ -178,12 +182,12 @@ class _FlatTable:
         self._fields = table
 
     def number(self, field: int, form: str) -> int:
-        """A scalar; 0 where it is left out."""
+        """A scalar; 0 if it is missing."""
         place = self._place(field)
         return self._unsigned(place, form) if place else 0
 
     def table(self, field: int) -> _FlatTable | None:
-        """A table that is a field; None where it is left out."""
+        """A table that is a field; None if it is missing."""
         place = self._place(field)
         return _FlatTable(self._data, place + self._unsigned(place, "<I")) if place else None
 
@@ -203,7 +207,7 @@ class _FlatTable:
         return np.frombuffer(self._data, "<i8", 2 * count, begin).reshape(count, 2)
 
     def _vector(self, field: int) -> tuple[int, int]:
-        """Where its first item is, and how many there are."""
+        """The place of the first item, and the number of items."""
         place = self._place(field)
         if not place:
             return 0, 0
@@ -211,7 +215,7 @@ class _FlatTable:
         return begin + 4, self._unsigned(begin, "<I")
 
     def _place(self, field: int) -> int:
-        """Where a field is; 0 where it is left out."""
+        """The place of a field; 0 if it is missing."""
         slot = 4 + 2 * field
         offset = self._unsigned(self._fields + slot, "<H") if slot < self._num_bytes else 0
         return self._at + offset if offset else 0

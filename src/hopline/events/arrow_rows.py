@@ -1,6 +1,6 @@
 """Events as an Arrow table: the fields of JSON events as columns, vectors as lists or column by column.
 
-Needs pyarrow, which is imported when the first Arrow message comes.
+Needs pyarrow, which is imported with the first Arrow message.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hopline.events.wire import OPS
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
 from hopline.types import IdArray
 
-#: How every Arrow IPC stream begins; no JSON does.
+#: The first bytes of every Arrow IPC stream, and of no JSON.
 MAGIC = b"\xff\xff\xff\xff"
-#: Columns that a refusal names.
+#: Number of columns that a refusal names.
 _SHOWN = 24
-#: Values that become Python objects at once: a thread that makes more lets the event loop wait.
+#: Values that become Python objects in one step: longer steps would block the event loop.
 _SLICE = 4096
 #: Fields of an event, and the kinds of Arrow types that they may have.
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -46,21 +46,19 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def read_table(payload: bytes, graph: GraphSchema) -> Any:
-    """The table of an IPC stream, checked through: what it says of its own bytes holds.
+    """Read the table of an IPC stream and check that its metadata matches its bytes.
 
-    What it declares is bounded before anything is built. Dictionaries come with int32 indices, so that
+    Declared sizes are bounded before anything is built. Dictionaries get int32 indices, so that
     those of several batches and messages go together.
 
-    Returns: the table; or why there is none, as a code and a reason: `malformed`, `too_large`, or
-        `schema_changed` where its columns are not those of events of this graph.
+    Returns: the table; or a code and a reason why it cannot be read: `malformed`, `too_large`, or
+        `schema_changed` if its columns are not those of events of this graph.
     Raises: BadRequest: pyarrow is not installed.
     """
     try:
         import pyarrow as pa
     except ModuleNotFoundError:
-        raise BadRequest(
-            "an Arrow message came; reading it needs: pip install 'hopline[parquet]'"
-        ) from None
+        raise BadRequest("reading an Arrow message needs: pip install 'hopline[parquet]'") from None
     own = _vector_names(graph)
     try:
         row_bytes = 4 * max((each.attr_dim for each in graph.edge_types.values()), default=0)
@@ -77,7 +75,7 @@ def read_table(payload: bytes, graph: GraphSchema) -> Any:
         return "malformed", f"not an Arrow IPC stream: {str(error)[:200]}"
     text, limit = _text_bytes(table), arrow_bounds.most_bytes(len(payload))
     if text > limit:
-        return "too_large", f"an Arrow IPC stream whose ids make {text} bytes; at most {limit} are read"
+        return "too_large", f"an Arrow IPC stream whose ids have {text} bytes; the limit is {limit}"
     return _with_wide_indices(table)
 
 
@@ -93,14 +91,16 @@ def each_row(payload: bytes, rows: Sequence[int]) -> list[bytes]:
 
 
 def _chosen(payload: bytes, rows: Sequence[int]) -> Any:
-    """Rows of a stream, without dictionaries: each stream would have all of them."""
+    """Rows of a stream, without dictionaries, which each stream would contain completely."""
     import pyarrow as pa
 
     with pa.ipc.open_stream(payload) as reader:
         table = _with_wide_indices(reader.read_all()).combine_chunks()
     table = table.take(pa.array(rows, pa.int64()))
-    plain = [field.type.value_type if _is_dictionary(field.type) else field.type for field in table.schema]
-    return table.cast(pa.schema(list(zip(table.schema.names, plain, strict=True))))
+    for at, field in enumerate(table.schema):
+        if _is_dictionary(field.type):  # others stay: a cast of lists of nulls to their own type fails
+            table = table.set_column(at, field.name, table.column(at).cast(field.type.value_type))
+    return table
 
 
 def _stream(table: Any) -> bytes:
@@ -113,7 +113,7 @@ def _stream(table: Any) -> bytes:
 
 
 def _text_bytes(table: Any) -> int:
-    """Bytes of ids that stand once in a dictionary and are written for each row."""
+    """Bytes of ids that are stored once in a dictionary and written for each row."""
     import pyarrow.compute as pc
 
     total = 0
@@ -141,16 +141,16 @@ def _with_wide_indices(table: Any) -> Any:
 
 
 def _foreign_schema(schema: Any, graph: GraphSchema, own: set[str]) -> str:
-    """Why columns are not those of events of this graph; "" where they are."""
+    """Why columns are not those of events of this graph; "" if they are."""
     names = Counter(schema.names)
-    wrong = [f"{name[:40]} comes twice" for name, count in names.items() if count > 1]
+    wrong = [f"{name[:40]} is repeated" for name, count in names.items() if count > 1]
     for field in schema:
         kinds, name = FIELDS.get(field.name), field.name[:40]
         if kinds is None:
             if field.name not in own:
-                wrong.append(f"{name} is nothing that the graph has")
+                wrong.append(f"{name} is not in the graph")
             elif _kind(field.type) not in ("float", "int"):
-                wrong.append(f"{name} is {_type_name(field)}, no number")
+                wrong.append(f"{name} is {_type_name(field)}, not a number")
         elif _kind(field.type) not in (*kinds, "null"):
             wrong.append(f"{name} is {_type_name(field)}, not {' or '.join(kinds)}")
     if "op" not in names:
@@ -158,7 +158,7 @@ def _foreign_schema(schema: Any, graph: GraphSchema, own: set[str]) -> str:
     if not wrong:
         return ""
     has = _some([f"{field.name[:40]}: {_type_name(field)}" for field in schema], ", ")
-    return f"{_some(wrong, '; ')}. The message has columns {has}; the graph takes {_wanted(graph)}"
+    return f"{_some(wrong, '; ')}. The message has columns {has}; the graph expects {_wanted(graph)}"
 
 
 def _type_name(field: Any) -> str:
@@ -166,16 +166,16 @@ def _type_name(field: Any) -> str:
 
 
 def _some(texts: list[str], between: str) -> str:
-    """The first of many."""
+    """The first of many texts."""
     more = f"{between}and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return between.join(texts[:_SHOWN]) + more
 
 
 class Table:
-    """The events of tables of one schema, one after the other.
+    """The events of tables of one schema, in order.
 
     Attributes:
-        ops: int32 [n], positions in `OPS`; -1 for what is none.
+        ops: int32 [n], positions in `OPS`; -1 for unknown ones.
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
@@ -189,7 +189,7 @@ class Table:
         return int(self._table.num_rows)
 
     def words(self, name: str, known: Sequence[str]) -> NDArray[np.int32]:
-        """Positions in `known`, int32 [n]; -1 for other words, -2 where there is none."""
+        """Positions in `known`, int32 [n]; -1 for other words, -2 for missing ones."""
         import pyarrow.compute as pc
 
         column = self._column(name)
@@ -204,7 +204,7 @@ class Table:
         return found
 
     def strings(self, name: str) -> list[str]:
-        """Values as text; "" where there is none."""
+        """Values as text; "" for missing ones."""
         column = self._column(name)
         if column is None:
             return [""] * len(self)
@@ -219,7 +219,7 @@ class Table:
             return None
         if not pa.types.is_timestamp(column.type):
             return _integers(column)
-        # By hand: a time zone may be no text, and times too large for ms shall stay too large.
+        # Converted here: a time zone may be invalid, and times too large for ms must stay too large.
         found = _integers(column.cast(pa.int64()))
         if column.type.unit == "s":
             return Column(np.clip(found.values, -(2**53), 2**53) * 1000, found.present)
@@ -233,7 +233,7 @@ class Table:
         """
         what = f"edge type {schema.key!r}"
         vectors = _Vectors("attr", schema.attr_dim, schema.attr_names, f"{what}: attr")
-        vectors.lacking = checks.no_attr(what, schema.attr_dim)
+        vectors.if_missing = checks.no_attr(what, schema.attr_dim)
         adds = self.ops[rows] != OPS.index("remove_edge")
         rows, attr = self._vectors(vectors, rows, first, adds, refusals)
         numbers = rows + first
@@ -255,13 +255,13 @@ class Table:
         """Columns of the events of one node type; as `edge_rows`."""
         what = f"node type {name!r}"
         vectors = _Vectors("features", schema.feature_dim, schema.feature_names, f"{what}: features")
-        vectors.lacking = checks.no_features(what, schema.feature_dim)
+        vectors.if_missing = checks.no_features(what, schema.feature_dim)
         rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
         add = self.ops[rows] == OPS.index("add_node")
         return NodeRows(rows + first, self._ids("node", rows), add, features)
 
     def _column(self, name: str, rows: IdArray | None = None) -> Any:
-        """A column as one array, None where the table has none of it."""
+        """A column as one array, None if the table does not have it."""
         import pyarrow as pa
 
         if name not in self._table.schema.names:
@@ -290,10 +290,10 @@ class Table:
     ) -> tuple[IdArray, Column | None]:
         """float32 [n, dim] of a list column, or of one column for each name.
 
-        Events without a right vector that need one are refused and left out before vectors are made: a
-        null would become as long as any.
+        Events with an invalid or a missing vector are refused and left out before vectors are built: a null
+        would use as much memory as a vector.
 
-        Returns: the rows that are left, and their vectors: zeros where none is needed.
+        Returns: the remaining rows, and their vectors: zeros if none is needed.
         """
         if wanted.name not in self._table.schema.names or self._column(wanted.name) is None:
             lengths, flat = self._by_name(wanted, rows, first, needed, refusals)
@@ -309,7 +309,7 @@ class Table:
                 )
         if not wanted.dim:
             return rows, None
-        refusals.add_all(rows[(lengths == -1) & needed] + first, *wanted.lacking)
+        refusals.add_all(rows[(lengths == -1) & needed] + first, *wanted.if_missing)
         fits = lengths == wanted.dim
         kept = fits | ~needed
         values = np.zeros((int(kept.sum()), wanted.dim), np.float32)
@@ -328,7 +328,7 @@ class Table:
                 refusals.add_all(
                     rows[needed] + first,
                     "bad_shape",
-                    f"{wanted.what} without {', '.join(missing[:12])}; all {wanted.dim} must be given",
+                    f"{wanted.what} without {', '.join(missing[:12])}; all {wanted.dim} are required",
                 )
             return np.full(len(rows), -2 if part else -1), np.empty((0, wanted.dim), np.float32)
         parts = [_floats(column) for column in columns]
@@ -337,7 +337,7 @@ class Table:
         refusals.add_all(
             rows[some & ~nothing & needed] + first,
             "bad_shape",
-            f"{wanted.what}: some are null; all {wanted.dim} must be given",
+            f"{wanted.what}: some are null; all {wanted.dim} are required",
         )
         lengths = np.where(nothing, -1, np.where(some, -2, wanted.dim))
         return lengths, _float32(np.stack([part.values[~some] for part in parts], axis=1))
@@ -345,17 +345,17 @@ class Table:
 
 @dataclass(slots=True)
 class _Vectors:
-    """Vectors that events of one type have.
+    """The expected vectors of events of one type.
 
     Attributes:
-        name: of the column. lacking: code and reason for an event that needs a vector and has none.
+        name: of the column. if_missing: code and reason for an event whose vector is missing.
     """
 
     name: str
     dim: int
     names: tuple[str, ...]
     what: str
-    lacking: tuple[str, str] = ("", "")
+    if_missing: tuple[str, str] = ("", "")
 
 
 def _listed(column: Any, dim: int) -> tuple[IdArray, NDArray[np.float32]]:
@@ -371,9 +371,9 @@ def _listed(column: Any, dim: int) -> tuple[IdArray, NDArray[np.float32]]:
 
 
 def _times(column: Any, numbers: IdArray, refusals: Refusals) -> Column:
-    """Edge times; refuses those that only fit into unsigned integers."""
+    """Edge times; refuse those that only fit into unsigned integers."""
     found = _integers(column)
-    if str(column.type) == "uint64":  # above 2^63 - 1 they have become negative
+    if str(column.type) == "uint64":  # above 2^63 - 1 they are negative after the cast
         refusals.add_all(
             numbers[(found.values < 0) & ~found.absent()],
             "malformed",
@@ -393,7 +393,7 @@ def _integers(column: Any) -> Column:
 
 
 def _floats(column: Any) -> Column:
-    """Nulls become NaN."""
+    """Convert to float; nulls become NaN."""
     present = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     values = column.to_numpy(zero_copy_only=False)
     return Column(values if values.dtype.kind == "f" else values.astype(np.float64), present)
@@ -405,7 +405,7 @@ def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _values(column: Any) -> list[Any]:
-    """As Python objects; rows of a dictionary share theirs."""
+    """Values as Python objects; rows of a dictionary share objects."""
     if _is_dictionary(column.type):
         words = [*_values(column.dictionary), None]
         at = column.indices.fill_null(len(words) - 1).to_numpy().tolist()

@@ -1,6 +1,6 @@
-"""Holds rows against a graph's schema: what can be a change becomes one, all else is refused with a reason.
+"""Checks rows against a graph's schema: valid rows become changes, others are refused with a reason.
 
-Knows the schema; whether a node is there is known to the writer only.
+Only the schema is checked here; the writer knows which nodes exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT64 = np.iinfo(np.int64)
 def edge_changes(
     rows: EdgeRows, schema: EdgeTypeSchema, graph: GraphSchema, refusals: Refusals
 ) -> EdgeChanges:
-    """Changes of one edge type; rows that are refused stay in, with anything as their values."""
+    """Changes of one edge type; refused rows are included, with arbitrary values."""
     what = f"edge type {schema.key!r}"
     numbers, adds = rows.numbers, ~rows.remove
     src = ids(rows.src, numbers, graph.node_types[schema.src].id_kind, "src", refusals)
@@ -62,7 +62,7 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
         _finite(features, None, numbers, f"{what}: features", refusals)
     else:
         refusals.add_all(
-            numbers[~rows.add], "schema_changed", f"{what} has no features; there is nothing to set"
+            numbers[~rows.add], "schema_changed", f"{what} has no features; nothing can be set"
         )
     return NodeChanges(
         ids(rows.ids, numbers, schema.id_kind, "node", refusals), rows.add, features, numbers
@@ -70,13 +70,13 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
 
 
 def no_attr(what: str, dim: int) -> tuple[str, str]:
-    """Why an added edge without attributes is refused."""
+    """Code and reason for an added edge without attributes."""
     return "no_attr", f"{what}: an added edge needs attr, {dim} numbers"
 
 
 def no_features(what: str, dim: int) -> tuple[str, str]:
-    """Why a node without features is refused."""
-    return "bad_shape", f"{what}: no features; {dim} numbers are right"
+    """Code and reason for a node without features."""
+    return "bad_shape", f"{what}: no features; expected {dim} numbers"
 
 
 def ids(
@@ -95,7 +95,7 @@ def ids(
         try:
             return np.array(values, np.int64)
         except OverflowError:
-            pass  # below, one by one
+            pass  # checked one by one below
     kept: list[Any] = []
     for number, value in zip(numbers.tolist(), values, strict=True):
         fits = type(value) is wanted and (wanted is str or _INT64.min <= int(value) <= _INT64.max)
@@ -131,7 +131,7 @@ def _time(
 
 
 def _same_unit(time: Column, unit: str, numbers: IdArray, what: str, refusals: Refusals) -> None:
-    """Refuse times that are of 1973 to 2286 in another unit than the graph's."""
+    """Refuse times that lie in 1973 to 2286 if read in another unit than the graph's."""
     for other in UNITS:
         low, high = likely_range(other)
         if other == unit:

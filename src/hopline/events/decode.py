@@ -1,13 +1,13 @@
-"""From payloads to one batch of changes, and whatever of them cannot be one.
+"""Decodes payloads into one batch of changes, and refusals of invalid events.
 
-One bad event never takes others with it: it is refused by itself, with a code and a reason. Refusals are
+A bad event does not affect others: it is refused alone, with a code and a reason. Refusals are
 those of `hopline.graph.live.changes.Rejected`, and
 
     malformed        not JSON, not Arrow, or not an event
-    too_large        a payload of more events, or that becomes more in memory, than are read at once
+    too_large        a payload with more events, or that would use more memory, than the limit
     schema_changed   features, attributes, times, weights or columns that are not this graph's
 
-Time and memory are bounded by what is received: what a payload declares or becomes is counted first.
+The received bytes bound time and memory: declared sizes are counted first.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from hopline.types import IdArray
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
-#: The year 9999; a time after it is in another unit.
+#: The year 9999; a later time is in another unit.
 _LATEST_MS = 253_402_300_799_999
-#: Between these, a time in ms would be of early 1970; in seconds it is of 1973 to 2286, and that is meant.
+#: Between these, a time in ms would be of early 1970; in seconds it would be of 1973 to 2286, so seconds
+#: are meant.
 _SECONDS = (10**8, 10**10)
-#: Events that one call of compiled code makes columns of: a thread that reads a large payload holds the
-#: interpreter lock for so long, about a millisecond.
+#: Events that one call of compiled code converts to columns: meanwhile a thread holds the interpreter lock,
+#: for about a millisecond.
 _SLICE = 4_096
-_BAD_AT = "is no time in ms since 1970"
+_BAD_AT = "is not a time in ms since 1970"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoded:
-    """What payloads held.
+    """The decoded events of payloads.
 
     Attributes:
-        changes: all events that can be applied, in order. `event_time_ms` is 0 where nobody told.
+        changes: all events that can be applied, in order. `event_time_ms` is 0 if unknown.
         payload: int64 [num_events], which payload each came from; index: int64 [num_events], which event
             of it.
-        refused: the others.
+        refused: all other events.
     """
 
     changes: Changes
@@ -90,7 +91,7 @@ class Decoder:
         """Read payloads, each one event, a list, one a line, or an Arrow IPC stream.
 
         Args:
-            sent_ms: one for each payload: the time of its events that tell none; 0 for unknown. Times after
+            sent_ms: one for each payload: the time of its events without one; 0 if unknown. Times after
                 9999 are unknown as well.
         """
         refusals, refused = Refusals(), list[Refused]()
@@ -166,7 +167,7 @@ class Decoder:
     def _arrow(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]
     ) -> list[_Segment]:
-        alike: list[tuple[int, Any]] = []  # small messages of one schema are read as one table
+        alike: list[tuple[int, Any]] = []  # small messages of one schema, to be read as one table
         segments: list[_Segment] = []
 
         def read_alike() -> None:
@@ -195,7 +196,7 @@ class Decoder:
         refusals.add_all(
             numbers[table.ops < 0],
             "malformed",
-            f"no op, or an unknown one; known are {', '.join(wire.OPS)}",
+            f"op is missing or unknown; known are {', '.join(wire.OPS)}",
         )
         edges: dict[str, EdgeChanges] = {}
         nodes: dict[str, NodeChanges] = {}
@@ -210,11 +211,11 @@ class Decoder:
             row = table.node_rows(rows, first, key, node, refusals)
             nodes[key] = checks.node_changes(row, key, node, refusals)
         times = np.full(len(table), -1, np.int64)
-        told = table.times_ms()
-        if told is not None:
-            bad = ~told.absent() & _bad_times(told.values)
+        given = table.times_ms()
+        if given is not None:
+            bad = ~given.absent() & _bad_times(given.values)
             refusals.add_all(numbers[bad], "malformed", f"at {_BAD_AT}")
-            times = np.where(told.absent(), -1, told.values)
+            times = np.where(given.absent(), -1, given.values)
         return _Segment(
             table.strings("id"),
             times,
@@ -237,7 +238,7 @@ def _of(events: list[Any], numbers: IdArray, kinds: set[Any]) -> tuple[list[Any]
 def _grouped(
     names: list[str | None], events: list[Any], numbers: IdArray
 ) -> list[tuple[str | None, list[Any], IdArray]]:
-    """Events by the type that they name."""
+    """Group events by the type that they name."""
     distinct = set(names)
     if len(distinct) == 1:
         return [(names[0], events, numbers)]
@@ -267,7 +268,7 @@ def _typed(
     numbers: IdArray,
     refusals: Refusals,
 ) -> list[tuple[IdArray, str]]:
-    """Rows of a table by type."""
+    """Group rows of a table by type."""
     if not about.any():
         return []
     codes = table.words(column, known)
@@ -276,7 +277,7 @@ def _typed(
     refusals.add_all(
         numbers[about & (codes < 0)],
         "unknown_type",
-        f"no such {column.replace('_', ' ')}, or none named; the graph has {', '.join(known) or 'none'}",
+        f"{column.replace('_', ' ')} is missing or unknown; the graph has {', '.join(known) or 'none'}",
     )
     found = ((np.flatnonzero(about & (codes == at)), key) for at, key in enumerate(known))
     return [(rows, key) for rows, key in found if len(rows)]
@@ -285,14 +286,14 @@ def _typed(
 def _refuse_repeated(
     payloads: dict[int, bytes], origin: list[int], index: list[int], numbers: IdArray, refusals: Refusals
 ) -> None:
-    """Refuse events that have a field twice."""
+    """Refuse events with a repeated field."""
     texts = {at: wire.split(payloads[at]) for at in dict.fromkeys(origin)}
     for number, at, place in zip(numbers.tolist(), origin, index, strict=True):
         text = texts[at][place]
-        assert isinstance(text, bytes)  # its events were read
+        assert isinstance(text, bytes)  # the events of this payload were read
         name = repeated_name(text)
         if name:
-            refusals.add(number, "malformed", f"field {name!r} comes twice")
+            refusals.add(number, "malformed", f"field {name!r} is repeated")
 
 
 def _texts(ids: list[Any]) -> list[str]:
@@ -300,7 +301,7 @@ def _texts(ids: list[Any]) -> list[str]:
 
 
 def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
-    """ms since 1970, -1 where there is none."""
+    """ms since 1970, -1 for missing ones."""
     kinds = set(map(type, values))
     if kinds == {int}:
         try:
@@ -329,7 +330,7 @@ def _times(values: list[Any], numbers: IdArray, refusals: Refusals) -> IdArray:
 
 
 def _bad_times(ms: IdArray) -> NDArray[np.bool_]:
-    """Which are no times in ms since 1970: bool [n]."""
+    """Whether times are invalid as ms since 1970: bool [n]."""
     bad: NDArray[np.bool_] = (ms < 0) | (ms > _LATEST_MS) | ((ms >= _SECONDS[0]) & (ms < _SECONDS[1]))
     return bad
 
@@ -346,14 +347,14 @@ def _joined(
     refused: list[Refused],
     sent_ms: Sequence[int],
 ) -> Decoded:
-    """One batch of all segments, without what was refused."""
+    """One batch of all segments, without refused events."""
     none = np.empty(0, np.int64)
     payload = np.concatenate([none, *(each.payload for each in segments)])
     index = np.concatenate([none, *(each.index for each in segments)])
     times = np.concatenate([none, *(each.times for each in segments)])
     ids = segments[0].ids if len(segments) == 1 else [each for part in segments for each in part.ids]
     if sent_ms and count:
-        # A producer may choose them: the id of a Redis entry, the timestamp of a Kafka message.
+        # A producer may choose these times: the id of a Redis entry, the timestamp of a Kafka message.
         sent = [each if 0 <= each <= _LATEST_MS else 0 for each in sent_ms]
         times = np.where(times < 0, np.array(sent, np.int64)[payload], times)
     times = np.maximum(times, 0)

@@ -1,4 +1,4 @@
-"""Rows of JSON events: objects to columns, without a Python loop of more than one expression."""
+"""Rows of JSON events: converts objects to columns, with Python loops of single expressions only."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _INT64 = np.iinfo(np.int64)
 def edge_rows(
     events: Sequence[_Edge], numbers: IdArray, schema: EdgeTypeSchema, refusals: Refusals
 ) -> EdgeRows:
-    """Columns of events of one edge type; without those that need attributes and have no right ones."""
+    """Columns of events of one edge type; without those with missing or invalid attributes."""
     what = f"edge type {schema.key!r}"
     attrs = [None if type(event) is RemoveEdge else event.attr for event in events]
     needed = [type(event) is not RemoveEdge for event in events]
-    lacking = checks.no_attr(what, schema.attr_dim)
+    if_missing = checks.no_attr(what, schema.attr_dim)
     rows, attr = vectors(
-        attrs, needed, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", lacking, refusals
+        attrs, needed, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", if_missing, refusals
     )
     if rows is not None:
         events, numbers = [events[row] for row in rows], numbers[rows]
@@ -44,7 +44,7 @@ def edge_rows(
 def node_rows(
     events: Sequence[_Node], numbers: IdArray, name: str, schema: NodeTypeSchema, refusals: Refusals
 ) -> NodeRows:
-    """Columns of events of one node type; without those that have no right features."""
+    """Columns of events of one node type; without those whose features are missing or invalid."""
     what = f"node type {name!r}"
     rows, features = vectors(
         [event.features for event in events],
@@ -69,7 +69,7 @@ def node_rows(
 def int_column(
     values: Sequence[int | None], numbers: IdArray, what: str, refusals: Refusals
 ) -> Column | None:
-    """Integers of int64; larger ones are refused."""
+    """Convert integers to int64; larger ones are refused."""
     present = None
     if None in values:
         present = np.fromiter([value is not None for value in values], np.bool_, len(values))
@@ -98,18 +98,18 @@ def vectors(
     dim: int,
     names: tuple[str, ...],
     what: str,
-    lacking: tuple[str, str],
+    if_missing: tuple[str, str],
     refusals: Refusals,
 ) -> tuple[list[int] | None, Column | None]:
-    """float32 [n, dim] of lists, or of objects with the schema's names.
+    """Convert to float32 [n, dim] from lists, or of objects with the schema's names.
 
-    Refused are other lengths and other names: `schema_changed`, objects that leave names out: `bad_shape`,
-    and events that need a vector and have none. They are left out before vectors are made: a few bytes
-    would become as long as any.
+    Refused are other lengths and other names (`schema_changed`), objects without some names (`bad_shape`),
+    and events whose required vector is missing. They are left out before vectors are built: a few bytes
+    would use as much memory as a vector.
 
     Args:
-        lacking: code and reason for events that have none.
-    Returns: the rows that are left, None for all; and their vectors, zeros where none is needed.
+        if_missing: code and reason for events without a vector.
+    Returns: the remaining rows, None for all; and their vectors, zeros if none is needed.
     """
     rows = None
     lists = cast(list[list[float]], values)
@@ -122,7 +122,7 @@ def vectors(
         for row, (number, value, must) in enumerate(zip(numbers.tolist(), values, needed, strict=True)):
             found = nothing if value is None else _in_order(value, dim, names, what)
             if value is None and must and dim:
-                refusals.add(number, *lacking)
+                refusals.add(number, *if_missing)
             elif isinstance(found, list):
                 rows.append(row)
                 lists.append(found)
@@ -150,12 +150,12 @@ def _in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> lis
         )
     missing = [name for name in names if name not in value]
     if missing:
-        return "bad_shape", f"{what} without {_listed(missing)}; all {dim} must be given"
+        return "bad_shape", f"{what} without {_listed(missing)}; all {dim} are required"
     return [value[name] for name in names]
 
 
 def described(dim: int, names: Sequence[str]) -> str:
-    """What the schema says of features or attributes, in words."""
+    """Features or attributes of the schema, in words."""
     return f"{dim}" + (f" ({_listed(names)})" if names else "")
 
 

@@ -1,4 +1,4 @@
-"""Rows of changes: taken out, put together, numbered anew."""
+"""Selects, joins and renumbers rows of changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PartT = TypeVar("PartT", EdgeChanges, NodeChanges)
 
 
 def keep(changes: Mapping[str, PartT], wanted: NDArray[np.bool_], place: IdArray) -> dict[str, PartT]:
-    """The rows of wanted events, under new positions; types that have none left are left out.
+    """The rows of wanted events, under new positions; types without rows are left out.
 
     Args:
         wanted: bool [num_events]. place: int64 [num_events], the new positions of wanted ones.

@@ -1,6 +1,6 @@
-"""Payloads taken apart: into JSON events, and into what was sent of single events.
+"""Splits payloads into JSON events, and finds the original bytes of single events.
 
-Knows no graph. Nothing is built of a payload before it is known how many events it has.
+Independent of any graph. Nothing is built from a payload before its events are counted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hopline.events import arrow_rows, wire
 from hopline.events.rows import Refused
 from hopline.types import UNREADABLE
 
-#: Events of one payload that are named as unreadable; a payload with so many is refused whole.
+#: Events of one payload that are named as unreadable; a payload with this many is refused as a whole.
 MAX_UNREADABLE = 1_000
-#: Bytes and events of JSON that one call of compiled code reads: a thread that reads a large payload holds
-#: the interpreter lock for so long, about a millisecond.
+#: Bytes and events of JSON that one call of compiled code reads: meanwhile a thread holds the interpreter
+#: lock, for about a millisecond.
 _AT_ONCE_BYTES, _SLICE = 256 * 1024, 4_096
 
 
@@ -26,7 +26,7 @@ def originals(payload: bytes, places: Sequence[int]) -> list[bytes]:
     """Events of a payload as they were sent: its JSON, or an Arrow stream of its row.
 
     Args:
-        places: ascending, as `Refused.index`; all of them -1 for the payload itself.
+        places: ascending, as `Refused.index`; all -1 for the payload itself.
     """
     if all(at < 0 for at in places):
         return [payload] * len(places)
@@ -43,26 +43,26 @@ def together(payload: bytes, places: Sequence[int]) -> bytes:
     if payload.startswith(arrow_rows.MAGIC):
         return arrow_rows.some_rows(payload, places)
     texts = originals(payload, places)
-    # Lines may be no JSON, and the texts of a list may have several lines.
+    # Lines may be invalid JSON, and the texts of a list may have several lines.
     return b"[%b]" % b",".join(texts) if wire.is_list(payload) else b"\n".join(texts)
 
 
 @dataclass(slots=True)
 class JsonEvents:
-    """JSON events, and of each the payload that it came from, and its place there."""
+    """JSON events, with the payload and the place of each."""
 
     events: list[Any]
     origin: list[int]
     index: list[int]
 
     def add(self, events: Sequence[Any], at: int, places: Sequence[int]) -> None:
-        """Events of one payload."""
+        """Add events of one payload."""
         self.events += events
         self.origin += [at] * len(events)
         self.index += places
 
     def cut(self, length: int) -> None:
-        """Forget all but the first ones."""
+        """Drop all but the first events."""
         for column in (self.events, self.origin, self.index):
             del column[length:]
 
@@ -70,7 +70,7 @@ class JsonEvents:
 def read_json(at: int, payload: bytes, read: JsonEvents, refused: list[Refused]) -> Refused | None:
     """Read the events of a JSON payload; those that cannot be read are refused.
 
-    Returns: the refusal of the payload, of which nothing is read; None as a rule.
+    Returns: the refusal of the whole payload; usually None.
     """
     if len(payload) <= _AT_ONCE_BYTES:
         try:
@@ -89,7 +89,7 @@ def read_json(at: int, payload: bytes, read: JsonEvents, refused: list[Refused])
         return Refused(at, -1, "malformed", texts)
     bad: list[Refused] = []
     begin = len(read.events)
-    # Lines are read one by one: halves of events that stand on two lines are no event.
+    # Lines are read one by one: an event that spans two lines is invalid.
     groups = _groups(texts) if wire.is_list(payload) else [(0, texts)]
     for first, group in groups:
         all_read = wire.read_list(group) if group is not texts else None
@@ -110,8 +110,8 @@ def read_json(at: int, payload: bytes, read: JsonEvents, refused: list[Refused])
                     at,
                     -1,
                     "malformed",
-                    f"{MAX_UNREADABLE} of {len(texts)} events cannot be read, and the rest was not looked "
-                    f"at; the first, at {bad[0].index}: {bad[0].reason}",
+                    f"{MAX_UNREADABLE} of {len(texts)} events cannot be read, and the others were not "
+                    f"read; the first, at {bad[0].index}: {bad[0].reason}",
                 )
         read.add(events, at, places)
     refused += bad

@@ -1,4 +1,4 @@
-"""Events of one type as columns, as they were read and before a graph's schema has looked at them."""
+"""Events of one type as columns, before they are checked against a graph's schema."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hopline.types import AnyArray, IdArray
 
 
 class Column(NamedTuple):
-    """Values that some events have.
+    """Values of one field of some events.
 
     Attributes:
-        values: [n] or [n, d]; anything where there is none.
-        present: bool [n]; None means that all have one.
+        values: [n] or [n, d]; arbitrary for events without a value.
+        present: bool [n]; None means that all events have a value.
     """
 
     values: AnyArray
     present: NDArray[np.bool_] | None = None
 
     def absent(self) -> NDArray[np.bool_]:
-        """Bool [n]: which events have none."""
+        """Events without a value, bool [n]."""
         if self.present is None:
             return np.zeros(len(self.values), np.bool_)
         return ~self.present
@@ -32,12 +32,12 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An event, or a whole payload, that is no change of this graph.
+    """An event, or a whole payload, that cannot be a change of this graph.
 
     Attributes:
-        payload: which one.
+        payload: its number.
         index: of the event in it; -1 for all of it.
-        event_id: "" where it has none or cannot be read.
+        event_id: "" if it has none or cannot be read.
     """
 
     payload: int
@@ -49,7 +49,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Refusals:
-    """Events that cannot be changes of this graph: number -> (code, reason). The first reason stays."""
+    """Events that cannot be changes of this graph: number -> (code, reason). The first reason is kept."""
 
     by_number: dict[int, tuple[str, str]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class EdgeRows:
         numbers: int64 [n], ascending numbers of the events.
         src, dst: int64 [n], or n values of any type.
         remove: bool [n].
-        time: int64; weight: any float; attr: float32 [n, d]. None where no event has one.
+        time: int64; weight: any float; attr: float32 [n, d]. None if no event has one.
     """
 
     numbers: IdArray
@@ -91,7 +91,7 @@ class NodeRows:
         numbers: int64 [n], ascending numbers of the events.
         ids: int64 [n], or n values of any type.
         add: bool [n].
-        features: float32 [n, d]; None where no event has any.
+        features: float32 [n, d]; None if no event has any.
     """
 
     numbers: IdArray

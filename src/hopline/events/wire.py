@@ -1,6 +1,6 @@
 """Events as JSON: one, a list of them, or one a line.
 
-Knows how events are written; nothing of any graph.
+Defines the format of events, independent of any graph.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
 
 
 class AddEdge(_Edge, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
-    """An edge from `src` to `dst` is there from now on."""
+    """Adds an edge from `src` to `dst`."""
 
 
 class RemoveEdge(_Edge, tag_field="op", tag="remove_edge", gc=False, forbid_unknown_fields=True):
-    """Edges from `src` to `dst` are gone: all, or those of `time`. Weight and attributes are not read."""
+    """Removes edges from `src` to `dst`: all, or those of `time`. Weight and attributes are ignored."""
 
 
 class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -47,11 +47,11 @@ class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
 
 
 class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fields=True):
-    """A node that was not there."""
+    """Adds a new node."""
 
 
 class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
-    """A node's features are these from now on, all of them."""
+    """Replaces all features of a node."""
 
 
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures
@@ -69,14 +69,14 @@ MAX_EVENTS = 100_000
 
 
 class TooMany(Exception):
-    """A payload with more events than are read at once."""
+    """A payload with more than `MAX_EVENTS` events."""
 
     def __init__(self) -> None:
-        super().__init__(f"more than {MAX_EVENTS} events at once; at most {MAX_EVENTS} are taken")
+        super().__init__(f"more than {MAX_EVENTS} events in one payload; at most {MAX_EVENTS} are allowed")
 
 
 def read_list(texts: Sequence[bytes]) -> list[Event] | None:
-    """Events, all of them; None where one of them is none."""
+    """All events; None if one of them is invalid."""
     try:
         return _read_events(b"[%b]" % b",".join(texts))
     except UNREADABLE:
@@ -84,7 +84,7 @@ def read_list(texts: Sequence[bytes]) -> list[Event] | None:
 
 
 def read_event(text: bytes) -> Event | str:
-    """One event; or why it is none."""
+    """One event; or why it is invalid."""
     try:
         event: Event = _read_event(text)
     except UNREADABLE as error:
@@ -93,7 +93,7 @@ def read_event(text: bytes) -> Event | str:
 
 
 def num_names(events: Iterable[Event]) -> int:
-    """Names that were read with events, each event's `op` and the names of its vector among them."""
+    """Number of names in events, including each event's `op` and the names of its vector."""
     count = 0
     for event in events:
         values = msgspec.structs.astuple(event)
@@ -103,16 +103,16 @@ def num_names(events: Iterable[Event]) -> int:
 
 
 def is_list(payload: bytes) -> bool:
-    """Whether a payload is a list, of which `split` gives the items; else it may be lines."""
+    """Whether a payload is a list, whose items `split` returns; else it may be lines."""
     return payload.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 def split(payload: bytes) -> Sequence[bytes] | str:
-    """The texts of a message's events; or why it cannot be taken apart. A byte order mark is left out.
+    """Split a message into the texts of its events, or say why not. A byte order mark is skipped.
 
-    A list is broken as a whole where its JSON is; lines are told apart whatever stands in them.
+    A list with invalid JSON is invalid as a whole; lines are split whatever they contain.
 
-    Raises: TooMany: known before they are taken apart.
+    Raises: TooMany: known before the message is split.
     """
     payload = payload.removeprefix(codecs.BOM_UTF8)
     try:
@@ -136,7 +136,7 @@ def split(payload: bytes) -> Sequence[bytes] | str:
 
 
 class _Item(msgspec.Struct, gc=False):
-    """Any object; counted, and not kept."""
+    """Any object; counted, but not stored."""
 
     def __post_init__(self) -> None:
         _items.left -= 1
@@ -153,9 +153,9 @@ _count = msgspec.json.Decoder(list[_Item]).decode
 
 
 def _count_items(payload: bytes) -> None:
-    """Hold the length of a list against the limit, before its items are kept.
+    """Check the length of a list against the limit, before its items are stored.
 
-    Raises: TooMany. msgspec.MsgspecError: a list that may be too long has an item that is no object.
+    Raises: TooMany. msgspec.MsgspecError: a list that may be too long has an item that is not an object.
     """
     if payload.count(b",") < MAX_EVENTS:
         return
@@ -168,9 +168,9 @@ def why(error: BaseException, payload: bytes) -> str:
     if isinstance(error, RecursionError):
         return "JSON is nested too deeply"
     if payload.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in payload[:2]:
-        return "not an event: UTF-16 or UTF-32; JSON is sent as UTF-8"
+        return "not an event: UTF-16 or UTF-32; send JSON as UTF-8"
     if not payload.strip():
-        return "not an event: nothing at all"
+        return "not an event: empty"
     text = str(error)
     if "unknown field" in text:
         text += f"; fields of edges are {_fields(AddEdge)}, of nodes {_fields(AddNode)}"

@@ -59,6 +59,7 @@ class ClientLimits:
         max_call_rows: limit of rows that callers of one loop turn share a call for; one caller may have
             more.
         max_write_back_rows: limit of rows that wait to be copied to L2.
+        recheck_s: seconds between comparisons of schemas.
     """
 
     linger: float = 5.0
@@ -67,6 +68,19 @@ class ClientLimits:
     max_negative_rows: int = 65_536
     max_call_rows: int = 65_536
     max_write_back_rows: int = 65_536
+    recheck_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallPolicy:
+    """When calls to a store are retried or paused.
+
+    Attributes:
+        breaker, retry: the policies; None for the defaults.
+    """
+
+    breaker: BreakerPolicy | None = None
+    retry: RetryPolicy | None = None
 
 
 class FeatureClient:
@@ -78,16 +92,15 @@ class FeatureClient:
             other clients: use one for each store.
         l2: a faster store in front of the origin.
         timeout_s: longest wait of a caller.
-        breaker, retry: policies for each store that is not a `Tier`. A `Tier` has its own, and its own
+        calls: breaker and retries of each store that is not a `Tier`. A `Tier` has its own, and its own
             metrics of calls.
         limits: see `ClientLimits`.
-        recheck_s: seconds between comparisons of schemas.
-        on_rows: called with arrived rows before the callers get them; also with late rows.
         metrics: counts calls and rows.
         clock: seconds, monotonic.
 
     Attributes:
-        on_rows: the callback; may be set at any time.
+        on_rows: called with arrived rows before the callers get them; also with late rows. May be set at
+            any time.
         group, timeout_s: the arguments.
     """
 
@@ -98,27 +111,26 @@ class FeatureClient:
         l2: FeatureStore | Tier | None = None,
         *,
         timeout_s: float = 0.02,
-        breaker: BreakerPolicy | None = None,
-        retry: RetryPolicy | None = None,
+        calls: CallPolicy | None = None,
         limits: ClientLimits | None = None,
-        recheck_s: float = 30.0,
-        on_rows: OnRows | None = None,
         metrics: ClientMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         def tier(name: str, store: FeatureStore | Tier) -> Tier:
             if isinstance(store, Tier):
                 return store
-            return Tier(name, store, breaker=breaker, retry=retry, metrics=metrics, clock=clock)
+            policy = calls or CallPolicy()
+            return Tier(
+                name, store, breaker=policy.breaker, retry=policy.retry, metrics=metrics, clock=clock
+            )
 
         self.group = group
         self.timeout_s = timeout_s
-        self.on_rows = on_rows
+        self.on_rows: OnRows | None = None
         self._dim = group.dim
         self._origin = tier("origin", origin)
         self._l2 = None if l2 is None else tier("l2", l2)
         self._limits = limits or ClientLimits()
-        self._recheck_s = recheck_s
         self._metrics = metrics or NoMetrics()
         self._clock = clock
         self._write_back = (
@@ -168,7 +180,7 @@ class FeatureClient:
         if self._watch is not None:
             await self._watch.close()
         l2 = None if self._l2 is None else self._l2.store
-        self._watch = SchemaWatch(expected, self._origin.store, l2, self._recheck_s)
+        self._watch = SchemaWatch(expected, self._origin.store, l2, self._limits.recheck_s)
         await self._watch.start()
 
     async def fetch(

@@ -64,9 +64,9 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
     absent = expired = served_old = 0
     places, tags, flat = borrowed(index), borrowed(heads.reshape(-1)), borrowed(rows.reshape(-1))
     wanted = borrowed(ids)
-    row_cache.ask_first(places, wanted)
+    row_cache.prefetch_first(places, wanted)
     for i in range(n):
-        row_cache.ask_ahead(places, tags, 2, flat, d, wanted, i)
+        row_cache.prefetch_ahead(places, tags, 2, flat, d, wanted, i)
         slot = np.int64(index[ids[i]]) - 1
         present = False
         if slot >= 0:
@@ -104,9 +104,9 @@ def _probe(index, heads, visited, ids, now, ttl, missing, counts):  # type: igno
     n = ids.shape[0]
     absent = expired = 0
     places, tags, wanted = borrowed(index), borrowed(heads.reshape(-1)), borrowed(ids)
-    row_cache.ask_first(places, wanted)
+    row_cache.prefetch_first(places, wanted)
     for i in range(n):
-        row_cache.ask_ahead(places, tags, 2, tags, 0, wanted, i)
+        row_cache.prefetch_ahead(places, tags, 2, tags, 0, wanted, i)
         slot, stamp = _stamp_of(index, heads, ids[i])
         if slot >= 0 and abs(now - stamp) < ttl:
             if visited[slot] == 0:

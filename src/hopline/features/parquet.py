@@ -29,7 +29,7 @@ from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMisma
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import index, listed
 from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found
-from hopline.files import draft_of, publish_file
+from hopline.files import draft_of, publish_file, temporary_root
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 #: The key of the schema in the files' metadata, and the column of rows in files that Hopline writes.
@@ -231,7 +231,7 @@ def _unpack(files: _Files, id_column: str) -> Rows:
     if not num_rows:
         return Rows(group, index(np.empty(0, np.int64)), np.empty((0, group.dim), group.dtype))
     ids: list[Any] = []
-    with tempfile.TemporaryFile(prefix="hopline-") as file:
+    with tempfile.TemporaryFile(prefix="hopline-", dir=temporary_root()) as file:
         rows = np.memmap(file, group.dtype, "w+", shape=(num_rows, group.dim))
     at = 0
     for path, parquet in opened:

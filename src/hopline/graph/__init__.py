@@ -27,7 +27,7 @@ __all__ = [
     "edge_key",
 ]
 
-# Imported on first use: who reads a schema or a digest pays neither for kernels nor for building.
+# Imported on first use: code that only reads a schema or a digest loads neither kernels nor the builder.
 _LAZY = {
     "Adjacency": "hopline.graph.parts",
     "EdgeFile": "hopline.graph.files",

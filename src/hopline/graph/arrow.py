@@ -1,4 +1,4 @@
-"""pyarrow, which an extra brings: `hopline[parquet]`."""
+"""Access to pyarrow, an optional dependency: `hopline[parquet]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hopline.errors import GraphError
 
 
 def arrow(module: str) -> Any:
-    """A module of pyarrow. Raises: GraphError: it is not installed."""
+    """Import a module of pyarrow. Raises: GraphError: it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""From node and edge tables to the parts of a snapshot. One path: a homogeneous graph has one of each."""
+"""Builds the parts of a snapshot from node and edge tables. A homogeneous graph has one table of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from hopline.types import AnyArray, IdArray, Progress, silent
 
 MAX_NODES = 2**31 - 1
 _LOG = logging.getLogger("hopline.graph")
-# Row numbers beyond this many and this many times the ends of all edges are taken for ids.
+# Row numbers that are above this, and above this multiple of the number of edge ends, are assumed to be
+# ids.
 _SPARSE_NODES, _SPARSE_FACTOR = 1000, 20
 
 Parts = tuple[GraphSchema, dict[str, Nodes], dict[str, Adjacency]]
@@ -43,11 +44,11 @@ def build(
     feature_dtype: str = "float32",
     progress: Progress = silent,
 ) -> Parts:
-    """Check everything, index the ids, sort the edges.
+    """Check all tables, index the ids, sort the edges.
 
-    Types come out in sorted order, so that the order of the tables does not matter.
+    Types are sorted by name, so that the order of the tables does not matter.
 
-    Raises: GraphError: the first thing that is wrong, with what would be right.
+    Raises: GraphError: the first error in the input, and how to correct it.
     """
     _check_tables(node_tables, edge_tables)
     _check_types(node_tables, edge_tables)
@@ -108,8 +109,8 @@ def _check_tables(node_tables: Any, edge_tables: Any) -> None:
         for name, table in tables.items():
             if not isinstance(table, kind):
                 raise GraphError(
-                    f"{name!r}: a {kind.__name__} is needed; got {type(table).__name__}. A DataFrame is "
-                    f"read by Graph.from_parquet, as {file}(frame, …)"
+                    f"{name!r}: expected a {kind.__name__}; got {type(table).__name__}. To build from a "
+                    f"DataFrame, use Graph.from_parquet with {file}(frame, …)"
                 )
 
 
@@ -128,22 +129,22 @@ def _check_types(node_tables: Mapping[str, NodeTable], edge_tables: Mapping[Edge
         for end, name in (("source", edge_type[0]), ("destination", edge_type[2])):
             if name not in node_tables:
                 raise GraphError(
-                    f"edge type {_shown(edge_type)}: its {end} type {name!r} is no node type; there are "
-                    f"{', '.join(map(repr, sorted(node_tables)))}"
+                    f"edge type {_shown(edge_type)}: its {end} type {name!r} is not a node type; known "
+                    f"types: {', '.join(map(repr, sorted(node_tables)))}"
                 )
         if table.undirected and edge_type[0] != edge_type[2]:
             raise GraphError(
                 f"edge type {_shown(edge_type)} joins two node types and cannot be undirected; "
-                "add the reverse as an edge type of its own"
+                "add the reverse as a separate edge type"
             )
 
 
 def _ends(table: EdgeTable, what: str) -> tuple[Any, Any]:
-    """Sources and destinations as the caller gave them, of equal length."""
+    """Sources and destinations as the caller passed them, of equal length."""
     edges = table.edges
     if hasattr(edges, "columns") and hasattr(edges, "dtypes"):
         raise GraphError(
-            f"{what} are given as a {type(edges).__name__}; give a pair of its columns, "
+            f"{what} are given as a {type(edges).__name__}; pass a pair of its columns, "
             "(frame['src'], frame['dst']), or EdgeFile(frame, src=…, dst=…) to Graph.from_parquet"
         )
     if isinstance(edges, tuple | list) and len(edges) == 2:
@@ -189,11 +190,11 @@ def _nodes(
         progress(f"ids of {where}", 1.0)
         counts["ids"] = len(ids)
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} {what}" for what, count in counts.items())
-        raise GraphError(f"{where}: these must agree: {said}")
+        listed = ", ".join(f"{count} {what}" for what, count in counts.items())
+        raise GraphError(f"{where}: these must agree: {listed}")
     num_nodes = next(iter(counts.values())) if counts else _num_nodes_of(name, ends)
     if not 0 <= num_nodes <= MAX_NODES:
-        hint = "" if counts else "; if the edges hold ids of your own rather than row numbers, give `ids`"
+        hint = "" if counts else "; if the edges hold your own ids rather than row numbers, pass `ids`"
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
     if features is None:
         features = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
@@ -201,7 +202,7 @@ def _nodes(
 
 
 def _feature_names(table: NodeTable) -> Sequence[str]:
-    """The names that are given, else those of a DataFrame."""
+    """The given names, else those of a DataFrame."""
     columns = getattr(table.features, "columns", None) if hasattr(table.features, "dtypes") else None
     if table.feature_names or columns is None or not all(isinstance(name, str) for name in columns):
         return table.feature_names
@@ -211,18 +212,18 @@ def _feature_names(table: NodeTable) -> Sequence[str]:
 def features_of(
     given: Any, what: str, dtype: str, names: Sequence[str] = (), progress: Progress = silent
 ) -> Features:
-    """Features as a graph stores them.
+    """Convert features to the form that a graph stores.
 
     Args:
         given: [N, d] of any real dtype, or a narrow matrix.
         what: for error messages. dtype: one of `narrow.DTYPES`. names: of columns, for error messages.
-    Raises: GraphError: they are no such matrix, or do not fit into `dtype`.
+    Raises: GraphError: they are not such a matrix, or do not fit into `dtype`.
     """
     if dtype not in narrow.DTYPES:
         *most, last = narrow.DTYPES
         raise GraphError(f"features are stored as {', '.join(most)} or {last}; not {dtype!r}")
     if isinstance(given, NarrowMatrix) and given.kind == dtype:
-        return given  # rows of another graph: their codes and scales stay what they are
+        return given  # rows of another graph: their codes and scales do not change
     first = dtype if dtype not in narrow.CODES else "float32"
     values = matrix(given, what, dtype=first, names=names, progress=progress)
     if dtype not in narrow.CODES:
@@ -231,16 +232,16 @@ def features_of(
         largest = float(np.abs(values).max())
         if largest > narrow.BFLOAT16_MAX:
             raise GraphError(
-                f"{what} do not fit into bfloat16 (largest {narrow.BFLOAT16_MAX:g}): there is {largest:g}. "
+                f"{what} do not fit into bfloat16 (largest {narrow.BFLOAT16_MAX:g}): found {largest:g}. "
                 "Clip or scale them before building"
             )
     return narrow.encode(values, dtype, progress=progress, what=f"{what}, as {dtype}")
 
 
 def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
-    """One more than the largest row that the edges have.
+    """One more than the largest row number in the edges.
 
-    Raises: GraphError: so few of the rows have edges that they are rather ids.
+    Raises: GraphError: so few of the rows have edges that the numbers are probably ids.
     """
     largest, num_ends = -1, 0
     for (src, relation, dst), (sources, destinations) in ends.items():
@@ -250,9 +251,9 @@ def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
                 largest, num_ends = max(largest, int(rows.max())), num_ends + len(rows)
     if MAX_NODES > largest >= _SPARSE_NODES + _SPARSE_FACTOR * num_ends:
         raise GraphError(
-            f"node type {name!r}: its edges name rows up to {largest}, and there are only {num_ends} ends "
-            "of edges; if they are ids of your own rather than row numbers, give `ids` (`hopline graph "
-            "build`: leave --ids-are-rows out), else say num_nodes (--num-nodes)"
+            f"node type {name!r}: its edges name rows up to {largest}, but there are only {num_ends} edge "
+            "ends; if these numbers are your own ids rather than row numbers, pass `ids` (`hopline graph "
+            "build`: omit --ids-are-rows), else set num_nodes (--num-nodes)"
         )
     return largest + 1
 
@@ -279,7 +280,7 @@ def _adjacency(
     )
     weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
     if table.undirected and both_directions(src, dst, (attr, time, weight), shown):
-        _LOG.warning("edges of %s hold both directions already: no reverse was added", shown)
+        _LOG.warning("edges of %s already contain both directions: no reverse was added", shown)
     elif table.undirected:
         back = np.flatnonzero(src != dst)
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
@@ -345,8 +346,8 @@ def _row_numbers(values: Any, what: str, node_type: str) -> AnyArray:
         raise GraphError(f"{what} must be a vector; got shape {rows.shape}")
     if rows.dtype.kind not in "iu" and len(rows):
         raise GraphError(
-            f"{what} must be integers, rows of node type {node_type!r}; got dtype {rows.dtype} (for ids of "
-            "your own, give `ids`)"
+            f"{what} must be integers, rows of node type {node_type!r}; got dtype {rows.dtype} (to "
+            "use your own ids, pass `ids`)"
         )
     return rows
 

@@ -1,7 +1,8 @@
-"""From columns of tables to ids, numbers and times. What a column holds is decided on all its cells.
+"""Converts columns of tables to ids, numbers and times. The type of a column is decided from all its cells.
 
-Blanks around a cell are dropped in text files. A number is written as in Python or C, without thousands
-separators; a cell that is none is refused by its place, or the whole column is text and left out.
+Blanks around a cell are removed in text files. A number is written as in Python or C, without thousands
+separators. A cell that is not a number is an error that names its place, unless the whole column is text
+and is omitted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _INTEGER = r"^-?(0|[1-9][0-9]*)$"
 _WHOLE = r"^-?(0|[1-9][0-9]*)(\.0*)?$"
 _DECIMAL = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
-#: Numbers with separators, and what usually stands for none: a column of these is no text.
+#: Numbers with separators, and usual markers of missing values: a column of these is not text.
 NEAR_NUMBER = (
     r"^([+-]?[0-9]{1,3}([,_' ][0-9]{3})+(\.[0-9]+)?|[+-]?[0-9]+,[0-9]+|[0-9]+(_[0-9]+)+|[+-]?(?i:nan|inf|"
     r"infinity)|(?i:n/?a|null|none|nil|missing|unknown|\?|-|\.))$|"
@@ -37,11 +38,11 @@ _ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What stands for no value, and what is put there.
+    """Which cells are missing values, and what replaces them.
 
     Attributes:
-        na: cells that are missing, besides empty ones.
-        fill: the number for all columns, or column -> number; None and absent ones refuse missing cells.
+        na: cells that are missing values, in addition to empty ones.
+        fill: the number for all columns, or column -> number; missing cells without a number are an error.
     """
 
     na: Sequence[str] = ()
@@ -57,11 +58,11 @@ class Missing:
 
 
 def ids(table: FileTable, name: str) -> IdArray | Encoded:
-    """A column of ids: int64 where every cell is an integer, else strings.
+    """Convert a column of ids: int64 where every cell is an integer, else strings.
 
-    In text "007" and "7" are two ids, and a column with the first holds strings; 30.0 is 30 where all
-    cells of a column are like it.
-    Raises: GraphError: a cell is missing, or no id.
+    In text "007" and "7" are two ids, and a column with the first holds strings. 30.0 is read as 30 if all
+    cells of the column are such numbers.
+    Raises: GraphError: a cell is missing, or is not an id.
     """
     types, pc = arrow("pyarrow.types"), arrow("pyarrow.compute")
     column = table.column(name)
@@ -70,7 +71,7 @@ def ids(table: FileTable, name: str) -> IdArray | Encoded:
         column = _text_of_bytes(table, name, column)
         kind = column.type
     if column.null_count:
-        raise _missing(table, name, column.is_null(), "give every node an id, or leave such rows out")
+        raise _missing(table, name, column.is_null(), "give every node an id, or omit such rows")
     if types.is_integer(kind):
         if types.is_uint64(kind):
             beyond = pc.greater_equal(column, arrow("pyarrow").scalar(2**63, kind))
@@ -78,20 +79,20 @@ def ids(table: FileTable, name: str) -> IdArray | Encoded:
             if at >= 0:
                 raise GraphError(
                     f"{table.place(at, name)}: {column[at].as_py()} does not fit into a signed 64-bit "
-                    "integer; give such ids as strings"
+                    "integer; write such ids as strings"
                 )
         return _numpy(column)
     if types.is_floating(kind) or types.is_decimal(kind):
         return _whole(table, name, column, "an id is an integer or a string")
     if not _is_string(kind):
         raise GraphError(
-            f"{table.what}: column {name!r} must hold integers or strings, being ids; it holds {kind}"
+            f"{table.what}: column {name!r} holds ids and must hold integers or strings; it holds {kind}"
         )
     if table.is_text:
         column = _trimmed(table, name, column)
         empty = pc.equal(column, "")
         if pc.any(empty).as_py():
-            raise _missing(table, name, empty, "give every node an id, or leave such lines out")
+            raise _missing(table, name, empty, "give every node an id, or omit such lines")
         if _all(column, _INTEGER) or _all(column, _WHOLE):
             ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
             if ints is not None:
@@ -100,12 +101,13 @@ def ids(table: FileTable, name: str) -> IdArray | Encoded:
 
 
 def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
-    """A column of numbers: int64, uint64, float64 or the column's own type; booleans are 0 and 1.
+    """Convert a column of numbers: int64, uint64, float64 or the column's own type; booleans are 0 and 1.
 
     Args:
-        named: the caller asks for this column, so that it must hold numbers.
-    Returns: [n], [n, d] (a column of equally long lists), or what the column holds instead of numbers.
-    Raises: GraphError: a cell is missing and is not to be filled; a cell is no number though others are.
+        named: the caller names this column, so that it must hold numbers.
+    Returns: [n], [n, d] (a column of equally long lists), or a description of what the column holds
+    instead. Raises: GraphError: a cell is missing and has no fill value; a cell is not a number though
+    others are.
     """
     types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
     column = table.column(name)
@@ -134,19 +136,19 @@ def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> An
 
 
 def times(table: FileTable, name: str) -> AnyArray:
-    """A column of times: integers, or datetime64 where it holds dates (ISO 8601 in text; UTC is meant).
+    """Convert a column of times: integers, or datetime64 where it holds dates (ISO 8601 in text, UTC).
 
     Raises: GraphError: a cell is missing, or neither an integer nor a date.
     """
     types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
     column = table.column(name)
     if column.null_count:
-        raise _missing(table, name, column.is_null(), "give every edge a time, or leave such rows out")
+        raise _missing(table, name, column.is_null(), "give every edge a time, or omit such rows")
     kind = column.type
     if types.is_integer(kind):
         return _numpy(column)
     if types.is_floating(kind) or types.is_decimal(kind):
-        return _whole(table, name, column, "times are integers or dates: multiply and round them")
+        return _whole(table, name, column, "times must be integers or dates: multiply and round them")
     if types.is_timestamp(kind):
         return _numpy(column.cast(pa.timestamp(kind.unit)))
     if types.is_date(kind):
@@ -160,7 +162,10 @@ def times(table: FileTable, name: str) -> AnyArray:
             return ints
     if _all(column, _DECIMAL):
         return _whole(
-            table, name, column.cast(pa.float64()), "times are integers or dates: multiply and round them"
+            table,
+            name,
+            column.cast(pa.float64()),
+            "times must be integers or dates: multiply and round them",
         )
     return _dates(table, name, column)
 
@@ -188,8 +193,8 @@ def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bo
             at = pc.index(bad, True).as_py()
             cell = column[at].as_py()
             raise GraphError(
-                f"{table.place(at, name)} must hold numbers; it holds {cell!r} (as {count} of "
-                f"{len(column)} cells hold no number); {_way_out(cell, name, named=named)}"
+                f"{table.place(at, name)} must hold numbers; it holds {cell!r} ({count} of "
+                f"{len(column)} cells do not hold a number); {_advice(cell, name, named=named)}"
             )
         column = _parsed(table, name, pc.if_else(absent, None, column), whole=_all(given, _INTEGER))
     if pc.any(absent).as_py():
@@ -212,11 +217,11 @@ def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
     )
 
 
-def _way_out(cell: str, name: str, *, named: bool) -> str:
-    out = "do not take the column" if named else f"leave the column out with --exclude {name}"
+def _advice(cell: str, name: str, *, named: bool) -> str:
+    out = "do not use this column" if named else f"leave the column out with --exclude {name}"
     if "," in cell or "_" in cell or "'" in cell:
         return f"write numbers without separators and with a decimal point, or {out}"
-    return f"say --na {cell!r} --fill 0 where it stands for a missing value, or {out}"
+    return f"pass --na {cell!r} --fill 0 if it marks a missing value, or {out}"
 
 
 def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Missing) -> Any:
@@ -227,9 +232,9 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
             table,
             name,
             absent,
-            f"say what to put there (--fill 0), or leave the column out (--exclude {name})",
+            f"set a value for such cells (--fill 0), or leave the column out (--exclude {name})",
         )
-    # The column's own type where the number fits, as -1 does not fit bytes or truth values.
+    # The column's own type if the number fits; -1, for example, does not fit bytes or booleans.
     integers = [column.type, pa.int64()] if float(fill).is_integer() else []
     for kind in (*integers, pa.float64()):
         try:
@@ -238,24 +243,24 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
             pass
     at = pc.index(absent, True).as_py()
     raise GraphError(
-        f"{table.place(at, name)}: {fill} cannot stand beside the other values of the column, which are "
-        "integers that float64 does not hold"
+        f"{table.place(at, name)}: {fill} cannot be mixed with the other values of the column, which are "
+        "integers that float64 cannot hold"
     )
 
 
-def _missing(table: FileTable, name: str, absent: Any, way_out: str) -> GraphError:
+def _missing(table: FileTable, name: str, absent: Any, advice: str) -> GraphError:
     pc = arrow("pyarrow.compute")
     at = pc.index(absent, True).as_py()
     count = pc.sum(absent).as_py()
     return GraphError(
-        f"{table.place(at, name)}: a value is missing, as in {count} of {len(absent)} rows; {way_out}"
+        f"{table.place(at, name)}: a value is missing ({count} of {len(absent)} rows have none); {advice}"
     )
 
 
 def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     """Floats or decimals that are integers, as int64."""
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    # Doubles from 2**53 on stand for more than one integer.
+    # Doubles from 2**53 on represent more than one integer.
     limit = 2**53 if arrow("pyarrow.types").is_floating(column.type) else 2**63
     if arrow("pyarrow.types").is_decimal(column.type):
         good = pa.chunked_array([[v == int(v) and abs(v) < limit for v in column.to_pylist()]], pa.bool_())
@@ -268,11 +273,11 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
         count, cell = pc.sum(bad).as_py(), column[at].as_py()
         if abs(cell) >= limit:
             raise GraphError(
-                f"{table.place(at, name)}: {cell} is too large to stand for one integer as {column.type}; "
+                f"{table.place(at, name)}: {cell} is too large to identify one integer as {column.type}; "
                 "write such numbers as integers of 64 bits, or ids as strings"
             )
         raise GraphError(
-            f"{table.place(at, name)}: {cell} is no integer (nor are {count} of {len(column)} cells); "
+            f"{table.place(at, name)}: {cell} is not an integer (nor are {count} of {len(column)} cells); "
             f"{what}"
         )
     if arrow("pyarrow.types").is_decimal(column.type):
@@ -288,12 +293,12 @@ def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     at = pc.index(neither, True).as_py()
     if at >= 0:
         raise GraphError(
-            f"{table.place(at, name)}: {column[at].as_py()!r} is neither an integer nor a date and time as "
-            "ISO 8601 has it (2024-01-31T13:45:00Z)"
+            f"{table.place(at, name)}: {column[at].as_py()!r} is neither an integer nor an ISO 8601 date "
+            "and time (2024-01-31T13:45:00Z)"
         )
     at = pc.index(dates, False).as_py()
     if at >= 0:
-        raise GraphError(f"{table.place(at, name)}: integers and dates are mixed; write all in one way")
+        raise GraphError(f"{table.place(at, name)}: integers and dates are mixed; write all in one form")
     digits = pc.max(
         pc.binary_length(pc.replace_substring_regex(column, r"^[^.]*\.?([0-9]*).*$", r"\1"))
     ).as_py()
@@ -302,7 +307,7 @@ def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     if both:
         other = pc.index(zoned, not zoned[0].as_py()).as_py()
         raise GraphError(
-            f"{table.place(other, name)}: times with and without a zone are mixed; write all in one way "
+            f"{table.place(other, name)}: times with and without a zone are mixed; write all in one form "
             "(without a zone they are UTC)"
         )
     zone = "UTC" if len(column) and zoned[0].as_py() else None
@@ -311,7 +316,7 @@ def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     except pa.ArrowInvalid:
         at = next(at for at in range(len(column)) if not _is_date(column[at], pa.timestamp(unit, zone)))
         raise GraphError(
-            f"{table.place(at, name)}: {column[at].as_py()!r} is no date, or too far from 1970"
+            f"{table.place(at, name)}: {column[at].as_py()!r} is not a date, or too far from 1970"
         ) from None
 
 
@@ -344,8 +349,8 @@ def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
         return column.cast(pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
         raise GraphError(
-            f"{table.what}: column {name!r} holds bytes that are no UTF-8 text; give ids as integers or as "
-            "text, such as their hexadecimal digits"
+            f"{table.what}: column {name!r} holds bytes that are not UTF-8 text; write ids as integers or "
+            "as text, such as their hexadecimal digits"
         ) from None
 
 
@@ -363,7 +368,7 @@ def _trimmed(table: FileTable, name: str, column: Any) -> Any:
 
 def _encoded(column: Any) -> Encoded:
     encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-    if hasattr(encoded, "chunks"):  # no rows, no chunk
+    if hasattr(encoded, "chunks"):  # a column without rows has no chunk
         return Encoded([], np.empty(0, np.int32))
     return Encoded(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
 

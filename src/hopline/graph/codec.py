@@ -1,13 +1,15 @@
-"""Compressed adjacency: in-neighbours in few bits, weights and degrees as bytes, all read one by one.
+"""Compressed adjacency: in-neighbours in few bits, weights and degrees as bytes, each readable alone.
 
-Neighbours are packed without loss, 64 to a block or, where that is hardly larger, each in as many bits as
-the largest takes (`codec_kernels.py`); the block or the bits are all that is read to know one of them,
-wherever lists begin and end. Where lists begin is the sum of at most 16 degrees. Weights become codes of
-8 bits and one scale for the edge type: a weight is off by at most half of `scale`, which is the largest
-weight over 255, and one that was above 0 stays so. Where weights may be negative, code 128 is 0, the scale
-is the largest magnitude over 127, and every weight keeps its sign. Integers that are codes as they are keep
-their values. The scale has 14 significant bits, so that every weight is exact in float32 and every running
-sum in float64: sampling by weight draws what it would draw from plain arrays of these weights.
+Neighbours are packed without loss: 64 to a block or, if that is hardly larger, each in as many bits as the
+largest one needs (`codec_kernels.py`). Reading one neighbour reads only its block or its bits, regardless
+of where lists begin and end. The beginning of a list is the sum of at most 16 degrees.
+
+Weights become codes of 8 bits and one scale for the edge type. The error of a weight is at most half of
+`scale`, which is the largest weight over 255, and a weight above 0 stays above 0. If weights may be
+negative, code 128 is 0, the scale is the largest magnitude over 127, and every weight keeps its sign.
+Integers that fit the codes keep their values. The scale has 14 significant bits, so that every weight is
+exact in float32 and every running sum in float64: sampling by weight draws the same as from plain arrays of
+these weights.
 
 Times and attributes of edges are not compressed.
 """
@@ -32,22 +34,22 @@ from hopline.graph.schema import EdgeTypeSchema
 from hopline.types import AnyArray, FloatArray, IdArray, Progress, silent
 
 _LARGEST_CODE = 255
-#: The code of 0 where weights may be negative: others are as far from it as they are large.
+#: The code of weight 0 where weights may be negative; other codes are offset from it by their magnitude.
 _SIGNED_ZERO = 128
 _SCALE_BITS = 14
-#: Above it, a code times the scale could be beyond float32.
+#: Above this weight, a code times the scale could exceed float32.
 _LARGEST_WEIGHT = 1e38
 _MAX_EDGES = 2**31 - 1
 _MAX_BYTES = 2**32 - 1
 
 
-#: How much larger numbers may be that lie evenly, which are read several times as fast.
+#: How much larger evenly packed numbers may be; they are read several times as fast.
 _WORTH = 1.15
 _NO_OFFSETS = read_only(np.empty(0, np.uint32))
 
 
 class _Column:
-    """One value for each edge, unpacked where it is asked for, as NumPy arrays are indexed."""
+    """One value for each edge, unpacked on access; indexed like NumPy arrays."""
 
     __slots__ = ()
 
@@ -76,18 +78,18 @@ class _Column:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
         if copy is False:
-            raise ValueError("packed edges are unpacked by copying")
+            raise ValueError("packed edges can only be unpacked by copying")
         values = self.at(np.arange(len(self), dtype=np.int64))
         return values if dtype is None else values.astype(dtype, copy=False)
 
 
 class PackedIds(_Column):
-    """In-neighbours of every list, one list after the other.
+    """In-neighbours of all lists, in list order.
 
     Attributes:
-        offsets: uint32 [blocks + 1], or [0] where they lie evenly. data: uint8. See `codec_kernels.py`.
+        offsets: uint32 [blocks + 1], or [0] if packed evenly. data: uint8. See `codec_kernels.py`.
         bits: of a neighbour's row.
-        kernel: what kernels take, see `edge_data.py`; valid while this object is.
+        kernel: the form that kernels read, see `edge_data.py`; valid while this object exists.
     """
 
     __slots__ = ("_length", "bits", "data", "kernel", "offsets")
@@ -118,7 +120,7 @@ class PackedIds(_Column):
         return out
 
     def mapped(self, copy: Callable[[AnyArray], AnyArray]) -> PackedIds:
-        """The same over copies of its arrays."""
+        """The same neighbours over copies of the arrays."""
         offsets = copy(self.offsets) if len(self.offsets) else self.offsets
         return PackedIds(offsets, copy(self.data), self.bits, self._length)
 
@@ -126,12 +128,12 @@ class PackedIds(_Column):
     def pack(cls, indices: AnyArray, num_sources: int) -> PackedIds:
         """Pack int32 [E] rows below `num_sources`.
 
-        Raises: GraphError: more edges or bytes than a block's place can be written for.
+        Raises: GraphError: more edges or bytes than block offsets can address.
         """
         if len(indices) > _MAX_EDGES:
             raise GraphError(
-                f"an edge type of {len(indices)} edges cannot be compressed; {_MAX_EDGES} is the most: "
-                "leave the graph as it is"
+                f"an edge type of {len(indices)} edges cannot be compressed; the limit is {_MAX_EDGES}: "
+                "use the graph uncompressed"
             )
         bits = bits_of(num_sources)
         ends = _ends_of_blocks(indices, bits)
@@ -139,21 +141,21 @@ class PackedIds(_Column):
             return cls.evenly(indices, bits)
         if ends[-1] > _MAX_BYTES:
             raise GraphError(
-                f"an edge type of {len(indices)} edges would take {ends[-1]} bytes; {_MAX_BYTES} is the "
-                "most that can be compressed: leave the graph as it is"
+                f"an edge type of {len(indices)} edges would need {ends[-1]} bytes compressed; the limit "
+                f"is {_MAX_BYTES}: use the graph uncompressed"
             )
         return cls.in_blocks(indices, bits, ends)
 
     @classmethod
     def evenly(cls, indices: AnyArray, bits: int) -> PackedIds:
-        """Each in so many bits."""
+        """Pack each number in `bits` bits."""
         data = np.zeros(even_bytes(len(indices), bits) + kernels.PADDING, np.uint8)
         kernels.pack_evenly(indices, bits, data)
         return cls(_NO_OFFSETS, read_only(data), bits, len(indices))
 
     @classmethod
     def in_blocks(cls, indices: AnyArray, bits: int, ends: IdArray | None = None) -> PackedIds:
-        """In blocks, which are smaller where neighbours are close to each other.
+        """Pack in blocks, which are smaller where neighbours are close to each other.
 
         Args:
             ends: int64 [blocks + 1] where each block begins, if known.
@@ -169,7 +171,7 @@ class PackedBounds(_Column):
 
     Attributes:
         groups: uint8 [G, 20]. longs: int32 [rows, 17]. See `codec_kernels.read_bounds`.
-        kernel: what kernels take, see `extent.py`; valid while this object is.
+        kernel: the form that kernels read, see `extent.py`; valid while this object exists.
     """
 
     __slots__ = ("_length", "groups", "kernel", "longs")
@@ -199,7 +201,7 @@ class PackedBounds(_Column):
         return out
 
     def mapped(self, copy: Callable[[AnyArray], AnyArray]) -> PackedBounds:
-        """The same over copies of its arrays."""
+        """The same bounds over copies of the arrays."""
         return PackedBounds(
             copy(self.groups), copy(self.longs) if len(self.longs) else self.longs, len(self)
         )
@@ -217,7 +219,7 @@ class PackedBounds(_Column):
         return cls(read_only(groups), read_only(longs), len(indptr))
 
 
-#: What stands for an array of lists.
+#: Replaces an array of lists.
 PACKED = (PackedIds, PackedBounds)
 
 
@@ -227,7 +229,7 @@ class PackedWeights(_Column):
     Attributes:
         codes: uint8 [E]. scale: float64 [1]. zero: the code of 0; a weight is (code - zero) scale.
         sums: int64, the sum of all codes before each block of 1,024, and before the last one's end.
-        kernel: as of `PackedIds`; the same for weights and for their running sums.
+        kernel: as in `PackedIds`; the same for weights and for their running sums.
     """
 
     __slots__ = ("codes", "kernel", "scale", "sums", "zero")
@@ -259,8 +261,8 @@ class PackedWeights(_Column):
         largest = float(max(weight.max(), -weight.min())) if len(weight) else 0.0
         if largest > _LARGEST_WEIGHT:
             raise GraphError(
-                f"edge weights up to {largest:g} cannot be compressed; {_LARGEST_WEIGHT:g} is the most: "
-                "scale them, which changes nothing where only their ratios count"
+                f"edge weights up to {largest:g} cannot be compressed; the limit is {_LARGEST_WEIGHT:g}: "
+                "scale them, which has no effect where only their ratios matter"
             )
         most = _LARGEST_CODE - _SIGNED_ZERO if signed else _LARGEST_CODE
         step = 1 << 20
@@ -279,7 +281,7 @@ class PackedWeights(_Column):
 
 
 class RunningWeights(_Column):
-    """The inclusive running sums of packed weights within each list, which nothing stores."""
+    """The inclusive running sums of packed weights within each list, computed on access."""
 
     __slots__ = ("_indptr", "_weights", "kernel")
     dtype = np.dtype(np.float64)
@@ -292,7 +294,7 @@ class RunningWeights(_Column):
         return len(self._weights)
 
     def at(self, positions: IdArray) -> NDArray[np.float64]:
-        """float64 [n]. Computes all of them: kernels read single ones from the codes."""
+        """float64 [n]. Computes all sums; kernels compute single ones from the codes."""
         sums: NDArray[np.float64] = csc.running_weights(
             np.asarray(self._indptr, np.int64), np.asarray(self._weights)
         )[positions]
@@ -300,34 +302,34 @@ class RunningWeights(_Column):
 
 
 def bits_of(num_sources: int) -> int:
-    """Bits of a row of a node type."""
+    """Bits of a row number of a node type."""
     return max(1, (num_sources - 1).bit_length())
 
 
 def _ends_of_blocks(indices: AnyArray, bits: int) -> IdArray:
-    """0, and where each block ends in bytes: int64 [blocks + 1]."""
+    """0, and the end of each block in bytes: int64 [blocks + 1]."""
     ends = np.zeros(num_blocks(len(indices)) + 1, np.int64)
     kernels.block_bytes(indices, bits, ends[1:])
     return np.cumsum(ends, out=ends)
 
 
 def even_bytes(count: int, bits: int) -> int:
-    """Bytes of so many numbers that lie evenly, without padding."""
+    """Bytes of `count` evenly packed numbers, without padding."""
     return -(-count * bits // 8)
 
 
 def num_groups(num_destinations: int) -> int:
-    """Groups of the bounds of so many lists; the last one tells where the last list ends."""
+    """Groups of the bounds of `num_destinations` lists; the last one holds the end of the last list."""
     return (num_destinations >> kernels.GROUP_BITS) + 1
 
 
 def num_blocks(num_edges: int) -> int:
-    """Blocks that so many edges lie in."""
+    """Number of blocks for `num_edges` edges."""
     return -(-num_edges // kernels.BLOCK)
 
 
 def num_sums(num_edges: int) -> int:
-    """Sums that are stored for the weights of so many edges."""
+    """Number of stored sums for the weights of `num_edges` edges."""
     return (num_edges >> kernels.SUM_BITS) + 1
 
 
@@ -337,7 +339,7 @@ def is_compressed(adjacency: Adjacency) -> bool:
 
 
 def compress(adjacency: Adjacency, num_sources: int, progress: Progress = silent) -> Adjacency:
-    """The same edges, packed; weights are rounded.
+    """Pack the edges of an adjacency; weights are rounded.
 
     Raises: GraphError: too many edges, or too large weights.
     """
@@ -357,7 +359,7 @@ def compress(adjacency: Adjacency, num_sources: int, progress: Progress = silent
 
 
 def decompress(adjacency: Adjacency) -> Adjacency:
-    """The same edges in plain arrays; weights stay rounded."""
+    """Unpack edges into plain arrays; weights stay rounded."""
     if not is_compressed(adjacency):
         return adjacency
     indptr = read_only(np.asarray(adjacency.indptr, np.int64))
@@ -375,7 +377,7 @@ def decompress(adjacency: Adjacency) -> Adjacency:
 
 
 def stored(adjacency: Adjacency) -> dict[str, AnyArray]:
-    """What is stored of an adjacency, packed or not, by name."""
+    """The stored arrays of an adjacency, packed or not, by name."""
     arrays = adjacency.arrays()
     if not is_compressed(adjacency):
         return arrays
@@ -406,7 +408,7 @@ def columns_of(
 ) -> dict[str, Any]:
     """`indptr`, `indices`, `weight` and `cumweight` of an `Adjacency` from `stored`.
 
-    Compiled code reads where the offsets say, hence they are read and compared, which is a fiftieth of all.
+    Compiled code reads at the stored offsets, so they are checked here, which reads a fiftieth of the data.
 
     Raises: GraphError: arrays that disagree; KeyError: one that is absent.
     """
@@ -436,7 +438,7 @@ def columns_of(
 
 
 def _wrong_bounds(groups: AnyArray, longs: AnyArray, num_destinations: int) -> str:
-    """What is wrong with packed bounds; "" for nothing."""
+    """The error in packed bounds; "" for none."""
     wanted, row = (num_groups(num_destinations), kernels.GROUP_BYTES), (kernels.GROUP + 1,)
     if groups.dtype != np.uint8 or groups.shape != wanted:
         return f"indptr_groups is {groups.dtype} {groups.shape}, not uint8 {wanted}"
@@ -450,7 +452,7 @@ def _wrong_bounds(groups: AnyArray, longs: AnyArray, num_destinations: int) -> s
 
 
 def _wrong_ids(offsets: AnyArray, data: AnyArray, count: int, bits: int) -> str:
-    """What is wrong with packed neighbours; "" for nothing."""
+    """The error in packed neighbours; "" for none."""
     if data.dtype != np.uint8 or data.ndim != 1 or offsets.dtype != np.uint32:
         return f"packed_offsets is {offsets.dtype}, not uint32, or packed_data {data.dtype}, not bytes"
     if offsets.shape == (0,):
@@ -465,7 +467,7 @@ def _wrong_ids(offsets: AnyArray, data: AnyArray, count: int, bits: int) -> str:
 
 
 def _short(value: float) -> float:
-    """The least number of `_SCALE_BITS` significant bits that is not below `value`; 1 for 0."""
+    """The smallest number of `_SCALE_BITS` significant bits that is at least `value`; 1 for 0."""
     if value == 0.0:
         return 1.0
     exponent = math.frexp(value)[1]

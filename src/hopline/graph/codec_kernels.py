@@ -1,4 +1,4 @@
-"""Compiled code of `codec.py`: packing blocks of numbers and reading any of them alone.
+"""Compiled code of `codec.py`: packs blocks of numbers and reads any single number.
 
 Knows bytes and blocks, nothing of graphs. A block of 64 numbers below 2**bits lies in
 `data[offsets[b]:offsets[b + 1]]` as
@@ -8,11 +8,12 @@ Knows bytes and blocks, nothing of graphs. A block of 64 numbers below 2**bits l
     lower   8 w bytes: the w lower bits of every y, packed
 
 and number j is (base + y[j]) mod 2**bits. With an upper part y is the running sum of the differences
-modulo 2**bits, so it ascends whatever the numbers do (Elias 1974, Fano 1971; the choice of block by block
-as in Ottaviano & Venturini, SIGIR 2014). Without one, y is the distance from the smallest.
+modulo 2**bits, so it ascends for any numbers (Elias 1974, Fano 1971; the choice block by block as in
+Ottaviano & Venturini, SIGIR 2014). Without one, y is the distance from the smallest number.
 
-Where blocks would save little, numbers lie *evenly*: number i is bits [i bits, (i + 1) bits) of `data`, and
-there are no offsets. One word of memory is read for it instead of four in three places.
+Where blocks would save little, numbers are packed *evenly*: number i is bits [i bits, (i + 1) bits) of
+`data`, and there are no offsets. Reading a number then reads one word of memory instead of four in three
+places.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ import numpy as np
 from hopline.kernels.intrinsics import count_ones, load_byte, load_half, load_word, nth_one, prefetch_at
 from hopline.kernels.jit import njit
 
-#: Numbers of a block, as a power of two. Smaller ones need more heads, larger ones longer searches.
+#: Numbers of a block, as a power of two. Smaller blocks need more heads, larger ones longer searches.
 BLOCK_BITS = 6
 BLOCK = 1 << BLOCK_BITS
 _IN_BLOCK = BLOCK - 1
 _WIDTH_BITS = np.uint64(6)
 _WIDTH = np.uint64(63)
 _ONE = np.uint64(1)
-#: Bytes after the last block, since words are read whole.
+#: Bytes after the last block, since whole words are read.
 PADDING = 16
-#: Edges between asking for a block and reading it.
+#: Edges between prefetching a block and reading it.
 _AHEAD = 24
 
 
@@ -48,10 +49,10 @@ def _mask(bits):  # type: ignore[no-untyped-def]
 
 @njit(forceinline=True)
 def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped-def]
-    """The number at `position`, int64. Reads its block's head and two places of it; or one word, see above.
+    """The number at `position`, int64. Reads the block's head and two places of it; or one word, see above.
 
     Args:
-        offsets_at: address of uint32 [B + 1], 0 for numbers that lie evenly.
+        offsets_at: address of uint32 [B + 1], 0 for evenly packed numbers.
         data_at: of uint8, `PADDING` longer than offsets[B] or than all bits.
         bits: of every number.
     """
@@ -70,7 +71,7 @@ def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped
     y &= _mask(width)
     at += head_bytes(bits)
     if at < lower_at:
-        # Without a branch, which would be mispredicted: half of all reads end in each of the two words.
+        # Without a branch, which would be mispredicted: half of all reads end in either word.
         word, second = load_word(at), load_word(at + 8)
         ones = count_ones(word)
         first, before = np.int64(0), np.int64(0)
@@ -82,23 +83,23 @@ def read_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped
 
 
 @njit(forceinline=True)
-def ask_for(offsets_at, data_at, position):  # type: ignore[no-untyped-def]
-    """Prefetch what `read_number` reads of a block: its head, and where the number should lie.
+def prefetch_block(offsets_at, data_at, position):  # type: ignore[no-untyped-def]
+    """Prefetch what `read_number` reads of a block: its head, and the estimated place of the number.
 
-    Of numbers that lie evenly nothing: `touch_number` asks for them.
+    Does nothing for evenly packed numbers: `touch_number` prefetches them.
     """
     if offsets_at == 0:
         return
     place = offsets_at + (position >> BLOCK_BITS) * 4
     at = data_at + load_half(place)
     prefetch_at(at)
-    # Lower bits are about 16 wide, unless blocks are so small that any guess will do.
+    # Lower bits are about 16 wide, unless blocks are so small that any estimate works.
     prefetch_at(at + 24 + 2 * (position & _IN_BLOCK))
 
 
 @njit(forceinline=True)
 def touch_number(offsets_at, data_at, bits, position):  # type: ignore[no-untyped-def]
-    """Prefetch the first thing that `read_number` reads: where the block is, or the number."""
+    """Prefetch the first thing that `read_number` reads: the offset of the block, or the number."""
     if offsets_at == 0:
         prefetch_at(data_at + ((position * bits) >> 3))
     else:
@@ -115,10 +116,10 @@ def read_numbers(packed, positions, count, out):  # type: ignore[no-untyped-def]
     """
     offsets_at, data_at, bits = packed
     for e in range(min(count, _AHEAD)):
-        ask_for(offsets_at, data_at, positions[e])
+        prefetch_block(offsets_at, data_at, positions[e])
     for e in range(count):
         if e + _AHEAD < count:
-            ask_for(offsets_at, data_at, positions[e + _AHEAD])
+            prefetch_block(offsets_at, data_at, positions[e + _AHEAD])
         out[e] = read_number(offsets_at, data_at, bits, positions[e])
 
 
@@ -142,7 +143,7 @@ def _shape(numbers, bits, first, y):  # type: ignore[no-untyped-def]
         here, before = np.int64(numbers[min(first + j, last)]), np.int64(numbers[min(first + j - 1, last)])
         y[j] = y[j - 1] + ((here - before) & mask)
         low, high = min(low, here), max(high, here)
-    # Elias-Fano takes BLOCK (w + 1) + y / 2**w bits. One bit less would often be smaller, by 0.3 bits a
+    # Elias-Fano needs BLOCK (w + 1) + y / 2**w bits. One bit less would often be smaller, by 0.3 bits a
     # number, but then the upper part would be three words rather than two.
     plain = _bit_length(high - low)
     best, best_bytes, upper = plain, 8 * plain, np.int64(0)
@@ -168,7 +169,7 @@ def block_bytes(numbers, bits, sizes):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def pack(numbers, bits, offsets, data):  # type: ignore[no-untyped-def]
-    """Write every block into `data`, which is zero, where `offsets` says (from `block_bytes`)."""
+    """Write every block into `data`, which is zero, at `offsets` (from `block_bytes`)."""
     y = np.empty(BLOCK, np.int64)
     for b in range(offsets.shape[0] - 1):
         base, width, upper = _shape(numbers, bits, b << BLOCK_BITS, y)
@@ -193,7 +194,7 @@ def pack(numbers, bits, offsets, data):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def pack_evenly(numbers, bits, data):  # type: ignore[no-untyped-def]
-    """Write numbers below 2**bits, bits <= 56, one after the other into `data`."""
+    """Write numbers below 2**bits, bits <= 56, contiguously into `data`."""
     held, used, at = np.uint64(0), 0, 0
     for i in range(numbers.shape[0]):
         held |= np.uint64(numbers[i]) << np.uint64(used)
@@ -209,7 +210,7 @@ def pack_evenly(numbers, bits, data):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def first_bad_block(offsets, num_bytes):  # type: ignore[no-untyped-def]
-    """The first block that does not lie after the one before it, within `num_bytes`; -1 where all do."""
+    """The first block that does not follow the previous one, within `num_bytes`; -1 if all do."""
     if offsets[0] != 0:
         return np.int64(0)
     for b in range(offsets.shape[0] - 1):
@@ -220,7 +221,7 @@ def first_bad_block(offsets, num_bytes):  # type: ignore[no-untyped-def]
 
 #: Weight codes between two of their running sums, as a power of two.
 SUM_BITS = 10
-#: The sum of so many codes is as soon taken as looked up.
+#: Summing this many codes is as fast as a look-up.
 FEW = 512
 
 
@@ -270,9 +271,10 @@ def code_sums(codes, sums):  # type: ignore[no-untyped-def]
             total += codes[at]
 
 
-#: Destinations of a group, as a power of two, and its bytes: where its first list begins, 31 bits and the
-#: mark below, and the length of each list. Where one is longer than a byte tells, the 31 bits are the
-#: number of a row of a second array instead, int32 [GROUP + 1]: where each list begins and the last ends.
+#: Destinations of a group, as a power of two, and its bytes: the beginning of its first list (31 bits) with
+#: the flag below, and the length of each list. If a length does not fit into a byte, the 31 bits are the
+#: number of a row of a second array instead, int32 [GROUP + 1]: the beginning of each list and the last
+#: end.
 GROUP_BITS = 4
 GROUP = 1 << GROUP_BITS
 GROUP_BYTES = 4 + GROUP
@@ -302,7 +304,7 @@ def read_bounds(groups_at, long_at, v):  # type: ignore[no-untyped-def]
 
 
 @njit(forceinline=True)
-def ask_for_bounds_of(groups_at, v):  # type: ignore[no-untyped-def]
+def prefetch_packed_bounds(groups_at, v):  # type: ignore[no-untyped-def]
     """Prefetch what `read_bounds` reads."""
     prefetch_at(groups_at + (v >> GROUP_BITS) * GROUP_BYTES)
 

@@ -1,4 +1,4 @@
-"""Checks and converts the columns of node and edge tables. Every refusal says where and how many."""
+"""Checks and converts the columns of node and edge tables. Every error says where and how many."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def matrix(
 ) -> NDArray[np.floating[Any]]:
     """A finite, C-contiguous, read-only matrix of `dtype`.
 
-    What already is one is not copied, so that features may be larger than memory.
+    A value in this form already is not copied, so that features may be larger than memory.
 
     Args:
         value: [n, d] or [n] of any real dtype.
         what: for error messages.
         names: column names, for error messages.
-        rows: how many there must be, if that is known.
+        rows: the required number of rows, if known.
     Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`, or
-        that lose what may matter (see `rounding.py`).
+        that lose precision that may matter (see `rounding.py`).
     """
     array = as_array(value, what)
     if array.dtype.kind not in "fiub":
@@ -49,7 +49,7 @@ def matrix(
     as_it_is = array.dtype == dtype and array.flags.c_contiguous
     result = array if as_it_is else np.empty(array.shape, dtype)
     _fill_and_check(array, result, what, names, progress)
-    # A memory map is a slow subclass in Numba's eyes; the view is a plain array over the same pages.
+    # Numba treats a memory map as a slow subclass; the view is a plain array over the same pages.
     plain: NDArray[np.floating[Any]] = read_only(np.asarray(result))
     return plain
 
@@ -93,7 +93,7 @@ def _fill_and_check(
 
 
 def _not_numbers(value: Any) -> str:
-    """Which columns of a DataFrame are to blame."""
+    """Columns of a DataFrame that are not numeric."""
     if not hasattr(value, "dtypes") or not hasattr(value, "columns"):
         return ""
     bad = [str(name) for name in value.columns if getattr(value[name].dtype, "kind", "O") not in "fiub"]
@@ -119,7 +119,7 @@ def column_names(names: Sequence[str], columns: int, what: str) -> tuple[str, ..
         raise GraphError(f"{what}: {len(result)} names for {columns} columns")
     if len(set(result)) != len(result):
         twice = sorted({name for name in result if result.count(name) > 1})
-        raise GraphError(f"{what} must be distinct; twice: {', '.join(map(repr, twice))}")
+        raise GraphError(f"{what} must be distinct; repeated: {', '.join(map(repr, twice))}")
     return result
 
 

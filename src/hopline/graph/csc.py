@@ -1,9 +1,9 @@
 """Turns an edge list into compressed columns (CSC by destination), in linear time.
 
-Knows arrays only. In-neighbours come out sorted by (time, source), ties in input order: a stable
-radix sort, least significant key first. Ten bits a pass, because a pass writes to 1,024 places at a
-time and their pages still fit the translation buffer: 20 M edges of 1 M nodes take 4 passes of
-0.3 s, where a counting sort by whole node (two passes to 1 M places) took 9 s.
+Handles arrays only. In-neighbours come out sorted by (time, source), ties in input order: a stable
+radix sort, least significant key first. It sorts ten bits in each pass, because a pass writes to 1,024
+places and their pages still fit the TLB: 20 M edges of 1 M nodes need 4 passes of 0.3 s, where a counting
+sort by whole node (two passes to 1 M places) needed 9 s.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _packed(columns: list[AnyArray]) -> list[tuple[AnyArray, int]]:
 
 def _sorted(keys: AnyArray, bits: int, order: AnyArray) -> AnyArray:
     """Sort `order` by keys [E], stably; both are overwritten."""
-    # NumPy's buffers lie on huge pages, those that Numba allocates do not.
+    # NumPy's buffers lie on huge pages, Numba's do not.
     other_keys, other_order = np.empty_like(keys), np.empty_like(order)
     for shift in range(0, bits, _DIGIT_BITS):
         _pass(keys, order, np.uint64(shift), other_keys, other_order)
@@ -85,7 +85,7 @@ def _pass(keys: Any, order: Any, shift: Any, sorted_keys: Any, sorted_order: Any
 
 @njit(cache=True, nogil=True)
 def run_starts(keys: Any, num_keys: Any) -> Any:
-    """Where each key's run begins once they are sorted: int64 [num_keys + 1]."""
+    """The begin of each key's run once the keys are sorted: int64 [num_keys + 1]."""
     starts = np.zeros(num_keys + 1, np.int64)
     for key in keys:
         starts[key + 1] += 1

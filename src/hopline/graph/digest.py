@@ -2,20 +2,20 @@
 
 The hash is BLAKE2b over leaves of 8 MiB, then over the leaves' digests: a cryptographic hash whose
 leaves are computed by all cores (hashlib releases the GIL). SHA-256 without SHA
-instructions is slower, and one thread of either is.
+instructions is slower, and so is a single thread of either.
 An array's digest covers its dtype, shape and bytes, not its file's header, so that the same content
-has the same id whichever NumPy wrote it.
+has the same id with every NumPy version.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from hopline.graph.schema import GraphSchema
+from hopline.process.cgroup import usable_cpus
 from hopline.types import AnyArray, Progress, silent
 
 _LEAF_BYTES = 8 << 20
@@ -23,7 +23,7 @@ _DERIVED = ("slots", "cumweight", "weight_sums")
 
 
 def digests(arrays: Mapping[str, AnyArray], progress: Progress = silent) -> dict[str, str]:
-    """Digests of many arrays, each 64 hex digits, all cores busy across all of them."""
+    """Digests of many arrays, each 64 hex digits, computed by all cores."""
     leaves = [
         (name, view[begin : begin + _LEAF_BYTES])
         for name, array in arrays.items()
@@ -34,7 +34,7 @@ def digests(arrays: Mapping[str, AnyArray], progress: Progress = silent) -> dict
         name: hashlib.blake2b(f"{array.dtype.str} {list(array.shape)} ".encode(), digest_size=32)
         for name, array in arrays.items()
     }
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=usable_cpus()) as pool:
         hashed = pool.map(lambda leaf: hashlib.blake2b(leaf[1], digest_size=32).digest(), leaves)
         for i, ((name, _), leaf_digest) in enumerate(zip(leaves, hashed, strict=True)):
             roots[name].update(leaf_digest)
@@ -46,7 +46,7 @@ def version_of(schema: GraphSchema, array_digests: Mapping[str, str]) -> str:
     """The snapshot id, 16 hex digits: a hash of the schema and of all content.
 
     Args:
-        array_digests: path -> digest; arrays derived from others are left out.
+        array_digests: path -> digest; derived arrays are omitted.
     """
     content = {name: value for name, value in array_digests.items() if not name.endswith(_DERIVED)}
     text = schema.canonical() + json.dumps(content, sort_keys=True).encode()
@@ -55,5 +55,5 @@ def version_of(schema: GraphSchema, array_digests: Mapping[str, str]) -> str:
 
 def bytes_of(array: AnyArray) -> memoryview:
     """The bytes of a C-contiguous array, not copied."""
-    # An array of no elements cannot be cast to bytes.
+    # An empty array cannot be cast to bytes.
     return array.data.cast("B") if array.size else memoryview(b"")

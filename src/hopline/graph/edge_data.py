@@ -1,6 +1,6 @@
-"""How kernels read neighbours and weights, one spelling for arrays and for what `codec.py` packs.
+"""How kernels read neighbours and weights: the same functions for arrays and for data packed by `codec.py`.
 
-Numba chooses by type, when it compiles: code for plain arrays is what it would be without this file.
+Numba selects the code by type at compile time: for plain arrays it is the same as without this file.
 Packed ids are (address of offsets, address of data, bits); packed weights are (address of codes, address of
 sums, scale, code of 0), with addresses 0 where there are no weights. The caller keeps the arrays alive.
 """
@@ -16,8 +16,8 @@ from numba.extending import overload
 from hopline.graph.codec_kernels import (
     FEW,
     SUM_BITS,
-    ask_for,
     code_sum,
+    prefetch_block,
     read_number,
     sum_of_bytes,
     sum_of_eight,
@@ -32,7 +32,7 @@ _INLINE = {"forceinline": True}
 
 
 def touch(ids: Any, position: Any) -> None:
-    """Prefetch what tells where the neighbour at `position` is, or the neighbour."""
+    """Prefetch the neighbour at `position`, or the offset that locates it."""
 
 
 def id_at(ids: Any, position: Any) -> Any:
@@ -40,10 +40,12 @@ def id_at(ids: Any, position: Any) -> Any:
 
 
 def follow(ids: Any, positions: Any, total: Any, asked: Any, done: Any, out: Any) -> Any:
-    """Read behind whoever fills positions[:total], which `touch` has seen: returns the new (asked, done).
+    """Read neighbours while the caller fills positions[:total] (`touch` was called for each).
 
-    Packed neighbours take two steps of memory, first where a block is, then the block: they are asked for
-    some edges before they are read, between the draws. Of arrays nothing is read before `finish`.
+    Packed neighbours need two memory accesses, first the offset of a block, then the block. They are
+    prefetched some edges before they are read, between the draws. Plain arrays are read only in `finish`.
+
+    Returns: the new (asked, done).
     """
 
 
@@ -64,7 +66,7 @@ def weight_up_to(sums: Any, start: Any, position: Any) -> Any:
 
 
 def first_beyond(sums: Any, start: Any, n: Any, bound: Any) -> Any:
-    """Which of the `n` weights of the list from `start` on brings their sum above `bound`; n for none.
+    """The first of the `n` weights of the list at `start` that brings their sum above `bound`; n for none.
 
     Needs sums that ascend: no weight may be negative.
     """
@@ -93,16 +95,16 @@ def _follow(ids, positions, total, asked, done, out):  # type: ignore[no-untyped
     if not _is_packed(ids):
         return lambda ids, positions, total, asked, done, out: (asked, done)
 
-    def go_on(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+    def advance(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
         while asked < total - _TOUCHED:
-            ask_for(ids[0], ids[1], positions[asked])
+            prefetch_block(ids[0], ids[1], positions[asked])
             asked += 1
         while done < asked - _ASKED:
             out[done] = read_number(ids[0], ids[1], ids[2], positions[done])
             done += 1
         return asked, done
 
-    return go_on
+    return advance
 
 
 @overload(finish, jit_options=_INLINE)
@@ -111,7 +113,7 @@ def _finish(ids, positions, total, asked, done, out):  # type: ignore[no-untyped
 
         def read_rest(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
             for e in range(asked, total):
-                ask_for(ids[0], ids[1], positions[e])
+                prefetch_block(ids[0], ids[1], positions[e])
             for e in range(done, total):
                 out[e] = read_number(ids[0], ids[1], ids[2], positions[e])
 
@@ -179,7 +181,7 @@ def _first_beyond(sums, start, n, bound):  # type: ignore[no-untyped-def]
         at, total = start, np.int64(0)
         if n > FEW:
             before = code_sum(codes_at, sums_at, start)
-            # The last boundary of blocks inside the list up to which the sum is not above.
+            # The last block boundary inside the list up to which the sum is not above the bound.
             low, high = start >> SUM_BITS, end >> SUM_BITS
             while low < high:
                 middle = (low + high + 1) >> 1

@@ -1,6 +1,6 @@
 """Edge times: integers of one unit in the whole graph.
 
-A request has one `as_of` for all edge types, so that their times must count the same unit.
+A request has one `as_of` for all edge types, so their times must have the same unit.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hopline.errors import GraphError
 from hopline.graph.columns import read_only, vector
 from hopline.types import AnyArray, IdArray
 
-#: From coarse to fine; each is 1000 of the next.
+#: From coarse to fine; each is 1000 of the next one.
 UNITS = ("s", "ms", "us", "ns")
-_SAY_UNIT = "say what they are: time_unit= (--time-unit of `hopline graph build`), one of s, ms, us and ns"
-# Between 1973 and 2286 the seconds since 1970 are in this range, and no other unit's numbers are.
+_SET_UNIT = "set the unit: time_unit= (--time-unit of `hopline graph build`), one of s, ms, us and ns"
+# Seconds between 1973 and 2286 are in this range since 1970, and numbers of no other unit are.
 _SECONDS = (10**8, 10**10)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The times of one edge type: int64 [E], their unit ("" where it is unknown), and whose they are."""
+    """The times of one edge type: int64 [E], their unit ("" if unknown), and a name for messages."""
 
     values: IdArray
     unit: str
@@ -38,24 +38,24 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
     Args:
         value: [E] integers, floats that are integers, or NumPy datetimes.
         what: for error messages. rows: E.
-        unit: what integers count, and what datetimes are brought to; "" as in `EdgeTable`.
-    Raises: GraphError: a number of rows other than `rows`, no integers, outside int64, finer than `unit`.
+        unit: the unit of integers, and the one that datetimes are converted to; "" as in `EdgeTable`.
+    Raises: GraphError: a number of rows other than `rows`, not integers, outside int64, finer than `unit`.
     """
     if unit not in ("", *UNITS):
-        raise GraphError(f"{what}: the time unit is one of {', '.join(UNITS)}; got {unit!r}")
+        raise GraphError(f"{what}: the time unit must be one of {', '.join(UNITS)}; got {unit!r}")
     column = vector(value, what, rows)
     if column.dtype.kind == "M":
         return Times(*_of_datetimes(column, what, unit), what)
     if column.dtype.kind == "f":
-        # Beyond this a float stands for several integers: the time was rounded before it came here.
+        # Beyond this a float represents several integers: the time was rounded earlier.
         limit = 2 ** (np.finfo(column.dtype).nmant + 1)
         whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) <= limit)
         if not whole.all():
             edge = int(np.flatnonzero(~whole)[0])
             raise GraphError(
-                f"{what} must be integers in one unit (say milliseconds); {np.count_nonzero(~whole)} are "
-                f"not, or are larger than {column.dtype} holds exactly ({limit:,}); the first is "
-                f"{column[edge]} at edge {edge}. Give integers, or multiply and round before building"
+                f"{what} must be integers in one unit (such as milliseconds); {np.count_nonzero(~whole)} "
+                f"are not, or are larger than {column.dtype} holds exactly ({limit:,}); the first is "
+                f"{column[edge]} at edge {edge}. Use integers, or multiply and round before building"
             )
     elif column.dtype.kind not in "iu" and rows:
         raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")
@@ -65,13 +65,13 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
 
 
 def common_times(times: Mapping[str, Times]) -> dict[str, tuple[IdArray, str]]:
-    """Times of all edge types in one unit, the finest that one of them has.
+    """Times of all edge types in one unit, the finest that any of them has.
 
     Args:
         times: edge type key -> times.
     Returns: key -> (int64 [E], read-only; the unit, "" where none is known).
-    Raises: GraphError: the numbers of two edge types are plainly of different units, and it is not said
-        which; times do not fit into int64 in the common unit.
+    Raises: GraphError: the times of two edge types are clearly in different units, and the units are not
+        set; times do not fit into int64 in the common unit.
     """
     known = [each.unit for each in times.values() if each.unit]
     unit = max(known, key=UNITS.index) if known else ""
@@ -85,20 +85,20 @@ def common_times(times: Mapping[str, Times]) -> dict[str, tuple[IdArray, str]]:
 
 
 def _check_same_unit(mine: Times, its: Times) -> None:
-    """Refuse times of no stated unit that are plainly in another one than those of another edge type."""
+    """Refuse times without a unit that are clearly in another unit than those of another edge type."""
     own, other = likely_unit(mine.values), its.unit or likely_unit(its.values)
     far_below = 0 < 100 * int(mine.values.max()) < int(its.values.min())
     if other and own != other and (own or its.unit or far_below):
         verb = "are" if its.unit else "look like"
         raise GraphError(
             f"{mine.what} ({_range(mine.values)}) and {its.what} ({_range(its.values)}) are not in one "
-            f"unit: the first look like {own or 'no time since 1970'}, the others {verb} {other}, and one "
-            f"as_of is for both; {_SAY_UNIT}"
+            f"unit: the first look like {own or 'no time since 1970'}, the second {verb} {other}, and one "
+            f"as_of applies to both; {_SET_UNIT}"
         )
 
 
 def likely_unit(values: AnyArray) -> str:
-    """The unit in which all these are times between 1973 and 2286; "" if there is none."""
+    """The unit in which all these are times between 1973 and 2286; "" if no unit fits."""
     if not len(values):
         return ""
     low, high = int(values.min()), int(values.max())
@@ -110,13 +110,13 @@ def likely_unit(values: AnyArray) -> str:
 
 
 def likely_range(unit: str) -> tuple[int, int]:
-    """First number, and the one behind the last, of those that are of 1973 to 2286 in this unit alone."""
+    """Range [first, end) of the numbers that are times of 1973 to 2286 in this unit and in no other."""
     scale = 1000 ** UNITS.index(unit)
     return _SECONDS[0] * scale, _SECONDS[1] * scale
 
 
 def iso(value: int, unit: str) -> str:
-    """A time as an ISO 8601 date and time in UTC; "" where no calendar has it."""
+    """A time as an ISO 8601 date and time in UTC; "" if it is outside the calendar."""
     try:
         return f"{np.array(value).astype(f'M8[{unit}]')}Z"
     except (ValueError, OverflowError):
@@ -138,7 +138,7 @@ def _of_datetimes(column: AnyArray, what: str, unit: str) -> tuple[IdArray, str]
     changed = np.flatnonzero(result.astype(column.dtype) != column)
     if len(changed):
         raise GraphError(
-            f"{what}: {len(changed)} times are no whole {target}, or too far from 1970 for it; the first "
+            f"{what}: {len(changed)} times are not whole {target}, or too far from 1970 for it; the first "
             f"is {column[changed[0]]} at edge {changed[0]}; choose another time unit"
         )
     return np.ascontiguousarray(result.view(np.int64)), target
@@ -152,7 +152,7 @@ def _scaled(times: Times, unit: str, target: str) -> IdArray:
     if most * factor >= 2**63:
         raise GraphError(
             f"{times.what} ({_range(times.values)} {unit}) do not fit into 64 bits in {target}, which "
-            "other edge types have; give all of them in one coarser unit"
+            "other edge types use; convert all of them to one coarser unit"
         )
     scaled: IdArray = times.values * factor
     return scaled

@@ -1,8 +1,8 @@
-"""Where a destination's in-neighbours lie: in a snapshot's lists, or in those of a live graph.
+"""Locates a destination's in-neighbours: in a snapshot's lists, or in those of a live graph.
 
-A snapshot has `indptr`. A live graph has *records*, each a list as it is from one version on, chained
-from the newest to the oldest that anybody may still read; `indptr[v]` is then the number of v's newest
-record. Kernels take both in one spelling: `records` is empty for a snapshot. A compressed snapshot's
+A snapshot has `indptr`. A live graph has *records*. Each is a list that is valid from one version on,
+chained from the newest to the oldest that a reader may still need; `indptr[v]` is then the number of v's
+newest record. Kernels accept both forms: `records` is empty for a snapshot. A compressed snapshot's
 `indptr` is packed: (address of groups, address of long ones), see `codec_kernels.read_bounds`.
 """
 
@@ -14,32 +14,32 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from hopline.graph.codec_kernels import ask_for_bounds_of, read_bounds
+from hopline.graph.codec_kernels import prefetch_packed_bounds, read_bounds
 from hopline.kernels.intrinsics import prefetch
 from hopline.kernels.jit import njit
 from hopline.types import IdArray
 
-#: Columns of a record: where the list begins, its length, the version it holds from, the record before.
+#: Columns of a record: begin of the list, its length, the first version it is valid for, previous record.
 START, DEGREE, SINCE, PREVIOUS = 0, 1, 2, 3
 NUM_COLUMNS = 4
 
 
 class Clock:
-    """The version that a reader has pinned, or had last.
+    """The version that a reader has pinned, or had pinned last.
 
     Attributes:
-        version: an integer; nothing of later versions is seen.
-        told: what is known of it, as the live graph's memory has it.
+        version: an integer; later versions are not visible.
+        ring_row: the row of the live graph's ring for this version; see `live/memory.py`.
     """
 
-    __slots__ = ("told", "version")
+    __slots__ = ("ring_row", "version")
 
     def __init__(self) -> None:
         self.version = 0
-        self.told: list[int] = []
+        self.ring_row: list[int] = []
 
 
-#: Of a snapshot: it has one version.
+#: For a snapshot, which has one version.
 STILL = Clock()
 NO_RECORDS: IdArray = np.empty((0, NUM_COLUMNS), np.int64)
 NO_RECORDS.flags.writeable = False
@@ -58,8 +58,8 @@ def newest(indptr: Any, v: Any) -> Any:
     return indptr[v]
 
 
-def ask_for_bounds(indptr: Any, v: Any) -> None:
-    """Prefetch what tells where the list of `v` lies."""
+def prefetch_bounds(indptr: Any, v: Any) -> None:
+    """Prefetch what locates the list of `v`."""
 
 
 @overload(bounds, jit_options=_INLINE)
@@ -76,10 +76,10 @@ def _newest(indptr, v):  # type: ignore[no-untyped-def]
     return lambda indptr, v: indptr[v]
 
 
-@overload(ask_for_bounds, jit_options=_INLINE)
-def _ask_for_bounds(indptr, v):  # type: ignore[no-untyped-def]
+@overload(prefetch_bounds, jit_options=_INLINE)
+def _prefetch_bounds(indptr, v):  # type: ignore[no-untyped-def]
     if isinstance(indptr, types.BaseTuple):
-        return lambda indptr, v: ask_for_bounds_of(indptr[0], v)
+        return lambda indptr, v: prefetch_packed_bounds(indptr[0], v)
     return lambda indptr, v: prefetch(indptr, v)
 
 

@@ -1,6 +1,6 @@
-"""Ids of one node type over all files: one kind, and the nodes where no file lists them.
+"""Ids of one node type over all files: one kind for all, and the nodes of types without a file.
 
-Text has no types: a column of digits holds strings where the type's other ids are strings.
+Text has no types: a column of digits holds strings if the type's other ids are strings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hopline.graph.typed_table import TYPED
 
 _LOG = logging.getLogger("hopline.graph")
 _DIGITS, _ODD = re.compile("-?[0-9]+"), re.compile(NEAR_NUMBER)
-#: A column of at least so many integers below one other cell is one of integers with a name.
+#: A column with one other cell and at least this many integers below it is integers with a header.
 _FEWEST = 3
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
@@ -31,13 +31,13 @@ def by_row(table: EdgeTable) -> EdgeTable:
     return dataclasses.replace(table, by_row=True)
 
 
-def bring_together(
+def unify_ids(
     name: str,
     nodes: MutableMapping[str, NodeTable],
     edges: MutableMapping[EdgeType, EdgeTable],
     files: Mapping[EdgeType, Any],
 ) -> None:
-    """Give a node type's ids one kind; a type without a file has the ids that the edges have.
+    """Give a node type's ids one kind; the nodes of a type without a file are the ids of its edges.
 
     Args:
         nodes, edges: changed in place. files: edge type -> `EdgeFile`.
@@ -73,7 +73,7 @@ def bring_together(
 
 
 def _check_written_as_ids(end: Any) -> None:
-    """Refuse what is another number or stands for no value: no file says that these are ids."""
+    """Refuse non-integers and markers of missing values: no file says that these are ids."""
     if not isinstance(end, Encoded) or not len(end):
         return
     counts = np.bincount(end.codes, minlength=len(end.distinct))
@@ -83,8 +83,8 @@ def _check_written_as_ids(end: Any) -> None:
     if num_integers == len(end) - 1 >= _FEWEST and not integers[end.codes[0]]:
         place = end.place(0) if end.place else "edge 0"
         raise GraphError(
-            f"{place}: {end[0]!r} is the only one of {len(end)} cells that is no integer; if it is a "
-            "column's name, leave --no-header out, or the line; if it is an id, give a node file that "
+            f"{place}: {end[0]!r} is the only one of {len(end)} cells that is not an integer. If it is a "
+            "column's name, omit --no-header, or delete the line; if it is an id, add a node file that "
             "lists the ids"
         )
     if num_odd and (2 * num_integers >= len(end) or num_odd + num_integers == len(end)):
@@ -92,8 +92,8 @@ def _check_written_as_ids(end: Any) -> None:
         place = end.place(row) if end.place else f"edge {row}"
         raise GraphError(
             f"{place}: {end[row]!r} cannot be an id: ids are integers or text ({num_odd} of {len(end)} "
-            f"cells are like it, {num_integers} are integers); write all ids in one way, leave such lines "
-            "out, or give a node file that lists the ids"
+            f"cells are like it, {num_integers} are integers); write all ids in one form, delete such "
+            "lines, or add a node file that lists the ids"
         )
 
 
@@ -125,12 +125,12 @@ def _mixed(name: str, end: Any, path: Any) -> GraphError:
     if not isinstance(end, Encoded):
         return GraphError(
             f"node type {name!r} has string ids, and the edges of {what} hold integers, such as {end[0]}; "
-            "give both files ids of one kind"
+            "use ids of one kind in both files"
         )
     odd = {code for code, text in enumerate(end.distinct) if not _INTEGER.fullmatch(str(text))}
     row = next((row for row, code in enumerate(end.codes.tolist()) if code in odd), 0)
     place = end.place(row) if end.place else f"edge {row}"
-    return GraphError(f"{place}: {end[row]!r} is no integer, and node type {name!r} has integer ids")
+    return GraphError(f"{place}: {end[row]!r} is not an integer, and node type {name!r} has integer ids")
 
 
 def _distinct(ends: list[Any], strings: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Node and edge tables from files and frames; the ending says what a file is."""
+"""Reads node and edge tables from files and frames; the ending of a file name decides its format."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from hopline.types import AnyArray, Progress, silent
 _TEXT = (".csv", ".tsv", ".txt")
 _ARRAYS = (".npy", ".npz")
 _LOG = logging.getLogger("hopline.graph")
-_OF_ONE_FILE = "a column of one file only is named as TYPE=COLUMN"
+_OF_ONE_FILE = "to name a column of one file only, write TYPE=COLUMN"
 #: Names that pandas gives to the index of a frame when it writes CSV, when it reads that, and in Parquet.
 _INDEX = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """Where one node type's table is.
+    """The source of one node type's table.
 
     Attributes:
         path: text (.csv, .tsv, .txt, also packed: .gz, .bz2, .xz, .zst), .parquet, .feather or .arrow; .npy
             is the feature matrix; .npz may hold `features` (or `x`) and `ids`. Or a pandas or polars
             DataFrame or a `pyarrow.Table`.
         id: column of the ids (of .npz the array); None means that row numbers are the ids.
-        features: columns of the features, in order; None means every numeric one but `id`. One column of
-            lists is the whole matrix.
-        exclude: columns that are no features.
+        features: columns of the features, in order; None means every numeric column but `id`. A single
+            column of lists is the whole matrix.
+        exclude: columns that are not features.
         rounded: columns whose numbers may be rounded to float32.
-        text: how a text file is written.
-        missing: what stands for missing values, and what is put there.
+        text: the format of a text file.
+        missing: which cells are missing values, and what replaces them.
     """
 
     path: Any
@@ -61,14 +61,14 @@ class NodeFile:
 
 @dataclass(frozen=True, slots=True)
 class EdgeFile:
-    """Where one edge type's table is.
+    """The source of one edge type's table.
 
     Attributes:
         path: as in `NodeFile`, but .npy is [2, E] or [E, 2], and .npz holds `edges` (or `edge_index`) and
             may hold `edge_attr`, `edge_time`, `edge_weight`, or arrays of the names of `attr`, `time`,
             `weight`.
-        src, dst: columns of the ends; in a text file without a header the first two columns have these
-            names too.
+        src, dst: columns of the ends; in a text file without a header these are also names of the first
+            two columns.
         attr, time, weight: columns of the attributes, the time and the weight.
         undirected, time_unit, signed_weight: as in `EdgeTable`.
         rounded, text, missing: as in `NodeFile`.
@@ -92,7 +92,7 @@ class EdgeFile:
 
 
 def _one_name_is_a_list(file: Any, *fields: str) -> None:
-    """A string is the name of one column, not the names of its letters."""
+    """Convert a string to a list of one name, so that it is not read as a list of letters."""
     for name in fields:
         if isinstance(getattr(file, name), str):
             object.__setattr__(file, name, (getattr(file, name),))
@@ -106,14 +106,14 @@ def read_tables(
     num_nodes: Mapping[str, int] | None = None,
     progress: Progress = silent,
 ) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
-    """Read all tables of a graph. Columns that are left out, and nodes that no file lists, are logged.
+    """Read all tables of a graph. Omitted columns, and nodes that no file lists, are logged.
 
     Args:
-        ids_are_rows: edges hold row numbers, also of node types without a file. Else the distinct ids that
-            the edge files hold are the nodes of such a type, sorted.
+        ids_are_rows: edges hold row numbers, also of node types without a file. Otherwise the nodes of
+            such a type are the distinct ids in the edge files, sorted.
         num_nodes: of node types whose ids are rows and that have no file.
-    Raises: GraphError: a file or column is absent or cannot be read; a node file is of a type that no edge
-        file has.
+    Raises: GraphError: a file or column is missing or cannot be read; a node file is of a type that no edge
+        file uses.
     """
     names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
     counts = num_nodes or {}
@@ -121,12 +121,12 @@ def read_tables(
         if name not in names:
             known = ", ".join(map(repr, sorted(names)))
             raise GraphError(
-                f"{_what(node_file.path)}: no edge file has its node type, {name!r}; the edges join {known}"
+                f"{_what(node_file.path)}: no edge file uses its node type, {name!r}; edges join {known}"
             )
         if name in counts:
             raise GraphError(
-                f"{_what(node_file.path)} says how many nodes of type {name!r} there are; leave "
-                "--num-nodes out"
+                f"{_what(node_file.path)} already defines the number of nodes of type {name!r}; omit "
+                "--num-nodes"
             )
     nodes = {name: read_nodes(file, progress) for name, file in (node_files or {}).items()}
     edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
@@ -136,15 +136,15 @@ def read_tables(
         return nodes, by_row
     if num_nodes:
         raise GraphError(
-            "the ids in the files say how many nodes there are; if they are row numbers, say --ids-are-rows"
+            "the ids in the files define the number of nodes; if they are row numbers, pass --ids-are-rows"
         )
     for name in sorted(names | nodes.keys()):
-        file_ids.bring_together(name, nodes, edges, edge_files)
+        file_ids.unify_ids(name, nodes, edges, edge_files)
     return nodes, edges
 
 
 def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
-    """Read a node table. Raises: GraphError: it cannot be read, or a column is absent."""
+    """Read a node table. Raises: GraphError: it cannot be read, or a column is missing."""
     path = _checked(file.path)
     if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
         return _nodes_of_arrays(path, file)
@@ -181,7 +181,7 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
 
 
 def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
-    """Read an edge table. Raises: GraphError: it cannot be read, or a column is absent."""
+    """Read an edge table. Raises: GraphError: it cannot be read, or a column is missing."""
     path = _checked(file.path)
     if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
         return _edges_of_arrays(path, file)
@@ -211,15 +211,15 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
 def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise GraphError(f"{table.what}: feature {name!r} is named twice")
+            raise GraphError(f"{table.what}: feature {name!r} is repeated")
         if name in excluded:
             raise GraphError(f"{table.what}: column {name!r} is named as a feature, and excluded")
 
 
 def _nodes_of_arrays(path: Path, file: NodeFile) -> NodeTable:
-    for what, said in (("features", file.features), ("exclude", file.exclude)):
-        if said:
-            raise GraphError(f"{path}: {what} names columns, and an array has none; {_OF_ONE_FILE}")
+    for what, names in (("features", file.features), ("exclude", file.exclude)):
+        if names:
+            raise GraphError(f"{path}: {what} names columns, but an array has none; {_OF_ONE_FILE}")
     if path.suffix.lower() == ".npy":
         if file.id:
             raise GraphError(f"{path}: a .npy array has no column {file.id!r} of ids; {_OF_ONE_FILE}")
@@ -232,7 +232,7 @@ def _nodes_of_arrays(path: Path, file: NodeFile) -> NodeTable:
 def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
     if (file.src, file.dst) != ("src", "dst"):
         raise GraphError(
-            f"{path}: src and dst name columns, and an array of edges has none; {_OF_ONE_FILE}"
+            f"{path}: src and dst name columns, but an array of edges has none; {_OF_ONE_FILE}"
         )
     arrays = {"edges": _npy(path)} if path.suffix.lower() == ".npy" else _npz(path)
     edges = _one_of(arrays, "edges", "edge_index")
@@ -251,12 +251,12 @@ def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
 
 
 def _checked(path: Any) -> Any:
-    """The path, or the frame as it is."""
+    """The checked path, or the frame unchanged."""
     if not isinstance(path, str | Path):
         return path
     path = Path(path)
     if path.is_dir():
-        raise GraphError(f"{path} is a folder; give one file, to which its files may be joined")
+        raise GraphError(f"{path} is a folder; pass one file (join the files of the folder)")
     ending = _ending(path)
     if ending not in (*_TEXT, *TYPED, *_ARRAYS):
         raise GraphError(
@@ -264,7 +264,7 @@ def _checked(path: Any) -> Any:
             f"{', '.join(PACKED)}; not in {path.suffix!r}"
         )
     if not path.is_file():
-        raise GraphError(f"{path}: there is no such file")
+        raise GraphError(f"{path}: no such file")
     return path
 
 
@@ -285,12 +285,12 @@ def _open(path: Any, options: TextFormat, wanted: Sequence[str], progress: Progr
 
 
 def _found(table: FileTable, *names: str) -> list[str]:
-    """The columns of names. Raises: GraphError: one is absent."""
+    """The columns with these names. Raises: GraphError: one is missing."""
     found = [table.find(name) for name in names]
     absent = [name for name, column in zip(names, found, strict=True) if column is None]
     if absent:
         with_header = table.is_text and table.has_header
-        hint = "; if its first line is no header, say --no-header" if with_header else ""
+        hint = "; if its first line is not a header, pass --no-header" if with_header else ""
         hint += f"; {_OF_ONE_FILE}"
         raise GraphError(
             f"{table.what}: no column {', '.join(map(repr, absent))}; there are "

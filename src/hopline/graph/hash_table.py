@@ -1,9 +1,9 @@
 """The kernels of the id index: an open-addressing hash table in one array of row numbers.
 
-Knows arrays only. `slots` int32 [capacity], capacity a power of two >= 2n, holds row numbers or -1;
-the keys stay where they are, in the id column itself, so the table is half an index entry a slot and
-maps into memory as it is. Linear probing: with at most half of the slots taken a hit needs 1.5 looks
-on average, a miss 2.5 (Knuth, TAOCP 6.4). All arrays are read-only when they come from a snapshot.
+Handles arrays only. `slots` int32 [capacity], capacity a power of two >= 2n, holds row numbers or -1.
+The keys stay in the id column, so the table needs only 4 bytes a slot and is mapped into memory
+unchanged. Linear probing: with at most half of the slots in use a hit needs 1.5 probes on average, a
+miss 2.5 (Knuth, TAOCP 6.4). All arrays are read-only when they come from a snapshot.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def int_find(keys: Any, slots: Any, wanted: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _word(blob: Any, at: Any) -> Any:
-    """Eight bytes as one little-endian number; LLVM makes one load of it."""
+    """Eight bytes as one little-endian number; LLVM compiles it to one load."""
     return (
         np.uint64(blob[at])
         | np.uint64(blob[at + _1]) << np.uint64(8)
@@ -97,7 +97,7 @@ def _word(blob: Any, at: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _bytes_hash(blob: Any, begin: Any, end: Any) -> Any:
-    # Unsigned positions: for signed ones Numba checks each for negative indexing.
+    # Unsigned positions: Numba checks signed ones for negative indexing.
     at, stop = np.uint64(begin), np.uint64(end)
     state = _mix(stop - at)
     while at + _8 <= stop:
@@ -152,11 +152,11 @@ def bytes_insert(blob: Any, offsets: Any, slots: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def bytes_find(blob: Any, offsets: Any, slots: Any, wanted: Any, lengths: Any) -> Any:
-    """Row numbers of the byte strings that follow each other in `wanted`, -1 where unknown."""
+    """Row numbers of the byte strings concatenated in `wanted`, -1 where unknown."""
     mask = np.uint64(slots.shape[0] - 1)
     found = np.empty(lengths.shape[0], np.int64)
-    # Three memory accesses an id, each at the result of the one before: every loop asks for what the
-    # next one reads, so that the waits of different ids overlap.
+    # Three memory accesses for an id, each at the result of the previous one: every loop prefetches what
+    # the next one reads, so that the waits of different ids overlap.
     end = 0
     for i in range(lengths.shape[0]):
         begin, end = end, end + lengths[i]

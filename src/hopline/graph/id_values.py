@@ -1,4 +1,4 @@
-"""What callers give as ids: told apart, checked, and encoded for the hash table.
+"""Ids that callers pass: their kind is detected, and they are checked and encoded for the hash table.
 
 On the path of every request: a list of plain ints or strs is recognised without a Python loop.
 """
@@ -20,7 +20,7 @@ _WRITTEN_INTEGER = re.compile("-?(0|[1-9][0-9]*)")
 
 
 def typed(external_ids: Any) -> tuple[Literal["int", "string"], Any]:
-    """Tell ints from strings.
+    """Detect whether ids are ints or strings.
 
     Returns: ("int", integer array or list of int) or ("string", list of str).
     Raises: BadRequest: neither, or both.
@@ -57,9 +57,9 @@ def typed(external_ids: Any) -> tuple[Literal["int", "string"], Any]:
 def wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
     """Integer ids as int64 [n].
 
-    Returns: the ids, and None or (where some do not fit, so that no graph can have them) a mask of
-        those that do; the others are 0.
-    Raises: BadRequest: they are no integers.
+    Returns: the ids, and None or (if some do not fit, so that no graph can have them) a mask of those that
+        fit; the others are 0.
+    Raises: BadRequest: they are not integers.
     """
     kind, values = typed(external_ids)
     if kind == "string":
@@ -73,19 +73,19 @@ def wanted_ints(external_ids: Any) -> tuple[IdArray, NDArray[np.bool_] | None]:
 
 
 def integer_id(text: str) -> int:
-    """An integer id that is written as text, on a command line or in a file.
+    """Parse an integer id that is written as text, on a command line or in a file.
 
-    Python's `int` takes more: 1_0 and 010 would be read as the id 10.
+    Python's `int` accepts more: 1_0 and 010 would be read as the id 10.
 
-    Raises: ValueError: it is written in another way than 10 or -10.
+    Raises: ValueError: it is not written like 10 or -10.
     """
     if not _WRITTEN_INTEGER.fullmatch(text):
-        raise ValueError(f"{text!r} is no integer id")
+        raise ValueError(f"{text!r} is not an integer id")
     return int(text)
 
 
 def as_int64(values: Any) -> IdArray | None:
-    """The values as int64 [n], None where one does not fit."""
+    """The values as int64 [n], None if one does not fit."""
     if isinstance(values, np.ndarray):
         if values.dtype == np.uint64 and len(values) and values.max() > np.iinfo(np.int64).max:
             return None
@@ -97,9 +97,9 @@ def as_int64(values: Any) -> IdArray | None:
 
 
 def encoded(values: Sequence[str]) -> tuple[NDArray[np.uint8], IdArray]:
-    """All strings as one run of UTF-8 bytes, and how many each takes."""
+    """All strings as one run of UTF-8 bytes, and the byte length of each."""
     joined = "".join(values)
-    if joined.isascii():  # one encode for all: an ASCII string is as many bytes as characters
+    if joined.isascii():  # one encode for all: an ASCII string has as many bytes as characters
         blob = joined.encode()
         lengths = list(map(len, values))
     else:

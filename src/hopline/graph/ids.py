@@ -1,4 +1,4 @@
-"""From the caller's ids to row numbers and back: range, integer and string ids.
+"""Maps the caller's ids to row numbers and back: range, integer and string ids.
 
 The index is arrays that map into memory: opening it costs nothing, and all workers of a host share
 it. The hash table is `hash_table.py`.
@@ -54,14 +54,14 @@ class IdIndex(ABC):
 
     @abstractmethod
     def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """An index of some rows under the ids they have here; the ids of a range become integers.
+        """An index of some rows with the same ids; the ids of a range become integers.
 
-        Raises: GraphError: a row twice; `what` says whose.
+        Raises: GraphError: a row is repeated; `what` names the rows.
         """
 
     @abstractmethod
     def arrays(self) -> dict[str, AnyArray]:
-        """What is stored, by name; `slots` is derived from the rest."""
+        """The stored arrays, by name; `slots` is derived from the other arrays."""
 
     @staticmethod
     def build(external_ids: Any, what: str) -> IdIndex:
@@ -83,13 +83,13 @@ class IdIndex(ABC):
         ints = id_values.as_int64(values)
         if ints is None:
             raise GraphError(
-                f"{what}: an id does not fit into a signed 64-bit integer; use strings instead"
+                f"{what}: an id does not fit into a signed 64-bit integer; use string ids instead"
             )
         return IntIds.of(ints, what)
 
     @staticmethod
     def from_arrays(kind: IdKind, num_nodes: int, arrays: Mapping[str, AnyArray]) -> IdIndex:
-        """Take up what `arrays()` gave; nothing is read or checked."""
+        """Create an index from the result of `arrays()`; nothing is read or checked."""
         if kind == "range":
             return RangeIds(num_nodes)
         if kind == "int":
@@ -111,7 +111,7 @@ class RangeIds(IdIndex):
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
         """Ids in [0, N) are their own row numbers."""
         if type(external_ids) is list and len(external_ids) == 1 and type(external_ids[0]) is int:
-            # The usual request; the general way costs it four times as much.
+            # The usual request; the general path costs four times as much.
             row = external_ids[0]
             return np.array((row if 0 <= row < self._num_nodes else -1,), np.int64)
         wanted, known = id_values.wanted_ints(external_ids)
@@ -123,7 +123,7 @@ class RangeIds(IdIndex):
         return np.asarray(global_ids, np.int64)
 
     def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """Row numbers stay the ids, which are then no range."""
+        """Row numbers stay the ids, but no longer form a range."""
         return IntIds.of(np.array(global_ids, np.int64), what)
 
     def arrays(self) -> dict[str, AnyArray]:
@@ -153,7 +153,7 @@ class IntIds(IdIndex):
         return len(self._values)
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
-        """One or two cache misses an id."""
+        """Costs one or two cache misses for an id."""
         wanted, known = id_values.wanted_ints(external_ids)
         found: IdArray = hash_table.int_find(self._values, self._slots, wanted)
         return found if known is None else np.where(known, found, -1)
@@ -174,7 +174,7 @@ class IntIds(IdIndex):
 class StringIds(IdIndex):
     """Strings: UTF-8 `blob` uint8, `offsets` int64 [N + 1] into it, and a hash table over them.
 
-    Lone surrogates are encoded as they are (Python's "surrogatepass"): every str can be an id.
+    Lone surrogates are encoded unchanged (Python's "surrogatepass"): every str can be an id.
     """
 
     kind = "string"
@@ -228,6 +228,6 @@ class StringIds(IdIndex):
 
 def _duplicate(what: str, duplicates: int, value: int | str, row: int, earlier: int) -> GraphError:
     return GraphError(
-        f"{what}: ids must be distinct; {duplicates} of them occur again, the first is {value!r} in row "
+        f"{what}: ids must be distinct; {duplicates} of them are repeated, the first is {value!r} in row "
         f"{row} (also in row {earlier})"
     )

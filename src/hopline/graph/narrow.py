@@ -1,13 +1,13 @@
-"""Features in fewer bits: what a narrow matrix is, how numbers become one, and how it is read slowly.
+"""Features in fewer bits: what a narrow matrix is, and how numbers are encoded and decoded.
 
-    float16    IEEE half: 10 bits of fraction, up to 65,504. An array of NumPy's own; nothing of it is here.
+    float16    IEEE half: 10 bits of fraction, up to 65,504. A plain NumPy array; not handled here.
     bfloat16   the upper 16 bits of a float32, rounded to even: 7 bits of fraction, the range of float32.
     int8       code * scale + offset, with a scale and an offset for each column.
 
-How a column of int8 is laid out is measured: of several ranges, the one with the smallest mean squared
-error on (a sample of) the column. Beside the whole range there are ranges that clip its tails, since one
-extreme value would otherwise take the precision from all others; and whole numbers that span fewer than
-256 keep their exact values. Zero stays zero wherever the range holds it.
+The range of an int8 column is measured: of several ranges, the one with the smallest mean squared error on
+(a sample of) the column. In addition to the whole range, ranges that clip its tails are tried, since one
+extreme value would otherwise cost all other values precision. Whole numbers that span fewer than 256 keep
+their exact values. Zero stays zero if the range contains it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 Kind = Literal["bfloat16", "int8"]
 
-#: What the codes of a narrow matrix are.
+#: Dtype of the codes of a narrow matrix.
 CODES: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), "int8": np.dtype(np.int8)}
 
-#: Shares of a column's numbers that a range may leave out at each end.
+#: Shares of a column's numbers that a range may clip at each end.
 _CLIPS = (1e-4, 1e-3, 1e-2)
-#: Rows that decide about ranges, and rows that are encoded at once.
+#: Rows of the sample for ranges, and rows that are encoded in one step.
 _SAMPLE_ROWS, _CHUNK_ROWS = 1 << 16, 1 << 14
 
 
 class NarrowMatrix:
-    """Numbers [N, d] of which each takes one or two bytes. Reads like a float32 array; never changes.
+    """Numbers [N, d] stored in one or two bytes each. Reads like a float32 array; never changes.
 
-    Indexing decodes the rows asked for, `np.asarray` all of them. The engine reads the codes.
+    Indexing decodes the indexed rows, `np.asarray` all rows. The engine reads the codes.
 
     Args:
         codes: uint16 (bfloat16) or int8 [N, d], C-contiguous.
@@ -45,7 +45,7 @@ class NarrowMatrix:
 
     __slots__ = ("codes", "offset", "scale")
 
-    #: Of what is read.
+    #: Dtype of decoded rows.
     dtype = np.dtype(np.float32)
 
     def __init__(self, codes: AnyArray, scale: FloatArray, offset: FloatArray) -> None:
@@ -55,7 +55,7 @@ class NarrowMatrix:
 
     @property
     def kind(self) -> Kind:
-        """How it is stored."""
+        """The storage type."""
         return "int8" if self.codes.dtype == np.int8 else "bfloat16"
 
     @property
@@ -70,7 +70,7 @@ class NarrowMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Of all that is stored."""
+        """Bytes of all arrays."""
         return self.codes.nbytes + self.scale.nbytes + self.offset.nbytes
 
     def __len__(self) -> int:
@@ -80,12 +80,12 @@ class NarrowMatrix:
         return self.decoded(self.codes[rows])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> AnyArray:
-        """All rows. A copy, whatever is asked for: NumPy's protocol."""
+        """All rows, always as a copy (NumPy's protocol)."""
         whole: AnyArray = self.decoded(self.codes)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def decoded(self, codes: AnyArray) -> FloatArray:
-        """Codes of any rows, [..., d], as float32. The engine's kernels do just these operations."""
+        """Decode codes of any rows, [..., d], to float32. The engine's kernels do the same operations."""
         if self.kind == "bfloat16":
             widened: FloatArray = (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
             return widened
@@ -95,7 +95,7 @@ class NarrowMatrix:
         return found
 
     def taken(self, rows: Any) -> NarrowMatrix:
-        """Some rows, still narrow."""
+        """Some rows, still encoded."""
         return self.with_codes(np.ascontiguousarray(self.codes[rows]))
 
     def with_codes(self, codes: AnyArray) -> NarrowMatrix:
@@ -103,7 +103,7 @@ class NarrowMatrix:
         return NarrowMatrix(codes, self.scale, self.offset)
 
     def arrays(self) -> dict[str, AnyArray]:
-        """What is stored, by name."""
+        """The stored arrays, by name."""
         if self.kind == "bfloat16":
             return {"features": self.codes}
         return {"features": self.codes, "scale": self.scale, "offset": self.offset}
@@ -114,11 +114,11 @@ Features = NDArray[np.floating[Any]] | NarrowMatrix
 
 
 def from_arrays(dtype: str, arrays: dict[str, AnyArray]) -> Features:
-    """What `stored` gave, read again.
+    """Create features from the result of `stored`.
 
     Raises:
-        KeyError: an array is absent.
-        ValueError: the arrays are not those of `dtype`; says which.
+        KeyError: an array is missing.
+        ValueError: the arrays are not those of `dtype`; the error says which.
     """
     features = arrays["features"]
     wanted = CODES.get(dtype) or (np.dtype(dtype) if dtype in DTYPES else None)
@@ -134,8 +134,8 @@ def from_arrays(dtype: str, arrays: dict[str, AnyArray]) -> Features:
         column = arrays[name]
         if column.dtype != np.float32 or column.shape != features.shape[1:]:
             raise ValueError(
-                f"the {name} of int8 features is {column.dtype} {list(column.shape)}; float32 "
-                f"[{features.shape[1]}] is right"
+                f"the {name} of int8 features is {column.dtype} {list(column.shape)}; expected float32 "
+                f"[{features.shape[1]}]"
             )
     return NarrowMatrix(features, arrays["scale"], arrays["offset"])
 
@@ -146,14 +146,14 @@ def stored(features: Features) -> dict[str, AnyArray]:
 
 
 def name_of(features: Features) -> str:
-    """How features are stored, one of DTYPES."""
+    """The storage dtype of features, one of DTYPES."""
     return features.kind if isinstance(features, NarrowMatrix) else str(features.dtype)
 
 
 def encode(
     values: AnyArray, kind: str, *, progress: Progress = silent, what: str = "features"
 ) -> NarrowMatrix:
-    """Store numbers narrow.
+    """Encode numbers in fewer bits.
 
     Args:
         values: finite float32 [N, d].
@@ -168,7 +168,7 @@ def encode(
             codes[rows] = _codes(values[rows], scale, offset)
         else:
             bits = np.ascontiguousarray(values[rows]).view(np.uint32)
-            # To the nearest, ties to even; the largest float32 numbers would become infinite: see `fits`.
+            # Round to nearest, ties to even; the largest float32 numbers would become infinite: see `fits`.
             codes[rows] = (
                 bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
             ) >> np.uint32(16)
@@ -179,10 +179,10 @@ def encode(
 
 
 def rounded(values: AnyArray, dtype: str) -> FloatArray:
-    """What rows that come one by one are in a graph of `dtype`, float32; infinite where they do not fit.
+    """Round rows that are added later to the precision of `dtype`; float32, infinite if they do not fit.
 
-    Those of an int8 graph stay as they are: its scales are of other numbers, and a live graph, which is
-    where rows come to, has all of its rows in float32.
+    Rows for an int8 graph are unchanged, because its scales were computed from other numbers. Rows are only
+    added to live graphs, which hold all rows in float32.
     """
     if dtype == "bfloat16":
         return np.asarray(encode(np.ascontiguousarray(values, np.float32), dtype))
@@ -216,7 +216,7 @@ def _ranges(values: AnyArray) -> tuple[FloatArray, FloatArray]:
     inner = np.quantile(sample, [*_CLIPS, *(1 - share for share in _CLIPS)], axis=0)
     ends += [(inner[k], inner[k + len(_CLIPS)]) for k in range(len(_CLIPS))]
     layouts = [_layout(*pair) for pair in ends]
-    # Counts, flags and years: a step of one from the smallest on.
+    # Counts, flags and years: a step of one, starting at the smallest.
     layouts.append((np.ones(dim, np.float32), (np.floor(low) + 128).astype(np.float32)))
     errors = np.stack([_error(sample, *layout) for layout in layouts])
     best = errors.argmin(axis=0)
@@ -227,12 +227,12 @@ def _ranges(values: AnyArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _layout(low: AnyArray, high: AnyArray) -> tuple[FloatArray, FloatArray]:
-    """Scale and offset of ranges, the codes' -128 at the lower ends (about, where zero is inside)."""
+    """Scale and offset of ranges; code -128 is at the lower end (approximately, if zero is inside)."""
     scale = ((high - low) / 255).astype(np.float32)
     step = np.where(scale > 0, scale, 1).astype(np.float32)
     zero = np.rint(-128 - low / step)  # the code of the number zero
     inside = (zero >= -128) & (zero <= 127) & (scale > 0)
-    # That code times the scale, rounded as decoding rounds it, so that their sum is zero and not almost.
+    # That code times the scale, rounded like decoding does, so that their sum is exactly zero.
     exact = -(zero.astype(np.float32) * scale)
     offset = np.where(inside, exact, low + 128.0 * scale).astype(np.float32)
     return scale, offset

@@ -1,4 +1,4 @@
-"""What a snapshot is made of: the nodes of one type, the edges of one type. All arrays read-only."""
+"""The parts of a snapshot: the nodes of one type, the edges of one type. All arrays are read-only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Nodes:
 
     @property
     def capacity(self) -> int:
-        """Ids are below this: N, since nothing is added."""
+        """Ids are below this: N, since no nodes are added."""
         return len(self.features)
 
 
@@ -47,8 +47,8 @@ class Adjacency:
     Attributes:
         src, relation, dst: the edge type.
         indptr: int64 [N_dst + 1].
-        indices: int32 [E], rows of the source type; where the edges are compressed (`codec.py`) it,
-            `indptr` and the weights are unpacked as they are indexed.
+        indices: int32 [E], rows of the source type. If the edges are compressed (`codec.py`), `indices`,
+            `indptr` and the weights are unpacked on access.
         time: int64 [E] or None.
         attr: float32 [E, d_e] or None.
         weight: float32 [E] or None.
@@ -56,9 +56,9 @@ class Adjacency:
             without weights.
         has_self_loops: a node is its own in-neighbour; always False where the node types differ.
         max_degree: the largest in-degree.
-        stored_time_range: what `time_range` answers, where it is known without a look at `time`.
-        signed_weight: weights may be negative, so that `cumweight` does not ascend: it has the sums of
-            lists, and nothing can be drawn with it.
+        stored_time_range: the result of `time_range`, if it is known without reading `time`.
+        signed_weight: weights may be negative, so `cumweight` does not ascend: it holds the sums of
+            lists, and cannot be used for sampling.
     """
 
     src: str
@@ -87,9 +87,9 @@ class Adjacency:
 
     @property
     def time_range(self) -> tuple[int, int] | None:
-        """The least and the largest time; None where there are no times or no edges.
+        """The smallest and the largest time; None where there are no times or no edges.
 
-        Reads all times of a graph that was saved before ranges were; else it costs nothing.
+        Reads all times of a graph that was saved before ranges were stored; otherwise it costs nothing.
         """
         if self.stored_time_range is not None or self.time is None or not len(self.time):
             return self.stored_time_range
@@ -101,17 +101,17 @@ class Adjacency:
         return np.subtract(self.indptr[ids + 1], self.indptr[ids], dtype=np.int64)
 
     def starts(self, global_ids: IdArray) -> IdArray:
-        """Where the lists of destinations begin in the edge arrays, int64 [n]."""
+        """Begin of the lists of destinations in the edge arrays, int64 [n]."""
         return self.indptr[np.asarray(global_ids, np.int64)].astype(np.int64, copy=False)
 
     @property
     def records(self) -> IdArray:
-        """None: lists lie where `indptr` says; see `extent.py`."""
+        """Empty: `indptr` locates the lists; see `extent.py`."""
         return NO_RECORDS
 
     @property
     def clock(self) -> Clock:
-        """One that stands still."""
+        """A clock with one version."""
         return STILL
 
     def neighbors(self, global_id: int) -> NDArray[np.int32]:
@@ -119,7 +119,7 @@ class Adjacency:
         return self.indices[self.indptr[global_id] : self.indptr[global_id + 1]]
 
     def arrays(self) -> dict[str, AnyArray]:
-        """What is stored, by name; `cumweight` is derived from the rest."""
+        """The stored arrays, by name; `cumweight` is derived from the other arrays."""
         named: dict[str, AnyArray | None] = {
             "indptr": self.indptr,
             "indices": self.indices,

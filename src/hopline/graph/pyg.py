@@ -1,4 +1,4 @@
-"""Takes the tables out of PyG's `Data` and `HeteroData`, by duck typing: torch is not imported."""
+"""Extracts tables from PyG's `Data` and `HeteroData`, by duck typing: torch is not imported."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def tables_of(
         data: `Data` or `HeteroData`.
         ids: the nodes' external ids; a mapping node type -> ids for `HeteroData`.
         num_relations: relations that `edge_type` can name; None means its largest + 1.
-        time_unit: as in `EdgeTable`; for some edge types of `HeteroData` a mapping.
-    Raises: GraphError: it is neither, has no edges, or its columns disagree.
+        time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
+    Raises: GraphError: it is neither type, has no edges, or its columns disagree.
     """
     if hasattr(data, "metadata") and hasattr(data, "node_types"):
         if ids is not None and not isinstance(ids, Mapping):
@@ -40,13 +40,13 @@ def tables_of(
         nodes = {name: _node_table(data[name], (ids or {}).get(name)) for name in data.node_types}
         unknown = sorted(set(ids or {}) - set(nodes))
         if unknown:
-            raise GraphError(f"ids are given for {', '.join(unknown)}, which are no node types of the data")
+            raise GraphError(f"ids are given for {', '.join(unknown)}, which the data does not have")
         edges: dict[EdgeType, EdgeTable] = {}
         for edge_type in data.edge_types:
             edges |= _edge_tables(data[edge_type], edge_type, num_relations, None)
         return nodes, _with_units(edges, time_unit)
     if not (hasattr(data, "edge_index") or hasattr(data, "adj_t")):
-        raise GraphError(f"a PyG Data or HeteroData is needed; got {type(data).__name__}")
+        raise GraphError(f"expected a PyG Data or HeteroData; got {type(data).__name__}")
     node_table = _node_table(data, ids)
     edges = _edge_tables(data, EDGE_TYPE, num_relations, node_table.num_nodes)
     return {NODE_TYPE: node_table}, _with_units(edges, time_unit)
@@ -58,7 +58,7 @@ def _with_units(
     units = dict.fromkeys(edges, time_unit) if isinstance(time_unit, str) else dict(time_unit)
     unknown = units.keys() - edges.keys()
     if unknown:
-        raise GraphError(f"time_unit is given for {min(unknown)!r}, which is no edge type of the data")
+        raise GraphError(f"time_unit is given for {min(unknown)!r}, which is not an edge type of the data")
     return {
         edge_type: dataclasses.replace(table, time_unit=units.get(edge_type, ""))
         for edge_type, table in edges.items()
@@ -95,7 +95,7 @@ def _edge_tables(
 
 
 def _edges(store: Any, edge_type: EdgeType) -> tuple[AnyArray, Any]:
-    """Edges [2, E], and the weights that a sparse `adj_t` holds."""
+    """Edges [2, E], and the weights of a sparse `adj_t`."""
     if store.get("edge_index") is not None:
         return as_array(store["edge_index"], "edge_index"), None
     adjacency = store.get("adj_t")
@@ -121,16 +121,16 @@ def _time(store: Any, num_edges: int, num_nodes: int | None) -> Any:
     count = len(time) if getattr(time, "ndim", 1) else -1
     if count == num_edges == num_nodes:
         raise GraphError(
-            "`time` could be of nodes or of edges: there are as many of both; name it `edge_time` or "
+            "`time` could belong to nodes or edges: there are as many of both; name it `edge_time` or "
             "`node_time`"
         )
     if count == num_edges:
         return time
     if count == num_nodes:
-        return None  # a time of nodes
+        return None  # times of nodes
     raise GraphError(
-        f"`time` has {max(count, 0)} values, and there are {num_edges} edges; give one for each edge"
-        + ("" if num_nodes is None else f" (or for each of the {num_nodes} nodes, which is not read)")
+        f"`time` has {max(count, 0)} values, but there are {num_edges} edges; pass one for each edge"
+        + ("" if num_nodes is None else f" (or for each of the {num_nodes} nodes, which is ignored)")
     )
 
 
@@ -141,7 +141,7 @@ def _by_relation(
     columns: Mapping[str, Any],
     num_relations: int | None,
 ) -> dict[EdgeType, EdgeTable]:
-    """One edge type a relation, "r0" on: what a relational convolution reads separately."""
+    """One edge type for each relation ("r0", "r1", …), as relational convolutions read them."""
     num_edges = edges.shape[-1]
     if relation_of.shape != (num_edges,) or relation_of.dtype.kind not in "iu":
         raise GraphError(

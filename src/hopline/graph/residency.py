@@ -6,14 +6,12 @@ reading the row, for as many requests as the graph has pages.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +20,12 @@ from hopline.graph.codec import PACKED
 from hopline.graph.narrow import Features, NarrowMatrix, stored
 from hopline.graph.parts import Adjacency
 from hopline.graph.snapshot import Graph
+from hopline.process.cgroup import Cgroup, usable_cpus
 from hopline.types import AnyArray
 
 #: Linux 5.14; Python 3.11 has no name for it.
 _MADV_POPULATE_READ = 22
 _HUGE_PAGE = 2 << 20
-#: The control group of a container, as it sees itself (version 2).
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> int:
@@ -61,16 +58,8 @@ def available_bytes() -> int:
     """Free memory and page cache, of the machine or of the container's limit if that is less; all physical
     memory where the kernel does not say.
     """
-    found = _machine_bytes()
-    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        for line in (_CGROUP / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("active_file", "inactive_file"):
-                used -= int(value)
-        found = min(found, max(0, limit - used))
-    return found
+    left = Cgroup().memory_left()
+    return _machine_bytes() if left is None else min(_machine_bytes(), left)
 
 
 def _machine_bytes() -> int:
@@ -92,7 +81,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
     private, which suits a server of one worker.
 
     Args:
-        max_share: of the available memory; a larger graph is returned as it is.
+        max_share: of the available memory; a larger graph is returned unchanged.
         features: whether requests read the graph's own features.
     """
     if sum(array.nbytes for array in _hot(graph, features)) > max_share * available_bytes():
@@ -104,7 +93,7 @@ def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = Tru
         }
     edges = {key: _with_copied_lists(part) for key, part in graph.edges.items()}
     copy = Graph(graph.schema, nodes, edges, path=graph.path)
-    copy.__dict__["version"] = graph.version  # the content is the same; hashing it anew takes seconds
+    copy.__dict__["version"] = graph.version  # the content is the same; hashing it again takes seconds
     return copy
 
 
@@ -142,7 +131,7 @@ def _copy(array: AnyArray) -> AnyArray:
     region.madvise(mmap.MADV_HUGEPAGE)
     copied = np.frombuffer(region, array.dtype, array.size).reshape(array.shape)
     # Most of the time goes into zeroing pages, which threads share.
-    parts = min(8, os.cpu_count() or 1)
+    parts = min(8, usable_cpus())
     ends = np.linspace(0, array.shape[0], parts + 1).astype(int)
     slices = [slice(first, last) for first, last in pairwise(ends)]
     with ThreadPoolExecutor(parts) as pool:

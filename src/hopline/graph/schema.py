@@ -1,6 +1,6 @@
-"""What a graph's rows and edges look like, apart from how many there are.
+"""The types of a graph's rows and edges, without their numbers.
 
-A model is packaged for a schema; whether it fits a graph is decided here and nowhere else.
+A model is packaged for a schema. Only this module decides whether a model fits a graph.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         feature_dim: columns of the feature matrix; 0 where the type has no features.
         feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8".
         feature_names: one for each column, or empty.
-        id_kind: what the caller's ids are: row numbers (`range`), 64-bit integers or strings.
+        id_kind: kind of the caller's ids: row numbers (`range`), 64-bit integers or strings.
     """
 
     feature_dim: int
@@ -51,7 +51,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
         attr_names: one for each column, or empty.
         has_time: edges carry a time, and in-neighbours are sorted by it.
         has_weight: edges carry a weight.
-        time_unit: what the times count since 1970: "s", "ms", "us" or "ns"; empty where that is unknown.
+        time_unit: unit of the times since 1970: "s", "ms", "us" or "ns"; empty if unknown.
             All edge types of a graph that have a unit have the same one.
         signed_weight: weights may be negative. Edges are not sampled by such weights.
     """
@@ -84,23 +84,23 @@ class GraphSchema(msgspec.Struct, frozen=True):
         return hashlib.sha256(self.canonical()).hexdigest()
 
     def canonical(self) -> bytes:
-        """The schema as JSON that is the same whatever order its types were added in."""
+        """The schema as JSON that does not depend on the order in which its types were added."""
         plain = msgspec.to_builtins(self)
         for edge in plain["edge_types"].values():
-            if not edge["time_unit"]:  # graphs and models of before there were units keep their hashes
+            if not edge["time_unit"]:  # graphs and models from before units existed keep their hashes
                 del edge["time_unit"]
-            if not edge["signed_weight"]:  # as above, of before weights could be negative
+            if not edge["signed_weight"]:  # likewise from before weights could be negative
                 del edge["signed_weight"]
         return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
     @property
     def time_unit(self) -> str:
-        """The unit of all edge times, "" where it is unknown or there are none."""
+        """The unit of all edge times, "" if it is unknown or there are no times."""
         return next((edge.time_unit for edge in self.edge_types.values() if edge.time_unit), "")
 
     def signed(self, keys: Iterable[str]) -> list[str]:
-        """Name each edge type among `keys` by whose weights edges cannot be sampled, since some may be
-        negative: one sentence for each; empty where there is none."""
+        """Describe each edge type among `keys` that cannot be sampled by weight, since some weights may be
+        negative: one sentence for each; empty if there are none."""
         return [
             f"weights of edge type {key!r} may be negative; sampling 'weighted' needs weights >= 0"
             for key in sorted(keys)
@@ -108,21 +108,21 @@ class GraphSchema(msgspec.Struct, frozen=True):
         ]
 
     def differences(self, other: GraphSchema) -> list[str]:
-        """Name everything in a graph's schema that a model packaged for this one cannot use.
+        """List everything in a graph's schema that a model packaged for this schema cannot use.
 
-        What a model never reads makes no difference: further types or attributes of the graph, the
-        kind of external ids, and in how many bits features are stored.
+        Differences in things that a model never reads are ignored: additional types or attributes of the
+        graph, the kind of external ids, and the storage dtype of features.
 
         Args:
             other: the schema of the graph that the model is to be served on.
 
-        Returns: one sentence for each difference; empty where the model fits.
+        Returns: one sentence for each difference; empty if the model fits.
         """
         found: list[str] = []
         for name, want in self.node_types.items():
             have = other.node_types.get(name)
             if have is None:
-                found.append(f"node type {name!r} is absent; the graph has {_listed(other.node_types)}")
+                found.append(f"node type {name!r} is missing; the graph has {_listed(other.node_types)}")
             else:
                 found += _columns(
                     f"node type {name!r}",
@@ -133,7 +133,7 @@ class GraphSchema(msgspec.Struct, frozen=True):
         for key, edge in self.edge_types.items():
             there = other.edge_types.get(key)
             if there is None:
-                found.append(f"edge type {key!r} is absent; the graph has {_listed(other.edge_types)}")
+                found.append(f"edge type {key!r} is missing; the graph has {_listed(other.edge_types)}")
                 continue
             if edge.attr_dim:
                 found += _columns(
@@ -160,10 +160,10 @@ def edge_key(src: str, relation: str, dst: str) -> str:
 
 
 def check_name(name: object, what: str) -> str:
-    """Return `name` if it can name a type: blanks, signs and other scripts are fine.
+    """Return `name` if it can name a type: blanks, signs and other scripts are allowed.
 
-    Raises: GraphError: it is no string, empty, too long, not printable, starts with a dot or holds "__",
-        which separates the three names of an edge type's key.
+    Raises: GraphError: it is not a string, is empty, too long, not printable, starts with a dot or contains
+        "__", which separates the three names of an edge type's key.
     """
     if not isinstance(name, str):
         raise GraphError(f"{what} must be a string; got {name!r} ({type(name).__name__})")
@@ -171,7 +171,7 @@ def check_name(name: object, what: str) -> str:
         right = re.sub("_{2,}", "_", "".join(c for c in name if c.isprintable()).lstrip("."))
         raise GraphError(
             f"{what} {name!r} cannot be used: it must be printable, not empty, not start with '.' and "
-            "not hold '__' (which separates source, relation and destination)"
+            "not contain '__' (which separates source, relation and destination)"
             + (f"; {right!r} can" if right else "")
         )
     if len(name) > _MAX_NAME:
@@ -180,7 +180,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_edge_type(edge_type: tuple[str, str, str]) -> None:
-    """Raises: GraphError: the names cannot be told apart in the key."""
+    """Raise GraphError if the three names cannot be separated in the key."""
     if tuple(edge_key(*edge_type).split("__")) != edge_type:
         wrong = next(name for name in edge_type[:2] if name.endswith("_"))
         raise GraphError(
@@ -190,7 +190,7 @@ def check_edge_type(edge_type: tuple[str, str, str]) -> None:
 
 
 def quoted(name: str) -> str:
-    """The name as one component of a path; what would be too long ends with a hash instead."""
+    """The name as one component of a path; a name that would be too long ends with a hash instead."""
     text = quote(name, safe=" ")
     if len(text) <= _MAX_QUOTED_BYTES:
         return text

@@ -22,7 +22,7 @@ from hopline.types import IdArray, Progress, silent
 
 
 class Graph:
-    """Nodes with features and typed edges between them. Nothing of it ever changes.
+    """Nodes with features and typed edges between them. Immutable.
 
     All arrays are read-only. Threads may share it.
 
@@ -70,20 +70,20 @@ class Graph:
 
         Args:
             edges: [2, E] or a pair; row 0 the sources, row 1 the destinations (messages flow from
-                source to destination). Row numbers, or where `ids` is given ids (unless `by_row`).
+                source to destination). Row numbers, or ids if `ids` is given (unless `by_row`).
                 Multi-edges and self-loops are kept.
-            features: [N, d] of any real dtype. Not copied where it is C-contiguous and of
+            features: [N, d] of any real dtype. Not copied if it is C-contiguous and of
                 `feature_dtype` already: do not write to it afterwards.
-            num_nodes: N, where neither features nor ids tell; else the largest row in `edges` + 1, which
-                is refused where it is far larger than the number of edges, as of ids it is.
+            num_nodes: N, needed if neither features nor ids define it; else the largest row in `edges` + 1.
+                That is an error if it is far larger than the number of edges, as it is for ids.
             ids: N distinct ids, all integers or all strings.
             edge_attr, edge_time, edge_weight, time_unit, signed_weight, by_row: as in `EdgeTable`.
             feature_names, attr_names: names of columns.
-            undirected: add the reverse of every edge; nothing, where every edge has it already.
+            undirected: add the reverse of every edge; no edges are added if every edge has its reverse.
             feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8" (with a
                 scale for each column; see `narrow.py`).
-            progress: told where the work is.
-        Raises: GraphError: anything about the input that is wrong, with what would be right.
+            progress: called with the stage of the work.
+        Raises: GraphError: any error in the input, and how to correct it.
         """
         nodes = NodeTable(features, num_nodes, ids, feature_names)
         table = EdgeTable(
@@ -116,7 +116,7 @@ class Graph:
             nodes: node type -> table.
             edges: (source type, relation, destination type) -> table.
             feature_dtype, progress: as in `from_edges`.
-        Raises: GraphError: anything about the input that is wrong, with what would be right.
+        Raises: GraphError: any error in the input, and how to correct it.
         """
         return cls(*build(nodes, edges, feature_dtype=feature_dtype, progress=progress))
 
@@ -135,14 +135,14 @@ class Graph:
 
         `x` (dense, sparse, any real dtype), `edge_index` or `adj_t`, `edge_attr`, `edge_weight` and
         `edge_time` (or a `time` of edges) are read. A homogeneous `edge_type` becomes one edge type
-        for each relation: "node__r0__node" on.
+        for each relation: "node__r0__node", "node__r1__node", ….
 
         Args:
             ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
             num_relations: how many relations `edge_type` can name; None means its largest + 1.
-            time_unit: as in `EdgeTable`; for some edge types of `HeteroData` a mapping.
+            time_unit: as in `EdgeTable`; a mapping sets it for some edge types of `HeteroData`.
             feature_dtype, progress: as in `from_edges`.
-        Raises: GraphError: anything about the data that is wrong, with what would be right.
+        Raises: GraphError: any error in the data, and how to correct it.
         """
         nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations, time_unit=time_unit)
         return cls.from_tables(nodes, edges, feature_dtype=feature_dtype, progress=progress)
@@ -160,16 +160,16 @@ class Graph:
     ) -> Graph:
         """Build from files (Parquet, Arrow, CSV and other text, .npy, .npz) or data frames.
 
-        Columns that are left out, and nodes that no file lists, are said to the logger "hopline.graph".
+        Omitted columns, and nodes that no file lists, are logged by the logger "hopline.graph".
 
         Args:
             nodes: one file for a homogeneous graph, else node type -> file. The nodes of a type without
-                one are the distinct ids that the edge files hold, sorted.
+                a file are the distinct ids in the edge files, sorted.
             edges: one file, else (source type, relation, destination type) -> file.
             ids_are_rows: edges hold row numbers; a type without a file has `num_nodes` nodes, else one
                 more than the largest row.
             feature_dtype, progress: as in `from_edges`.
-        Raises: GraphError: pyarrow is not installed, a file or column is absent or wrong.
+        Raises: GraphError: pyarrow is not installed; a file or column is missing or wrong.
         """
         node_files = {NODE_TYPE: nodes} if isinstance(nodes, NodeFile) else nodes
         edge_files = {EDGE_TYPE: edges} if isinstance(edges, EdgeFile) else edges
@@ -188,8 +188,8 @@ class Graph:
         """Map a saved graph; takes milliseconds at any size.
 
         Args:
-            verify: read every file and compare its hash (else only sizes, dtypes and shapes).
-        Raises: GraphError: no graph, damaged, or of a newer format.
+            verify: read every file and compare its hash (otherwise only sizes, dtypes and shapes).
+        Raises: GraphError: the folder is not a graph, is damaged, or of a newer format.
         """
         folder = Path(path)
         manifest = storage.read(folder)
@@ -201,10 +201,10 @@ class Graph:
     def save(
         self, path: str | os.PathLike[str], *, overwrite: bool = False, progress: Progress = silent
     ) -> Graph:
-        """Write the graph to a folder, whole or not at all, and return it opened from there.
+        """Write the graph to a folder, completely or not at all, and return it opened from there.
 
         Args:
-            overwrite: replace the graph that is there (never a folder that holds something else).
+            overwrite: replace an existing graph (never a folder that holds something else).
         Raises: GraphError: the folder exists or cannot be written.
         """
         if "digests" not in self.__dict__:
@@ -223,8 +223,9 @@ class Graph:
     def compressed(self, progress: Progress = silent) -> Graph:
         """The same graph with packed in-neighbours and weights of 8 bits, in memory; see `codec.py`.
 
-        It samples as this one does; by weight, as one with the rounded weights. It is a version of its own.
-        Raises: GraphError: an edge type of too many edges or too large weights.
+        Sampling is the same as in this graph; by weight, as in a graph with the rounded weights. The result
+        has its own version.
+        Raises: GraphError: an edge type with too many edges or too large weights.
         """
         return Graph(
             self.schema,
@@ -253,15 +254,15 @@ class Graph:
 
     @cached_property
     def version(self) -> str:
-        """The snapshot id, 16 hex digits: equal content has an equal id, wherever it was built.
+        """The snapshot id, 16 hex digits: equal content has an equal id, on every machine.
 
-        In memory the first use hashes everything; a saved graph knows it.
+        In memory the first access hashes everything; a saved graph stores it.
         """
         return digest.version_of(self.schema, self.digests)
 
     @property
     def time_range(self) -> tuple[int, int] | None:
-        """The least and the largest edge time of all types, in `schema.time_unit`; None without times."""
+        """The smallest and largest edge time of all types, in `schema.time_unit`; None without times."""
         ranges = [found for part in self.edges.values() if (found := part.time_range) is not None]
         return (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
 
@@ -281,24 +282,24 @@ class Graph:
         return sum(array.nbytes for array in storage.arrays_of(self.nodes, self.edges).values())
 
     def node(self, node_type: str | None = None) -> Nodes:
-        """The nodes of a type; None means the only one. Raises: GraphError: there is no such type."""
+        """The nodes of a type; None means the only type. Raises: GraphError: the type does not exist."""
         return self.nodes[self._only(node_type, self.nodes, "node type")]
 
     def edge(self, edge_type: str | EdgeType | None = None) -> Adjacency:
-        """The edges of a type, by key or triple; None means the only one. Raises: GraphError."""
+        """The edges of a type, by key or triple; None means the only type. Raises: GraphError."""
         key = edge_key(*edge_type) if isinstance(edge_type, tuple) else edge_type
         return self.edges[self._only(key, self.edges, "edge type")]
 
     def subgraph(self, rows: Mapping[str, Any] | Any) -> Graph:
-        """The graph that nodes induce: they, and every edge between two of them. In memory.
+        """The graph that nodes induce: the nodes, and every edge between two of them. In memory.
 
         External ids are kept (row numbers become integer ids), edges stay in canonical order of the
         new rows.
 
         Args:
-            rows: node type -> distinct global ids, in the order that the new graph shall have; the
-                ids alone where there is one node type. Types left out have no nodes.
-        Raises: GraphError: an unknown type, a row outside the graph, a row twice, no row at all.
+            rows: node type -> distinct global ids, in the order of the new graph; only the
+                ids if there is one node type. Omitted types have no nodes.
+        Raises: GraphError: an unknown type, a row outside the graph, a repeated row, no rows.
         """
         chosen = subgraph.rows_by_type(rows, self._counts(), "rows of a subgraph")
         node_tables, edge_tables = subgraph.induced_tables(self.schema, self.nodes, self.edges, chosen)
@@ -306,11 +307,11 @@ class Graph:
         return Graph.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype)
 
     def with_features_as(self, feature_dtype: str) -> Graph:
-        """The same graph with features stored otherwise. In memory; edges are shared.
+        """The same graph with features stored in another dtype. In memory; edges are shared.
 
         Args:
-            feature_dtype: as in `from_edges`. Wider ones bring back no precision.
-        Raises: GraphError: there is no such dtype, or values do not fit into it.
+            feature_dtype: as in `from_edges`. A wider dtype does not restore precision.
+        Raises: GraphError: the dtype does not exist, or values do not fit into it.
         """
         nodes, types = {}, {}
         for name, part in self.nodes.items():
@@ -322,12 +323,12 @@ class Graph:
     def k_hop(
         self, seeds: Mapping[str, Any] | Any, hops: int, *, max_nodes: int | None = None
     ) -> dict[str, IdArray]:
-        """All nodes from which a seed is reached along at most `hops` edges, the seeds among them.
+        """All nodes from which a seed can be reached along at most `hops` edges, including the seeds.
 
         Args:
-            seeds: node type -> global ids, or the ids alone where there is one node type.
+            seeds: node type -> global ids, or only the ids if there is one node type.
             max_nodes: refuse a larger neighbourhood.
-        Returns: node type -> ascending global ids, int64; what `subgraph` takes.
+        Returns: node type -> ascending global ids, int64; accepted by `subgraph`.
         Raises: GraphError: more than `max_nodes`, an unknown type, a row outside the graph.
         """
         counts = self._counts()
@@ -348,6 +349,6 @@ class Graph:
         if name is None and len(parts) == 1:
             return next(iter(parts))
         if name is None or name not in parts:
-            wrong = f"{what}: say which" if name is None else f"no {what} {name!r}"
+            wrong = f"{what} must be given" if name is None else f"no {what} {name!r}"
             raise GraphError(f"{wrong}; there are {', '.join(map(repr, parts)) or 'none'}")
         return name

@@ -36,14 +36,14 @@ from hopline.types import UNREADABLE, AnyArray, Progress, silent
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
 #: 5: weights may be negative.
 FORMAT_VERSION = 5
-#: The oldest one whose packed edges are read.
+#: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
 _CHUNK_BYTES = 32 << 20
 
 
 class StoredArray(msgspec.Struct, frozen=True):
-    """One file: its array's dtype and shape, its own size, and the array's digest (`digest.py`)."""
+    """One file: dtype and shape of its array, size of the file, and the array's digest (`digest.py`)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class StoredArray(msgspec.Struct, frozen=True):
 
 
 class StoredEdges(msgspec.Struct, frozen=True):
-    """What is known of an edge type without reading its arrays."""
+    """Properties of an edge type that are known without reading its arrays."""
 
     num_edges: int
     max_degree: int
@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True):
         version: the snapshot id.
         num_nodes: node type -> count.
         edges: edge type key -> counts.
-        arrays: file below the folder, without ".npy" -> what it holds.
+        arrays: file below the folder, without ".npy" -> its array.
         producer: library -> version that wrote it.
     """
 
@@ -102,16 +102,18 @@ def save(
     overwrite: bool,
     progress: Progress = silent,
 ) -> None:
-    """Write a folder that is there whole or not at all.
+    """Write a folder completely or not at all.
 
-    Written beside its place, synced, then renamed. A graph that was there is exchanged in one step;
-    processes that have it open keep reading the old one.
+    The folder is written under a temporary name next to its path, synced, then renamed. An existing graph
+    is exchanged in one step; processes that have it open continue to read the old one.
 
-    Raises: GraphError: the folder exists (and is no graph, or `overwrite` is off), or cannot be written.
+    Raises: GraphError: the folder exists (and is not a graph, or `overwrite` is off), or cannot be written.
     """
     folder = Path(os.path.abspath(folder))
     if folder.exists() and not (overwrite and (folder / MANIFEST).is_file()):
-        what = "a graph; pass overwrite=True to replace it" if (folder / MANIFEST).is_file() else "no graph"
+        what = (
+            "a graph; pass overwrite=True to replace it" if (folder / MANIFEST).is_file() else "not a graph"
+        )
         raise GraphError(f"{folder} exists and is {what}; or choose another folder")
     arrays = arrays_of(nodes, edges)
     scratch = draft_of(folder)
@@ -139,7 +141,7 @@ def save(
 
 
 def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
-    """The oldest format that has all that a graph has: who reads only that one must not misread codes."""
+    """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
     packed = any(codec.is_compressed(part) for part in edges.values())
     if any(part.signed_weight for part in edges.values()):
@@ -150,7 +152,7 @@ def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
 def read(folder: Path) -> Manifest:
     """Read graph.json.
 
-    Raises: GraphError: it is absent, malformed, of a newer format, or not what was written.
+    Raises: GraphError: it is missing, malformed, of a newer format, or was changed.
     """
     path = folder / MANIFEST
     try:
@@ -176,13 +178,13 @@ def read(folder: Path) -> Manifest:
             raise GraphError(f"{path} is damaged: edge type {key!r} joins unknown node types")
         check_name(edge.relation, f"{path}: a relation's name")
         if key != edge.key:
-            raise GraphError(f"{path} is damaged: edge type {edge.key!r} stands under {key!r}")
-    said = digest.version_of(
+            raise GraphError(f"{path} is damaged: edge type {edge.key!r} is stored under {key!r}")
+    actual = digest.version_of(
         manifest.graph_schema, {name: array.blake2b for name, array in manifest.arrays.items()}
     )
-    if said != manifest.version:
+    if actual != manifest.version:
         raise GraphError(
-            f"{path} is damaged: its version is {manifest.version} but its contents say {said}; "
+            f"{path} is damaged: its version is {manifest.version} but its contents hash to {actual}; "
             "copy or build the graph again"
         )
     return manifest
@@ -195,7 +197,7 @@ def load(
 
     Args:
         verify: also read all of them and compare their digests.
-    Raises: GraphError: a file is absent, truncated, of other dtype or shape, or (verify) changed.
+    Raises: GraphError: a file is missing, truncated, of another dtype or shape, or (verify) changed.
     """
     arrays = {name: _map(folder, name, stored) for name, stored in manifest.arrays.items()}
     if verify:
@@ -243,8 +245,8 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             where = folder / "edges" / quoted(key)
             if manifest.format < _PACKED_FORMAT:
                 raise GraphError(
-                    f"{where}: its edges are packed as format {manifest.format} had it, which this Hopline "
-                    "does not read; build the graph again"
+                    f"{where}: its edges are packed in format {manifest.format}, which this Hopline "
+                    "cannot read; build the graph again"
                 )
             columns = codec.columns_of(below, *counts, schema, where)
         else:
@@ -268,7 +270,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
 def _check_shapes(
     path: Path, manifest: Manifest, nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]
 ) -> None:
-    """Arrays that disagree would be read beyond their ends by compiled code."""
+    """Refuse arrays that disagree: compiled code would read beyond their ends."""
     wrong = []
     for name, part in nodes.items():
         wanted = (manifest.num_nodes[name], manifest.graph_schema.node_types[name].feature_dim)
@@ -310,7 +312,7 @@ def _write_arrays(
                 done += file.write(content[begin : begin + _CHUNK_BYTES])
                 progress("writing", done / total)
             stored[name] = StoredArray(array.dtype.str, array.shape, file.tell(), array_digests[name])
-        sync(path)  # now, so that progress counts the disk's time
+        sync(path)  # now, so that progress includes the disk's time
     return stored
 
 
@@ -325,17 +327,17 @@ def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
                 raise GraphError(f"{path} has {size} bytes, {MANIFEST} says {stored.file_bytes}; {again}")
             if file.read(len(header)) != header:
                 raise GraphError(
-                    f"{path} does not begin like {stored.dtype} {list(stored.shape)}, as {MANIFEST} "
-                    f"says; {again}"
+                    f"{path} does not have the header of {stored.dtype} {list(stored.shape)}, as "
+                    f"{MANIFEST} requires; {again}"
                 )
             if 0 in stored.shape:  # nothing to map
                 empty: AnyArray = read_only(np.empty(stored.shape, stored.dtype))
                 return empty
-            # A plain array over the map: np.memmap's own class is slow to index and to hand to Numba.
+            # A plain array over the map: np.memmap is slow to index and to pass to Numba.
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             return np.frombuffer(pages, stored.dtype, offset=len(header)).reshape(stored.shape)
     except FileNotFoundError:
-        raise GraphError(f"{path} is absent though {MANIFEST} lists it; {again}") from None
+        raise GraphError(f"{path} is missing though {MANIFEST} lists it; {again}") from None
     except OSError as error:
         raise GraphError(f"{path} cannot be read: {error}; {again}") from error
     except (TypeError, ValueError) as error:
@@ -347,7 +349,7 @@ def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header of a .npy file, version 1.0, with the data at a multiple of 64 bytes.
 
-    Written here so that it is the same under every NumPy: opening compares bytes and parses nothing.
+    Written here so that it is the same with every NumPy: opening compares bytes and parses nothing.
     """
     text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
     before = len(b"\x93NUMPY\x01\x00") + 2

@@ -1,4 +1,4 @@
-"""Small graphs out of large ones: neighbourhoods and the graphs that nodes induce."""
+"""Small graphs from large ones: neighbourhoods and the graphs that nodes induce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopline.graph.schema import GraphSchema
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.types import IdArray
 
-# Frontier nodes whose neighbours are held at once: bounds memory where hubs are among them.
+# Frontier nodes whose neighbours are held in memory together: limits memory if hubs are among them.
 _CHUNK_NODES = 4096
 
 
@@ -27,7 +27,7 @@ def induced_tables(
     """The chosen nodes and all edges between them, as tables.
 
     Args:
-        chosen: node type -> rows int64 [n], in range and distinct; absent types have no nodes.
+        chosen: node type -> rows int64 [n], in range and distinct; types that are missing have no nodes.
     """
     node_tables = {}
     for name, part in nodes.items():
@@ -92,21 +92,21 @@ def in_neighborhood(
                 if max_nodes is not None and total > max_nodes:
                     raise GraphError(
                         f"the {hops}-hop in-neighbourhood of these seeds has more than {max_nodes} nodes; "
-                        "take fewer seeds or hops"
+                        "use fewer seeds or hops"
                     )
         frontier = {name: np.concatenate([*new, np.empty(0, np.int64)]) for name, new in found.items()}
     return {name: np.flatnonzero(mask) for name, mask in seen.items()}
 
 
 def edge_positions(adjacency: Adjacency, targets: IdArray) -> IdArray:
-    """Positions of all in-edges of destinations, list after list, int64."""
+    """Positions of all in-edges of destinations, in list order, int64."""
     degrees = adjacency.degree(targets)
     begins = adjacency.indptr[targets] - (np.cumsum(degrees) - degrees)
     return np.repeat(begins, degrees) + np.arange(int(degrees.sum()))
 
 
 def rows_by_type(rows: Any, num_nodes: Mapping[str, int], what: str) -> dict[str, IdArray]:
-    """Rows for every node type, from a mapping or (where there is one type) from rows alone.
+    """Rows for every node type, from a mapping or (if there is one type) from rows alone.
 
     Raises: GraphError: an unknown type, or a row outside its type.
     """

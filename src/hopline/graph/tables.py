@@ -1,4 +1,4 @@
-"""A graph as its owner has it: one table for each node type, one for each edge type."""
+"""Input tables of a graph: one for each node type, one for each edge type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EdgeType = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeTable:
-    """The nodes of one type. Whatever is left out is inferred from the rest, and last from the edges.
+    """The nodes of one type. Omitted fields are inferred from the other fields, then from the edges.
 
     Attributes:
         features: [N, d], any real dtype; a [N] vector is one column.
@@ -45,12 +45,12 @@ class EdgeTable:
         weight: [E] finite numbers.
         attr_names: d_e names, or empty.
         by_row: `edges` are row numbers even where the node types have ids.
-        undirected: add the reverse of every edge that is no self-loop, with the same columns. Nothing is
-            added where all edges have theirs already; where only some have it, they are refused.
-        time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are brought to it. Empty means
+        undirected: add the reverse of every edge that is not a self-loop, with the same columns. No edges
+            are added if all edges have their reverse already; it is an error if only some have it.
+        time_unit: "s", "ms", "us" or "ns", the unit of `time`; datetimes are converted to it. Empty means
             unknown, for datetimes their own unit.
-        signed_weight: weights may be negative, though these are not: a live graph then takes edges with
-            negative weights. Where one of `weight` is negative, they may be without it.
+        signed_weight: weights may become negative: a live graph then accepts edges with negative
+            weights. Negative values in `weight` are accepted without it.
     """
 
     edges: Any
@@ -71,7 +71,7 @@ class Encoded:
     Attributes:
         distinct: list of int or of str.
         codes: integers [n].
-        place: row -> where it was read, for error messages; None where no file was.
+        place: row -> where it was read, for error messages; None if there was no file.
     """
 
     distinct: list[Any]
@@ -88,13 +88,13 @@ class Encoded:
 def as_array(value: Any, what: str) -> AnyArray:
     """View NumPy, list or tensor (CPU or not, sparse or not) as a dense NumPy array.
 
-    Tensors are told by their methods, not their type: this package runs where torch is not.
+    Tensors are detected by their methods, not their type: this package also runs without torch.
 
     Raises: GraphError: it has no rectangular shape; a masked array hides some of its values.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         hidden = int(np.ma.getmaskarray(value).sum())
-        raise GraphError(f"{what}: {hidden} values are masked; fill them (`.filled(0)`), or drop them")
+        raise GraphError(f"{what}: {hidden} values are masked; fill them (`.filled(0)`), or remove them")
     if isinstance(value, Encoded):
         return np.asarray(value.distinct)[value.codes]
     if hasattr(value, "toarray"):  # SciPy's sparse matrices

@@ -1,7 +1,7 @@
-"""Delimited text files as one plain form: unpacked, UTF-8, without a header, comments or runs of blanks.
+"""Delimited text files in one plain form: decompressed, UTF-8, without header, comments or runs of blanks.
 
-pyarrow reads what comes out. Compression is detected by the first bytes, and a damaged or truncated archive
-is refused. `records` reads the same file slowly, to say in which line something stands.
+pyarrow reads the result. Compression is detected by the first bytes, and a damaged or truncated archive
+is an error. `records` reads the same file slowly, to find the line of a record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
 
 _BLOCK_BYTES = 4 << 20
-#: Endings that say how a file is packed; what it holds is told by the ending before.
+#: Endings of packed files; the ending before them names the format.
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 _MAGIC: dict[bytes, Callable[[BinaryIO, Path], Any]] = {
     b"\x1f\x8b": lambda raw, _: gzip.GzipFile(fileobj=raw),
@@ -38,7 +38,7 @@ class Text:
     Args:
         path: plain, or packed with gzip, bzip2, xz or Zstandard.
         encoding: of the text.
-        progress: told the part of the file that is read.
+        progress: called with the share of the file that is read.
     """
 
     def __init__(self, path: Path, encoding: str, progress: Callable[[float], None]) -> None:
@@ -47,7 +47,7 @@ class Text:
         self._progress = progress
 
     def blocks(self) -> Iterator[str]:
-        """The text in blocks of whole lines; a byte order mark is left out.
+        """Yield the text in blocks of whole lines, without a byte order mark.
 
         Raises: GraphError: another encoding, or a damaged archive.
         """
@@ -55,7 +55,7 @@ class Text:
             name = codecs.lookup(self._encoding).name
         except LookupError:
             raise GraphError(
-                f"there is no encoding {self._encoding!r}; say utf-8, latin-1 or cp1252"
+                f"unknown encoding {self._encoding!r}; use utf-8, latin-1 or cp1252, for example"
             ) from None
         decoder = codecs.getincrementaldecoder("utf-8-sig" if name == "utf-8" else name)()
         rest, lines = "", 0
@@ -73,13 +73,13 @@ class Text:
             rest = text[end:]
 
     def _unpacked(self) -> Iterator[bytes]:
-        """Blocks of bytes, and last an empty one."""
+        """Yield blocks of bytes, and an empty one at the end."""
         try:
             with self.path.open("rb") as raw:
                 start = raw.read(6)
                 raw.seek(0)
                 if start[:4] == b"PK\x03\x04":
-                    raise GraphError(f"{self.path} is a zip archive; unpack it first")
+                    raise GraphError(f"{self.path} is a zip archive; extract it first")
                 size = max(1, self.path.stat().st_size)
                 opened = next((opens for magic, opens in _MAGIC.items() if start.startswith(magic)), None)
                 stream: Any = opened(raw, self.path) if opened else raw
@@ -89,30 +89,30 @@ class Text:
                 yield b""
         except _DAMAGED as error:
             raise GraphError(
-                f"{self.path} cannot be read to its end: {error}; is the archive damaged or truncated?"
+                f"{self.path} cannot be read completely: {error}; is the archive damaged or truncated?"
             ) from None
 
 
 class PlainStream(io.RawIOBase):
-    """Bytes of a text file as pyarrow reads them.
+    """A text file as a byte stream for pyarrow.
 
     Args:
-        blocks: of text, whole lines. plain: what becomes of each.
+        blocks: of text, whole lines. plain: transforms each block.
     """
 
     def __init__(self, blocks: Iterator[str], plain: Callable[[str], str]) -> None:
         self._blocks = blocks
         self._plain = plain
         self._ready = memoryview(b"")
-        #: How many quotes there were: an odd number says that one is not closed.
+        #: Number of quotes so far: an odd number means that one is not closed.
         self.num_quotes = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """The next bytes."""
+        """Read the next bytes."""
         while not self._ready:
             block = next(self._blocks, None)
             if block is None:
@@ -127,9 +127,9 @@ class PlainStream(io.RawIOBase):
 
 
 def records(blocks: Iterator[str], quotes: bool = True) -> Iterator[tuple[int, str]]:
-    """(line number from 1 on, text without its line end) of every record that is not blank.
+    """Yield (line number from 1 on, text without its line end) of every record that is not blank.
 
-    A record goes on over lines while a quote is open.
+    A record continues over lines while a quote is open.
     """
     number, begin, open_record = 0, 1, ""
     for block in blocks:
@@ -169,4 +169,4 @@ def _not_decoded(error: UnicodeDecodeError, encoding: str) -> str:
     start = error.object[:2]
     likely = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else "latin-1 or cp1252"
     byte = error.object[error.start]
-    return f"byte 0x{byte:02x} is no {encoding}; say the file's encoding: --encoding {likely}"
+    return f"byte 0x{byte:02x} is not {encoding}; set the file's encoding: --encoding {likely}"

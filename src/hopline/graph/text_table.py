@@ -1,7 +1,6 @@
 """Columns of delimited text (CSV, TSV, SNAP's edge lists) through pyarrow, as strings.
 
-What kind of numbers or ids a column holds is decided on all its cells (`cells.py`), so that they are read
-as text first.
+The type of a column is decided from all its cells (`cells.py`), so columns are read as text first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hopline.graph.arrow import arrow
 from hopline.graph.text_stream import PlainStream, Text, fields, records
 
 _SAMPLE_RECORDS = 20
-# pyarrow refuses a row that is longer.
+# pyarrow refuses longer rows.
 _BLOCK_BYTES = 8 << 20
 _DELIMITERS = "\t,;|"
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -27,16 +26,16 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """How a text file is written.
+    """Format of a text file.
 
     Attributes:
-        header: its first line names the columns. Where it does not, columns are named "0", "1" and so on;
-            a first line that has the columns asked for is a header nonetheless.
-        delimiter: between cells, " " for any run of blanks and tabs; None means that it is told from the
+        header: the first line names the columns. If False, columns are named "0", "1" and so on, except
+            that a first line with the requested columns is still read as a header.
+        delimiter: between cells, " " for any run of blanks and tabs; None detects it from the
             first lines.
         encoding: of the text.
-        comment: lines that begin with it are left out, "" for none. None means "#" before the first
-            row, and later where a line has another number of cells than the header.
+        comment: lines that begin with it are ignored, "" for none. None means "#" before the first
+            row, and later on lines whose number of cells differs from the header's.
     """
 
     header: bool = True
@@ -49,13 +48,13 @@ class TextTable:
     """The columns of one text file, all of strings.
 
     Args:
-        path: the file. options: how it is written.
-        wanted: columns that will be asked for; they tell a header from data.
-        progress: told the part of the file that is read.
+        path: the file. options: its format.
+        wanted: columns that will be requested; they distinguish a header from data.
+        progress: called with the share of the file that is read.
 
     Attributes:
         names: of the columns.
-    Raises: GraphError: no table can be made out.
+    Raises: GraphError: the file cannot be read as a table.
     """
 
     is_text = True
@@ -71,7 +70,7 @@ class TextTable:
         if first and first[0][1].startswith("%%MatrixMarket"):
             raise GraphError(
                 f"{path} is a Matrix Market file, whose first numbers are a size, not an edge; read it in "
-                "Python with scipy.io.mmread and give its row and col to Graph.from_edges"
+                "Python with scipy.io.mmread and pass its row and col to Graph.from_edges"
             )
         mark = "#" if options.comment is None else options.comment
         comments = 0
@@ -92,14 +91,14 @@ class TextTable:
         else:
             self.names = [str(number) for number in range(len(cells))]
             # SNAP names the columns in the last comment.
-            said = fields(first[comments - 1][1].lstrip(mark), self._delimiter) if comments else []
-            if len(said) == len(cells):
-                self._named = dict(zip(said, self.names, strict=True))
+            column_names = fields(first[comments - 1][1].lstrip(mark), self._delimiter) if comments else []
+            if len(column_names) == len(cells):
+                self._named = dict(zip(column_names, self.names, strict=True))
             self._named |= dict(zip(("src", "dst"), self.names, strict=False))
         self._columns: dict[str, Any] = {}
 
     def find(self, name: str) -> str | None:
-        """The column that a caller's name means, None if there is none."""
+        """The column that a caller's name refers to, None if it does not exist."""
         return name if name in self.names else self._named.get(name)
 
     def load(self, names: Sequence[str]) -> None:
@@ -140,7 +139,7 @@ class TextTable:
         return self._columns[name]
 
     def place(self, row: int, name: str) -> str:
-        """Where a cell stands, for error messages."""
+        """The place of a cell, for error messages."""
         found = next(islice(self._rows(), row, None), None)
         line = f", line {found[0]}" if found else f", row {row}"
         return f"{self.what}{line}, column {name!r}"
@@ -152,12 +151,12 @@ class TextTable:
         if not numbers:
             twice = sorted({cell for cell in cells if cells.count(cell) > 1})
             if twice:
-                raise GraphError(f"{self.what}: two columns are named {twice[0]!r}; name each once")
+                raise GraphError(f"{self.what}: two columns are named {twice[0]!r}; use distinct names")
             return True
         if has_comments:
             return False  # as in SNAP's files
         raise GraphError(
-            f"{self.what}: its first line holds numbers ({', '.join(cells[:4])}) and no column names; say "
+            f"{self.what}: its first line holds numbers ({', '.join(cells[:4])}) and no column names; pass "
             "--no-header, and name columns by their number, from 0 on"
         )
 
@@ -169,7 +168,7 @@ class TextTable:
         return self._delimiter != " "
 
     def _rows(self) -> Iterator[tuple[int, str]]:
-        """(line, text) of every record that is a row."""
+        """Yield (line, text) of every record that is a row."""
         mark = self._format.comment
         for line, text in islice(self._records(), self._skipped, None):
             other = mark is None and len(fields(text, self._delimiter)) != len(self.names)
@@ -214,7 +213,7 @@ class TextTable:
         return f"the record of {last}"
 
     def _check_comments(self) -> None:
-        """Refuse a row that may be a comment."""
+        """Raise an error for a row that may be a comment."""
         if self._format.comment is not None:
             return
         compute = arrow("pyarrow.compute")
@@ -223,12 +222,12 @@ class TextTable:
         if at >= 0:
             raise GraphError(
                 f"{self.place(at, self.names[0])}: begins with '#': a comment, or a value? --comment '#' "
-                "leaves such lines out, --comment '' reads them"
+                "ignores such lines, --comment '' reads them"
             )
 
 
 def _delimiter_of(rows: Sequence[str], path: Path) -> str:
-    """What stands between the cells of the first rows."""
+    """Detect the delimiter from the first rows."""
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
     counts = {mark: [len(fields(row, mark)) for row in rows] for mark in (*_DELIMITERS, " ")}
@@ -236,5 +235,5 @@ def _delimiter_of(rows: Sequence[str], path: Path) -> str:
     in_first = [mark for mark in _DELIMITERS if counts[mark][0] > 1]
     if " " in in_all and in_all[0] == " " and set(in_first) <= {"\t"}:
         return " "  # tabs and blanks are mixed
-    # Else blanks stand inside of cells too.
+    # Otherwise blanks also occur inside cells.
     return next((mark for mark in (*in_all, *in_first) if mark != " "), ",")

@@ -1,13 +1,13 @@
-"""A time cut held against a graph's times: moments in their unit, numbers of another unit refused.
+"""Checks a time cut against a graph's times: converts dates to their unit, refuses numbers of another unit.
 
-A number of another unit is a valid integer whose answer is wrong without a word: seconds asked of a graph
-in milliseconds lie before its first edge, and no edge counts. So a number that is far from all edge times
-is refused: 0 < as_of < first / 100, or as_of > 100 * last, since units are a factor of 1000 apart. Zero,
-negative numbers, and whatever is nearer are moments like any other, though no edge may be as early.
+A number in another unit is a valid integer with a wrong answer and no error: seconds sent to a graph in
+milliseconds lie before its first edge, so no edge counts. So a number that is far from all edge times is
+refused: 0 < as_of < first / 100, or as_of > 100 * last, since units differ by a factor of 1000. Zero,
+negative numbers and closer numbers are accepted, even if no edge is as early.
 
-A few edge times that are far off, say zeros for unknown ones, would hide all that. So where the graph's
-unit is stated, a number outside the edge times is also refused if it is a moment between 1973 and 2286 in
-another unit, and not in this one.
+A few edge times that are far off, such as zeros for unknown times, would defeat that check. So if the
+graph's unit is set, a number outside the edge times is also refused if it is a time between 1973 and 2286
+in another unit, and not in this one.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
 _FAR = 100
 _NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-#: Lists that are looked at where the range is not stored: enough to tell units apart.
+#: Lists that are sampled if the range is not stored: enough to distinguish units.
 _SAMPLE = 4096
 
 
 class TimedEdges(Protocol):
-    """`Adjacency` and `LiveAdjacency`."""
+    """Edges with times: `Adjacency` and `LiveAdjacency`."""
 
     @property
     def time(self) -> Any:
         """int64, or None."""
 
     def starts(self, global_ids: IdArray) -> IdArray:
-        """Where lists begin."""
+        """Begin of the lists."""
 
     def degree(self, global_ids: IdArray) -> IdArray:
-        """How long they are."""
+        """Length of the lists."""
 
 
 def rough_range(edges: Mapping[str, TimedEdges], num_nodes: Mapping[str, int]) -> tuple[int, int] | None:
-    """The first and the last time, as it is stored, or of some lists from all over the graph.
+    """The first and the last edge time: the stored range, or an estimate from some lists of the graph.
 
     Args:
         edges: edge type key -> edges. num_nodes: the same key -> number of destinations.
@@ -70,14 +70,14 @@ def rough_range(edges: Mapping[str, TimedEdges], num_nodes: Mapping[str, int]) -
 
 
 def time_cut(as_of: int | datetime, unit: str, times: tuple[int, int] | None) -> int:
-    """A cut in the unit of the graph's edge times.
+    """Convert a cut to the unit of the graph's edge times.
 
     Args:
-        as_of: an integer in that unit; or a moment, UTC where it names no time zone.
-        unit: of the edge times; "" where it is unknown, which leaves what `likely_unit` makes of them.
+        as_of: an integer in that unit; or a date and time, UTC if it names no time zone.
+        unit: of the edge times; "" if unknown: then `likely_unit` estimates it.
         times: the first and the last of them.
 
-    Raises: BadRequest: a number that looks like one of another unit; a moment, and no unit is known.
+    Raises: BadRequest: a number that looks like another unit; a date although no unit is known.
     """
     likely = unit or ("" if times is None else likely_unit(np.array(times)))
     if isinstance(as_of, datetime):
@@ -91,7 +91,7 @@ def time_cut(as_of: int | datetime, unit: str, times: tuple[int, int] | None) ->
     if is_far:
         raise BadRequest(
             f"as_of {as_of} is far from the graph's edge times, which are {_shown(times, likely)}; "
-            f"{_meant(as_of, likely, times)}"
+            f"{_advice(as_of, likely, times)}"
         )
     return as_of
 
@@ -116,12 +116,12 @@ def _of_moment(as_of: datetime, unit: str, times: tuple[int, int] | None) -> int
 def _shown(times: tuple[int, int], unit: str) -> str:
     text = f"about {times[0]} to {times[1]}"
     if not unit:
-        return f"{text} in a unit of their own"
+        return f"{text} in an unknown unit"
     return f"{text} {unit} ({iso(times[0], unit)} to {iso(times[1], unit)})"
 
 
-def _meant(as_of: int, unit: str, times: tuple[int, int]) -> str:
-    """What would be right."""
+def _advice(as_of: int, unit: str, times: tuple[int, int]) -> str:
+    """Advice on what to send instead."""
     first, last = times
     others = [likely_unit(np.array([as_of])), *(UNITS if first > 0 else ())]
     for other in others:
@@ -130,5 +130,5 @@ def _meant(as_of: int, unit: str, times: tuple[int, int]) -> str:
             cut = as_of * 1000**power if power >= 0 else as_of // 1000**-power
             if first / _FAR <= cut <= last * _FAR:
                 return f"it looks like {_NAMES[other]}; send {cut}, which is {iso(cut, unit)}, or that text"
-    right = "send a number in their unit, or leave as_of out to count all edges"
-    return right if not unit else f"{right}; text such as {iso(last, unit)!r} will do, too"
+    right = "send a number in their unit, or omit as_of to include all edges"
+    return right if not unit else f"{right}; text such as {iso(last, unit)!r} is accepted too"

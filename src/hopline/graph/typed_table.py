@@ -9,17 +9,17 @@ from typing import Any
 from hopline.errors import GraphError
 from hopline.graph.arrow import arrow
 
-#: Endings of files that have types.
+#: Endings of files with typed columns.
 TYPED = (".parquet", ".feather", ".arrow")
 
 
 class TypedTable:
-    """The columns of one table whose columns have types.
+    """A table whose columns have types.
 
     Args:
-        source: a Parquet or Arrow (Feather) file, or a frame: a `pyarrow.Table`, or what pyarrow makes one
-            of (pandas, polars).
-        progress: told the part that is read.
+        source: a Parquet or Arrow (Feather) file, or a frame: a `pyarrow.Table`, or an object that pyarrow
+            can convert to one (pandas, polars).
+        progress: called with the share that is read.
 
     Attributes:
         names: of the columns.
@@ -51,7 +51,7 @@ class TypedTable:
             raise GraphError(f"{source} cannot be read as {kind}: {error}") from None
 
     def find(self, name: str) -> str | None:
-        """The column of a name, None if there is none."""
+        """The column with this name, None if it does not exist."""
         return name if name in self.names else None
 
     def load(self, names: Sequence[str]) -> None:
@@ -59,21 +59,21 @@ class TypedTable:
         unique = list(dict.fromkeys(names))
         twice = [name for name in unique if self.names.count(name) > 1]
         if twice:
-            raise GraphError(f"{self.what}: two columns are named {twice[0]!r}; name each once")
+            raise GraphError(f"{self.what}: two columns are named {twice[0]!r}; use distinct names")
         self._progress(0.0)
         try:
             table = self._read(unique)
         except (OSError, ValueError) as error:
-            raise GraphError(f"{self.what} cannot be read to its end: {error}") from None
+            raise GraphError(f"{self.what} cannot be read completely: {error}") from None
         self._columns = {name: _plain(table.column(name)) for name in unique}
         self._progress(1.0)
 
     def column(self, name: str) -> Any:
-        """A column that was loaded, of its own type; dictionaries are decoded."""
+        """A column that was loaded, with its type; dictionaries are decoded."""
         return self._columns[name]
 
     def place(self, row: int, name: str) -> str:
-        """Where a cell stands, for error messages."""
+        """The place of a cell, for error messages."""
         return f"{self.what}, row {row}, column {name!r}"
 
 
@@ -87,15 +87,15 @@ def _of_frame(frame: Any, what: str) -> Any:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise GraphError(
-            f"{what} cannot be read as a table: {error}; give a path, a pandas or polars DataFrame or a "
-            "pyarrow.Table whose columns each hold one type"
+            f"{what} cannot be read as a table: {error}; pass a path, a pandas or polars DataFrame or a "
+            "pyarrow.Table in which each column has one type"
         ) from None
 
 
 def _plain(column: Any) -> Any:
-    """Without dictionaries, extension types and views.
+    """Convert dictionaries, extension types and views to plain types.
 
-    Those of pandas stay: a period is stored as an integer, which is no number of the caller's.
+    Extension types of pandas are kept: a period is stored as an integer, which is not the caller's number.
     """
     pa, types = arrow("pyarrow"), arrow("pyarrow.types")
     kind = column.type

@@ -1,4 +1,4 @@
-"""Whether edges already hold both directions, so that adding reverses would double them."""
+"""Checks whether edges already contain both directions, so that adding reverses would double them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def both_directions(
     """Whether every edge has its reverse, with the same columns.
 
     Args:
-        src, dst: rows of the ends [E]; loops are left out of account.
-        columns: of the edges, [E] or [E, d]; None for those that there are not.
+        src, dst: rows of the ends [E]; loops are ignored.
+        columns: of the edges, [E] or [E, d]; None for missing ones.
         what: for error messages.
-    Returns: False where no edge has its reverse.
-    Raises: GraphError: some edges have it, or all but with other columns: it is unclear whether the
-        others are missing or meant.
+    Returns: False if no edge has its reverse.
+    Raises: GraphError: some edges have their reverse, or all do but with other columns: it is unclear
+        whether the missing reverses are intended.
     """
     keep = np.flatnonzero(src != dst)
     src, dst = src[keep].astype(np.int64), dst[keep].astype(np.int64)
@@ -37,19 +37,19 @@ def both_directions(
         return True
     shown = int(keep[np.flatnonzero(found)[0]])
     if count < len(keep):
-        why = f"{count} of {len(keep)} edges have their reverse among the edges (the first is edge {shown})"
+        why = f"{count} of {len(keep)} edges already have their reverse (the first is edge {shown})"
     elif _same_rows([there], [back]):
-        why = "every edge has its reverse among the edges, but with another time, weight or attribute"
+        why = "every edge already has its reverse, but with another time, weight or attribute"
     else:
-        why = "every edge has its reverse among the edges, but not as often"
+        why = "every edge already has its reverse, but not the same number of times"
     raise GraphError(
-        f"{what}: {why}, so that undirected would double them. Leave undirected out if the edges hold both "
-        "directions, or give each pair once. To keep these edges and add the reverse of each, give the "
-        "same edges again as an edge type of its own, with source and destination exchanged"
+        f"{what}: {why}, so undirected would double them. Omit undirected if the edges contain both "
+        "directions, or list each pair once. To keep these edges and add the reverse of each, add the same "
+        "edges again as a separate edge type, with source and destination exchanged"
     )
 
 
 def _same_rows(first: Sequence[AnyArray], second: Sequence[AnyArray]) -> bool:
-    """Whether two tables, given by columns, hold the same rows in any order."""
+    """Whether two tables, passed as columns, hold the same rows in any order."""
     one, other = np.lexsort(first[::-1]), np.lexsort(second[::-1])
     return all(np.array_equal(a[one], b[other]) for a, b in zip(first, second, strict=True))

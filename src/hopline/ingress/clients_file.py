@@ -36,6 +36,8 @@ from hopline.ingress.permissions import Permissions, globs_of
 
 #: Expiry time of what never expires, in seconds since the epoch.
 NEVER = math.inf
+#: Prefix of client names from tokens (before the `sub`); clients of the file must not have it.
+TOKEN_PREFIX = "token:"
 #: Limits within which nanoseconds fit in 63 bits.
 RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -132,6 +134,8 @@ def _entry(name: str, values: Any, source: str) -> ClientEntry:
     place = f"{source}: client {name!r}"
     if not name or not name.isprintable():
         raise ConfigError(f"{place}: a name must be printable text")
+    if name.startswith(TOKEN_PREFIX):
+        raise ConfigError(f"{place}: names that begin with {TOKEN_PREFIX!r} are reserved for tokens")
     try:
         entry = msgspec.convert(values, ClientEntry)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ from hopline.config.schema import Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress import keys
 from hopline.ingress.client import Client
-from hopline.ingress.clients_file import NEVER, ClientEntry, Grant, read_clients
+from hopline.ingress.clients_file import NEVER, TOKEN_PREFIX, ClientEntry, Grant, read_clients
 from hopline.ingress.limiter import Limits, LocalLimits, Rate
 from hopline.ingress.watched import Watched
 
@@ -156,8 +156,9 @@ class Gatekeeper:
         name = self._subjects.get(claims.subject)
         if name is not None:
             return _Identified(self._clients[name], claims.until)
-        # Separate from keys: a subject with the same name as a client has its own bucket.
-        client = self._client(claims.subject, f"token {claims.subject}", claims.grant or Grant())
+        # Separate from keys: a subject with the name of a client of the file is another client.
+        subject = f"{TOKEN_PREFIX}{claims.subject}"
+        client = self._client(subject, subject, claims.grant or Grant())
         return _Identified(client, claims.until)
 
     def _of_key(self, text: str) -> _Identified:

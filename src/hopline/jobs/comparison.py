@@ -1,4 +1,4 @@
-"""Two answers to one request: the same bit for bit, or how far apart."""
+"""Compares two answers to one request: equal bit for bit, or how far apart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HALF = 0.5
 
 
 class Difference(NamedTuple):
-    """Between a logged answer and a new one.
+    """The difference between a logged answer and a new one.
 
     Attributes:
         identical: every output has the same names, dtypes, shapes and bits, and the same rows are missing.
-        largest: output name -> largest absolute difference; inf where they cannot be subtracted.
-        flips: rows whose label is another one: of output "label", else of the likeliest class.
+        largest: output name -> largest absolute difference; inf if they cannot be subtracted.
+        flips: rows whose label differs: that of output "label", else the most probable class.
         missing: rows that are missing in one answer only.
     """
 
@@ -36,7 +36,7 @@ def compare(
     gone_before: NDArray[np.bool_] | None,
     gone_after: NDArray[np.bool_] | None,
 ) -> Difference:
-    """Compare outputs row by row; rows that are missing in either answer hold nothing to compare.
+    """Compare outputs row by row; rows that are missing in either answer are not compared.
 
     Args:
         before, after: output name -> array with one row for each item.

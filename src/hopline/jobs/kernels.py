@@ -1,11 +1,11 @@
 """Compiles kernels ahead of time: each for the types of arguments that Hopline calls it with.
 
-The types are in `signatures.txt` beside this file, a line each:
+The types are in `signatures.txt` next to this file, a line each:
 
     hopline.engine.state_cache  read_rows  readonly array(int32, 1d, C); array(float32, 2d, C); int64
 
-`scripts/record_signatures.py` writes it from the cache that a run of all tests has left. What is not in it
-is compiled when it is first called, as ever. Packages that build on Hopline have such files of their own.
+`scripts/record_signatures.py` writes it from the cache of a run of all tests. A kernel that is missing from
+the file is compiled when it is first called, as usual. Packages that build on Hopline have their own files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numba import types
+from numba.core.errors import TypingError
 
 SIGNATURES = Path(__file__).with_name("signatures.txt")
 
@@ -43,7 +44,7 @@ class Signature(NamedTuple):
 
 
 def signatures(path: Path = SIGNATURES) -> list[Signature]:
-    """Those that are recorded, by module."""
+    """The recorded signatures, by module."""
     found = []
     for line in path.read_text().splitlines():
         module, kernel, arguments = line.split("\t")
@@ -54,13 +55,13 @@ def signatures(path: Path = SIGNATURES) -> list[Signature]:
 def compile_all(
     wanted: Sequence[Signature], progress: Callable[[int, str], object] = lambda done, name: None
 ) -> Counter[str]:
-    """Compile what the cache does not have.
+    """Compile the kernels that the cache does not have.
 
     Args:
-        progress: is called before each with how many are done, and with its name.
+        progress: called before each kernel with the number done and its name.
 
-    Returns: how many were "compiled", were "there" already, or are "gone": no kernel of the name, or one
-        that takes other arguments by now.
+    Returns: numbers of kernels that were "compiled", "there" (in the cache already), or "gone": no kernel
+        has the name, or it has other arguments or types now.
     """
     counts: Counter[str] = Counter()
     for done, (module, name, arguments) in enumerate(wanted):
@@ -71,7 +72,7 @@ def compile_all(
 
 
 def kernels(package: str = "hopline") -> Iterator[tuple[str, str, Any]]:
-    """Every kernel of a package that is kept in Numba's cache: module, name, dispatcher."""
+    """Every kernel of a package that Numba caches: module, name, dispatcher."""
     source = Path(str(importlib.import_module(package).__file__)).parent
     for path in sorted(source.rglob("*.py")):
         names = _decorated(path)
@@ -81,21 +82,21 @@ def kernels(package: str = "hopline") -> Iterator[tuple[str, str, Any]]:
         loaded = importlib.import_module(module)
         for name in names:
             dispatcher = getattr(loaded, name)
-            if hasattr(getattr(dispatcher, "_cache", None), "_cache_file"):
+            if getattr(getattr(dispatcher, "_cache", None), "own", None) is not None:
                 yield module, name, dispatcher
 
 
 def recorded(package: str = "hopline") -> Iterator[Signature]:
-    """What the cache has of a package's kernels as they are; types that have no name here are left out."""
+    """Cached signatures of a package's present kernels; unknown types are left out."""
     for module, name, dispatcher in kernels(package):
-        for key in dispatcher._cache._cache_file._load_index():
+        for key in dispatcher._cache.own._cache_file._load_index():
             arguments = tuple(map(str, key[0]))
             if all(numba_type(each) is not None for each in arguments):
                 yield Signature(module, name, arguments)
 
 
 def numba_type(text: str) -> Any:
-    """The type that Numba writes so; None for one that is not known here."""
+    """The Numba type of a text; None for an unknown one."""
     if text in _SCALARS:
         return getattr(types, "boolean" if text == "bool" else text)
     if text == "none":
@@ -118,7 +119,10 @@ def _compiled(module: str, name: str, arguments: tuple[str, ...]) -> str:
     if dispatcher.py_func.__code__.co_argcount != len(known):
         return "gone"
     hits = sum(dispatcher.stats.cache_hits.values())
-    dispatcher.compile(tuple(known))
+    try:
+        dispatcher.compile(tuple(known))
+    except TypingError:
+        return "gone"
     return "there" if sum(dispatcher.stats.cache_hits.values()) > hits else "compiled"
 
 

@@ -1,4 +1,4 @@
-"""Asks again what a prediction log says was asked, and compares the answers with those in the log.
+"""Replays the requests of a prediction log, and compares the answers with those in the log.
 
 On the same version, graph and libraries they are the same bit for bit: sampling is keyed, and no answer
 depends on its batch. On another version the report says how far the two disagree on real traffic.
@@ -23,19 +23,19 @@ from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
 from hopline.types import ScoreRequest, ScoreResult
 
-#: Upper bounds of the histogram of differences; the last bin has none.
+#: Upper bounds of the histogram of differences; the last bin has no upper bound.
 BOUNDS = (0.0, *(10.0**power for power in range(-8, 1)))
-#: Requests that differ most, which the report names.
+#: Number of most different requests that the report names.
 _NAMED = 10
 _PROGRESS_EVERY = 64
-#: A model that refuses is waited for until it has given no answer for so long.
+#: Seconds without any answer of a model that refuses, after which its requests are given up.
 _PATIENCE_S = 30.0
-#: Bounds of one wait, in seconds, whatever the refusal says.
+#: Bounds of one wait, in seconds, whatever the refusal asks for.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 5.0
 
 
 class Differing(msgspec.Struct, frozen=True):
-    """One request whose answer is another one."""
+    """One request whose answer differs."""
 
     request_id: str
     model: str
@@ -44,27 +44,27 @@ class Differing(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What a replay found.
+    """The report of a replay.
 
     Attributes:
         read: entries of the log.
-        compared: those that were answered again.
+        compared: entries that were answered again.
         identical: of those, bit for bit.
         max_abs_difference: over all outputs; inf where shapes differ.
         by_output: the same for each output.
-        rows, label_flips: rows compared, and those whose label is another one.
+        rows, label_flips: rows compared, and those whose label differs.
         missing_changed: rows that are missing in one of the answers only.
-        errors: code -> requests that were answered before and failed now.
+        errors: code -> requests that had an answer before and failed now.
         examples: code -> the first message of these.
         not_compared: reason -> entries that should have been compared, and were not: failures, refusals,
-            answers that are degraded now, lines that are no entries.
-        skipped: reason -> entries that cannot be compared, or were not asked for.
-        answered_by: "model/version on graph → the same of the replay" -> requests.
-        histogram: compared requests by their largest difference, one count for each of `BOUNDS` and one for
-            what is above.
+            answers that are degraded now, invalid lines.
+        skipped: reason -> entries that cannot be compared, or were not requested.
+        answered_by: "model/version on graph → model/version on graph of the replay" -> requests.
+        histogram: compared requests by their largest difference: one number for each of `BOUNDS` and one
+            for larger differences.
         worst: the requests that differ most.
-        torn, bad: files with a torn end, and lines that are no entries.
-        seconds: what it took.
+        torn, bad: files with a torn end, and invalid lines.
+        seconds: duration.
     """
 
     read: int = 0
@@ -88,12 +88,12 @@ class Report(msgspec.Struct):
 
     @property
     def all_identical(self) -> bool:
-        """Whether all that should be compared was, and came out the same."""
+        """Whether every entry that should be compared was compared and is identical."""
         return self.is_complete and self.identical == self.compared
 
     @property
     def is_complete(self) -> bool:
-        """Whether something was compared, and nothing is missing that should have been."""
+        """Whether some entries were compared, and none that should have been is missing."""
         return self.compared > 0 and not self.not_compared
 
 
@@ -109,18 +109,18 @@ async def replay(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Report:
-    """Ask everything in a log again.
+    """Send all requests of a log again.
 
-    A target that refuses because it has enough to do is waited for, as long as the model answers at all.
+    If an overloaded target refuses, the request is retried while the model answers at all.
 
     Args:
         log: read from its beginning to its end.
-        target: who answers now; entered already.
-        model: only requests to this one.
-        version: who is asked; None asks each request of the version that answered it.
-        limit: compare at most so many.
-        concurrency: requests under way at once.
-        progress: told the share of the log that was read, 0 to 1.
+        target: answers the requests; entered already.
+        model: only requests to this model.
+        version: that answers; None sends each request to the version that answered it.
+        limit: compare at most this many requests.
+        concurrency: requests in flight at the same time.
+        progress: called with the share of the log that was read, 0 to 1.
         clock, sleep: of the waiting.
 
     Raises: BadRequest: the target writes this very log.
@@ -128,12 +128,12 @@ async def replay(
     if log.id and log.id == await target.log_id():
         raise BadRequest(
             "the server writes this very log: each answer would be a new entry of it. Replay a copy of the "
-            "folder, ask another server, or leave out --url and give --repository and --graph"
+            "folder, use another server, or omit --url and pass --repository and --graph"
         )
     replaying = _Replay(target, version, clock, sleep)
     began = time.monotonic()
     entries = _chosen(log, replaying, model, limit, progress)
-    # Tasks take from one iterator: it is read as fast as answers come.
+    # Tasks share one iterator: it is read as fast as answers come.
     await asyncio.gather(*(replaying.run(entries) for _ in range(concurrency)))
     progress(1.0)
     report = replaying.report()
@@ -147,11 +147,11 @@ async def replay(
 def why_not(entry: Entry) -> str:
     """Why an entry cannot be compared; "" where it can."""
     if entry.is_copy:
-        return "copy"  # of a request that has an entry of its own
+        return "copy"  # of a request that has its own entry
     if entry.outcome != "ok":
         return "failed before"
     if entry.degraded:
-        return "degraded"  # it depended on what a feature store lacked at the time
+        return "degraded"  # it depended on rows that a feature store lacked at the time
     return "" if entry.inputs is not None else "inputs not kept"
 
 
@@ -180,7 +180,7 @@ def _chosen(
 
 
 class _Replay:
-    """Counts while it asks."""
+    """Sends requests and counts the results."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Replay:
         self.skipped: Counter[str] = Counter()
 
     async def run(self, entries: Iterator[Entry]) -> None:
-        """Ask, one after another, until there are no more."""
+        """Send requests one at a time until there are no more."""
         for entry in entries:
             assert entry.inputs is not None
             version = self._version or entry.version
@@ -221,9 +221,9 @@ class _Replay:
             self._compare(entry, request, result)
 
     async def _ask(self, request: ScoreRequest) -> ScoreResult:
-        """Ask until there is an answer, while the model answers others.
+        """Retry until there is an answer, while the model answers other requests.
 
-        Raises: HoplineError: it is no matter of waiting, or the model gives no answer for a while.
+        Raises: HoplineError: waiting does not help, or the model has not answered for a while.
         """
         while True:
             try:
@@ -238,7 +238,7 @@ class _Replay:
                 return result
 
     async def _prepare(self, model: str, version: str) -> None:
-        """Have a version loaded, once; raises the same error each time."""
+        """Load a version once; raise the same error each time."""
         task = self._prepared.get((model, version))
         if task is None:
             task = asyncio.ensure_future(self._target.prepare(model, version))
@@ -286,7 +286,7 @@ class _Replay:
                 heapq.heappushpop(self._worst, item)
 
     def report(self) -> Report:
-        """What was counted."""
+        """The report of the counted results."""
         report = self._found
         report.by_output = dict(self._by_output)
         report.errors, report.skipped = dict(self._errors), dict(self.skipped)

@@ -1,4 +1,4 @@
-"""Who answers replayed requests: a service in this process, or a running server."""
+"""Targets that answer replayed requests: a service in this process, or a running server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hopline.request_fields import LOGGED
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 
-#: For one answer of a server, in seconds.
+#: Timeout for one answer of a server, in seconds.
 _TIMEOUT_S = 120.0
 
 
@@ -29,11 +29,11 @@ class Target(Protocol):
     ) -> None: ...
 
     async def log_id(self) -> str:
-        """Which prediction log it writes, as `records/log_id.py` has it; "" for none."""
+        """The id of the prediction log that it writes, see `records/log_id.py`; "" for none."""
         ...
 
     async def prepare(self, model: str, version: str) -> None:
-        """Have a version ready. Raises: HoplineError: it cannot be had."""
+        """Make a version ready. Raises: HoplineError: it is not available."""
         ...
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -42,11 +42,11 @@ class Target(Protocol):
 
 
 class ServiceTarget:
-    """A service of its own: the models of a repository on a graph, without a network.
+    """A service in this process: the models of a repository on a graph, without a network.
 
     Args:
-        config: `models.repository` is set. What a server of the same repository remembers of its rollouts
-            is neither read nor changed, and no log is kept.
+        config: `models.repository` is set. Stored rollouts of a server of the same repository are neither
+            read nor changed, and no log is written.
     """
 
     def __init__(self, config: Config) -> None:
@@ -63,7 +63,7 @@ class ServiceTarget:
         )
 
     async def __aenter__(self) -> Self:
-        """Load everything."""
+        """Load the graph and the models."""
         try:
             await self._service.start()
         except BaseException:
@@ -74,16 +74,16 @@ class ServiceTarget:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let everything go."""
+        """Close the service."""
         await self._service.close()
         self._folder.cleanup()
 
     async def log_id(self) -> str:
-        """None is written."""
+        """No log is written."""
         return ""
 
     async def prepare(self, model: str, version: str) -> None:
-        """Load a version that is not there yet."""
+        """Load a version that is not loaded yet."""
         known = self._service.model_names()
         if model not in known or version not in self._service.describe(model).versions:
             await self._service.load(model, version, serve=False)
@@ -94,7 +94,7 @@ class ServiceTarget:
 
 
 class ServerTarget:
-    """A running server, over its JSON API: float32 comes through bit for bit.
+    """A running server, over its JSON API: float32 values are transferred bit for bit.
 
     Args:
         url, api_key, token: see `AsyncClient`.
@@ -104,7 +104,7 @@ class ServerTarget:
         self._client = AsyncClient(url, api_key=api_key, token=token, timeout=_TIMEOUT_S)
 
     async def __aenter__(self) -> Self:
-        """Nothing is done until the first request."""
+        """Do nothing until the first request."""
         return self
 
     async def __aexit__(
@@ -114,15 +114,15 @@ class ServerTarget:
         await self._client.close()
 
     async def log_id(self) -> str:
-        """As the server's metadata say."""
+        """The id in the server's metadata."""
         metadata = msgspec.json.decode(await self._client.send("GET", "/v2"), type=dict[str, Any])
         return str(metadata.get("prediction_log", ""))
 
     async def prepare(self, model: str, version: str) -> None:
-        """A server's versions are its own affair."""
+        """Do nothing: a server manages its own versions."""
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
-        """As the client that fits."""
+        """Send the request with the matching method of the client."""
         client, options = self._client, _options(request)
         if request.columns is not None:
             return await client.score(request.model, request.nodes, columns=request.columns, **options)
@@ -134,6 +134,6 @@ class ServerTarget:
 
 
 def _options(request: ScoreRequest) -> ScoreOptions:
-    said = {field.name: getattr(request, field.name) for field in LOGGED}
-    options: Any = {name: value for name, value in said.items() if value not in (None, ())}
+    fields = {field.name: getattr(request, field.name) for field in LOGGED}
+    options: Any = {name: value for name, value in fields.items() if value not in (None, ())}
     return cast(ScoreOptions, {"version": request.version, **options})

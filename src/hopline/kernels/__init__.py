@@ -1,1 +1,1 @@
-"""Numba: its decorator, its cache, and instructions that it lacks."""
+"""Numba: its decorator, its cache, and processor instructions that it lacks."""

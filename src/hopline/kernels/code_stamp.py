@@ -1,7 +1,7 @@
-"""What a module is made of: its file, and those of its package and of this one that it imports, and so on.
+"""A hash of a module's source: its file, and the files that it imports from its package and from Hopline.
 
-Imports are read from the text, those at the beginning of a line: what is imported within functions, or only
-for type checkers, is no part of what gets compiled.
+Imports are parsed from the text, at the beginning of a line only: imports within functions, or only for
+type checkers, are not part of compiled code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"#[^\n]*")
 
 
 def stamp_of(path: str) -> bytes:
-    """A hash of a module's file and of all that it imports from its package and from Hopline."""
+    """Hash a module's file and all files that it imports, also indirectly, from its package and Hopline."""
     found: dict[str, bytes] = {}
     left = [path]
     while left:
@@ -30,6 +30,11 @@ def stamp_of(path: str) -> bytes:
     for file in sorted(found):
         digest.update(found[file])
     return digest.digest()
+
+
+def top_folder(folder: str) -> str:
+    """Where the top-level package of a folder lies."""
+    return _top(folder)[0]
 
 
 @functools.cache
@@ -48,13 +53,13 @@ def _read(path: str) -> tuple[bytes, tuple[str, ...]]:
 
 @functools.cache
 def _top(folder: str) -> tuple[str, str]:
-    """Where the top-level package of a folder lies, and its name."""
+    """The folder of the top-level package of a folder, and its name."""
     above, name = os.path.split(folder)
     return _top(above) if os.path.isfile(os.path.join(above, "__init__.py")) else (above, name)
 
 
 def _imported(text: str, package: str) -> Iterator[str]:
-    """Full names of modules of a package, and of things in them."""
+    """Full names of modules of a package, and of names imported from them."""
     for module, names, modules in _IMPORT.findall(text):
         if module == package or module.startswith(package + "."):
             yield module
@@ -65,7 +70,7 @@ def _imported(text: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _file_of(root: str, name: str) -> str:
-    """The file of a module; "" where there is none, or the name is of something in a module."""
+    """The file of a module; "" if it does not exist, or the name is of something in a module."""
     path = os.path.join(root, *name.split("."))
     for file in (path + ".py", os.path.join(path, "__init__.py")):
         if os.path.isfile(file):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hopline.kernels import cpu_level
 from hopline.kernels.jit import njit
 
 #: Bytes of a cache line on x86-64 and most arm64.
@@ -43,7 +43,7 @@ def prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pointer(typingctx: Any, address: Any) -> Any:
-    """An int64 address as a pointer, for `carray`. Whoever keeps the address keeps its array alive."""
+    """An int64 address as a pointer, for `carray`. The caller keeps its array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -128,7 +128,7 @@ def copy_bytes(typingctx: Any, target: Any, at: Any, source: Any, begin: Any, co
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typingctx: Any, array: Any) -> Any:
-    """The int64 address of an array's first element. Whoever keeps it keeps the array alive."""
+    """The int64 address of an array's first element. The caller keeps the array alive."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         struct = context.make_array(signature.args[0])(context, builder, args[0])
@@ -222,5 +222,5 @@ def nth_one(typingctx: Any, word: Any, n: Any) -> Any:
     return signature, codegen
 
 
-#: `pdep`. Numba compiles for this machine's processor, and keys its cache by it.
-_HAS_DEPOSIT = bool(get_host_cpu_features().get("bmi2"))
+#: `pdep`. Numba keys its cache by the kind of CPU that it compiles for.
+_HAS_DEPOSIT = "bmi2" in cpu_level.features()

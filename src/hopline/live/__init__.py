@@ -1,1 +1,1 @@
-"""The process that writes a live graph, and how others ask it."""
+"""The process that writes a live graph, and its clients."""

@@ -1,7 +1,7 @@
-"""A client's end of the socket: sends batches to the writer, and comes back when that has gone.
+"""A client's end of the socket: sends batches to the writer, and reconnects when the connection is lost.
 
-A batch whose answer was lost may have been applied or not: the caller is told so, and may send it again
-with the same event ids, which the writer knows.
+A batch whose answer was lost may have been applied or not. The caller gets an error for that, and may
+send the batch again with the same event ids, which the writer recognises.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from hopline.errors import WriterUnavailable
 from hopline.graph.live import codec
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.live import wire
-from hopline.process.link import Link
+from hopline.process.link import Handshake, Link, LinkLog
 
 MessageT = TypeVar("MessageT")
 log = logging.getLogger(__name__)
 
 #: A snapshot of a large graph takes minutes.
 _SNAPSHOT_S = 3600.0
-#: Batches that are encoded, and outcomes that are decoded, within a millisecond.
+#: Sizes of batches that are encoded, and of outcomes that are decoded, within a millisecond.
 _FEW_EVENTS, _FEW_BYTES = 1_000, 64 * 1024
 
 
 class WriterLink:
-    """See the module. Used from one event loop.
+    """A connection to the writer, used from one event loop; see the module.
 
     Args:
         path: of the socket.
         name: of this client, for the writer's log.
-        patience_s: how long a call waits for a connection that is not there.
-        timeout_s: and then for its answer.
-        quiet: whether what becomes of the connection is nothing for the log.
+        patience_s: seconds that a call waits for a connection.
+        timeout_s: seconds that it then waits for the answer.
+        quiet: do not log changes of the connection.
     """
 
     def __init__(
@@ -51,15 +51,10 @@ class WriterLink:
         self._link = Link(
             path,
             wire.WIRE,
-            wire.from_writer,
-            wire.Hello(wire.PROTOCOL, name),
-            wire.Welcome,
+            Handshake(wire.Hello(wire.PROTOCOL, name), wire.Welcome, wire.from_writer, timeout_s=2.0),
             self,
-            log=log,
-            peer="the live graph's writer",
-            level=logging.DEBUG if quiet else logging.WARNING,
+            LinkLog(log, "the live graph's writer", level=logging.DEBUG if quiet else logging.WARNING),
             first_pause_s=0.02,
-            handshake_s=2.0,
         )
         self._patience_s, self._timeout_s = patience_s, timeout_s
         self._writer: asyncio.StreamWriter | None = None
@@ -82,16 +77,16 @@ class WriterLink:
         await self._link.close()
 
     async def welcome(self) -> wire.Welcome:
-        """Which graph the writer has. Raises: WriterUnavailable: there is none."""
+        """The graph of the writer. Raises: WriterUnavailable: no writer answers."""
         await self._connected()
         assert self._welcome is not None
         return self._welcome
 
     async def apply(self, batches: Sequence[Changes], *, timeout_s: float | None = None) -> list[Applied]:
-        """Make batches durable and visible, all of them at once.
+        """Make batches durable and visible, all in one step.
 
         Args:
-            timeout_s: for all of it, where the caller has less patience than the link.
+            timeout_s: for the whole call, if shorter than the timeouts of the link.
         Raises:
             WriterUnavailable: nothing was sent, or the answer was lost: the message says which.
             BadRequest, LogFull, LogFailed: nothing was done.
@@ -99,7 +94,7 @@ class WriterLink:
         number = self._number()
         if sum(each.num_events for each in batches) <= _FEW_EVENTS:
             message = _apply(number, batches)
-        else:  # whatever else runs in this loop does not wait for it
+        else:  # in a thread, so that the event loop is not blocked
             message = await asyncio.to_thread(_apply, number, batches)
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         answer = await self._ask(number, message, wire.Outcomes, timeout_s)
@@ -108,12 +103,12 @@ class WriterLink:
         return await asyncio.to_thread(lambda: list(map(codec.decode_applied, answer.outcomes)))
 
     async def status(self) -> wire.Status:
-        """Where the graph stands. Raises: WriterUnavailable."""
+        """The state of the graph. Raises: WriterUnavailable."""
         number = self._number()
         return await self._ask(number, wire.frame(wire.Ask(number, "status")), wire.Status, self._timeout_s)
 
     async def snapshot(self) -> wire.Status:
-        """Have a snapshot written now; returns when it is.
+        """Write a snapshot now; return when it is written.
 
         Raises: WriterUnavailable. GraphError: it cannot be written.
         """
@@ -121,9 +116,9 @@ class WriterLink:
         return await self._ask(number, wire.frame(wire.Ask(number, "snapshot")), wire.Status, _SNAPSHOT_S)
 
     async def step_aside(self) -> None:
-        """Ask the writer to end, so that another one can write.
+        """Ask the writer to stop, so that another one can write.
 
-        Raises: WriterUnavailable. Conflict: it does not.
+        Raises: WriterUnavailable. Conflict: it refuses.
         """
         number = self._number()
         message = wire.frame(wire.Ask(number, "step_aside"))
@@ -169,12 +164,12 @@ class WriterLink:
                 raise
             raise WriterUnavailable(
                 f"the live graph's writer did not answer ({str(error) or f'within {timeout_s:g} s'}); the "
-                "change may have been made or not: send it again with the same event ids"
+                "change may or may not have been applied: send it again with the same event ids"
             ) from None
         finally:
             self._sent.pop(number, None)
             if answer.done() and not answer.cancelled():
-                answer.exception()  # looked at, should nobody wait any more
+                answer.exception()  # retrieved, in case no caller waits any more
         if isinstance(found, wire.Failed):
             raise wire.raised(found)
         if not isinstance(found, kind):
@@ -184,18 +179,18 @@ class WriterLink:
     # LinkUser
 
     def connected(self, welcome: wire.Welcome, writer: asyncio.StreamWriter) -> None:
-        """The writer may be asked."""
+        """Handle a new connection: the writer accepts requests."""
         self._welcome, self._writer = welcome, writer
         self._up.set()
 
     def heard(self, message: wire.FromWriter) -> None:
-        """The writer has answered."""
+        """Handle an answer of the writer."""
         answer = self._sent.pop(getattr(message, "number", 0), None)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
     def lost(self) -> None:
-        """What was sent may have been done or not."""
+        """Fail open requests: they may or may not have been applied."""
         self._up.clear()
         self._writer = None
         sent, self._sent = self._sent, {}
@@ -203,8 +198,8 @@ class WriterLink:
             if not answer.done():
                 answer.set_exception(
                     WriterUnavailable(
-                        "the live graph's writer ended before it answered; the change may have been "
-                        "made or not: send it again with the same event ids"
+                        "the live graph's writer ended before it answered; the change may or may not "
+                        "have been applied: send it again with the same event ids"
                     )
                 )
 

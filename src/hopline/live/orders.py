@@ -1,6 +1,6 @@
-"""What a process that writes the live graph is told, from the settings.
+"""Builds the orders of the process that writes the live graph, from the settings.
 
-Imports nothing heavy: supervisors do without NumPy.
+Imports nothing heavy: supervisors do not load NumPy.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from hopline.config.folders import live_folder, live_socket, needed_folder
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
 
-#: Levels of marks where no model is known beforehand: enough for three layers.
+#: Levels of changed_at if no model is known in advance: enough for three layers.
 _LEVELS = 4
 
 
 def writer_orders(
     config: Config, run_by: str, *, yields: bool = False, memory_fd: int = -1
 ) -> dict[str, Any]:
-    """What the writer of the live graph is told; see `live.process.Orders`.
+    """The orders of the writer of the live graph; see `live.process.Orders`.
 
     Args:
-        run_by: the command of this process, for those who find the folder taken.
-        yields: whether it steps aside for a server's writer.
-        memory_fd: of the memory that workers read, -1 for memory of its own.
+        run_by: the command of this process, for the message of processes that find the folder in use.
+        yields: whether it gives up the folder to a server's writer.
+        memory_fd: of the memory that workers read, -1 for private memory.
     """
     live = config.live
     return {
@@ -51,10 +51,10 @@ def writer_orders(
 
 
 def levels_of(repository: Path | str | None) -> int:
-    """Levels of marks that the deepest model of a local repository wants, `LivePlan.num_levels`.
+    """Levels of changed_at that the deepest model of a local repository needs, `LivePlan.num_levels`.
 
-    Each level costs about as many times more as a node has neighbours: those that nobody reads were half
-    of the writer's processor time.
+    Each level costs more than the one before by about the number of a node's neighbours: levels that no
+    model reads were half of the writer's CPU time.
     """
     if repository is None or "://" in str(repository):
         return _LEVELS
@@ -63,7 +63,7 @@ def levels_of(repository: Path | str | None) -> int:
         try:
             spec = read_artifact(path.parent, verify=False)
         except HoplineError:
-            continue  # it is told when it is loaded
+            continue  # the error is reported when the model is loaded
         if isinstance(spec, ModelSpec):
             reaches.append(spec.reach)
     return max(reaches) + 1 if reaches else _LEVELS

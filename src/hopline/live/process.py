@@ -1,9 +1,9 @@
 """The life of the process that writes a live graph: wait for the lock, recover, serve, drain.
 
-Its orders come as one line of JSON on stdin. It says when it is ready, and ends in order on
-SIGTERM or when stdin ends: it does not outlive who started it. Exit codes: 0 in order, 1 it could not
-start, 3 the graph cannot be written any more by this process (another one may recover), 4 another one
-writes instead (`take_over.py`).
+Its orders come as one line of JSON on stdin. It reports when it is ready, and stops in order on SIGTERM or
+when stdin ends: it does not outlive its parent. Exit codes: 0 stopped in order, 1 it could not start, 3
+this process cannot write the graph any more (another one may recover), 4 another process writes instead
+(`take_over.py`).
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ log = logging.getLogger(__name__)
 
 ENTRY = "hopline.live.process:main"
 READY = "Hopline's live graph is ready"
-#: Exit code: another process writes the graph, or shall.
+#: Exit code: another process writes the graph, or will.
 RELIEVED = 4
 #: Seconds between ticks.
 _TICK_S = 0.25
-#: Seconds between lines that say what was done.
+#: Seconds between log lines that report the work done.
 _REPORT_EVERY_S = 60.0
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What the process is to do.
+    """The orders of the process.
 
     Attributes:
-        graph: folder of the graph that all begins with.
+        graph: folder of the graph that the live graph began with.
         folder: the live folder.
-        socket: where it listens.
-        run_by: the command that started it, for those who find the folder taken.
-        yields: it steps aside for one that does not.
-        stand_by_s: so long it waits for another one that does not step aside; 0 is for ever.
-        memory_fd: descriptor that the region lies behind, shared with readers; -1 for one of its own.
+        socket: that it listens on.
+        run_by: the command that started it, for the message of processes that find the folder in use.
+        yields: it gives up the folder to a writer that does not yield.
+        stand_by_s: seconds to wait for another writer that does not yield; 0 means for ever.
+        memory_fd: descriptor of the memory that is shared with readers; -1 for private memory.
         spare_nodes, spare_edges, num_levels, reads_degrees: as for `make_plan`.
         seen_events: event ids that are remembered.
         segment_bytes: of one file of the log.
         snapshot_bytes, snapshot_s: as for `WriterServer`.
-        verify: compare the hashes of the snapshot before building upon it.
-        drain_s: what was taken before SIGTERM has so long to be answered.
-        ready: descriptor on which it says that it is ready; -1 for stdout.
+        verify: compare the hashes of the snapshot before using it.
+        drain_s: seconds to answer batches that were accepted before SIGTERM.
+        ready: descriptor on which it reports that it is ready; -1 for stdout.
         log_level: of its log, on stderr.
-        nice: by so much it gives way to those who answer.
+        nice: niceness, so that processes that answer requests run first.
     """
 
     graph: str
@@ -95,7 +95,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Entry point of the process."""
     orders = msgspec.json.decode(read_orders(), type=Orders)
     os.nice(orders.nice)
     logging.basicConfig(
@@ -111,7 +111,7 @@ def main() -> None:
 def run(orders: Orders, *, watch_stdin: bool = False) -> int:
     """Write a live graph until SIGTERM, SIGINT or (if watched) the end of stdin; returns the exit code.
 
-    Raises: HoplineError: it could not start.
+    Raises: HoplineError: the process could not start.
     """
     import uvloop
 
@@ -151,7 +151,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
         log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)
         if orders.ready >= 0:
             say_ready(orders.ready)
-        else:  # a server's own stdout says where the server is, and nothing else
+        else:  # the stdout of a server only reports the server's address
             print(f"{READY} at {orders.socket} (version {keeper.sequence})", flush=True)
         await _serve(server, stopping)
         if server.relieved.is_set():
@@ -164,7 +164,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
 
 
 async def _taken_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> LiveHome | None:
-    """The live folder, once no other process writes there; None if told to stop before."""
+    """The live folder, once no other process writes there; None if stopped before."""
 
     async def attempt() -> LiveHome:
         return await _started(
@@ -190,23 +190,23 @@ async def _taken_over(orders: Orders, base: Graph, stopping: asyncio.Event) -> L
 async def _started(
     stopping: asyncio.Event, call: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs
 ) -> ResultT:
-    """The result of a call in a thread.
+    """Run a call in a thread and return its result.
 
-    Told to stop meanwhile, the process ends there and then: threads cannot be ended, nothing was promised
-    to anybody yet, and what the call left half done a start after kill -9 would find as well.
+    If the process is stopped meanwhile, it exits immediately: threads cannot be stopped, no client got a
+    promise yet, and a restart handles half-finished work as after kill -9.
     """
     work = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
-    told = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
     if not work.done():
-        log.info("told to end before the graph was ready")
+        log.info("stopped before the graph was ready")
         os._exit(0)
     return work.result()
 
 
 def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
-    """The graph as the log has it, in the memory that readers map."""
+    """Recover the graph from the log, in the memory that readers map."""
     start = home.start
     fd = orders.memory_fd if orders.memory_fd >= 0 else None
     memory = None if fd is None else LiveMemory.attach(fd)
@@ -254,7 +254,7 @@ async def _serve(server: WriterServer, stopping: asyncio.Event) -> None:
 
 
 def report(server: WriterServer) -> None:
-    """Log what was done since the last report, and begin a new one."""
+    """Log the work since the last report, and reset the counts."""
     counts, server.counts = server.counts, Counts()
     if counts.steps:
         log.info(

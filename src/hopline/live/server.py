@@ -1,9 +1,9 @@
-"""The writer's end of the socket: batches of all clients, one after another, many in one step.
+"""The writer's end of the socket: applies batches of all clients in order, many in one step.
 
     connections ─► waiting batches ─► one thread: all that wait, a version each, one fdatasync ─► answers
 
-While one step is made durable the next ones gather: what the disk takes to make one batch durable is shared
-by all that came meanwhile. Snapshots are begun by that thread and written by another one.
+While one step is made durable, the next batches gather: one sync of the disk serves all batches that came
+meanwhile. That thread begins snapshots, and another one writes them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from hopline.process.wire import Refusal, WireError
 
 log = logging.getLogger(__name__)
 
-#: Batches and events of one step: more wait for the next one, so that the first do not wait for them.
+#: Batches and events of one step: more wait for the next step, so that the first are not delayed.
 _MAX_BATCHES, _MAX_EVENTS = 256, 50_000
 #: Bytes that may wait before connections are not read any more.
 _MAX_WAITING_BYTES = 64 * 2**20
-#: Names of clients that follow a stream begin like this.
+#: Prefix of the names of clients that follow a stream.
 FOLLOWS = "hopline stream"
 ResultT = TypeVar("ResultT")
 
 
 class AppliesChanges(Protocol):
-    """`graph.live.keeper.Keeper`, or a fake. All but `write_snapshot` is asked by one thread."""
+    """`graph.live.keeper.Keeper`, or a fake. One thread calls all methods except `write_snapshot`."""
 
     @property
     def sequence(self) -> int:
@@ -65,7 +65,7 @@ class AppliesChanges(Protocol):
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """Of changes that a start would have to read again."""
+        """Bytes of changes that a start would have to read again."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class AppliesChanges(Protocol):
         ...
 
     def apply(self, batches: Sequence[Changes]) -> list[Applied]:
-        """Make batches durable and visible; one outcome each. Raises: HoplineError: nothing was done."""
+        """Make batches durable and visible; one outcome each. Raises: HoplineError: nothing was applied."""
         ...
 
     def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
@@ -82,21 +82,21 @@ class AppliesChanges(Protocol):
         ...
 
     def confirm(self) -> None:
-        """Say that the present version has everything that happened until now."""
+        """Record that the present version contains all events until now."""
         ...
 
     def begin_snapshot(self) -> Any:
-        """Hold the present version; None where there is a snapshot of it."""
+        """Hold the present version; None if it has a snapshot."""
         ...
 
     def write_snapshot(self, draft: Any) -> object:
-        """Write what `begin_snapshot` holds. Raises: GraphError: it cannot be written."""
+        """Write what `begin_snapshot` holds. Raises: GraphError: the snapshot cannot be written."""
         ...
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Batches of one message."""
+    """The batches of one message, waiting."""
 
     number: int
     batches: list[Changes]
@@ -110,7 +110,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Counts:
-    """What was done since somebody last looked: steps, batches and events in them, seconds of steps."""
+    """Counts since the last report: steps, their batches and events, and seconds of steps."""
 
     steps: int = 0
     batches: int = 0
@@ -120,18 +120,21 @@ class Counts:
 
 
 class WriterServer:
-    """Args:
-        keeper: has recovered.
+    """Serves the writer's socket: applies batches, answers queries and writes snapshots.
+
+    Args:
+        keeper: recovered already.
         lineage, schema: of the graph.
-        snapshot_bytes: a snapshot is written when so much would have to be read again; 0 is never.
-        snapshot_s: and when the last one is so old, if anything changed; 0 is never.
+        snapshot_bytes: a snapshot is written when this many bytes would have to be read again; 0 means
+            never.
+        snapshot_s: and when the last one is this old, if anything changed; 0 means never.
         clock: monotonic seconds.
-        yields: whether it steps aside when another writer asks.
+        yields: whether it gives up the folder when another writer asks.
 
     Attributes:
-        counts: see there; set a fresh one to begin anew. totals: the same since the writer began.
+        counts: since the last report; replace it to reset. totals: since the writer started.
         broken: set when the graph cannot be written any more; the process must end.
-        relieved: set when another writer was promised the folder; the process must end.
+        relieved: set when the folder was promised to another writer; the process must end.
     """
 
     def __init__(
@@ -170,11 +173,11 @@ class WriterServer:
 
     @property
     def num_clients(self) -> int:
-        """That are connected."""
+        """The number of connected clients."""
         return len(self._talks)
 
     async def listen(self, path: Path) -> None:
-        """Take clients in.
+        """Accept clients.
 
         Raises: ConfigError: the path cannot be a socket, or another writer listens there.
         """
@@ -187,14 +190,14 @@ class WriterServer:
         self._loop_task = asyncio.ensure_future(self._work())
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more clients and messages, and answer those taken, within a time."""
+        """Accept no more clients and messages, and answer accepted ones within a time."""
         self._draining = True
         if self._listener is not None:
             self._listener.close()
-            for _ in range(3):  # connections that were just accepted learn of it
+            for _ in range(3):  # so that connections that were just accepted are handled
                 await asyncio.sleep(0)
         for talk in list(self._talks):
-            talk.cancel()  # it reads no more; its batches keep the connection
+            talk.cancel()  # stops reading; its batches keep the connection
         self._arrived.set()
         if self._loop_task is not None:
             await asyncio.wait({self._loop_task}, timeout=timeout_s)
@@ -212,8 +215,8 @@ class WriterServer:
         self._thread.shutdown(wait=True)
 
     async def tick(self) -> None:
-        """To be called now and then: a snapshot is begun when it is time for one, and where nothing waits
-        the graph is told to be up to date. Who follows a stream knows better how far that is, and says so.
+        """Do periodic work; call it at intervals. Begins a snapshot when one is due. If no batch waits,
+        confirms that the graph is up to date. Clients that follow a stream confirm that themselves.
         """
         keeper, age = self._keeper, self._clock() - self._snapshot_at
         if not (self._waiting or self._followers or self._draining):
@@ -222,7 +225,7 @@ class WriterServer:
         due = due or bool(
             self._snapshot_s and age >= self._snapshot_s and keeper.sequence > keeper.snapshot_sequence
         )
-        # One that could not be written is not tried again at once.
+        # A failed snapshot is not retried immediately.
         if due and (self._snapshot is None or self._snapshot.done()) and (not self._problem or age >= 10.0):
             self._snapshot = asyncio.ensure_future(self._write_snapshot())
 
@@ -241,13 +244,13 @@ class WriterServer:
             )
         except GraphError as error:
             self._problem = str(error)
-            log.error("no snapshot was written: %s; the log grows on", error)
+            log.error("no snapshot was written: %s; the log keeps growing", error)
 
     async def _in_thread(self, call: Callable[..., ResultT], *args: Any) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, from its first word to its last."""
+        """Serve one client until it disconnects."""
         talk = asyncio.current_task()
         assert talk is not None
         if self._draining:
@@ -259,7 +262,7 @@ class WriterServer:
             async with asyncio.timeout(5):
                 hello = await wire.receive(reader, wire.from_client)
             if not isinstance(hello, wire.Hello):
-                raise WireError("the first message is no hello")
+                raise WireError("the first message is not a hello")
             name = hello.name
             if text := wire.WIRE.refusal(hello.protocol, "it", "the writer"):
                 log.warning("%s was refused: %s", name, text)
@@ -270,12 +273,12 @@ class WriterServer:
             self._followers += follows
             while True:
                 await self._room.wait()
-                await self._hear(await wire.receive(reader, wire.from_client), writer)
+                await self._handle(await wire.receive(reader, wire.from_client), writer)
         except (EOFError, OSError, TimeoutError):
-            pass  # the client has ended; what it sent is applied
+            pass  # the client disconnected; its batches are applied
         except WireError as error:
             log.error("the connection of %s is cut: %s", name, error)
-        except asyncio.CancelledError:  # the drain: answers are still to come
+        except asyncio.CancelledError:  # the drain: answers still follow
             return
         finally:
             self._followers -= follows
@@ -283,7 +286,7 @@ class WriterServer:
                 self._talks.pop(talk, None)
                 writer.close()
 
-    async def _hear(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
+    async def _handle(self, message: wire.FromClient, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, wire.Hello):
             raise WireError("a second hello")
         if isinstance(message, wire.Ask):
@@ -293,7 +296,7 @@ class WriterServer:
                 answer = wire.failed(message.number, error)
             writer.write(wire.frame(answer))
             if message.what == "step_aside" and isinstance(answer, wire.Status):
-                log.info("another writer takes over: finishing what was taken")
+                log.info("another writer takes over: finishing accepted batches")
                 self.relieved.set()
             return
         try:
@@ -313,7 +316,7 @@ class WriterServer:
             sequence, nodes = await self._in_thread(self._keeper.affected, ask.since)
             return wire.Affected(ask.number, sequence, {k: wire.pack_ids(ids) for k, ids in nodes.items()})
         if ask.what == "step_aside" and not self._yields:
-            raise Conflict("it does not step aside: it is a server's own, and ends with that")
+            raise Conflict("the writer belongs to a server and stops only with that server")
         if ask.what == "snapshot":
             if self._snapshot is None or self._snapshot.done():
                 self._snapshot = asyncio.ensure_future(self._write_snapshot())
@@ -338,7 +341,7 @@ class WriterServer:
         )
 
     async def _work(self) -> None:
-        """Apply what waits, until the drain or the end of the graph."""
+        """Apply waiting batches, until the drain or until the graph cannot be written."""
         while not self.broken.is_set():
             await self._arrived.wait()
             self._arrived.clear()
@@ -348,7 +351,7 @@ class WriterServer:
                 return
 
     def _take(self) -> list[_Waiting]:
-        """What goes into the next step."""
+        """The batches of the next step."""
         taken = [self._waiting.popleft()]
         num_batches, num_events = len(taken[0].batches), taken[0].num_events
         while self._waiting:
@@ -368,7 +371,7 @@ class WriterServer:
             outcomes = await self._in_thread(
                 self._keeper.apply, [batch for each in taken for batch in each.batches]
             )
-        except BadRequest as error:  # of one message: the others are not to suffer for it
+        except BadRequest as error:  # caused by one message: the others must not fail with it
             if len(taken) > 1:
                 for each in taken:
                     await self._step([each])
@@ -379,16 +382,16 @@ class WriterServer:
             if isinstance(error, LogDamaged):
                 log.error("the live graph cannot be written any more: %s", error)
                 self.broken.set()
-        except Exception as error:  # the boundary: clients wait for answers, and the memory is suspect
-            log.exception("a step failed; the writer ends, and the next one takes up what is durable")
+        except Exception as error:  # task boundary: clients wait for answers, and the memory may be wrong
+            log.exception("a step failed; the writer ends, and the next one recovers what is durable")
             self._fail(taken, Unavailable(f"the writer failed: {type(error).__name__}: {error}"))
             self.broken.set()
         else:
             took = self._clock() - began
             self._count(taken, took)
-            self._tell(taken, outcomes)
+            self._send_outcomes(taken, outcomes)
 
-    def _tell(self, taken: list[_Waiting], outcomes: list[Applied]) -> None:
+    def _send_outcomes(self, taken: list[_Waiting], outcomes: list[Applied]) -> None:
         begin = 0
         for each in taken:
             own = outcomes[begin : begin + len(each.batches)]
@@ -412,7 +415,7 @@ class WriterServer:
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
-    """Send what is left, and close."""
+    """Flush a connection, and close it."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(1.0):
             try:

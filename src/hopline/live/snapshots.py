@@ -1,4 +1,4 @@
-"""A live graph as a snapshot, for whoever reads all of it: batch runs, packaging, copies."""
+"""Opens a live graph as a snapshot, for code that reads all of it: batch runs, packaging, copies."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def open_graph(path: Path, *, fresh: bool = True) -> Graph:
 
 
 def is_live_folder(path: Path) -> bool:
-    """Whether changes of a live graph are kept there."""
+    """Whether a folder holds changes of a live graph."""
     return (path / NAME).is_file()
 
 
 def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
     """The newest snapshot of a live folder; its version is the live graph's, "<first graph>+<sequence>".
 
-    Where there is none yet, the graph that it all began with.
+    If there is none yet, the graph that the live graph began with.
 
     Args:
-        fresh: have a writer that is running write one of the present version first.
+        fresh: first ask a running writer for a snapshot of the present version.
 
-    Raises: GraphError: it cannot be opened, or this is no live folder.
+    Raises: GraphError: it cannot be opened, or this is not a live folder.
     """
     socket = folder / "writer.sock"
     if fresh and _is_socket(socket):
         try:
             asyncio.run(_ask(socket))
         except WriterUnavailable as error:
-            log.warning("%s; the newest snapshot that there is will do", error)
-    for _ in range(100):  # one may be replaced while it is opened
+            log.warning("%s; using the newest existing snapshot", error)
+    for _ in range(100):  # a snapshot may be replaced while it is opened
         manifest = read_manifest(folder)
         if manifest is None:
-            raise GraphError(f"{folder} is no folder of a live graph: it has no {NAME}")
-        if not manifest.snapshots:  # nothing has changed, or no writer runs that could write one
+            raise GraphError(f"{folder} is not a folder of a live graph: it has no {NAME}")
+        if not manifest.snapshots:  # nothing has changed, or no writer runs
             return Graph.open(manifest.base)
         entry = manifest.snapshots[0]
         try:

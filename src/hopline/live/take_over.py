@@ -1,10 +1,10 @@
-"""How a writer gets a live folder that another process writes.
+"""Takes over a live folder that another process writes.
 
-    owner's lock says     I am a server's                    I am a stream's own
-    it yields             ask it over its socket, and wait   if it answers there, leave it the folder
-    it does not           wait for its end, within a time    leave it the folder
+        owner's lock says     I belong to a server               I belong to a stream
+        it yields             ask over its socket, and wait      if it answers there, leave it the folder
+        it does not           wait for its end, within a time    leave it the folder
 
-A server's writer has the memory that workers read, so it goes before one that a stream runs for itself.
+A server's writer has the memory that workers read, so it has priority over the writer of a stream.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hopline.live.link import WriterLink
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks at the lock, and between questions to its owner.
+#: Seconds between checks of the lock, and between requests to its owner.
 _LOOK_S, _ASK_EVERY_S = 0.1, 0.5
-#: An owner that yields may have a graph to read before it hears, and a batch and a snapshot to finish.
+#: An owner that yields may first have to read a graph, and to finish a batch and a snapshot.
 _YIELDING_S = 60.0
-#: Short, so that one that is told to stop meanwhile does: what is not answered in time is asked again.
+#: Short timeouts, so that the process can stop meanwhile: unanswered requests are repeated.
 _CONNECT_S, _ANSWER_S = 0.5, 1.0
 
 
 class Relieved(Exception):
-    """Another process writes the folder, and keeps it."""
+    """Another process writes the folder, and continues to."""
 
 
 async def take_over(
@@ -43,53 +43,53 @@ async def take_over(
     stand_by_s: float,
     clock: Callable[[], float],
 ) -> LiveHome | None:
-    """The live folder, once no other process writes there; None if told to stop before.
+    """The live folder, once no other process writes there; None if stopped before.
 
     Args:
-        attempt: opens the folder; Conflict where another process has it.
-        yields: whether this writer is one that steps aside.
-        stand_by_s: seconds that one that does not yield is waited for; 0 is for ever.
+        attempt: opens the folder; Conflict if another process has it.
+        yields: whether this writer gives up the folder on request.
+        stand_by_s: seconds to wait for an owner that does not yield; 0 means for ever.
         clock: monotonic seconds.
     Raises:
         Relieved: this one yields, and the owner writes.
-        Conflict: the owner did not end in time; names it.
+        Conflict: the owner did not end in time; the message names it.
         HoplineError: as `attempt`.
     """
-    began, ask_at, said, answer = clock(), clock(), "", ""
+    began, ask_at, logged, answer = clock(), clock(), "", ""
     while not stopping.is_set():
         try:
             return await attempt()
         except Conflict as error:
             conflict = str(error)
         owner = read_owner(folder / LOCK)
-        if not said:
-            said = conflict
-            log.info("standing by: %s", said)
+        if not logged:
+            logged = conflict
+            log.info("standing by: %s", logged)
         if yields:
             if not owner.yields or await _answers(owner):
-                raise Relieved(f"{conflict}; changes are sent to that")
-            answer = "it is starting or ending"
+                raise Relieved(f"{conflict}; changes are sent to it")
+            answer = "it is starting or stopping"
         elif not owner.yields:
-            answer = "it does not step aside, and is waited for"
+            answer = "it does not yield; waiting for it"
         elif clock() >= ask_at:
-            answer = await _asked(owner)
+            answer = await _ask_to_yield(owner)
             ask_at = clock() + _ASK_EVERY_S
-        if f"{owner}: {answer}" != said:
-            said = f"{owner}: {answer}"
-            log.info("standing by for %s", said)
+        if f"{owner}: {answer}" != logged:
+            logged = f"{owner}: {answer}"
+            log.info("standing by for %s", logged)
         patience_s = max(stand_by_s, _YIELDING_S) if owner.yields else stand_by_s
         if stand_by_s and not yields and clock() - began >= patience_s:
             raise Conflict(
-                f"{conflict}. It did not end within {patience_s:g} s ({answer}): stop it, name another "
-                "live.folder, or stand by for as long as it lives (live.stand_by_s = 0)"
+                f"{conflict}. It did not end within {patience_s:g} s ({answer}): stop it, use another "
+                "live.folder, or wait for as long as it runs (live.stand_by_s = 0)"
             )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), _LOOK_S)
     return None
 
 
-async def _asked(owner: Owner) -> str:
-    """Ask an owner to step aside; what it says to that."""
+async def _ask_to_yield(owner: Owner) -> str:
+    """Ask an owner to give up the folder; return its answer."""
     link = WriterLink(
         Path(owner.socket), "the next writer", patience_s=_CONNECT_S, timeout_s=_ANSWER_S, quiet=True
     )
@@ -100,11 +100,11 @@ async def _asked(owner: Owner) -> str:
         return str(error)
     finally:
         await link.close()
-    return "it steps aside"
+    return "it yields"
 
 
 async def _answers(owner: Owner) -> bool:
-    """Whether an owner takes changes."""
+    """Whether an owner accepts changes."""
     link = WriterLink(Path(owner.socket), "another writer", patience_s=_CONNECT_S, quiet=True)
     link.start()
     try:

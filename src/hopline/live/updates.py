@@ -1,4 +1,4 @@
-"""Changes to the live graph that come to a worker, over HTTP: read, checked, passed on to the writer."""
+"""Changes to the live graph that a worker receives over HTTP: read, checked, passed to the writer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from hopline.observe.metrics import Metrics
 
 #: Refused events that an answer lists.
 _MAX_LISTED = 1_000
-#: JSON of this size takes less than two milliseconds to read, whatever it says.
+#: JSON of this size takes less than two milliseconds to read, whatever its content.
 _SMALL_BYTES = 8 * 1024
 
 
 class LiveUpdates:
-    """Args:
-    graph: a view for this alone.
-    socket: of the writer.
-    worker: number of this process.
-    metrics: of the server.
+    """Applies changes that a worker receives to the live graph.
+
+    Args:
+        graph: a view that only this object uses.
+        socket: of the writer.
+        worker: number of this process.
+        metrics: of the server.
     """
 
     def __init__(self, graph: LiveView, socket: Path, worker: int, metrics: Metrics) -> None:
@@ -54,13 +56,13 @@ class LiveUpdates:
         self._watch = WriterWatch(self._link, metrics) if worker == 0 else None
 
     def start(self) -> None:
-        """Connect to the writer, now and whenever it comes back."""
+        """Connect to the writer, now and whenever the connection is lost."""
         self._link.start()
         if self._watch is not None:
             self._watch.start()
 
     async def close(self) -> None:
-        """Let go of the writer and of the memory."""
+        """Close the connection to the writer, and the memory."""
         if self._watch is not None:
             await self._watch.close()
         await self._link.close()
@@ -71,20 +73,20 @@ class LiveUpdates:
 
         Args:
             payload: one event, a list of events, one a line, or an Arrow IPC stream.
-            deadline: on time.monotonic()'s clock; the writer is waited for no longer.
+            deadline: on time.monotonic()'s clock; the call does not wait longer for the writer.
 
-        Returns: what became of them: `sequence`, `graph_version`, `applied`, `duplicates`, and of those
-            that were `refused` the place in the payload, the code and the reason.
+        Returns: the outcome: `sequence`, `graph_version`, `applied`, `duplicates`, and for each of the
+            `refused` events its place in the payload, the code and the reason.
         Raises:
-            BadRequest: the payload holds no event at all, or cannot be read.
+            BadRequest: the payload holds no event, or cannot be read.
             RequestTooLarge: more events, or more memory for them, than one request may take.
             DeadlineExceeded: none was applied.
-            WriterUnavailable, LogFull, LogFailed: none was applied, or (the message says so) it is not
-                known.
+            WriterUnavailable, LogFull, LogFailed: none was applied, or (if the message says that) the
+                outcome is unknown.
         """
         if len(payload) <= _SMALL_BYTES and not payload.startswith(arrow_rows.MAGIC):
             decoded = self._decoder.decode([payload])
-        else:  # requests for scores do not wait for it
+        else:  # in a thread, so that score requests do not wait
             decoded = await asyncio.to_thread(self._decoder.decode, [payload])
         num_refused = len(decoded.refused)
         refused = [
@@ -100,7 +102,7 @@ class LiveUpdates:
                 raise BadRequest(f"the events cannot be read: {whole.reason}")
             if not refused:
                 raise BadRequest("the body holds no event")
-            return self._told(Applied(self._graph.memory.version, 0), [], refused, num_refused)
+            return self._outcome(Applied(self._graph.memory.version, 0), [], refused, num_refused)
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the events were sent to the writer")
@@ -118,10 +120,10 @@ class LiveUpdates:
             for each in heapq.nsmallest(_MAX_LISTED, rejected, key=lambda each: each.order)
         ]
         duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
-        return self._told(applied, duplicates, refused, num_refused)
+        return self._outcome(applied, duplicates, refused, num_refused)
 
     def describe(self) -> dict[str, Any]:
-        """What there is now: version, counts, age."""
+        """The present state: version, counts, age."""
         with self._graph as graph:
             return {
                 "graph_version": graph.version,
@@ -132,7 +134,7 @@ class LiveUpdates:
                 "writer": "up" if self._link.is_up else "away",
             }
 
-    def _told(
+    def _outcome(
         self,
         applied: Applied,
         duplicates: Sequence[int],

@@ -1,4 +1,4 @@
-"""What the writer of a live graph says of itself, as metrics of one of the workers."""
+"""Exports the status of a live graph's writer as metrics of one of the workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hopline.errors import HoplineError
 from hopline.live import wire
 from hopline.observe.metrics import Metrics
 
-#: Seconds between questions.
+#: Seconds between status requests.
 _LOOK_S = 2.0
-#: For an answer: a step of the writer takes milliseconds.
+#: Timeout of an answer in seconds: a step of the writer takes milliseconds.
 _PATIENCE_S = 5.0
 
 
@@ -20,14 +20,16 @@ class Asks(Protocol):
     """`live.link.WriterLink`, or a fake."""
 
     async def status(self) -> wire.Status:
-        """Where the graph stands. Raises: WriterUnavailable."""
+        """The state of the graph. Raises: WriterUnavailable."""
         ...
 
 
 class WriterWatch:
-    """Args:
-    link: to the writer.
-    metrics: of the server.
+    """Polls the writer's status and exports it as metrics.
+
+    Args:
+        link: to the writer.
+        metrics: of the server.
     """
 
     def __init__(self, link: Asks, metrics: Metrics) -> None:
@@ -52,18 +54,18 @@ class WriterWatch:
             "hopline_graph_writer_steps_total", "Groups of batches that the writer made durable together."
         )()
         self._events = metrics.counter(
-            "hopline_graph_writer_events_total", "Events that came to the writer, from all clients."
+            "hopline_graph_writer_events_total", "Events that the writer received, from all clients."
         )()
         self._seconds = metrics.counter(
-            "hopline_graph_writer_seconds_total", "Seconds that the writer was at work."
+            "hopline_graph_writer_seconds_total", "Seconds that the writer worked."
         )()
 
     def start(self) -> None:
-        """Ask now and then."""
+        """Start polling."""
         self._task = asyncio.ensure_future(self._look())
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -83,8 +85,8 @@ class WriterWatch:
         self._log_bytes.set(float(status.log_bytes))
         self._failing.set(float(bool(status.problem)))
         before = self._last
-        # What was done before this worker was there was counted by another one; less than before: a new
-        # writer, which counts from nothing.
+        # Work before the start of this worker was counted by another one; a smaller number means a new
+        # writer, which counts from zero.
         if before is not None:
             if status.steps < before.steps:
                 before = wire.Status(0)

@@ -1,4 +1,4 @@
-"""What the writer of a live graph and those who send it changes say over a Unix socket.
+"""Messages between the writer of a live graph and its clients, over a Unix socket.
 
     client                              writer
       Hello ───────────────────────────►
@@ -8,11 +8,11 @@
       Ask(3, "status") ────────────────►
             ◄─────────────────────────── Status(3)
       Ask(4, "step_aside") ────────────►
-            ◄─────────────────────────── Status(4): it ends, and gives the folder back; or Failed(4)
+            ◄─────────────────────────── Status(4): it ends, and releases the folder; or Failed(4)
             ◄─────────────────────────── Failed(n): an error of hopline.errors, by its code
 
-The framing is that of `process/wire.py`; batches and outcomes are as in graph/live/codec.py. `PROTOCOL` is
-compared.
+The framing is that of `process/wire.py`; batches and outcomes are encoded as in graph/live/codec.py. Both
+ends must have the same `PROTOCOL`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PROTOCOL = 2
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """A client's first words.
+    """A client's first message.
 
     Attributes:
-        name: who it is, for logs.
+        name: of the client, for logs.
     """
 
     protocol: int
@@ -42,10 +42,10 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Welcome(msgspec.Struct, tag="welcome"):
-    """It may ask.
+    """The writer's answer to Hello: the client may send requests.
 
     Attributes:
-        lineage: snapshot id of the graph that all began with.
+        lineage: snapshot id of the graph that the live graph began with.
         graph_schema: of the graph.
     """
 
@@ -66,7 +66,7 @@ class Apply(msgspec.Struct, tag="apply"):
 
 
 class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
-    """Other questions: where the graph stands, a snapshot at once, nodes that changed, and that it end.
+    """Other requests: status, an immediate snapshot, changed nodes, and to stop.
 
     Attributes:
         since: a version, for "affected".
@@ -78,22 +78,22 @@ class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
 
 
 class Outcomes(msgspec.Struct, tag="applied"):
-    """Each of `encode_applied`, one for each batch."""
+    """Outcomes, each from `encode_applied`, one for each batch."""
 
     number: int
     outcomes: list[bytes]
 
 
 class Status(msgspec.Struct, tag="status", omit_defaults=True):
-    """Where the graph stands.
+    """The state of the graph.
 
     Attributes:
         sequence: the newest version.
         snapshot: version of the newest snapshot; log_bytes: of changes after it.
         filled: share of the graph's memory that is in use, 0 to 1.
         positions: source -> the position that follows its last event.
-        problem: why the last snapshot could not be written; "" where it could.
-        steps, events: that the writer has done since it began; seconds: that they took.
+        problem: why the last snapshot could not be written; "" if it could.
+        steps, events: of the writer since it started; seconds: that they took.
     """
 
     number: int
@@ -117,11 +117,11 @@ class Affected(msgspec.Struct, tag="affected"):
 
 
 class Failed(msgspec.Struct, tag="failed", omit_defaults=True):
-    """What was asked was not done.
+    """An error: the request was not carried out.
 
     Attributes:
         code: of the error's class.
-        retry_after_s: as the error has it; 0 where it has none.
+        retry_after_s: of the error; 0 if it has none.
     """
 
     number: int
@@ -141,23 +141,23 @@ from_writer = msgspec.msgpack.Decoder(FromWriter)
 
 
 def frame(message: FromClient | FromWriter) -> bytes:
-    """A message as it is sent.
+    """Encode a message for sending.
 
-    Raises: RequestTooLarge: the other end would not read it.
+    Raises: RequestTooLarge: the other end would reject it.
     """
     try:
         return WIRE.frame(message)
     except OverflowError as error:
-        raise errors.RequestTooLarge(f"{error} by the writer: send less at once") from None
+        raise errors.RequestTooLarge(f"{error} by the writer: send less in one message") from None
 
 
 def failed(number: int, error: errors.HoplineError) -> Failed:
-    """An error as it is sent."""
+    """Encode an error for sending."""
     return Failed(number, error.code, str(error), getattr(error, "retry_after_s", 0.0))
 
 
 def raised(failure: Failed) -> errors.HoplineError:
-    """The error that was sent; of the base class where its own is not known."""
+    """The error that was sent; of the base class if its class is unknown."""
     error = _CLASSES.get(failure.code, errors.HoplineError)(failure.text)
     if failure.retry_after_s and hasattr(error, "retry_after_s"):
         error.retry_after_s = failure.retry_after_s
@@ -165,23 +165,23 @@ def raised(failure: Failed) -> errors.HoplineError:
 
 
 def pack_ids(ids: Ids) -> bytes | list[str]:
-    """External ids as they are sent."""
+    """Encode external ids for sending."""
     return ids.astype("<i8").tobytes() if isinstance(ids, np.ndarray) else list(ids)
 
 
 def unpack_ids(data: bytes | list[str]) -> Ids:
-    """What `pack_ids` was given. Raises: WireError: neither."""
+    """Decode the result of `pack_ids`. Raises: WireError: it is invalid."""
     if not isinstance(data, bytes):
         return data
     if len(data) % 8:
-        raise WireError(f"{len(data)} bytes are no int64 ids")
+        raise WireError(f"{len(data)} bytes are not int64 ids")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
 
 def _all(base: type[errors.HoplineError]) -> dict[str, type[errors.HoplineError]]:
     found = {base.code: base}
     for below in base.__subclasses__():
-        if below.__module__ == errors.__name__:  # others are told as what they stand for
+        if below.__module__ == errors.__name__:  # other errors are sent as their base class
             found |= _all(below)
     return found
 

@@ -1,1 +1,1 @@
-"""Memory that is carved and bounded: arenas, and the eviction order of caches."""
+"""Bounded memory: arenas, and the eviction order of caches."""

@@ -16,12 +16,12 @@ _ALIGN = 4096
 class Arena:
     """A zero-filled region from which arrays are carved in a fixed order.
 
-    Pages are touched only when written, so a generous arena costs what is used of it. Workers that
+    Pages use memory only once they are written, so a generous arena costs only what is used. Workers that
     carve the same shapes in the same order from the same file see the same arrays.
 
     Args:
         num_bytes: size of the region.
-        fd: file descriptor of a memfd, which is made so large; None maps private memory.
+        fd: file descriptor of a memfd, which is grown to that size; None maps private memory.
         offset: where in the file the region begins; a multiple of 4096.
     """
 

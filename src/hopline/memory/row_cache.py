@@ -1,19 +1,19 @@
-"""What every cache of rows has: slots that many processes read without locks, and one process writes.
+"""Common parts of all row caches: slots that many processes read without locks, and one process writes.
 
-The state cache (`engine/table.py`) and the L1 feature cache (`features/l1.py`) are made of these parts.
+The state cache (`engine/state_cache.py`) and the L1 feature cache (`features/l1.py`) use these parts.
 All arrays lie in memory that the processes of a host map, and all zero bytes are a valid, empty cache:
 
-- index: int32 [ids], of each id the slot + 1 of its newest row, 0 for none. An entry may point at a slot
-  that holds another id by now: the tag decides.
+- index: int32 [ids], for each id the slot + 1 of its newest row, 0 for none. An entry may point at a slot
+  that holds another id now: the tag decides.
 - tags: int64, one for each slot: a write counter (upper 24 bits) and the owner (id + 1, lower 40 bits; 0
-  while the row is being written). A reader copies the row out and looks at the tag again: an unchanged tag
-  means a whole row, anything else is a miss (a seqlock, one word wide). A process that dies in the middle
-  of a write leaves one slot without an owner, nothing else.
+  while the row is being written). A reader copies the row out and reads the tag again: an unchanged tag
+  means a complete row, anything else is a miss (a seqlock, one word wide). A process that dies during a
+  write leaves one slot without an owner, nothing else.
 - rows: float32 [slots, dim]; visited: uint8 [slots], for SIEVE (`sieve.py`).
 
-A process reads all slots and writes only the slots of its own partition, so no two processes write one
-slot. What differs is an argument: the state cache has one word for each slot (`words` 1). L1 has two, and
-the second is the time of the fetch. Arrays should be `intrinsics.borrowed`.
+A process reads all slots and writes only the slots of its partition, so no two processes write one
+slot. The caches differ in one argument, `words`, the words of each slot: 1 in the state cache. L1 has two,
+and the second is the time of the fetch. Arrays should be `intrinsics.borrowed`.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from hopline.kernels.jit import njit
 OWNER_BITS = np.int64(40)
 OWNER_MASK = np.int64((1 << 40) - 1)
 _COUNTER_MASK = np.int64(0x7FFFFF)
-#: How many ids ahead of the copy a row is asked for, and how many ahead of that its place in the index.
+#: How many ids ahead of the copy a row is prefetched, and how many ids ahead of that its index entry.
 AHEAD, INDEX_AHEAD = 8, 16
 
 
 @njit(inline="always")
-def ask_first(index, ids):  # type: ignore[no-untyped-def]
-    """Ask for the first entries of the index that a loop over `ids` reads."""
+def prefetch_first(index, ids):  # type: ignore[no-untyped-def]
+    """Prefetch the first entries of the index that a loop over `ids` reads."""
     for i in range(min(ids.shape[0], INDEX_AHEAD)):
         prefetch(index, ids[i])
 
 
 @njit(inline="always")
-def ask_ahead(index, tags, words, flat, dim, ids, i):  # type: ignore[no-untyped-def]
-    """Ask for what a loop over `ids` reads soon after its step i; flat: the rows, dim 0 for no rows."""
+def prefetch_ahead(index, tags, words, flat, dim, ids, i):  # type: ignore[no-untyped-def]
+    """Prefetch what a loop over `ids` reads soon after its step i; flat: the rows, dim 0 for no rows."""
     if i + INDEX_AHEAD < ids.shape[0]:
         prefetch(index, ids[i + INDEX_AHEAD])
     if i + AHEAD < ids.shape[0]:
@@ -52,7 +52,7 @@ def ask_ahead(index, tags, words, flat, dim, ids, i):  # type: ignore[no-untyped
 
 @njit(inline="always")
 def begin_write(tags, at):  # type: ignore[no-untyped-def]
-    """Make the slot whose tag is tags[at] nobody's; returns the counter for `end_write`."""
+    """Clear the owner of the slot whose tag is tags[at]; returns the counter for `end_write`."""
     counter = ((tags[at] >> OWNER_BITS) + 1) & _COUNTER_MASK
     tags[at] = counter << OWNER_BITS
     release_fence()
@@ -61,6 +61,6 @@ def begin_write(tags, at):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def end_write(tags, at, counter, v):  # type: ignore[no-untyped-def]
-    """Give the slot, whose row is written, to id v."""
+    """Assign the slot, whose row is now written, to id v."""
     release_fence()
     tags[at] = (counter << OWNER_BITS) | (v + 1)

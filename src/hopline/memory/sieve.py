@@ -1,12 +1,12 @@
 """SIEVE, the eviction policy of every cache here (Zhang et al., NSDI 2024).
 
-New rows enter at the head of a queue. A hand walks from the tail towards the head, spares the slots that
-were visited since its last pass (and clears their flags), and takes the first slot that was not visited.
+New rows enter at the head of a queue. A hand moves from the tail towards the head. It skips the slots that
+were visited since its last pass (and clears their flags), and evicts the first slot that was not visited.
 A hit moves nothing: readers only set a flag, and so need no locks.
 
-The module knows slots, not what they hold. No other code knows the policy: the state cache and the L1
+The module handles slots, not their content. No other code contains the policy: the state cache and the L1
 feature cache compile these functions into their kernels (`place`), and the answer cache
-(`rollout/kept_answers.py`) calls them as they stand.
+(`rollout/kept_answers.py`) calls them from Python.
 
 The queue is plain arrays, or lists where no kernel walks it:
 
@@ -40,7 +40,7 @@ def victim(queue: Any, newer: Any, visited: Any, first: int) -> int:
 
 
 def unlink(queue: Any, newer: Any, older: Any, s: int) -> None:
-    """Take slot s out of the queue; a hand that points at it moves on."""
+    """Remove slot s from the queue; a hand that points at it moves on."""
     if queue[HAND] == s:
         queue[HAND] = newer[s]
     if newer[s] >= 0:
@@ -69,7 +69,7 @@ _victim, _unlink, _enter = (njit(inline="always")(each) for each in (victim, unl
 
 @njit(inline="always")
 def place(queue, newer, older, visited, first):  # type: ignore[no-untyped-def]
-    """A slot for a new row, now at the head: an unused slot, or else an evicted one.
+    """Return a slot for a new row, now at the head: an unused slot, or else an evicted one.
 
     The caller resets the flag of the slot returned. Arrays should be `intrinsics.borrowed`: a write to the
     state cache takes 14 ns a row with them, and 43 ns without.
@@ -85,7 +85,7 @@ def place(queue, newer, older, visited, first):  # type: ignore[no-untyped-def]
 
 
 def line_up(queue: IdArray, links: IdArray, order: IdArray) -> None:
-    """Put slots that are in use already in line: order int64 [n] names slots 0 to n - 1, oldest first."""
+    """Queue slots that are in use already: order int64 [n] names slots 0 to n - 1, oldest first."""
     newer, older = links
     queue[:4] = len(order), -1, -1, -1
     if len(order):
@@ -95,5 +95,5 @@ def line_up(queue: IdArray, links: IdArray, order: IdArray) -> None:
 
 
 def empty_line(num_slots: int) -> tuple[IdArray, AnyArray]:
-    """(queue, links) of slots that nothing uses."""
+    """(queue, links) of unused slots."""
     return np.array([0, -1, -1, -1], np.int64), np.full((2, num_slots), -1, np.int32)

@@ -9,7 +9,7 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Sample(NamedTuple):
-    """One line: the suffix after the family's name, label pairs and the value."""
+    """One line of a family: suffix of the name, label pairs and value."""
 
     suffix: str
     labels: tuple[tuple[str, str], ...]
@@ -17,7 +17,7 @@ class Sample(NamedTuple):
 
 
 def render_family(name: str, help: str, kind: str, samples: Iterable[Sample]) -> str:
-    """The lines of one family, with HELP and TYPE."""
+    """Return the lines of one family, with HELP and TYPE."""
     lines = [f"# HELP {name} {_escape_help(help)}\n# TYPE {name} {kind}\n"]
     for suffix, labels, value in samples:
         pairs = ",".join(f'{key}="{_escape_label(text)}"' for key, text in labels)

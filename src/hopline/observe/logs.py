@@ -1,4 +1,4 @@
-"""Log lines for people or for machines, on stderr."""
+"""Log lines on stderr, as text or JSON."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 
 from hopline.config.schema import LogConfig
 
-#: What a line says of the request that it is about, where it is about one: `extra={"request_id": ...}`.
+#: Attribute of a log record with its request id, set by `extra={"request_id": ...}`.
 _ABOUT = ("request_id", "model", "version")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, request id and traceback where there is one."""
+    """One JSON object a line: time, level, logger, message, and request id and traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(config: LogConfig) -> None:
-    """Send everything below `hopline` to stderr in the configured form."""
+    """Send everything below `hopline` to stderr in the configured format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()

@@ -1,10 +1,10 @@
-"""Counters, gauges and histograms, and the families that every Hopline server has.
+"""Counters, gauges and histograms, and the metric families of every Hopline server.
 
-An update is an addition to a Python number (0.1 to 0.3 µs): no lock, since each process updates from
-its event loop, or from one thread for each child. With several workers each one writes its state
-to a file in `directory` (on a tick and before a scrape), and a scrape adds up what the files say: every
-worker then answers the same, ever-growing numbers, and a restarted worker goes on from its
-predecessor's file. prometheus_client's own multi-process mode costs an mmap write for each update.
+An update is an addition to a Python number (0.1 to 0.3 µs), without a lock: each process updates from its
+event loop, or from one thread for each child. With several workers, each one writes its state to a file in
+`directory` (on a tick and before a scrape), and a scrape adds up all files: every worker returns the same
+numbers, which never decrease, and a restarted worker continues from its predecessor's file.
+prometheus_client's own multi-process mode costs an mmap write for each update.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from hopline.observe.exposition import Sample, render_family
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 LabelValues: TypeAlias = tuple[str, ...]
 
-#: Seconds: 50 µs to 10 s, about three buckets for each factor of ten.
+#: Seconds: 50 µs to 10 s, about three buckets per factor of ten.
 LATENCY_BUCKETS = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
     1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
-#: Seconds from an event until answers show it: 1 ms to a minute.
+#: Seconds from an event until answers reflect it: 1 ms to a minute.
 FRESHNESS_BUCKETS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0,
 )  # fmt: skip
-#: Outcomes that are told as 0 before they happen: a counter that begins with 1 seems never to have risen.
+#: Outcomes that are exported as 0 before they happen: rate() does not see a counter start at 1.
 _FROM_THE_START = ("ok", "overloaded", "deadline_exceeded", "unavailable", "runtime_failure", "internal")
 #: Rows: powers of two.
 ROW_BUCKETS = tuple(float(2**power) for power in range(13))
 
 
 class Counter:
-    """A number that only grows."""
+    """A number that only increases."""
 
     __slots__ = ("value",)
 
@@ -52,7 +52,7 @@ class Counter:
         self.value += amount
 
     def state(self) -> list[float]:
-        """What other workers read."""
+        """The state that other workers read."""
         return [self.value]
 
     def add_state(self, state: list[float]) -> None:
@@ -61,7 +61,7 @@ class Counter:
 
 
 class Gauge(Counter):
-    """A number that goes up and down, or that a function tells when it is read."""
+    """A number that goes up and down, or that a function returns when it is read."""
 
     __slots__ = ("read",)
 
@@ -74,26 +74,26 @@ class Gauge(Counter):
         self.value = value
 
     def set_function(self, read: Callable[[], float]) -> None:
-        """Ask `read` at every scrape instead of keeping a value."""
+        """Call `read` at every scrape instead of storing a value."""
         self.read = read
 
     def unset_function(self, read: Callable[[], float]) -> None:
-        """Ask `read` no more, and be 0; nothing where another one has taken its place."""
+        """Stop calling `read` and become 0; no effect if another function has replaced it."""
         if self.read == read:
             self.read, self.value = None, 0.0
 
     def state(self) -> list[float]:
-        """The present value."""
+        """The current value."""
         return [self.value if self.read is None else float(self.read())]
 
 
 class MaxGauge(Gauge):
-    """A gauge (>= 0) whose value over all workers is the largest: an age, which no sum could be."""
+    """A gauge (>= 0) whose value over all workers is the largest, such as an age."""
 
     __slots__ = ()
 
     def add_state(self, state: list[float]) -> None:
-        """Take another worker's value where it is larger."""
+        """Take another worker's value if it is larger."""
         self.value = max(self.value, state[0])
 
 
@@ -113,7 +113,7 @@ class Histogram:
         self.sum += value
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Count many values, for a third of the price of one by one."""
+        """Count many values, at a third of the cost of single calls."""
         bounds, counts, total = self.bounds, self.counts, 0.0
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -148,20 +148,20 @@ class Family:
         self.children: dict[LabelValues, Child] = {}
 
     def child(self, values: LabelValues) -> Child:
-        """The child of these label values, made at first use; hold on to it on hot paths."""
+        """The child of these label values, created at first use; keep a reference on hot paths."""
         found = self.children.get(values)
         if found is None:
             if len(values) != len(self.label_names):
-                raise ValueError(f"{self.name} takes labels {self.label_names}, not {values}")
+                raise ValueError(f"{self.name} has labels {self.label_names}, not {values}")
             found = self.children[values] = self._make()
         return found
 
     def empty_copy(self) -> Family:
-        """The same family without children, to merge into."""
+        """The same family without children, as a target for merging."""
         return Family(self.name, self.help, self.kind, self.label_names, self._make)
 
     def samples(self) -> Iterator[Sample]:
-        """What a scrape shows, cumulative buckets included."""
+        """The samples of a scrape, with cumulative buckets."""
         for values, child in sorted(self.children.items()):
             labels = tuple(zip(self.label_names, values, strict=True))
             if isinstance(child, Histogram):
@@ -176,7 +176,7 @@ class Family:
 
 
 class _Saved(msgspec.Struct, array_like=True):
-    """One child in a worker's file."""
+    """The state of one child in a worker's file."""
 
     family: str
     labels: LabelValues
@@ -187,13 +187,13 @@ class ModelMetrics:
     """The children of one model version, bound once so that updates cost one addition.
 
     Attributes:
-        queue, fetch, total: seconds of a request: in the queue, waiting for feature rows, in all.
-        compute: seconds of a batch; of its stage "compute" where stages are told apart.
+        queue, fetch, total: seconds of a request: in the queue, waiting for feature rows, total.
+        compute: seconds of a batch; of its stage "compute" if stages are measured separately.
         batch_rows: requests of each batch.
         state_cache_hits, state_cache_misses: rows found and not found in the state cache.
-        cpu, gpu: seconds of processors and of GPUs that computing took.
-        queue_rows, queue_requests, queue_cost, queue_age: predicted rows, requests and predicted processor
-            seconds that wait now, and seconds that the oldest request has waited.
+        cpu, gpu: CPU and GPU seconds of computing.
+        queue_rows, queue_requests, queue_cost, queue_age: predicted rows, requests and predicted CPU
+            seconds in the queue, and seconds that the oldest request has waited.
     """
 
     def __init__(self, metrics: Metrics, model: str, version: str) -> None:
@@ -218,14 +218,14 @@ class ModelMetrics:
             self.outcome(code, 0)
 
     def stage(self, name: str) -> Histogram:
-        """Seconds of a stage."""
+        """The histogram of a stage's seconds."""
         found = self._stages.get(name)
         if found is None:
             found = self._stages[name] = self._stage_seconds(*self._labels, name)
         return found
 
     def charge(self, prices: CostConfig, cpu_s: float, gpu_s: float = 0.0) -> None:
-        """Count what computing took, and what that costs where prices are set."""
+        """Count computing time, and its cost if prices are set."""
         self.cpu.value += cpu_s
         self.gpu.value += gpu_s
         cost = (cpu_s * prices.cpu_hour + gpu_s * prices.gpu_hour) / 3600
@@ -233,7 +233,7 @@ class ModelMetrics:
             self._cost(*self._labels, prices.currency).inc(cost)
 
     def outcome(self, code: str, count: int = 1) -> None:
-        """Count finished requests: "ok" or a HoplineError's code or "cancelled"."""
+        """Count finished requests: "ok", "cancelled" or the code of a HoplineError."""
         child = self._known.get(code)
         if child is None:
             child = self._known[code] = self._outcomes(*self._labels, code)
@@ -244,8 +244,8 @@ class Metrics:
     """All metrics of one process.
 
     Args:
-        directory: where workers of one server put their states for each other; None for one worker.
-        slot: number of this worker.
+        directory: folder in which workers of one server share their states; None for one worker.
+        slot: index of this worker.
     """
 
     def __init__(self, directory: str | Path | None = None, slot: int = 0) -> None:
@@ -253,7 +253,7 @@ class Metrics:
         self._directory = Path(directory) if directory else None
         self._slot = slot
         self._models: dict[tuple[str, str], ModelMetrics] = {}
-        #: What a predecessor left of families that are not declared yet.
+        #: State of a predecessor for families that are not declared yet.
         self._left: dict[str, list[_Saved]] = {}
         self._before_reading: list[Callable[[], object]] = []
         per_model = ("model", "version")
@@ -264,54 +264,54 @@ class Metrics:
             "hopline_stage_seconds", "Time of each stage.", (*per_model, "stage"), LATENCY_BUCKETS
         )
         self.batch_rows = self.histogram(
-            "hopline_batch_rows", "Requests computed together.", per_model, ROW_BUCKETS
+            "hopline_batch_rows", "Requests in each batch.", per_model, ROW_BUCKETS
         )
-        self.queue_rows = self.gauge("hopline_queue_rows", "Predicted rows waiting.", per_model)
-        self.queue_requests = self.gauge("hopline_queue_requests", "Requests waiting.", per_model)
+        self.queue_rows = self.gauge("hopline_queue_rows", "Predicted rows in the queue.", per_model)
+        self.queue_requests = self.gauge("hopline_queue_requests", "Requests in the queue.", per_model)
         self.queue_cost = self.gauge(
             "hopline_queue_cost_seconds",
-            "Predicted processor seconds of what waits, in the worst worker.",
+            "Predicted CPU seconds of queued requests, largest of all workers.",
             per_model,
             merge="max",
         )
         self.queue_age = self.gauge(
             "hopline_queue_age_seconds",
-            "Seconds that the oldest waiting request has waited, in the worst worker.",
+            "Seconds that the oldest queued request has waited, largest of all workers.",
             per_model,
             merge="max",
         )
         self.state_cache_hits = self.counter(
-            "hopline_state_cache_hits_total", "Table rows found.", per_model
+            "hopline_state_cache_hits_total", "Rows found in the state cache.", per_model
         )
         self.state_cache_misses = self.counter(
-            "hopline_state_cache_misses_total", "Table rows not found.", per_model
+            "hopline_state_cache_misses_total", "Rows not found in the state cache.", per_model
         )
         self.cpu_seconds = self.counter(
-            "hopline_cpu_seconds_total", "Processor seconds of computing; a scaled sample.", per_model
+            "hopline_cpu_seconds_total", "CPU seconds of computing; a scaled sample.", per_model
         )
         self.gpu_seconds = self.counter("hopline_gpu_seconds_total", "GPU seconds of computing.", per_model)
         self.cost = self.counter(
-            "hopline_cost_total", "What computing cost at the prices set.", (*per_model, "currency")
+            "hopline_cost_total", "Cost of computing at the configured prices.", (*per_model, "currency")
         )
         self.answers = self.counter(
             "hopline_transport_answers_total", "Answers by transport and status.", ("transport", "status")
         )
         self._process_cpu = self.counter(
-            "hopline_process_cpu_seconds_total", "Processor seconds of the server's processes, all told."
+            "hopline_process_cpu_seconds_total", "CPU seconds of all processes of the server."
         )()
         self._process_cpu_seen = 0.0
         if self._directory is not None:
-            # A worker that died left its totals here; counters must never go back.
+            # A worker that died left its totals here; counters must never decrease.
             self._restore(self._file(slot))
 
     def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Counter]:
-        """Declare a counter; the result takes label values and gives the child."""
+        """Declare a counter; the result maps label values to the child."""
         return self._declare(Family(name, help, "counter", labels, Counter), Counter)
 
     def gauge(
         self, name: str, help: str, labels: tuple[str, ...] = (), *, merge: Literal["sum", "max"] = "sum"
     ) -> Callable[..., Gauge]:
-        """Declare a gauge; workers' values are added up, or the largest one counts."""
+        """Declare a gauge; its value is the sum over workers, or the largest."""
         make = Gauge if merge == "sum" else MaxGauge
         return self._declare(Family(name, help, "gauge", labels, make), Gauge)
 
@@ -333,16 +333,16 @@ class Metrics:
         return found
 
     def before_reading(self, update: Callable[[], object]) -> None:
-        """Call `update` before numbers are read: what counts apart then brings its counts in."""
+        """Call `update` before numbers are read, to add counts that are stored elsewhere."""
         self._before_reading.append(update)
 
     def not_before_reading(self, update: Callable[[], object]) -> None:
-        """Call `update` no more: what it brought in from is gone."""
+        """Stop calling `update`."""
         if update in self._before_reading:
             self._before_reading.remove(update)
 
     def flush(self) -> None:
-        """Let the other workers see this one's numbers; nothing with one worker."""
+        """Write this worker's numbers for the other workers; no effect with one worker."""
         if self._directory is None:
             return
         self._update()
@@ -407,7 +407,7 @@ class Metrics:
 
 
 def _read(file: Path) -> list[_Saved]:
-    """A worker's states; written by rename, so never half of them."""
+    """Read a worker's states; the file is written by rename, so it is complete."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=list[_Saved])
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Shows on stderr where long work is: a spinner for each step on a terminal, else a line for each."""
+"""Shows the steps of long work on stderr: a spinner on a terminal, else one line per step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hopline.types import Progress, silent
 
 @contextlib.contextmanager
 def shown(progress: Progress | bool | None, what: str = "") -> Iterator[Progress]:
-    """Where a library function tells of its steps.
+    """Show the steps that a library function reports.
 
     Args:
-        progress: True shows steps, False shows nothing, None shows them where somebody watches: stderr is
-            a terminal, or this is a notebook. A function is called instead of showing anything.
-        what: heads the lines where stderr is no terminal.
+        progress: True shows steps, False shows nothing, None shows them if stderr is a terminal or in a
+            notebook. A function is called instead of showing anything.
+        what: prefix of the lines if stderr is not a terminal.
     """
     if callable(progress):
         yield progress
@@ -38,7 +38,7 @@ def shown(progress: Progress | bool | None, what: str = "") -> Iterator[Progress
 
 
 def _in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, whose output is no terminal and is watched."""
+    """Whether this is the kernel of a notebook, which shows output without a terminal."""
     return "ipykernel" in sys.modules
 
 
@@ -50,7 +50,7 @@ def _spinners(console: Console) -> Iterator[Progress]:
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
     )
-    # What a model prints while it runs belongs on stdout, unless that is the same terminal.
+    # Output that a model prints while it runs stays on stdout, unless that is the same terminal.
     with Bars(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -63,7 +63,7 @@ def _spinners(console: Console) -> Iterator[Progress]:
 
 
 class _Lines:
-    """A line when a step begins, with the seconds since the first one."""
+    """Prints a line when a step begins, with the seconds since the first step."""
 
     def __init__(self, what: str) -> None:
         self._what = f"{what}: " if what else ""

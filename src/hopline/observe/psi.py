@@ -1,14 +1,14 @@
-"""Population stability index: how far the values of now are from those of a reference.
+"""Population stability index: how far current values are from a reference.
 
-A `Sketch` counts values in bins that were taken from a reference once and never move; two sketches of the
-same bins are compared with `compare`. Pure sums: no clock, no models, no files.
+A `Sketch` counts values in fixed bins that were derived from a reference; `compare` compares two sketches
+with the same bins. Only sums: no clock, no models, no files.
 
-    PSI = sum over bins of (p - q) ln(p / q)        p, q: shares of the reference and of now
+    PSI = sum over bins of (p - q) ln(p / q)        p, q: shares of the reference and of current values
 
-Rules of thumb: below 0.1 nothing happened, above 0.25 something did. They hold for large samples only:
-where nothing changed, PSI is not 0 but about (bins - 1)(1/n + 1/m), 0.09 for two samples of 200 in ten bins
+Rules of thumb: below 0.1 nothing changed, above 0.25 something did. They are valid for large samples only:
+if nothing changed, PSI is not 0 but about (bins - 1)(1/n + 1/m), 0.09 for two samples of 200 in ten bins
 (to second order PSI is the chi-square statistic of two samples over their size). `psi_noise` is that
-expectation and `psi_limit` what chance does not pass; a gate should use both, as `Comparison` does.
+expectation, and `psi_limit` the value that chance does not exceed; use both, as `Comparison` does.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from numpy.typing import NDArray
 
 Counts: TypeAlias = NDArray[np.int64]
 
-#: Standard deviations that `psi_limit` allows chance: once in 30,000 comparisons.
+#: Standard deviations by which `psi_limit` exceeds chance: one false alarm in 30,000 comparisons.
 CHANCE = 4.0
-#: What a missing value is called where bins are named.
+#: Name of the bin of missing values.
 MISSING = "missing"
 OTHER = "other"
 
 
 class NumberBins(msgspec.Struct, frozen=True, tag="number"):
-    """Intervals of numbers, and one more bin for what is missing (NaN, None, no number).
+    """Intervals of numbers, and one more bin for missing values (NaN, None, not a number).
 
     Attributes:
-        edges: ascending; bin i holds edges[i - 1] < value <= edges[i], the last but one what is above all.
+        edges: ascending; bin i holds edges[i - 1] < value <= edges[i], the last but one larger values.
     """
 
     edges: tuple[float, ...]
 
     @property
     def num_bins(self) -> int:
-        """Bins, that of missing values included."""
+        """Number of bins, including that of missing values."""
         return len(self.edges) + 2
 
     def count(self, values: Any) -> Counts:
-        """int64 [num_bins]: how many values fall into each bin."""
+        """Count values in each bin: int64 [num_bins]."""
         numbers = as_numbers(values)
         at = np.searchsorted(np.array(self.edges, np.float64), numbers, side="left")
         at[np.isnan(numbers)] = self.num_bins - 1
         return np.bincount(at, minlength=self.num_bins)
 
     def names(self) -> tuple[str, ...]:
-        """Each bin in words."""
+        """The names of the bins."""
         if not self.edges:
             return ("any", MISSING)
         texts = [f"{edge:.6g}" for edge in self.edges]
@@ -63,30 +63,30 @@ class NumberBins(msgspec.Struct, frozen=True, tag="number"):
 
 
 class CategoryBins(msgspec.Struct, frozen=True, tag="category"):
-    """The most frequent categories, one bin for all others, and one for what is missing (None, NaN).
+    """The most frequent categories, one bin for all others, and one for missing values (None, NaN).
 
     Attributes:
-        categories: as text.
+        categories: the categories as text.
     """
 
     categories: tuple[str, ...]
 
     @property
     def num_bins(self) -> int:
-        """Bins, those of others and of missing values included."""
+        """Number of bins, including those of other and of missing values."""
         return len(self.categories) + 2
 
     def count(self, values: Any) -> Counts:
-        """int64 [num_bins]: how many values fall into each bin."""
+        """Count values in each bin: int64 [num_bins]."""
         place = {category: at for at, category in enumerate(self.categories)}
         other = len(place)
         counts = np.zeros(self.num_bins, np.int64)
-        for value, count in tally(values).items():
+        for value, count in category_counts(values).items():
             counts[other + 1 if value is None else place.get(value, other)] += count
         return counts
 
     def names(self) -> tuple[str, ...]:
-        """Each bin in words."""
+        """The names of the bins."""
         return (*self.categories, OTHER, MISSING)
 
 
@@ -99,20 +99,20 @@ DEGREE_BINS = NumberBins((0.0, *(float(2**power) for power in range(20))))
 
 
 def number_bins(reference: Any, num_bins: int = 10) -> NumberBins:
-    """Bins that hold about equal shares of the reference.
+    """Bins with about equal shares of the reference.
 
-    A value that alone makes up a share (0 of a column that is mostly 0) gets a bin of its own, so that
-    what moves to either side of it shows.
+    A value that alone makes up a share (0 of a column that is mostly 0) gets its own bin, so that moves to
+    either side of it are visible.
 
     Args:
-        reference: numbers; missing ones are left out.
-        num_bins: at most so many shares (a value with a bin of its own may add one).
+        reference: numbers; missing values are ignored.
+        num_bins: most shares (a value with its own bin may add one).
     """
     numbers = as_numbers(reference)
     numbers = numbers[np.isfinite(numbers)]
     if not numbers.size:
         return NumberBins(())
-    # Only values that occur: between two of them there may be nothing to interpolate.
+    # Edges are values that occur: values between two of them may not exist.
     cuts = np.quantile(numbers, np.arange(1, num_bins) / num_bins, method="inverted_cdf")
     edges, times = np.unique(cuts, return_counts=True)
     own = np.nextafter(edges[times > 1], -np.inf)
@@ -120,19 +120,19 @@ def number_bins(reference: Any, num_bins: int = 10) -> NumberBins:
 
 
 def category_bins(reference: Any, top: int = 20) -> CategoryBins:
-    """The `top` most frequent categories of the reference, in order of their names where they tie."""
-    known = tally(reference)
+    """The `top` most frequent categories of the reference, ties in order of their names."""
+    known = category_counts(reference)
     known.pop(None, None)
     frequent = sorted(known.items(), key=lambda item: (-item[1], item[0] or ""))[:top]
     return CategoryBins(tuple(category for category, _ in frequent if category is not None))
 
 
 class Sketch(msgspec.Struct):
-    """Counts of a quantity in fixed bins; msgspec writes and reads it.
+    """Counts of a quantity in fixed bins; msgspec can encode and decode it.
 
     Attributes:
-        bins: never change.
-        counts: one for each bin.
+        bins: the bins; they never change.
+        counts: one per bin.
     """
 
     bins: Bins
@@ -142,52 +142,52 @@ class Sketch(msgspec.Struct):
         if not self.counts:
             self.counts = [0] * self.bins.num_bins
         if len(self.counts) != self.bins.num_bins or min(self.counts) < 0:
-            raise ValueError(f"{self.bins.num_bins} bins take as many counts, none below 0")
+            raise ValueError(f"{self.bins.num_bins} bins need as many counts, none below 0")
 
     @classmethod
     def of(cls, bins: Bins, values: Any) -> Sketch:
-        """A sketch of these values."""
+        """Count these values in new bins."""
         return cls(bins, bins.count(values).tolist())
 
     @property
     def num_values(self) -> int:
-        """How many values were counted."""
+        """Number of counted values."""
         return sum(self.counts)
 
     def update(self, values: Any) -> None:
-        """Count values: numbers or None for `NumberBins`, anything with a name for `CategoryBins`."""
+        """Count values: numbers or None for `NumberBins`, values with a text form for `CategoryBins`."""
         self.counts = [
             mine + new for mine, new in zip(self.counts, self.bins.count(values).tolist(), strict=True)
         ]
 
     def add(self, other: Sketch) -> None:
-        """Add what another sketch of the same bins counted.
+        """Add the counts of another sketch with the same bins.
 
-        Raises: ValueError: its bins are others; counts of different bins cannot be added.
+        Raises: ValueError: its bins differ.
         """
         if other.bins != self.bins:
             raise ValueError("sketches of different bins cannot be added")
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
     def empty_copy(self) -> Sketch:
-        """The same bins, nothing counted."""
+        """A sketch with the same bins and no counts."""
         return Sketch(self.bins)
 
     def shares(self) -> list[float]:
-        """Share of each bin; all 0 where nothing was counted."""
+        """Share of each bin; all 0 if nothing was counted."""
         total = self.num_values or 1
         return [count / total for count in self.counts]
 
 
 class Comparison(NamedTuple):
-    """A sketch of now against its reference.
+    """A comparison of current values with their reference.
 
     Attributes:
         psi: the index.
-        noise: what it would be on average if nothing had changed.
-        limit: what chance does not pass.
+        noise: expected index if nothing had changed.
+        limit: the index that chance does not exceed.
         num_reference, num_current: values on each side.
-        bin: in words, the one that adds most to the index; "" where none adds anything.
+        bin: name of the bin that adds most to the index; "" if none does.
     """
 
     psi: float
@@ -199,16 +199,16 @@ class Comparison(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """The index less its expectation where nothing changed: what to hold against 0.1 and 0.25."""
+        """The index minus its expectation without change, to compare with 0.1 and 0.25."""
         return max(0.0, self.psi - self.noise)
 
     def above(self, threshold: float) -> bool:
-        """Whether it passes a threshold, and that not by chance; never without values on both sides."""
+        """Whether it exceeds a threshold, not by chance; False without values on both sides."""
         return self.excess > threshold and self.psi > self.limit
 
 
 def compare(reference: Sketch, current: Sketch) -> Comparison:
-    """Compare two sketches of the same bins.
+    """Compare two sketches with the same bins.
 
     Raises: ValueError: their bins differ.
     """
@@ -231,16 +231,16 @@ def compare(reference: Sketch, current: Sketch) -> Comparison:
 def psi(
     reference: Sketch | Sequence[int], current: Sketch | Sequence[int], *, smoothing: float = 0.5
 ) -> float:
-    """The index of two sketches (or counts) of the same bins: at least 0, symmetric, 0 for equal shares.
+    """The index of two sketches (or counts) with the same bins: at least 0, symmetric, 0 for equal shares.
 
     Args:
         reference, current: counts by bin.
-        smoothing: pseudo-counts for each bin, dealt out by the mean of both shares. They pull both sides
-            to a common point: an empty bin costs no infinity, and equal shares stay equal whatever the
-            sizes (pseudo-counts dealt out evenly would pull a small sample away from its reference). 0
-            gives the plain formula, which is inf where only one side has a bin empty.
+        smoothing: pseudo-counts per bin, distributed by the mean of both shares. They pull both sides
+            to a common point: an empty bin does not give infinity, and equal shares stay equal for all
+            sizes (pseudo-counts distributed evenly would pull a small sample away from its reference). 0
+            is the plain formula, which is inf if a bin is empty on one side only.
 
-    Returns: the index; 0 where either side is empty, since nothing is known then.
+    Returns: the index; 0 if a side is empty.
     """
     return float(psi_terms(_counts(reference), _counts(current), smoothing).sum())
 
@@ -248,7 +248,7 @@ def psi(
 def psi_terms(
     reference: Sequence[int], current: Sequence[int], smoothing: float = 0.5
 ) -> NDArray[np.float64]:
-    """What each bin adds to the index, float64 [num_bins], all at least 0; see `psi`."""
+    """The part of each bin in the index, float64 [num_bins], all at least 0; see `psi`."""
     a, b = np.asarray(reference, np.float64), np.asarray(current, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"{a.shape[0]} bins cannot be compared with {b.shape[0]}")
@@ -267,13 +267,13 @@ def psi_terms(
 
 
 def psi_noise(num_reference: int, num_current: int, bins: int) -> float:
-    """Expected index of two samples of one distribution: (bins - 1)(1/n + 1/m); inf where one is empty.
+    """Expected index of two samples of one distribution: (bins - 1)(1/n + 1/m); inf if one is empty.
 
-    Holds for independent values. Rows that come many at a time from one entity are fewer than they seem.
+    Valid for independent values. Many rows of one entity are not independent.
 
     Args:
         num_reference, num_current: n and m.
-        bins: that are not empty on both sides.
+        bins: number of bins that are not empty on both sides.
     """
     if num_reference <= 0 or num_current <= 0:
         return math.inf
@@ -281,7 +281,7 @@ def psi_noise(num_reference: int, num_current: int, bins: int) -> float:
 
 
 def psi_limit(num_reference: int, num_current: int, bins: int, chance: float = CHANCE) -> float:
-    """The index that two samples of one distribution do not pass but by `chance` standard deviations.
+    """The index that two samples of one distribution exceed only by `chance` standard deviations.
 
     The chi-square quantile by Wilson and Hilferty's cube root (1931).
     """
@@ -294,15 +294,15 @@ def psi_limit(num_reference: int, num_current: int, bins: int, chance: float = C
 
 
 def as_numbers(values: Any) -> NDArray[np.float64]:
-    """float64 [n]; what is no number is NaN."""
+    """Values as float64 [n]; NaN for values that are not numbers."""
     try:
         return np.asarray(values, np.float64).reshape(-1)
     except (TypeError, ValueError):
         return np.array([_number(value) for value in values], np.float64)
 
 
-def tally(values: Any) -> Counter[str | None]:
-    """How often each value occurs, as text; None stands for those that are missing."""
+def category_counts(values: Any) -> Counter[str | None]:
+    """Count each value as text; None is the key of missing values."""
     counts: Counter[str | None] = Counter()
     seen: Iterable[tuple[Any, int]]
     if isinstance(values, np.ndarray) and values.dtype != object:
@@ -323,7 +323,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-        value = int(value)  # equal values have one name: 1, 1.0 and True are one key of a Counter, too
+        value = int(value)  # equal values have one name: 1, 1.0 and True are also one key of a Counter
     return str(value)
 
 

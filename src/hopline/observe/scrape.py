@@ -1,4 +1,4 @@
-"""Reads what `/metrics` says: the Prometheus text format back into numbers."""
+"""Parses `/metrics`, which is in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Reading(NamedTuple):
 
 
 class Scrape:
-    """All samples of one moment, by name.
+    """All samples of one scrape, by name.
 
     Args:
-        text: of `/metrics`.
+        text: body of `/metrics`.
 
     Raises:
-        BadRequest: a line is not of the format; it is named.
+        BadRequest: a line is invalid; the message names it.
     """
 
     def __init__(self, text: str) -> None:
@@ -38,13 +38,13 @@ class Scrape:
                 self._samples.setdefault(name, []).append(reading)
 
     def samples(self, name: str, **labels: str) -> Iterator[Reading]:
-        """The samples of a name that carry these labels, among others."""
+        """The samples of a name that have these labels (and possibly others)."""
         for reading in self._samples.get(name, ()):
             if all(reading.labels.get(key) == value for key, value in labels.items()):
                 yield reading
 
     def total(self, name: str, **labels: str) -> float:
-        """Their sum, 0 where there are none."""
+        """The sum of these samples, 0 if there are none."""
         return sum(reading.value for reading in self.samples(name, **labels))
 
     def by(self, name: str, *keys: str) -> dict[tuple[str, ...], float]:

@@ -1,4 +1,4 @@
-"""From a PyG module or a fitted estimator to an artifact. Importing this imports no torch."""
+"""Turns a PyG module or a fitted estimator into an artifact. Importing this imports no torch."""
 
 from __future__ import annotations
 

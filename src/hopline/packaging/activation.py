@@ -1,7 +1,7 @@
-"""Whether a model answers logits or probabilities: found by what it answers, not by its name.
+"""Detects whether a model answers logits or probabilities, by its answers and not by its name.
 
-A model that ends in a sigmoid or softmax stays between 0 and 1 whatever its weights are; one that
-answers logits does not. So the module's answers are looked at as they are, and with other weights.
+A model that ends in a sigmoid or softmax stays between 0 and 1 whatever its weights are; a model that
+answers logits does not. So the module's answers are examined with its own and with other weights.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Output = Literal["auto", "logits", "probabilities"]
 #: of probabilities with half of them at least.
 _DRAWS, _FACTOR = 10, 30.0
 _SLACK = 1e-4
-#: Probabilities at which a float32 logit is cut off: the smallest number, and the largest below 1.
+#: Probabilities at which a float32 logit is clipped: the smallest number, and the largest below 1.
 _LEAST, _MOST = 1e-38, 1.0 - 2.0**-24
 
 
 class ToLogits(nn.Module):
-    """The inverse of a task's activation, so that the server's own one gives the probabilities back."""
+    """The inverse of a task's activation, so that the server's activation restores the probabilities."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -47,10 +47,10 @@ def answers_probabilities(
     """Whether the module ends in the activation of its task.
 
     Args:
-        rows: its answers on `graph`, float64 [n, c]. output: what the user says.
+        rows: its answers on `graph`, float64 [n, c]. output: the user's argument.
 
     Raises:
-        PackagingError: it ends in the activation of another task, or the user's word is wrong.
+        PackagingError: it ends in the activation of another task, or the user's `output` is wrong.
     """
     if task in ("regression", "embedding"):
         return False
@@ -71,7 +71,7 @@ def answers_probabilities(
     if not others or not any(p.is_floating_point() for p in _weights(reference)):
         raise PackagingError(
             f"the model answers from {np.nanmin(rows):.4g} to {np.nanmax(rows):.4g}, which may be logits "
-            "or probabilities, and its weights do not tell: say output='logits' or "
+            "or probabilities, and its weights do not show which: set output='logits' or "
             "output='probabilities'"
         )
     if not others <= ({"softmax", "sigmoid"} if kind in ("softmax", "sigmoid") else {kind}):
@@ -85,29 +85,29 @@ def _fits(kind: str, rows: Rows, task: Task) -> bool:
     if kind == "log":
         raise PackagingError(
             f"the model's answers never exceed 0, as log-probabilities do, and task {task!r} applies a "
-            "sigmoid to them: return the logits (no logsigmoid or log_softmax), or say output='logits'"
+            "sigmoid to them: return the logits (no logsigmoid or log_softmax), or set output='logits'"
         )
     if task == "multiclass" and kind == "sigmoid":
         if len(rows) > 1 and np.abs(rows.sum(axis=0) - 1.0).max() < 10 * _SLACK:
             raise PackagingError(
                 "the model ends in a softmax over the nodes: its columns add up to 1, its rows do not; "
-                "take it over the classes, softmax(dim=1)"
+                "apply it over the classes, softmax(dim=1)"
             )
         raise PackagingError(
             "the model answers between 0 and 1 in each column, as a sigmoid does, and task 'multiclass' "
-            "would apply a softmax to that: use task='multilabel', or say output='logits' to have the "
+            "would apply a softmax to that: use task='multilabel', or set output='logits' to apply the "
             "softmax"
         )
     if task == "multilabel" and kind == "softmax" and rows.shape[1] > 1:
         raise PackagingError(
             "the model answers probabilities that add up to 1, as a softmax does: use task='multiclass', "
-            "or say output='probabilities' to serve them as they are"
+            "or set output='probabilities' to serve them unchanged"
         )
     return True
 
 
 def _kind(rows: Rows) -> str:
-    """What rows look like: "softmax", "sigmoid", "log" (of probabilities), "" for neither."""
+    """The activation of rows: "softmax", "sigmoid", "log" (of probabilities), "" for neither."""
     values = rows[np.isfinite(rows).all(axis=1)]
     if not len(values):
         return "unknown"

@@ -1,9 +1,9 @@
-"""Which argument of a model's forward receives what of the graph.
+"""Decides which data of the graph each argument of a model's forward receives.
 
 The traced model has one input, a mapping of *slots*: "features:<node type>", "edge_index:<edge type>",
 "edge_attr:<edge type>", "edge_weight:<edge type>", and "edge_index:*", "edge_type:*" where one argument
 holds the edges of all relations (RGCN). "adj_t:<edge type>" is the edge index too, read as a sparse matrix:
-a convolution over it takes the edge weights with it.
+a convolution over it also reads the edge weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _NAMES: dict[str, Role] = {
     "graph": "data",
     "g": "data",
 }
-#: Plural edge_types would be the relation of each edge; x_dict and the like lose their ending first.
+#: Plural edge_types would mean the relation of each edge; the ending of x_dict and the like is removed
+#: first.
 _ENDING = "_dict"
 
 
@@ -84,7 +85,7 @@ class Binding:
         positional: arguments are given by position (`forward(*args)`).
         reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
-        notes: what was taken to be meant, for the user.
+        notes: the choices that were made, for the user.
     """
 
     roles: dict[str, Role]
@@ -112,7 +113,7 @@ class Binding:
         """Call the model on a mapping of slots (tensors or fx proxies).
 
         Args:
-            sparse: give `adj_t` as the sparse tensor that `ToSparseTensor` makes; else as the edge index.
+            sparse: pass `adj_t` as the sparse tensor that `ToSparseTensor` builds; else as the edge index.
         """
         values = {name: self._value(name, role, slots, sparse) for name, role in self.roles.items()}
         return module(*values.values()) if self.positional else module(**values)
@@ -153,7 +154,7 @@ class Binding:
         return to_torch_csr_tensor(edge_index.flip(0), weight, size=size)
 
     def _data(self, slots: Any, sparse: bool) -> Any:
-        """A `Data` or `HeteroData` as PyG's loaders give it."""
+        """A `Data` or `HeteroData` as PyG's loaders pass it."""
         if self.hetero:
             graph = HeteroData()
             for node_type in self.node_types:
@@ -206,8 +207,8 @@ def bind(
 ) -> Binding:
     """Decide what each argument of `module.forward` receives.
 
-    A name that is not known is taken by PyG's order, features first and edges second, where these are the
-    only ones that are missing. What may be meant in two ways is refused, with the call to write.
+    An argument with an unknown name gets its role from PyG's order, features first and edges second, if
+    only these two are missing. An ambiguous argument is refused, and the message shows the call to write.
 
     Args:
         arguments: argument name -> what it receives, for names that are not the usual ones; None
@@ -215,15 +216,14 @@ def bind(
         relations: edge type keys in the order of an `edge_type` argument's numbers.
 
     Raises:
-        PackagingError: an argument that nothing is known about or that may be meant in two ways, or data
-            that the graph lacks.
+        PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks.
     """
     given = dict(arguments or {})
     edge_keys = tuple(relations or sorted(schema.edge_types, key=_natural))
     for key in edge_keys:
         if key not in schema.edge_types:
             raise PackagingError(
-                f"relation {key!r} is not an edge type; there are {list(schema.edge_types)}"
+                f"relation {key!r} is not an edge type; the edge types are {list(schema.edge_types)}"
             )
     attributed = tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0)
     weighted = tuple(key for key in edge_keys if schema.edge_types[key].has_weight)
@@ -237,7 +237,7 @@ def bind(
         parameters = {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names}
     for name, role in given.items():
         if name not in parameters:
-            raise PackagingError(f"{called} has no argument {name!r}; it has {list(parameters)}")
+            raise PackagingError(f"{called} has no argument {name!r}; its arguments are {list(parameters)}")
         if role is not None and role not in get_args(Role):
             raise PackagingError(
                 f"arguments[{name!r}] is {role!r}; an argument receives one of "
@@ -246,10 +246,8 @@ def bind(
     notes: list[str] = []
     by_order = _by_order(parameters, given)
     if by_order:
-        said = ", ".join(f"{name} as {role}" for name, role in by_order.items())
-        notes.append(
-            f"{called} takes {said}, by PyG's order of arguments; name them with arguments={{...}}"
-        )
+        shown = ", ".join(f"{name} as {role}" for name, role in by_order.items())
+        notes.append(f"{called} is called with {shown}, by PyG's order; name them with arguments={{...}}")
     roles: dict[str, Role] = {}
     flat: set[str] = set()
     for name, parameter in parameters.items():
@@ -300,7 +298,7 @@ def bind(
     edge_data: tuple[Role, Role] = ("edge_attr", "edge_weight")
     left = [name for name in parameters if name not in {*roles, *given} and role_of(name) in edge_data]
     if by_name:
-        notes.append(f"{called} takes {', '.join(by_name)}, by the names of its arguments")
+        notes.append(f"{called} is called with {', '.join(by_name)}, by the names of its arguments")
     if left and (attributed or weighted):
         notes.append(f"{called} is called without {', '.join(left)}")
     hetero = _is_hetero(roles, schema, parameters)
@@ -310,44 +308,44 @@ def bind(
     )  # fmt: skip
     if binding.relational and relations is None and not _numbered(edge_keys):
         raise PackagingError(
-            f"{called} takes edge_type, a number for each edge, and the names of the graph's edge types do "
-            "not tell their numbers: say relations=[...] (--relation, repeated), all of "
+            f"{called} needs edge_type, a number for each edge, and the names of the graph's edge types do "
+            "not contain their numbers: pass relations=[...] (--relation, repeated), all of "
             f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
         )
     if not hetero and not binding.relational and len(edge_keys) != 1:
         raise PackagingError(
-            f"{called} takes one edge_index without edge types, but the graph has {len(edge_keys)}: "
+            f"{called} has one edge_index without edge types, but the graph has {len(edge_keys)}: "
             f"{list(edge_keys)}; name the one to use with relations=[...]"
         )
     return binding
 
 
 _NO_FEATURES = (
-    " A model that knows nodes by their number alone takes it as a feature column: give the graph x = "
-    "torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
+    " A model that identifies nodes by number alone reads the number as a feature column: give the graph "
+    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
 )
-#: Arguments that belong to training or to pairs, and what to do instead.
+#: Arguments that belong to training or to pairs, and the alternative.
 _INSTEAD = {
-    "edge_label_index": "pairs are what requests name: give the encoder as the module and the decoder as "
+    "edge_label_index": "requests name the pairs: pass the encoder as the module and the decoder as "
     "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type)",
-    "y": "labels are not known when a node is scored: give a module whose forward does without them",
+    "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
     "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
 }
 
 
 def role_of(name: str) -> Role | None:
-    """What an argument of this name receives, None where the name does not tell."""
+    """The role of an argument of this name; None if the name is unknown."""
     return _NAMES.get(name.lower().removesuffix(_ENDING))
 
 
 def _is_guess(name: str, role: str) -> bool:
-    """Whether an argument is known by a name that is not the usual one of its role."""
+    """Whether the name of an argument is known, but is not the usual one of its role."""
     name = name.removesuffix(_ENDING)
     return name not in (role, "x")
 
 
 def _mentions(module: nn.Module, word: str) -> bool:
-    """Whether the source of a module's class holds a word; False where there is no source."""
+    """Whether the source of a module's class contains a word; False if no source is available."""
     try:
         return word in inspect.getsource(type(module))
     except (OSError, TypeError):
@@ -360,7 +358,7 @@ def _check_forward(module: nn.Module) -> None:
     name = type(module).__name__
     if callable(getattr(module, "encode", None)):
         raise PackagingError(
-            f"{name} has no forward, but encode: say that this is what answers, class Served({name}): "
+            f"{name} has no forward, but encode: define class Served({name}): "
             f"forward = {name}.encode, and package a Served with the same weights; head='dot', or head=a "
             "module of (h_src, h_dst), scores pairs as decode does"
         )
@@ -372,7 +370,7 @@ def _check_forward(module: nn.Module) -> None:
 def _by_order(
     parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Role | None]
 ) -> dict[str, Role]:
-    """Roles of the first two arguments where their names do not tell and no other argument has them."""
+    """Roles of the first two arguments if their names are unknown and no other argument has these roles."""
     named = {given[name] if name in given else role_of(name) for name in parameters}
     required = [
         name
@@ -396,18 +394,18 @@ def _unknown(called: str, name: str) -> str:
     if instead:
         return f"{called} needs {name!r}: {instead}"
     return (
-        f"{called} needs {name!r}, and it is not known what that is; name it with "
+        f"{called} needs {name!r}, which is unknown; name it with "
         f"arguments={{{name!r}: ...}}, one of {known}, or give it a default"
     )
 
 
 def _natural(key: str) -> list[tuple[int, str]]:
-    """Sort r2 before r10: relation numbers are positions in this order."""
+    """A sort key that puts r2 before r10: relation numbers are positions in this order."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", key)]
 
 
 def _numbered(keys: tuple[str, ...]) -> bool:
-    """Whether edge types are told apart by numbers alone, so that their order is that of the numbers."""
+    """Whether edge types differ by numbers alone, so that their order is that of the numbers."""
     names = [re.fullmatch(r"(.*?)(\d+)", split_key(key)[1]) for key in keys]
     return len(keys) == 1 or (all(names) and len({found[1] for found in names if found}) == 1)
 
@@ -429,7 +427,7 @@ def _refuse_ambiguous(
     attributed: tuple[str, ...],
     weighted: tuple[str, ...],
 ) -> None:
-    """Refuse to guess whether a model was trained with data that it takes and need not have.
+    """Refuse to guess whether a model was trained with data that is optional for it.
 
     Raises:
         PackagingError: shows both calls.
@@ -451,14 +449,14 @@ def _refuse_ambiguous(
         return
     what = "edge weights" if source == "edge_weight" else "edge attributes"
     raise PackagingError(
-        f"the graph has {what}, and {called} takes {name!r} but need not have it: was the model trained "
-        f"with them? If it was, say arguments={{{name!r}: {source!r}}}; if not, arguments={{{name!r}: "
+        f"the graph has {what}, and {name!r} of {called} is optional: was the model trained "
+        f"with them? If it was, pass arguments={{{name!r}: {source!r}}}; if not, arguments={{{name!r}: "
         "None}}"
     )
 
 
 def _built_for(module: nn.Module, role: Role) -> bool | None:
-    """Whether the model was built to read this edge data: True, False, or None where it may or may not."""
+    """Whether the model was built to read this edge data: True, False, or None if unknown."""
     if isinstance(module, BasicGNN):
         supports = module.supports_edge_weight if role == "edge_weight" else module.supports_edge_attr
         if not supports:
@@ -472,13 +470,13 @@ def _built_for(module: nn.Module, role: Role) -> bool | None:
         return None
     if any(isinstance(part, GINEConv) or getattr(part, "edge_dim", None) is not None for part in accepting):
         return True
-    # only what has a switch for them, and has it off, is known not to read them
+    # only a layer that has an option for them, and has it off, is known not to read them
     built_without = all(hasattr(part, "edge_dim") for part in accepting)
     return False if isinstance(module, BasicGNN) and built_without else None
 
 
 def _reads(module: nn.Module, role: Role) -> bool:
-    """Whether an optional argument that the graph can fill is passed without being asked for."""
+    """Whether an optional argument that the graph can fill is passed without an explicit request."""
     if role == "edge_attr":
         return _built_for(module, role) is True
     return role != "edge_weight"

@@ -1,6 +1,6 @@
 """The small graph on which a package is checked: real rows and real edges, in plain arrays.
 
-Knows NumPy and the graph's arrays, nothing of torch. Equality of two implementations of the same
+Depends on NumPy and the graph's arrays, not on torch. Equality of two implementations of the same
 layers holds on any graph, so an induced subgraph checks as well as the whole one.
 """
 
@@ -18,10 +18,10 @@ from hopline.types import FloatArray, IdArray
 if TYPE_CHECKING:
     from hopline.graph import Graph
 
-#: In-neighbours taken of each node while the sample grows: enough to keep it connected, few enough
-#: that one hub does not fill it.
+#: In-neighbours that are sampled of each node while the sample grows: enough to keep it connected, few
+#: enough that one hub does not fill it.
 _GROWTH_FANOUT = 8
-#: Edges of one type above which a graph that has few nodes is sampled all the same.
+#: Edges of one type above which a graph is sampled even if it has few nodes.
 _MAX_EDGES = 200_000
 
 

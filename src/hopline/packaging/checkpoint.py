@@ -1,9 +1,9 @@
-"""Loads weights into a module, out of whatever training saved them in.
+"""Loads weights into a module from any format that training saved.
 
 A checkpoint is searched for state dicts: at any depth, under any key, with any prefix before the module's
 own names (`module.` of DataParallel, `_orig_mod.` of torch.compile, `model.` of Lightning). Exactly one
-must have every weight of the module, in its shape. Two that do, such as weights and their moving average,
-are refused until the caller names one; so is one that nearly does.
+must have every weight of the module, in its shape. If two have (such as weights and their moving average),
+they are refused until the caller names one; so is one that nearly fits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn.parameter import is_lazy
 from hopline.errors import PackagingError
 from hopline.packaging.checkpoint_file import read_checkpoint
 
-#: What wrappers put into the names of weights.
+#: What wrappers add to the names of weights.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-#: Counted by wrappers and layers, and no weight: may be absent, or left over.
+#: Counters of wrappers and layers, not weights: may be absent or surplus.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
 _MAX_DEPTH = 5
 #: Names that a message lists.
@@ -34,9 +34,9 @@ class _Candidate:
     """Part of a checkpoint that may be a module's state dict.
 
     Attributes:
-        key: what `--state-dict-key` calls it.
+        key: its name for `--state-dict-key`.
         state: weight name -> tensor, without the prefix.
-        missing: the module's names that are absent.
+        missing: the module's names that the state dict lacks.
         unexpected: names that the module does not have.
         misfits: a phrase for each tensor that cannot be the weight of its name.
         unused: names in the same state dict that do not begin with the prefix.
@@ -55,7 +55,7 @@ class _Candidate:
 
     @property
     def has_some(self) -> bool:
-        """Whether any of its names is the module's: a loss beside a state dict is a tensor, too."""
+        """Whether any of its names is one of the module's: a loss next to a state dict is a tensor, too."""
         return len(self.state) > len(self.unexpected)
 
     @property
@@ -69,14 +69,14 @@ def load_weights(
     """Load the weights in a file; tensors only, so that nothing in the file is executed.
 
     Args:
-        module: gets them.
+        module: receives the weights.
         path: of torch.save, or safetensors; see the module.
-        key: which state dict of the checkpoint; None takes the only one that fits.
+        key: which state dict of the checkpoint; None uses the only one that fits.
         unsafe_pickle: the file may hold any object, such as a whole module: executes code in it.
 
-    Returns: notes for the user: which part was taken where there are others.
+    Returns: notes for the user: which part was used if there are several.
     Raises:
-        PackagingError: no such file, no state dict, none or several that fit; lists names.
+        PackagingError: no such file, no state dict, or not exactly one that fits; lists names.
     """
     content = read_checkpoint(path, unsafe_pickle=unsafe_pickle, model=module)
     whole = content if isinstance(content, nn.Module) else None
@@ -91,8 +91,8 @@ def load_weights(
     if len(fitting) > 1:
         keys = [candidate.key or "." for candidate in fitting]
         raise PackagingError(
-            f"{path}: {len(keys)} sets of weights have all that {type(module).__name__} has: "
-            f"{', '.join(keys)}; choose one with --state-dict-key, such as --state-dict-key {keys[0]}"
+            f"{path}: {len(keys)} sets of weights fit {type(module).__name__}: "
+            f"{', '.join(keys)}; choose one with --state-dict-key, for example --state-dict-key {keys[0]}"
         )
     if not fitting or (fitting[0].is_complete and not fitting[0].fits):
         raise PackagingError(f"{path}: {_nothing_fits(module, fitting or found)}")
@@ -120,7 +120,7 @@ def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Map
 
 
 def _candidates(key: str, state: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[_Candidate]:
-    """A state dict once for each prefix before the module's names; the likeliest one where none has all."""
+    """A state dict once for each prefix before the module's names; the best one if no prefix has all."""
     found = _of_prefixes(key, _without(_WRAPPERS, state), wanted)
     if not any(each.is_complete for each in found) and not any("module" in n.split(".") for n in wanted):
         # DataParallel around a part of the model
@@ -140,7 +140,7 @@ def _of_prefixes(key: str, names: Mapping[str, Any], wanted: Mapping[str, Any]) 
 
 
 def _apart(candidate: _Candidate, prefix: str, others: tuple[str, ...]) -> _Candidate:
-    """A candidate without the names of others inside of it, such as an average beside the weights."""
+    """A candidate without the names of others inside of it, for example an average next to the weights."""
     inner = tuple(other[len(prefix) :] for other in others if other != prefix and other.startswith(prefix))
     theirs = [name for name in candidate.unexpected if inner and name.startswith(inner)]
     return replace(
@@ -152,7 +152,7 @@ def _apart(candidate: _Candidate, prefix: str, others: tuple[str, ...]) -> _Cand
 
 
 def _without(wrappers: Sequence[str], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A state dict without what wrappers put into names; as it is where two would get the same name."""
+    """A state dict without what wrappers add to names; unchanged where two would get the same name."""
     names = {_unwrapped(name, wrappers): value for name, value in state.items()}
     return names if len(names) == len(state) else state
 
@@ -187,7 +187,7 @@ def _misfit(name: str, value: Any, own: Any) -> str:
     if is_lazy(value):
         return f"{name} has no values: run the model once before it is saved"
     if value.is_quantized or value.is_meta or value.layout != own.layout:
-        return f"{name} is no plain tensor"
+        return f"{name} is not a plain tensor"
     if is_lazy(own):
         return ""
     if value.shape != own.shape:
@@ -206,7 +206,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _named(found: list[_Candidate], key: str, path: Path) -> list[_Candidate]:
-    """Those of a key, or below it."""
+    """The candidates of a key, or below it."""
     chosen = [each for each in found if (each.key or ".") == key] or [
         each for each in found if each.key.startswith(f"{key}/")
     ]
@@ -217,14 +217,14 @@ def _named(found: list[_Candidate], key: str, path: Path) -> list[_Candidate]:
 
 
 def _by_hooks(module: nn.Module, found: list[_Candidate]) -> list[_Candidate]:
-    """What the module itself takes under other names: layers rename weights of earlier releases."""
+    """Candidates that the module's own hooks accept: layers rename weights of earlier releases."""
     taken = []
     for candidate in found:
         if candidate.misfits or not (candidate.missing and candidate.unexpected):
             continue
         try:
             copy.deepcopy(module).load_state_dict(dict(candidate.state), strict=True)
-        except Exception:  # of every kind; the names are told then
+        except Exception:  # of any type; then the message lists the names
             continue
         taken.append(candidate)
     return taken
@@ -235,23 +235,23 @@ def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:
     state = {own.get(name, name): value for name, value in chosen.state.items()}
     try:
         outcome = module.load_state_dict(state, strict=False)
-    except Exception as error:  # hooks of layers raise of every kind
+    except Exception as error:  # hooks of layers raise errors of any type
         raise PackagingError(f"{path}: cannot be loaded into {type(module).__name__}: {error}") from error
     left = [name for name in (*outcome.missing_keys, *outcome.unexpected_keys) if _counter(name) is None]
     if left:
-        raise PackagingError(f"{path}: {type(module).__name__} did not take {_listed(left)}")
+        raise PackagingError(f"{path}: {type(module).__name__} did not load {_listed(left)}")
 
 
 def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None) -> list[str]:
     notes = []
     if chosen.key:
         others = [each.key or "." for each in found if each.key != chosen.key and each.has_some]
-        beside = f", not those under {', '.join(others)}" if others else ""
-        notes.append(f"weights under {chosen.key!r}{beside}")
+        others_named = f", not those under {', '.join(others)}" if others else ""
+        notes.append(f"weights under {chosen.key!r}{others_named}")
     if chosen.unused:
         notes.append(f"not used, since they are outside of it: {_listed(chosen.unused)}")
     if whole is not None:
-        notes.append(f"weights of a whole {type(whole).__name__}; its code is that of --model")
+        notes.append(f"weights of a whole {type(whole).__name__}; its code is taken from --model")
     return notes
 
 
@@ -282,7 +282,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _no_state(content: Any) -> str:
-    due = "a state dict is due: torch.save(model.state_dict(), FILE)"
+    due = "expected a state dict: torch.save(model.state_dict(), FILE)"
     if isinstance(content, Mapping):
         keys = ", ".join(str(name) for name in list(content)[:_LISTED]) or "none"
         if "param_groups" in content or any(

@@ -1,6 +1,6 @@
-"""Reads files that training left: state dicts, checkpoints of trainers, whole modules, safetensors.
+"""Reads files that training wrote: state dicts, checkpoints of trainers, whole modules, safetensors.
 
-Tensors only: nothing in a file is executed, unless the caller says that it may. Knows nothing of the module
+Tensors only: nothing in a file is executed, unless the caller allows it. Knows nothing of the module
 that the weights are for; `checkpoint.py` does.
 """
 
@@ -24,7 +24,7 @@ import torch
 
 from hopline.errors import PackagingError
 
-#: Plain values that trainers store beside weights. Unpickling them sets values, and calls nothing else.
+#: Plain values that trainers store next to weights. Unpickling them sets values, and calls nothing else.
 _PLAIN: list[Any] = [
     argparse.Namespace,
     collections.defaultdict,
@@ -45,7 +45,7 @@ _LFS = b"version https://git-lfs"
 
 
 def read_checkpoint(path: Path, *, unsafe_pickle: bool = False, model: Any = None) -> Any:
-    """What is in a file, on the CPU.
+    """Read the content of a file, on the CPU.
 
     Args:
         path: as `torch.save` or safetensors wrote it.
@@ -53,7 +53,7 @@ def read_checkpoint(path: Path, *, unsafe_pickle: bool = False, model: Any = Non
         model: for pickles: classes of a script are looked for in the file of this module's class.
 
     Raises:
-        PackagingError: no such file, damaged, or of another form; says which.
+        PackagingError: no such file, damaged, or another format; the message says which.
     """
     head = _head(path)
     if path.suffix == ".safetensors" or _is_safetensors(head):
@@ -64,7 +64,7 @@ def read_checkpoint(path: Path, *, unsafe_pickle: bool = False, model: Any = Non
             return torch.load(path, map_location="cpu", weights_only=False, pickle_module=pickles)
         with torch.serialization.safe_globals(_PLAIN):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling raises of every kind
+    except Exception as error:  # unpickling raises errors of any type
         raise PackagingError(f"{path}: {_why(error, head)}") from error
 
 
@@ -76,8 +76,8 @@ def _head(path: Path) -> bytes:
         raise PackagingError(f"{path}: no such file") from None
     except IsADirectoryError:
         inside = sorted(file.name for file in path.iterdir() if file.suffix in _SUFFIXES)
-        files = f"; in it are {', '.join(inside[:5])}" if inside else ""
-        raise PackagingError(f"{path}: a folder, where one file of weights is due{files}") from None
+        files = f"; it contains {', '.join(inside[:5])}" if inside else ""
+        raise PackagingError(f"{path}: a folder; expected one file of weights{files}") from None
     except OSError as error:
         raise PackagingError(f"{path}: cannot be read: {error.strerror}") from None
     if not head:
@@ -135,7 +135,7 @@ def _read_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
 
 
 def _pickles(model: Any) -> ModuleType:
-    """`pickle`, but classes of a script that was run or imported are found in the file of `model`."""
+    """`pickle`, but classes of a script that was run or imported are looked up in the file of `model`."""
     source = sys.modules.get(type(model).__module__)
     scripts = ("__main__", Path(getattr(source, "__file__", None) or "__main__").stem)
 

@@ -1,8 +1,8 @@
-"""Compiles a whole model with AOTInductor, once, while it is packaged: machine code beside the program.
+"""Compiles a whole model with AOTInductor, once, while it is packaged: machine code next to the program.
 
 Numbers of nodes and edges stay dynamic. The code is compared with the eager program on graphs of several
-shapes, down to one node and no edge, before it is written; code that differs is not. Knows how to call the
-compiler; what may load the result is in `runtimes/torch_compiled.py`.
+shapes, down to one node and no edge, before it is written; code that differs is not written. This module
+calls the compiler; `runtimes/torch_compiled.py` decides what may load the result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.export import quiet
 from hopline.runtimes.torch_compiled import FILE, RECORD_FILE, CompiledProgram, CompiledRecord, Machine
 
-#: Threads 1: an ego-graph is too small to share, and sums that threads add up atomically would not be equal
-#: from one call to the next. Line tables name files of this machine and are two thirds of the size.
+#: One thread: an ego-graph is too small to share, and sums that threads add up atomically would not be
+#: equal from one call to the next. Line tables name files of this machine and are two thirds of the size.
 _OPTIONS: dict[str, Any] = {
     "cpp.threads": 1,
     "compile_threads": 1,
@@ -41,35 +41,35 @@ _SHAPES = ((1, 0), (1, 1), (2, 0), (2, 1), (5, 3), (17, 40), (61, 120), (256, 15
 
 
 def check_compiler() -> str:
-    """The C++ compiler that is going to be called.
+    """The C++ compiler that will be called.
 
     Raises:
-        PackagingError: there is none; tells how to get one.
+        PackagingError: no compiler; the message says how to install one.
     """
     asked = os.environ.get("CXX", "")
     command = shlex.split(asked)[0] if asked.split() else ""
     for name in [command] if command else ["g++", "clang++"]:
         if shutil.which(name):
             return name
-    what = f"CXX is {asked!r}, which is not on PATH" if command else "neither g++ nor clang++ is on PATH"
+    problem = f"CXX is {asked!r}, which is not on PATH" if command else "neither g++ nor clang++ is on PATH"
     raise PackagingError(
-        f"--compile needs a C++ compiler, and {what}: install one (Debian: apt-get install g++), or "
-        "package without --compile; machines that only serve need none"
+        f"--compile needs a C++ compiler, and {problem}: install one (Debian: apt-get install g++), or "
+        "package without --compile; machines that only serve do not need it"
     )
 
 
 def compile_whole(
     folder: Path, program_file: str, slots: Sequence[str], binding: Binding, check: CheckGraph, target: str
 ) -> CompiledRecord:
-    """Compile the exported program in `folder` and write code and record beside it.
+    """Compile the exported program in `folder` and write code and record next to it.
 
     Args:
         slots: of the program, in its order.
         check: graph that the compared shapes are cut from.
-        target: node type that the seed is of.
+        target: node type of the seed.
 
     Raises:
-        PackagingError: no compiler, AOTInductor refuses the program, or its code answers something else
+        PackagingError: no compiler, AOTInductor refuses the program, or its code answers differently
             (the message says which); nothing was written.
     """
     check_compiler()
@@ -77,15 +77,13 @@ def compile_whole(
     began = time.perf_counter()
     try:
         with quiet(), warnings.catch_warnings(), torch.no_grad():
-            # What inductor says of its own parts and of slow paths is nothing that a user could change.
+            # A user cannot change what inductor's warnings about its own parts and slow paths report.
             warnings.simplefilter("ignore")
             program = torch.export.load(folder / program_file)
             torch._inductor.aoti_compile_and_package(
                 program, package_path=str(path), inductor_configs=_OPTIONS
             )
-    except (
-        Exception
-    ) as error:  # inductor, its code generator and the compiler have no common base of errors
+    except Exception as error:  # inductor, its code generator and the compiler have no common error class
         path.unlink(missing_ok=True)
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise PackagingError(f"AOTInductor refuses it: {type(error).__name__}: {first}") from error
@@ -108,14 +106,14 @@ def _compared(
 ) -> tuple[float, int]:
     """The largest difference, and of how many shapes.
 
-    A shape that the module itself refuses is none that it is going to be asked for.
+    A shape that the module itself refuses is skipped: it cannot be requested.
     """
     worst, count = 0.0, 0
     for name, seed, tensors in cases:
         with torch.no_grad():
             try:
                 expected = eager(seed, *tensors).numpy()
-            except Exception:  # user code on a shape of ours
+            except Exception:  # user code on a generated shape
                 continue
             try:
                 actual = np.array(compiled(seed, *tensors).numpy())
@@ -131,12 +129,12 @@ def _compared(
 def _cut(
     binding: Binding, check: CheckGraph, target: str, names: Sequence[str]
 ) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
-    """Graphs of many shapes: what the case is called, the seed, the program's tensors."""
+    """Graphs of many shapes: name of the case, seed, the program's tensors."""
     rng = np.random.default_rng(0)
     for num_nodes, num_edges in _SHAPES:
         sizes = dict.fromkeys(check.features, num_nodes)
         yield _case(binding, _drawn(check, sizes, num_edges, rng), target, names)
-    if len(check.features) > 1:  # an ego-graph may reach nothing of the other types
+    if len(check.features) > 1:  # an ego-graph may contain no nodes of the other types
         yield _case(binding, _drawn(check, {target: 1}, 0, rng), target, names)
         yield _case(binding, _drawn(check, {target: 3}, 5, rng), target, names)
     yield _case(binding, check, target, names)

@@ -1,4 +1,4 @@
-"""One stage or head as an ONNX file: dynamic rows, weights inside, no output name but the asked one."""
+"""One stage or head as an ONNX file: dynamic rows, weights inside, one named output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def export_stage(
     """Write a stage, output `h`.
 
     Args:
-        widths: columns of each input, 0 where it has none beyond its kind's shape.
+        widths: columns of each input, 0 if its kind defines the whole shape.
 
     Raises:
         NotSplittable: an operation has no ONNX form.
@@ -69,11 +69,11 @@ def export(
     output: str,
     path: Path,
 ) -> None:
-    """Write any module of tensors in, one tensor out.
+    """Write a module that takes tensors and returns one tensor.
 
     Raises:
         NotSplittable: the exporter refuses an operation, with the reason. Its own failures pass through:
-            a broken installation must not make models whole.
+            a broken installation must not make models be served whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _keep_operators()
@@ -99,10 +99,10 @@ def export(
 
 @cache
 def _keep_operators() -> None:
-    """Have torch's exporter ask onnxscript once for its operators.
+    """Make torch's exporter query onnxscript once for its operators.
 
-    It asks for each export, which takes half of the export of a stage, and gets the same each time. Where
-    torch asks in another way, nothing is kept.
+    It queries for each export, which takes half of the export of a stage, and gets the same each time. If a
+    version of torch queries in another way, nothing is cached.
     """
     from torch.onnx._internal.exporter import _registration
 
@@ -134,9 +134,9 @@ def _first_lines(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what torch's exporters say of themselves (torchvision absent, their own deprecations).
+    """Silence messages of torch's exporters about themselves (torchvision missing, their own deprecations).
 
-    Its trace log formats every graph wherever the root logger has a handler: 20 times the export.
+    Its trace log formats every graph if the root logger has a handler: 20 times the export.
     """
     loggers = [
         logging.getLogger(name)

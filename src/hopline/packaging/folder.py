@@ -1,4 +1,4 @@
-"""A model version appears whole or not at all: written beside its place, then renamed."""
+"""A model version appears whole or not at all: written next to its place, then renamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """A version in the making.
+    """A version that is being written.
 
     Attributes:
         folder: where to write.
@@ -38,7 +38,7 @@ class NewVersion:
 
 
 def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -> Path:
-    """Where a version will be, for who wants to know that it may before the work is done.
+    """The path of a new version; checks that it may be written before the work is done.
 
     Raises:
         PackagingError: as `new_version`.
@@ -57,7 +57,7 @@ def check_place(repository: Path, name: str, version: str, *, overwrite: bool) -
 
 @contextmanager
 def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -> Iterator[NewVersion]:
-    """Give a folder to write in, and put it in its place when the block ends without an error.
+    """Yield a folder to write in, and move it to its place when the block ends without an error.
 
     Raises:
         PackagingError: a bad name, or the version exists and `overwrite` is False.
@@ -78,15 +78,17 @@ def new_version(repository: Path, name: str, version: str, *, overwrite: bool) -
 
 
 def _draft(path: Path) -> Path:
-    """A folder beside a version's place, for its files.
+    """A folder next to a version's place, for its files.
 
-    Raises: PackagingError: it cannot be made.
+    Raises: PackagingError: it cannot be created.
     """
     try:
         while True:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A leading dot keeps a server that scans the repository from taking it for a version.
-            with suppress(FileNotFoundError):  # another one that failed has just removed the empty folder
+            with suppress(
+                FileNotFoundError
+            ):  # another process that failed has just removed the empty folder
                 return Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
         raise PackagingError(f"{path}: cannot be written: {error.strerror}") from None

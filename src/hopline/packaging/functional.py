@@ -1,7 +1,8 @@
-"""Changes in place out of a traced graph: `F.relu_(h)` becomes a new value that later code reads.
+"""Removes changes in place from a traced graph: `F.relu_(h)` becomes a new value that later code reads.
 
-A graph of values has no order but that of what reads what, so a change in place would be lost, or come too
-early. Each one works on a copy instead, and what reads the changed value afterwards reads the copy.
+A graph of values is ordered only by which value reads which, so a change in place would be lost, or come
+too early. Each one works on a copy instead, and code that reads the changed value afterwards reads the
+copy.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from hopline.packaging.proxy import CHANGED, VALUE, same_tensor, value_of
 
 
 def without_changes(module: fx.GraphModule, describe: Any) -> None:
-    """Rewrite a traced graph so that no value changes after it was made.
+    """Rewrite a traced graph so that no value changes after it was computed.
 
     Args:
         describe: (module, node) -> where in the user's source it is.
 
     Raises:
-        NotSplittable: a part of a tensor is changed through a view of it, or a module changes what it was
-            given and returns something else.
+        NotSplittable: a part of a tensor is changed through a view of it, or a module changes its
+            argument and returns something else.
     """
     graph = module.graph
     newest: dict[fx.Node, fx.Node] = {}
@@ -70,7 +71,7 @@ def _replaced(graph: fx.Graph, node: fx.Node, make: Any, what: tuple[Any, Any]) 
 
 
 def set_item(tensor: Tensor, index: Any, value: Any) -> Tensor:
-    """A copy of a tensor with `copy[index] = value` done."""
+    """A copy of a tensor after `copy[index] = value`."""
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.shape == tensor.shape:
         filling = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=tensor.dtype)
         if filling.dim() == 0:

@@ -1,12 +1,12 @@
-"""The gate: what a server would answer from the written artifact must be what the user's module answers.
+"""The gate: what a server would answer from the written artifact must equal the user's module's answer.
 
-The artifact is loaded by the engine and asked through the code that answers requests, after
-post-processing, for a sample of nodes, each alone, all in one request and in a batch of requests, with full
-neighbourhoods at the packaged depth; and at the packaged fanouts, for nodes whose neighbourhoods they hold
-whole. The same with an empty and with a filled state cache, and for copies of some nodes that the request
-itself describes. The module runs on the whole graph. They must agree within 1e-4 + 1e-4 |expected| in every
-element. Tracing, stages, export, engine and post-processing are all on one side of the comparison, and
-none of them on the other.
+The artifact is loaded by the engine and called through the code that answers requests, after
+post-processing. A sample of nodes is requested: each alone, all in one request, and in a batch of requests;
+with full neighbourhoods at the packaged depth; and at the packaged fanouts, for nodes whose neighbourhoods
+they hold whole. This is done with an empty and with a filled state cache, and for copies of some nodes that
+the request itself describes. The module runs on the whole graph. They must agree within 1e-4 + 1e-4
+|expected| in every element. Tracing, stages, export, engine and post-processing are all on one side of the
+comparison, and none of them on the other.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from hopline.packaging.reference import Rows
 from hopline.packaging.unseen import Unseen
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
-#: Real nodes that are asked for: of a model in stages, and of one served whole, which takes a
-#: thousand times as long for each.
+#: Real nodes that are requested: of a model in stages, and of one served whole, for which each node takes
+#: a thousand times as long.
 _SEEDS = {"onnx": 512, "torch": 128}
-#: Of these, how many are asked for alone.
+#: Of these, how many are requested alone.
 _ALONE = 96
-#: A served answer may be this many times as far off as float32 puts the module itself.
+#: A served answer may be this many times as far off as the module's own float32 rounding.
 _ROUNDING = 4.0
-#: But no more than this share of it: a module that is so far off in float32 differs for another reason.
+#: But at most this share of it: a module that is so far off in float32 differs for another reason.
 _MOST_ROUNDING = 0.01
-#: A state cache that holds all rows of a probe; only what is used of it is taken.
+#: A state cache that holds all rows of a probe; only the part in use is allocated.
 _CACHE_BYTES = 1 << 40
-#: Of a node that a request describes: as many as it has.
+#: Neighbours of a node that a request describes: no limit.
 _MOST_NEIGHBOURS = 1 << 31
 #: Labels are compared where the best answer leads by more than this.
 _MARGIN = 10 * TOLERANCE
@@ -57,16 +57,16 @@ _MARGIN = 10 * TOLERANCE
 
 @dataclass(slots=True)
 class Answered:
-    """What the module answers on a probe for the nodes that are asked for.
+    """The module's answers on a probe for the requested nodes.
 
     Attributes:
-        probe: where.
-        sides: node type by side (one, or two for pairs) -> rows that are asked for, int64 [n].
+        probe: the graph.
+        sides: node type by side (one, or two for pairs) -> requested rows, int64 [n].
         rows: float64 [n, c]: the module's own answers, in this order.
         are_probabilities: the module ends in the task's activation.
-        embedding: float64 [n, d], where the module shows it.
-        rounding: float64 [n], how far float32 puts the module itself off.
-        unseen: the nodes are none of the graph: requests describe them.
+        embedding: float64 [n, d], if the module exposes it.
+        rounding: float64 [n], the float32 rounding error of the module itself.
+        unseen: the nodes are not in the graph: requests describe them.
     """
 
     probe: Probe
@@ -83,7 +83,7 @@ class Answered:
         return self.sides if self.unseen is None else (self.unseen.of,)
 
     def expected(self, task: str) -> dict[str, AnyArray]:
-        """Output name -> what must be served, by the module's rows and the task's own definition."""
+        """Output name -> what must be served, by the module's rows and the definition of the task."""
         rows = torch.from_numpy(self.rows)
         found: dict[str, AnyArray] = {}
         if task == "embedding":
@@ -106,7 +106,7 @@ def judge(
     """Compare an artifact with the module.
 
     Args:
-        folder: the written files. spec: as model.json is going to be.
+        folder: the written files. spec: as model.json will be.
         unseen: the module's answers for nodes that requests describe.
 
     Returns: output name -> largest absolute difference.
@@ -126,7 +126,7 @@ def judge(
     )
     served_as = [full]
     if spec.fanouts != full.fanouts or spec.max_degree is not None:
-        # Bounded fanouts take other code of the engine than unbounded ones.
+        # Bounded fanouts use other code of the engine than unbounded ones.
         served_as.append(spec)
     figures: dict[str, float] = {}
     with _one_thread(), quiet(), warnings.catch_warnings():
@@ -181,19 +181,19 @@ class _Calls:
         self._answered = answered
         self._judged = judged
         self._expected = answered.expected(spec.task)
-        self._asked = np.flatnonzero(judged)
+        self._requested = np.flatnonzero(judged)
         self.figures: dict[str, float] = {}
 
     def each_way(self) -> None:
-        """Some alone; all in one request and in a batch of requests (of a whole model, some)."""
+        """Some alone; all in one request and in a batch of requests (some, for a whole model)."""
         alone = self._spread(_ALONE)
         for at in alone:
             self._compare("alone", [np.array([at])])
         if not len(alone):
             return
-        together = alone[:8] if self._spec.runtime == "torch" else self._asked
+        together = alone[:8] if self._spec.runtime == "torch" else self._requested
         self._compare("in one request", [together], self._names)
-        # Some are asked for twice, in one request and in two.
+        # Some are requested twice, in one request and in two.
         again = np.concatenate([together[::-1], together[:5], together[:2]])
         requests = [part for part in np.split(again, [1, 3, len(again) // 2]) if len(part)]
         self._compare("in a batch of requests", requests)
@@ -206,28 +206,30 @@ class _Calls:
             for at in alone:
                 self._compare(f"alone, {how}", [np.array([at])])
             if len(alone):
-                self._compare(f"in one request, {how}", [self._asked])
-                self._compare(f"in a batch of requests, {how}", np.array_split(self._asked, 3), self._names)
+                self._compare(f"in one request, {how}", [self._requested])
+                self._compare(
+                    f"in a batch of requests, {how}", np.array_split(self._requested, 3), self._names
+                )
 
     def unseen(self) -> None:
-        """As nodes that the graph does not have: each alone, or those that refer to each other at once."""
+        """As nodes that are not in the graph: each alone, or, if they refer to each other, together."""
         everyone = np.arange(len(self._judged))
         for part in (
             [everyone]
             if self._answered.unseen is not None and self._answered.unseen.linked
-            else self._asked[:, None]
+            else self._requested[:, None]
         ):
             self._compare("described by the request", [part], self._names)
 
     def _spread(self, most: int) -> IdArray:
-        count = len(self._asked)
-        return self._asked[np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))]
+        count = len(self._requested)
+        return self._requested[np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))]
 
     def _compare(self, how: str, parts: Sequence[IdArray], outputs: tuple[str, ...] = ()) -> None:
-        """Ask in one batch of requests and compare.
+        """Send one batch of requests and compare.
 
         Args:
-            how: it is asked, for messages. parts: places of each request. outputs: that it names.
+            how: kind of request, for messages. parts: places of each request. outputs: that it names.
         """
         parts = [part for part in parts if len(part)]
         answers = _ask(self._answerer, self._spec, self._answered, parts, outputs, how)
@@ -242,7 +244,7 @@ class _Calls:
 
 
 def _unsampled(spec: ModelSpec, answered: Answered) -> NDArray[np.bool_]:
-    """Which of the nodes or pairs see all neighbours at the packaged fanouts, so that nothing is drawn."""
+    """Which nodes or pairs see all neighbours at the packaged fanouts, so that nothing is drawn."""
     check = answered.probe.check
     seen = {name: np.ones(len(rows), np.bool_) for name, rows in check.features.items()}
     for hop in reversed(range(max(map(len, spec.fanouts.values())))):
@@ -274,7 +276,7 @@ def _ask(
             inline = [answered.unseen.nodes[at] for at in part]
             requests.append(ScoreRequest(spec.name, inline=inline, outputs=outputs))
             continue
-        sides = [side[part].tolist() for side in answered.sides]  # as JSON gives them
+        sides = [side[part].tolist() for side in answered.sides]  # as decoded from JSON
         if spec.head.kind == "link":
             requests.append(ScoreRequest(spec.name, pairs=(sides[0], sides[1]), outputs=outputs))
         else:
@@ -282,7 +284,7 @@ def _ask(
     first = parts[0][0]
     try:
         outcomes = answerer.answer(requests)
-    except Exception as error:  # whatever the runtime raises would reach a request
+    except Exception as error:  # any error of the runtime would reach a request
         raise ParityError(
             f"the served model fails for {_named(answered, first, spec)} {how}, where the module answers: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -310,13 +312,13 @@ def _compare(
     wanted = np.asarray(expected, np.float64).reshape(len(part), -1)
     if actual.shape != wanted.shape:
         raise ParityError(
-            f"served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
+            f"the served {name} have {actual.shape[1]} columns, the module's have {wanted.shape[1]}"
         )
     slack = np.zeros(len(part)) if answered.rounding is None else _ROUNDING * answered.rounding[part]
     size = np.nan_to_num(np.abs(wanted), posinf=0.0).max(axis=1, initial=1.0)
     slack = np.minimum(slack, _MOST_ROUNDING * size)
     if name == "label":
-        close = np.isnan(wanted) | (slack[:, None] > TOLERANCE)  # too close to call
+        close = np.isnan(wanted) | (slack[:, None] > TOLERANCE)  # too close to compare
         wanted = np.where(close, actual, wanted)
     with np.errstate(invalid="ignore"):
         difference = np.abs(actual - wanted)
@@ -348,7 +350,7 @@ def _named(answered: Answered, at: int, spec: ModelSpec) -> str:
 
 
 def _labels(task: str, probabilities: Tensor) -> AnyArray:
-    """Labels as float64, NaN where two answers are too close for a float32 model to tell apart.
+    """Labels as float64, NaN where two answers are too close for a float32 model to distinguish.
 
     Rows of NaN have the label -1.
     """
@@ -365,7 +367,7 @@ def _labels(task: str, probabilities: Tensor) -> AnyArray:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Sums in one order, as a server is going to add them."""
+    """Sums in one order, as a server adds them."""
     before = torch.get_num_threads()
     try:
         yield
@@ -374,7 +376,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def sides_of(probe: Probe, targets: Sequence[str], runtime: str, is_link: bool) -> tuple[IdArray, ...]:
-    """Which nodes, or pairs of nodes, are asked for."""
+    """Which nodes, or pairs of nodes, are requested."""
     most = _SEEDS[runtime]
     if not is_link:
         return (probe.seeds(targets[0], most),)

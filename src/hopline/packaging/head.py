@@ -1,4 +1,4 @@
-"""What comes after the last state: which value the table's last level holds, and the code behind it."""
+"""The code after the last state: which value the last level of the state cache holds, and the head."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _VIEWS = {
 
 
 def logits_below(traced: Traced, output: fx.Node, task: Task) -> fx.Node | None:
-    """The value that the model's last activation is of, where it can be seen; else None.
+    """The input of the model's last activation if it is visible; else None.
 
-    Views of the activation's result are followed; what they do is the shape's, which answers do not keep.
+    Views of the activation's result are followed; they change only the shape, which answers do not keep.
     """
     node = output
     while _kind(traced, node) in _VIEWS and node.all_input_nodes:
@@ -43,9 +43,9 @@ def logits_below(traced: Traced, output: fx.Node, task: Task) -> fx.Node | None:
 
 
 def embedding_of(traced: Traced, output: fx.Node) -> fx.Node:
-    """The value before the last Linear or MLP after the last conv, or the output where there is none.
+    """The value before the last Linear or MLP after the last conv, or the output if there is no such layer.
 
-    It is what "embedding" answers, and what the last state holds; the rest becomes the head.
+    The output "embedding" answers it, and the last state holds it; the code after it becomes the head.
     """
     level = traced.levels[output]
     node = output
@@ -60,7 +60,7 @@ def embedding_of(traced: Traced, output: fx.Node) -> fx.Node:
 
 
 def linear_after(traced: Traced, state: fx.Node, output: fx.Node) -> str:
-    """The path in the model of the layer that reads the embedding; "" where that is no module."""
+    """The path in the model of the layer that reads the embedding; "" where that is not a module."""
     if state is output:
         return ""
     for user in state.users:
@@ -103,7 +103,7 @@ def trailing_module(traced: Traced, state: fx.Node, output: fx.Node) -> nn.Modul
 
 
 class Columns(nn.Module):
-    """A user's head whose answer may be [n]: always [n, c].
+    """Wraps a user's head whose answer may be [n], so that it is always [n, c].
 
     Args:
         head: over one node's state, or over the states of a pair.
@@ -120,7 +120,7 @@ class Columns(nn.Module):
 
 
 class LinkColumns(Columns):
-    """The same over the states of a pair."""
+    """As `Columns`, over the states of a pair."""
 
     def forward(self, h_src: Tensor, h_dst: Tensor) -> Tensor:  # type: ignore[override]
         """float32 [n, c]."""
@@ -128,7 +128,7 @@ class LinkColumns(Columns):
 
 
 class Chained(nn.Module):
-    """A decoder of pairs and what comes behind it."""
+    """A decoder of pairs and the module that follows it."""
 
     def __init__(self, decoder: nn.Module, then: nn.Module) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Chained(nn.Module):
 
 
 def as_columns(out: Tensor) -> Tensor:
-    """Answers [n], [n, c] or [n, a, b] of any dtype as float32 [n, c]."""
+    """Convert answers [n], [n, c] or [n, a, b] of any dtype to float32 [n, c]."""
     return (out.unsqueeze(1) if out.dim() == 1 else out.flatten(1)).float()
 
 
@@ -176,7 +176,7 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
     """Columns that a user's head answers.
 
     Raises:
-        PackagingError: it fails on one row, or its rows are not independent of each other.
+        PackagingError: it fails on one row, or its rows depend on each other.
     """
     rows = [torch.linspace(-1, 1, 3 * width).reshape(3, width) for width in widths]
     try:
@@ -189,7 +189,7 @@ def run_head(head: nn.Module, widths: tuple[int, ...]) -> int:
             f"{error}"
         ) from error
     if alone.shape != out[1:2].shape or not torch.allclose(alone, out[1:2], atol=1e-3, rtol=1e-3):
-        raise PackagingError("the head mixes rows: a row's answer depends on which other rows come with it")
+        raise PackagingError("the head mixes rows: a row's answer depends on the other rows of the call")
     return int(out.shape[1])
 
 
@@ -197,7 +197,7 @@ def check_task(task: Task, output_dim: int, classes: tuple[str, ...]) -> None:
     """Compare the number of output columns with the task.
 
     Raises:
-        PackagingError: says which task would fit.
+        PackagingError: the message says which task would fit.
     """
     if task == "binary" and output_dim != 1:
         hint = "; with 2 columns (one for each class) use task='multiclass'" if output_dim == 2 else ""
@@ -226,7 +226,6 @@ def is_link(head: object) -> bool:
     ]
     if len(required) not in (1, 2):
         raise PackagingError(
-            f"{type(head).__name__}.forward takes {len(required)} arguments; a head takes h, or h_src and "
-            "h_dst"
+            f"{type(head).__name__}.forward has {len(required)} arguments; a head has h, or h_src and h_dst"
         )
     return len(required) == 2

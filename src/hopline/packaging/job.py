@@ -1,4 +1,4 @@
-"""One run of `package`: what it was given, what the module answers, and each step from there to files."""
+"""One run of `package`: its inputs, the module's answers, and each step from there to files."""
 
 from __future__ import annotations
 
@@ -51,33 +51,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hopline.packaging")
 
-#: Steps, as people read them while they wait; the stages in between have names of their own.
+#: Names of the steps, for progress output; the stages in between have their own names.
 MODULE = "running the model on a part of the graph"
 TRACE = "tracing the model"
 PARITY = "comparing the stages with the model"
 WHOLE = "exporting the whole model"
 COMPILE = "compiling the model"
-COMPARE = "comparing what is served with the model"
+COMPARE = "comparing served answers with the model"
 
 #: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
 _MOST_ROWS = 2_000_000
-#: Real nodes among which those are chosen that requests describe.
+#: Real nodes from which the nodes that requests describe are chosen.
 _COPIED_FROM = 64
 
 
 @dataclass(slots=True)
 class Job:
-    """One run of `package`: what it was given, and what it learnt on the way.
+    """One run of `package`: its inputs, and what it has found out so far.
 
     Attributes:
         reference: the user's own module, to compare with.
         check: real nodes and edges.
-        probe: the graph on which served answers are compared: these and strangers.
+        probe: the graph on which served answers are compared: these nodes and strangers.
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         are_probabilities: the module ends in the task's activation.
-        pooled: it answers one row for a graph.
-        embedding: what the module gives as such, where it shows it; `embedding_layer` reads it.
-        decisions: lines of its source that decide by numbers of tensors.
+        pooled: the module answers one row for a graph.
+        embedding: the module's embedding, if it exposes one; `embedding_layer` reads it.
+        decisions: lines of its source that branch on values of tensors.
     """
 
     model: nn.Module
@@ -103,7 +103,7 @@ class Job:
     whole_because: PackagingError | None = None
 
     def ask_module(self, check_nodes: int, output: Output, classes: tuple[str, ...]) -> None:
-        """Have the user's module answer on a real graph and on the probe.
+        """Run the user's module on a real graph and on the probe.
 
         Raises:
             PackagingError: it fails, its columns do not fit the task, or it ends in another activation.
@@ -120,7 +120,7 @@ class Job:
         except PackagingError as error:
             if self._works_on_all():
                 raise NotServable(
-                    f"the model works on the whole graph and not on a part of it ({error}). It knows "
+                    f"the model works on the whole graph and not on a part of it ({error}). It identifies "
                     "nodes by their row: give each node its number as a feature column, and look its "
                     "embedding up by that column, self.emb(x[:, 0].long())"
                 ) from error
@@ -131,7 +131,7 @@ class Job:
         try:
             try:
                 self.rows = self.reference.answers(self.probe.check, self.pairs)
-            except PackagingError:  # it may refuse features unlike the real ones
+            except PackagingError:  # the module may refuse features unlike the real ones
                 self.probe = Probe.of(
                     self.check, timed, hops, max_degree=max_degree, traits=self._traits(), wide=False
                 )
@@ -156,7 +156,10 @@ class Job:
         self.progress(MODULE, 1.0)
 
     def _check_numbers(self) -> None:
-        """Raises: PackagingError: the module answers NaN for every real node (for some, a note says so)."""
+        """Check the answers for NaN.
+
+        Raises: PackagingError: the module answers NaN for every real node (NaN for some becomes a note).
+        """
         sides = self.pairs or (np.arange(len(self.rows)),)
         real = np.logical_and.reduce(
             [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
@@ -170,12 +173,12 @@ class Job:
             why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
             raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
         self.notes.append(
-            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were looked at, such as "
+            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were checked, for example "
             f"node {first} of the sample; the label of such a row is -1"
         )
 
     def _traits(self) -> dict[str, Traits]:
-        """What the whole graph has and its sample may lack; repeated edges matter to matrices only."""
+        """Traits of the whole graph that its sample may lack; repeated edges matter to matrices only."""
         return {
             key: Traits(adjacency.has_self_loops, bool(self._repeated(key)))
             for key, adjacency in self.graph.edges.items()
@@ -189,7 +192,7 @@ class Job:
         return "" if edge is None else f"{key} holds row {edge[0]} to row {edge[1]} more than once"
 
     def _works_on_all(self) -> bool:
-        """Whether the module, which fails on a sample of the graph, works on all of it."""
+        """Whether the module, which failed on a sample of the graph, works on the whole graph."""
         num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
         if num_nodes == sum(map(len, self.check.features.values())) or num_nodes + num_edges > _MOST_ROWS:
             return False
@@ -200,7 +203,7 @@ class Job:
         return True
 
     def answered(self, runtime: str) -> gate.Answered:
-        """The module's answers for the nodes that are asked for."""
+        """The module's answers for the requested nodes."""
         sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
         rows = self.rows
         if self.pooled:
@@ -217,7 +220,7 @@ class Job:
         return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding, rounding)
 
     def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
-        """The module's answers for nodes that requests describe, where the artifact takes such."""
+        """The module's answers for nodes that requests describe, if the artifact accepts such nodes."""
         if spec.runtime == "torch" or self.is_link:
             return []
         target, check = self.targets[0], self.probe.check
@@ -261,7 +264,7 @@ class Job:
         return msgspec.structs.replace(spec, parity=figures)
 
     def explained(self, reason: PackagingError, *, of_stages: bool = False) -> PackagingError:
-        """The same error, or why no way of serving could be right.
+        """The same error, or one that says why no way of serving could be right.
 
         Args:
             of_stages: stages were compared, which read degrees of the whole graph.
@@ -270,7 +273,7 @@ class Job:
             repeated = "; ".join(filter(None, map(self._repeated, self.binding.relations)))
             why = explain_sparse(self.reference, self.probe.check, self.pairs, repeated)
             if why:
-                return NotServable(f"the model cannot be served: {why}. What was seen: {reason}")
+                return NotServable(f"the model cannot be served: {why}. The check found: {reason}")
         try:
             check_again(self.reference, self.probe, self.pairs, self.rows)
         except NotServable as random:
@@ -282,12 +285,12 @@ class Job:
         if not why:
             return reason
         if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:
-            # it has fewer convolutions than that, and would be refused in stages for the number of fanouts
+            # it has fewer convolutions, and would be refused in stages because of the number of fanouts
             why += ", runtime='torch'"
-        return NotServable(f"the model cannot be served node by node: {why}. What was seen: {reason}")
+        return NotServable(f"the model cannot be served node by node: {why}. The check found: {reason}")
 
     def write_whole(self, folder: Path, spec: ModelSpec, reason: PackagingError) -> ModelSpec:
-        """Write the whole model and compare what it is going to answer.
+        """Write the whole model and compare its answers.
 
         Raises:
             NotServable, ParityError, PackagingError: as `package`.
@@ -295,7 +298,7 @@ class Job:
         self.figures.clear()
         self.whole_because = reason
         self.progress(WHOLE, 0.0)
-        # torch.export takes sizes of 0 and 1 for constants
+        # torch.export treats sizes of 0 and 1 as constants
         sizes = [len(edges.indices) for edges in self.check.edges.values()]
         sizes += map(len, self.check.features.values())
         example = self.check if min(sizes) > 1 else self.probe.check
@@ -310,7 +313,7 @@ class Job:
             spec = self.judge(folder, spec)
         except PackagingError as error:
             raise self.explained(error) from error
-        self.notes.append(f"served whole by the torch runtime, without the table: {reason}")
+        self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
             self.notes.append(
                 "the model answers one row for a graph: a node's answer is that of the graph of its "
@@ -330,7 +333,7 @@ class Job:
         return self.head if isinstance(self.head, nn.Module) and not self.is_link else None
 
     def compile(self, folder: Path, spec: ModelSpec) -> None:
-        """Compile the whole program where there is one; what came of it is a note."""
+        """Compile the whole program if there is one; the result becomes a note."""
         if spec.whole_file is None:
             self.notes.append("not compiled: the model is split, and ONNX Runtime runs its stages")
             return
@@ -363,7 +366,8 @@ class Job:
         if traced.decisions:
             shown = "; ".join(traced.decisions[:3]) + ("; …" if len(traced.decisions) > 3 else "")
             self.notes.append(
-                f"Python decided while the model was traced, as on every graph compared: {shown}"
+                f"Python branches were fixed while the model was traced, and held on every graph "
+                f"compared: {shown}"
             )
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
@@ -383,7 +387,7 @@ class Job:
         return self._check(folder, spec, plans, traced)
 
     def _finals(self, traced: Traced) -> tuple[dict[str, fx.Node], HeadPlan]:
-        """The value that each target's last state holds, and what comes after."""
+        """The value that each target's last state holds, and the head."""
         dims = tuple(int(np.prod(traced.values[node].shape[1:])) for node in traced.outputs.values())
         if self.is_link:
             widths = dims if len(dims) == 2 else dims * 2
@@ -414,7 +418,7 @@ class Job:
         return {node_type: state}, HeadPlan("node", trailing, ("h",), (width,), dims[0])
 
     def _to_logits(self, head: nn.Module | None) -> nn.Module | None:
-        """The head, and behind it the inverse of the activation that the module ends in."""
+        """The head, followed by the inverse of the activation that the module ends in."""
         if not self.are_probabilities:
             return head
         inverse = ToLogits(self.task)
@@ -476,5 +480,5 @@ def _width(array: AnyArray) -> int:
 
 
 def _whole_fanouts(fanouts: Fanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """Fanouts of a whole model: their number says how many hops its ego-graph has."""
+    """Fanouts of a whole model: their number is the number of hops of its ego-graph."""
     return resolve_fanouts(fanouts, num_hops(fanouts), binding.relations)

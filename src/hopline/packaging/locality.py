@@ -1,8 +1,8 @@
-"""Why a module cannot be served node by node, found by what it answers on changed graphs.
+"""Finds out why a module cannot be served node by node, from its answers on changed graphs.
 
-Asked only when served answers differ from the module's, or to find what no comparison at the same graph
-can show: a random answer, or one that depends on the order in which edges are listed. Each question
-changes one thing of a graph and looks whether answers of nodes change whose neighbourhood did not.
+Used only when served answers differ from the module's, or to find what no comparison on the same graph
+can show: a random answer, or one that depends on the order in which edges are listed. Each check changes
+one thing of a graph and tests whether answers change for nodes whose neighbourhood did not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hopline.types import IdArray
 
 #: Nodes and edges of the largest graph that a module is run on.
 _MOST_ROWS = 100_000
-#: Runs after which a module that answers the same is taken to draw nothing.
+#: Runs after which a module with equal answers is considered deterministic.
 _REPEATS = 8
-#: Hops beyond those that are packaged that are tried.
+#: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
 
 
 def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> list[str]:
-    """Run the module again: as it was, and with the edges listed in another order.
+    """Run the module again: unchanged, and with the edges listed in another order.
 
-    Returns: lines of the user's source that decide by numbers of tensors.
+    Returns: lines of the user's source that branch on values of tensors.
 
     Raises:
-        NotServable: it answers otherwise; names what draws, where that can be seen.
+        NotServable: its answers differ; names the code that draws random numbers, if it is known.
     """
 
     def run() -> Rows:
@@ -56,9 +56,9 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
 def check_again(
     reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, draws: Sequence[str] = ()
 ) -> None:
-    """Run the module several times, before a difference is put down to what was changed.
+    """Run the module several times, before a difference is attributed to the change.
 
-    Raises: NotServable: it answers otherwise, or `draws` names lines that draw.
+    Raises: NotServable: its answers differ, or `draws` names lines that draw.
     """
 
     def run() -> Rows:
@@ -69,18 +69,18 @@ def check_again(
 
 
 def _random(run: Callable[[], Rows], draws: Sequence[str]) -> str:
-    """What is random in a module, and the way out."""
+    """The source of randomness in a module, and the remedy."""
     if draws:
         return (
-            f"the model's answers are random: in eval mode it draws ({'; '.join(draws)}). For dropout that "
-            "stays on write F.dropout(x, p, training=self.training) or use nn.Dropout; a server must "
-            "answer the same question the same way"
+            f"the model's answers are random: in eval mode it draws ({'; '.join(draws)}). To turn "
+            "off dropout in eval mode write F.dropout(x, p, training=self.training) or use "
+            "nn.Dropout; a server must answer the same question the same way"
         )
     source = drawn_by(run, lambda one, other: not differ(one, other).any())
     why = (
         f"they depend on {source}"
         if source
-        else "something that it keeps from call to call, a generator of its own or the time changes them"
+        else "the cause is state that it keeps between calls, its own generator, or the time"
     )
     return (
         f"the model's answers are random: two runs in eval mode differ, and {why}. Draw once in __init__ "
@@ -92,15 +92,15 @@ def _random(run: Callable[[], Rows], draws: Sequence[str]) -> str:
 def check_sizes(
     reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, decisions: Sequence[str] = ()
 ) -> None:
-    """Run the module on the graph beside copies of it: more nodes and edges, none joined to the first ones.
+    """Run the module on the graph and unconnected copies of it: more nodes and edges.
 
-    A branch on a number of nodes or edges takes another way there. No comparison on one graph shows that.
+    A branch on a number of nodes or edges takes another path there. No comparison on one graph shows that.
 
     Args:
-        decisions: lines of its source that decide by numbers of tensors.
+        decisions: lines of its source that branch on values of tensors.
 
     Raises:
-        NotServable: answers for the first ones change.
+        NotServable: answers for the first nodes change.
     """
     one = sum(map(len, probe.check.features.values())) + sum(
         len(e.indices) for e in probe.check.edges.values()
@@ -111,7 +111,7 @@ def check_sizes(
             after = reference.answers(graph, pairs)
         except PackagingError as error:
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
-        # nodes of every copy have the same neighbourhood, and other numbers
+        # nodes of every copy have the same neighbourhood, but other numbers
         places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
         if any(differ(rows, after[at : at + len(rows)]).any() for at in places):
             check_again(reference, probe, pairs, rows)
@@ -120,7 +120,7 @@ def check_sizes(
                 or _decided(decisions)
                 or (
                     "its answers depend on how many nodes or edges there are: they change when the same "
-                    f"graph is put beside it {copies - 1} times. A branch on x.size(0) or "
+                    f"graph is added {copies - 1} times. A branch on x.size(0) or "
                     "edge_index.size(1) does that"
                 )
             )
@@ -135,7 +135,7 @@ def extremes(graph: CheckGraph) -> CheckGraph:
 
 
 def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
-    """A graph beside copies of itself."""
+    """A graph together with copies of itself."""
     features = {name: np.tile(rows, (copies, 1)) for name, rows in graph.features.items()}
     edges = {}
     for key, part in graph.edges.items():
@@ -160,12 +160,12 @@ def explain(
     rows: Rows,
     decisions: Sequence[str] = (),
 ) -> str:
-    """Why answers for nodes differ from those on their neighbourhoods, and the way out; "" if unknown.
+    """Why answers for nodes differ from those on their neighbourhoods, and the remedy; "" if unknown.
 
     Args:
-        seeds: rows of the target type, int64 [n]. hops: of the packaged model.
+        seeds: rows of the target type, int64 [n]. hops: those of the packaged model.
         rows: the module's answers for all nodes of the probe.
-        decisions: lines of its source that decide by numbers of tensors.
+        decisions: lines of its source that branch on values of tensors.
     """
     target = reference.targets[0]
     try:
@@ -174,23 +174,23 @@ def explain(
             or _looks_further(reference, probe, target, seeds, hops, rows, decisions)
             or ""
         )
-    except PackagingError:  # it fails on some of the changed graphs: nothing is learnt from those
+    except PackagingError:  # it fails on some of the changed graphs: those show nothing
         return ""
 
 
 def _decided(decisions: Sequence[str]) -> str:
-    """That a decision over all rows is why answers change; "" where there is none."""
+    """The message that a branch on all rows changes answers; "" if there is no such branch."""
     if not decisions:
         return ""
     shown = "; ".join(decisions[:3])
     return (
-        f"forward makes a condition or a Python number of all nodes or edges at once ({shown}), and a "
-        "server sees a part of the graph: decide for each row (torch.where), or when the module is made"
+        f"forward makes a condition or a Python number of all nodes or edges together ({shown}), and a "
+        "server sees a part of the graph: decide for each row (torch.where), or when the module is built"
     )
 
 
 def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Sequence[str]) -> str:
-    """Whether the module's answers change with nodes that no edge joins to those that are asked for."""
+    """Whether the module's answers change with nodes that no edge joins to the requested ones."""
     real = probe.real
     rng = np.random.default_rng(1)
     before = reference.answers(real)
@@ -210,13 +210,13 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
             return ""
     decided = _decided(decisions)
     if decided:
-        decided += ". If it is not that, "
+        decided += ". If that is not the cause, "
     if "copies" in changed or not changed:
         return decided + (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
             "sum or softmax over all nodes): the answer for a node changes when nodes that no edge joins "
             "to it are added or change places. For an embedding of each node give the node's number as a "
-            "feature column, self.emb(x[:, 0].long()); replace what adds up over nodes by something of "
+            "feature column, self.emb(x[:, 0].long()); replace sums over all nodes by a function of "
             "the node alone"
         )
     return decided + (
@@ -233,14 +233,14 @@ def _one_size(error: PackagingError) -> str:
             "num_classes: give the number"
         )
     return (
-        f"the model works for one number of nodes only ({error}). It knows nodes by their row: give each "
-        "node its number as a feature column and look its embedding up by that column, self.emb(x[:, "
+        f"the model works for one number of nodes only ({error}). It identifies nodes by their row: give "
+        "each node its number as a feature column and look its embedding up by that column, self.emb(x[:, "
         "0].long())"
     )
 
 
 def renumbered(graph: CheckGraph, order: dict[str, IdArray]) -> CheckGraph:
-    """The same graph with its nodes in another order: row i is what was row order[i]."""
+    """The same graph with its nodes in another order: row i is the former row order[i]."""
     place = {name: np.argsort(rows) for name, rows in order.items()}
     edges = {}
     for key, part in graph.edges.items():
@@ -262,7 +262,7 @@ def _looks_further(
     rows: Rows,
     decisions: Sequence[str],
 ) -> str:
-    """Whether more hops give the module's answers, or only edges that leave the neighbourhood."""
+    """Whether more hops give the module's answers, or only outgoing edges that leave the neighbourhood."""
     tried = seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
     right = 0
     for seed in tried.tolist():
@@ -273,15 +273,15 @@ def _looks_further(
                 break
         else:
             return _decided(decisions) or (
-                "it reads more than a node's in-neighbours: edges that leave the node "
+                "it reads more than a node's in-neighbours: outgoing edges "
                 "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
                 "the whole graph. The server follows edges from destination to source only: add the "
-                "reverse edges to the graph (undirected=True, or an edge type of their own; `hopline graph "
+                "reverse edges to the graph (undirected=True, or a separate edge type; `hopline graph "
                 "build --undirected`) and have the model read those"
             )
     if right > hops:
         return (
-            f"it looks {right} hops far and {hops} fanouts were given: some layer looks several hops, or "
+            f"it reads {right} hops and {hops} fanouts were given: some layer reads several hops, or "
             f"reads the degrees of its neighbours. Give {right} fanouts, for example "
             f"fanouts={[-1] * right}"
         )

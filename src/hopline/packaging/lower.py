@@ -1,7 +1,7 @@
-"""Convs of a traced model replaced by their dense forms, and source-side code lifted one level down.
+"""Replaces convs of a traced model by their dense forms, and lifts source-side code one level down.
 
 Lifting makes the state below hold what the conv reads of a neighbour (W h) instead of h: computed once
-for each node and kept in the table, and narrower to gather. Only where it pays (see `_lift`).
+for each node, stored in the state cache, and narrower to gather. Only where it pays (see `_lift`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lower(traced: Traced, binding: Binding) -> dict[fx.Node, LoweredConv]:
     """Build the dense form of every conv call.
 
     Raises:
-        NotSplittable: a conv has no dense form; says which and why.
+        NotSplittable: a conv has no dense form; the message says which and why.
     """
     traced.module.add_module("dense", nn.Module())
     return {node: _lower(traced, binding, node, number) for number, node in enumerate(traced.convs)}
@@ -53,12 +53,12 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
     where = describe(traced.module, node)
     unknown = sorted(set(arguments) - _KNOWN)
     if unknown:
-        raise NotSplittable(f"{where} is called with {', '.join(unknown)}, which no dense form takes")
+        raise NotSplittable(f"{where} is called with {', '.join(unknown)}, which no dense form accepts")
     source, destination, paired = _sides(arguments.get("x"), where)
     key = str(slot_of(arguments["edge_index"])).split(":", 1)[1]
     edge_types = binding.relations if key == "*" else (key,)
     if key == "*" and slot_of(arguments.get("edge_type", source)) != "edge_type:*":
-        raise NotSplittable(f"{where} reads the edges of all relations but not their edge_type as it is")
+        raise NotSplittable(f"{where} reads the edges of all relations but not their unchanged edge_type")
     weight = arguments.get("edge_weight")
     if weight is not None and slot_of(weight) != f"edge_weight:{key}":
         raise NotSplittable(
@@ -100,7 +100,7 @@ def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
 def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
     """Move source and destination code below where it must be or where it makes the state narrower.
 
-    Level 0 is raw features, which are gathered anyhow: nothing is gained by a file there.
+    Level 0 is raw features, which are gathered anyway: a file there gains nothing.
     """
     dense = conv.dense
     prepare = dense.prepare_source
@@ -114,8 +114,9 @@ def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
         if own is not None and conv.destination is not None:
             with torch.no_grad():
                 width += int(own(traced.values[conv.destination][:1]).shape[1])
-        # A lifted Gemm runs for every neighbour instead of once for the node (unless the table has
-        # it), so that a reduction must become much narrower; an attention's runs as often either way.
+        # A lifted Gemm runs for every neighbour instead of once for the node (unless it is in the
+        # state cache), so that a reduction must become much narrower; an attention's runs as often either
+        # way.
         block = dense.needs[0].kind == "sources"
         if traced.levels[conv.source] == 0 or width > source_dim * (1.25 if block else 0.5):
             return

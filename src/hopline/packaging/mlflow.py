@@ -1,7 +1,7 @@
-"""`hopline models import`: a version of a model that is registered in MLflow becomes a version here.
+"""`hopline models import`: copies or packages a model version that is registered in MLflow.
 
-What MLflow keeps is either an artifact that Hopline wrote, which is copied, or an estimator, which is
-packaged as a tabular model. A graph model is packaged against its graph, which MLflow does not have.
+MLflow holds either an artifact that Hopline wrote, which is copied, or an estimator, which is packaged as
+a tabular model. A graph model must be packaged against its graph, which MLflow does not have.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Imported:
 
     Attributes:
         path: `<repository>/<name>/<version>`.
-        registered: what it was in MLflow.
+        registered: the version in MLflow.
         how: "copied" or "packaged".
-        notes: what packaging has to say.
+        notes: of packaging.
     """
 
     path: Path
@@ -52,19 +52,19 @@ def import_from_mlflow(
 ) -> Imported:
     """Import one version.
 
-    An estimator is unpickled, which runs what is in it: import from registries that you trust.
+    An estimator is unpickled, which executes code in it: import from registries that you trust.
 
     Args:
         reference: "mlflow:/NAME/VERSION" or "mlflow:/NAME@ALIAS".
         repository: folder of models.
-        name, version: to be called here; None as in MLflow.
+        name, version: in the repository; None keeps those of MLflow.
         tracking_uri: of the registry; None is MLflow's own choice.
         overwrite: replace an existing version.
 
     Raises:
-        PackagingError: MLflow refuses, the version cannot be served, or it exists here already.
-        ArtifactError: an artifact of Hopline's that is malformed or damaged.
-        ParityError: a packaged estimator answers otherwise.
+        PackagingError: an error of MLflow, a version that cannot be served, or one that exists already.
+        ArtifactError: a malformed or damaged artifact.
+        ParityError: a packaged estimator answers differently.
     """
     with tempfile.TemporaryDirectory(prefix="hopline-mlflow-") as scratch:
         with registry(tracking_uri) as opened:
@@ -91,7 +91,7 @@ def import_from_mlflow(
 def _copy(
     folder: Path, repository: Path, name: str, version: str, origin: Mapping[str, str], overwrite: bool
 ) -> Path:
-    """Copy an artifact's own files, under another name perhaps, and say where it came from."""
+    """Copy an artifact's own files, perhaps under another name, and record its origin."""
     for file in read_artifact(folder, verify=False).files:
         if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
             raise ArtifactError(f"model.json lists the file {file!r}, which is not inside its folder")
@@ -104,7 +104,7 @@ def _copy(
             shutil.copyfile(folder / file, target)
         text = msgspec.json.format(msgspec.json.encode(spec), indent=1)
         (place.folder / "model.json").write_bytes(text)
-        read_artifact(place.folder)  # what was copied is what was hashed
+        read_artifact(place.folder)  # checks the hashes of the copied files
     return place.path
 
 
@@ -114,7 +114,7 @@ def _estimator(reference: str, folder: Path) -> tuple[Any, Any]:
         found = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise PackagingError(
             f"{reference}: holds neither an artifact of `hopline package` (model.json) nor a model that "
-            f"MLflow logged (MLmodel); there is: {found}"
+            f"MLflow logged (MLmodel); it contains: {found}"
         )
     from mlflow.models import Model
 
@@ -130,7 +130,7 @@ def _estimator(reference: str, folder: Path) -> tuple[Any, Any]:
     sample = logged.load_input_example(str(folder))
     if sample is None:
         raise PackagingError(
-            f"{reference}: was logged without an input example, and the columns are read off it; log it "
+            f"{reference}: was logged without an input example, which defines the columns; log it "
             "with input_example=…, or use `hopline package --sklearn` with a sample"
         )
     return _loaded(reference, flavor, folder), sample

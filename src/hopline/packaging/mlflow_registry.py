@@ -1,7 +1,7 @@
-"""A registered model in MLflow: finding a version, where it came from, and its files.
+"""Registered models in MLflow: finds a version, its origin and its files.
 
-Knows MLflow's client, nothing of what the files are. MLflow is imported here and in `mlflow.py` only, and
-only when something is imported from it: that takes a second.
+Uses MLflow's client and knows nothing of the content of files. MLflow is imported here and in `mlflow.py`
+only, when something is imported from it: that takes a second.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Registered:
     Attributes:
         name: of the registered model.
         version: as MLflow numbers it.
-        source: where its files are, as MLflow says.
-        origin: what an artifact says of it under `producer`: version, run, stage, aliases, tags, source.
+        source: where its files are, according to MLflow.
+        origin: what an artifact records under `producer`: version, run, stage, aliases, tags, source.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Registered:
 
 
 def parse(reference: str) -> tuple[str, str | None, str | None]:
-    """(name, version, alias) of "mlflow:/NAME/VERSION" or "mlflow:/NAME@ALIAS"; "models:/" does as well.
+    """(name, version, alias) of "mlflow:/NAME/VERSION" or "mlflow:/NAME@ALIAS"; "models:/" works as well.
 
-    Raises: PackagingError: neither.
+    Raises: PackagingError: neither form.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
@@ -54,10 +54,10 @@ def registry(tracking_uri: str | None) -> Iterator[Registry]:
     """A connection to the registry at an address.
 
     Args:
-        tracking_uri: None takes MLflow's own choice (MLFLOW_TRACKING_URI).
+        tracking_uri: None uses MLflow's default (MLFLOW_TRACKING_URI).
 
     Raises:
-        PackagingError: whatever MLflow says while it is used; or MLflow is not installed.
+        PackagingError: an error of MLflow while it is used; or MLflow is not installed.
     """
     try:
         import mlflow
@@ -69,7 +69,7 @@ def registry(tracking_uri: str | None) -> Iterator[Registry]:
     before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
     try:
         if tracking_uri is not None:
-            # Downloads of "models:/m-…" and "runs:/…" ask the process's own address, whatever is given.
+            # Downloads of "models:/m-…" and "runs:/…" use the process's own address, whichever is passed.
             mlflow.set_tracking_uri(tracking_uri)
             mlflow.set_registry_uri(tracking_uri)
         yield Registry(mlflow.MlflowClient())
@@ -82,8 +82,10 @@ def registry(tracking_uri: str | None) -> Iterator[Registry]:
 
 
 class Registry:
-    """Args:
-    client: an MlflowClient.
+    """Finds and downloads registered models.
+
+    Args:
+        client: an MlflowClient.
     """
 
     def __init__(self, client: Any) -> None:
@@ -101,8 +103,8 @@ class Registry:
             found = self._client.get_model_version(name, version)
         else:
             raise PackagingError(
-                f"{reference}: MLflow numbers its versions; {version!r} is no number. An alias is written "
-                f"mlflow:/{name}@{version}"
+                f"{reference}: MLflow numbers its versions; {version!r} is not a number. Write an alias "
+                f"as mlflow:/{name}@{version}"
             )
         if found.status != "READY":
             raise PackagingError(
@@ -122,7 +124,7 @@ class Registry:
         return Registered(name, number, str(source), origin)
 
     def download(self, registered: Registered, folder: Path) -> Path:
-        """Copy a version's files into an empty folder; the folder that they are in."""
+        """Copy a version's files into an empty folder; return the folder that holds them."""
         from mlflow.artifacts import download_artifacts
 
         return Path(download_artifacts(artifact_uri=registered.source, dst_path=str(folder)))

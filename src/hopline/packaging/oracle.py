@@ -1,6 +1,6 @@
 """The slow, simple engine: every node of a graph at full neighbourhoods, level by level, in NumPy.
 
-Says in NumPy what each input kind of `hopline.artifact` means; the parity gate of packaging and the
+Defines in NumPy what each input kind of `hopline.artifact` means; the parity gate of packaging and the
 tests of the real engine compare with it. Needs NumPy and ONNX Runtime, not torch.
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec, Stage, StageInput, read_spec
 from hopline.errors import ArtifactError
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.runtimes.ort import ort
 from hopline.types import AnyArray, FloatArray
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def run_stage(
 
 
 def packed(stage: Stage, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
-    """What the stage's file is fed: its inputs, or all of them side by side where it is packed."""
+    """The inputs of the stage's file: one each, or all of them side by side if it is packed."""
     if not stage.packed:
         return feeds
     return {"x": np.concatenate([feeds[item.name] for item in stage.inputs], axis=1)}
@@ -171,14 +171,16 @@ def _block(item: StageInput, edges: CheckEdges) -> AnyArray:
         weights[mask] = 1.0 if edges.weight is None else edges.weight
         return weights
     if edges.attr is None:
-        raise ArtifactError(f"input {item.name!r} reads attributes of {item.edge_type!r}, which has none")
+        raise ArtifactError(
+            f"input {item.name!r} reads attributes of {item.edge_type!r}, which has no attributes"
+        )
     attr = np.zeros((*mask.shape, edges.attr.shape[1]), dtype=np.float32)
     attr[mask] = edges.attr
     return attr
 
 
 def _reduce(item: StageInput, edges: CheckEdges, rows: FloatArray, own: FloatArray | None) -> FloatArray:
-    """The reductions of hopline.artifact; sums in float64, so that this is the accurate side."""
+    """The reductions of hopline.artifact; sums in float64, so that this side is accurate."""
     n = len(edges.indptr) - 1
     dst = edges.destinations
     src = edges.indices
@@ -205,7 +207,7 @@ def _gcn(
     weight: NDArray[np.float64],
     total: NDArray[np.float64],
 ) -> FloatArray:
-    """Symmetric normalisation over one node type; `own` is None where no self-loop is added."""
+    """Symmetric normalisation over one node type; `own` is None if no self-loop is added."""
     dst, src = edges.destinations, edges.indices
     n = len(total)
     loop_weight = np.zeros(n)

@@ -1,6 +1,6 @@
-"""`hopline.package`: from a PyG module and a graph to an artifact folder.
+"""`hopline.package`: packages a PyG module for a graph as an artifact folder.
 
-Ask the module, split or export it, compare what would be served, rename into place: the steps of `job.py`.
+Run the module, split or export it, compare what would be served, rename into place: the steps of `job.py`.
 """
 
 from __future__ import annotations
@@ -65,31 +65,31 @@ def package(
     """Package a trained PyG module for serving.
 
     Args:
-        module: takes node features and edges (`x, edge_index`, or `x_dict, edge_index_dict`) and answers
-            one row for each node. It is not changed; a copy in eval mode is packaged.
-        graph: the graph that it is to be served on; its schema becomes part of the artifact.
+        module: called with node features and edges (`x, edge_index`, or `x_dict, edge_index_dict`) and
+            answers one row for each node. It is not changed; a copy in eval mode is packaged.
+        graph: the graph on which it will be served; its schema becomes part of the artifact.
         repository: folder of models; the artifact is `<repository>/<name>/<version>`.
         fanouts: sampled neighbours for each layer, seed-outward; one list, or edge type -> list.
         task: how logits become probabilities and labels.
         sampling: how neighbours are chosen: uniformly, the most recent ones, or by edge weight.
         max_degree: hard cap on the neighbours of one node at one layer.
-        salt: of the keyed sampler; another salt draws other neighbours.
+        salt: key of the sampler; another salt draws other neighbours.
         head: a further module from final states to logits: of one argument (`head(h)`), or of two for
             link prediction (`head(h_src, h_dst)`); "dot" scores a pair by the dot product.
         target: the node type that requests name, or (source, destination) types of a pair; needed only
-            where there are several.
+            if there are several.
         classes: names of the output columns.
         arguments: argument name of forward -> "features", "edge_index", "edge_attr", "edge_weight",
-            "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), where names are
+            "edge_type", "adj_t", "batch", "data" (or None to leave an optional one out), if names are
             not the usual ones.
         relations: edge type keys, in the order of an `edge_type` argument's numbers, or the one edge
             type that a homogeneous model reads.
-        output: whether the module answers "logits" or "probabilities"; "auto" finds out. The server
-            applies the task's sigmoid or softmax to logits, and to nothing else.
-        runtime: "onnx" fails where the model cannot be split, "torch" never splits, "auto" tries.
+        output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
+            applies the task's sigmoid or softmax to logits only.
+        runtime: "onnx" fails if the model cannot be split, "torch" never splits, "auto" tries.
         check_nodes: nodes of each type of the graph on which the package is checked.
         compile: compile a model that is served whole to machine code (10 to 40 s; needs a C++ compiler).
-            One that cannot be compiled is packaged all the same, and the report says why.
+            A model that cannot be compiled is packaged anyway, and the report says why.
         overwrite: replace an existing version.
         progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
@@ -98,15 +98,15 @@ def package(
 
     Raises:
         PackagingError: bad arguments, or a version that exists.
-        NotServable: an answer depends on more than the node's neighbourhood; says on what.
-        NotSplittable: runtime "onnx" and the model cannot be split; says where and why.
-        ParityError: what would be served is not what the module answers.
+        NotServable: an answer depends on more than the node's neighbourhood; the message says on what.
+        NotSplittable: runtime "onnx" and the model cannot be split; the message says where and why.
+        ParityError: what would be served differs from the module's answers.
     """
     started = time.perf_counter()
     if compile:
         if runtime == "onnx":
             raise PackagingError(
-                "compile is for models that are served whole, and runtime 'onnx' allows none"
+                "compile is for models that are served whole, and runtime 'onnx' excludes them"
             )
         check_compiler()
     schema = graph.schema
@@ -162,7 +162,7 @@ def package(
         job.ask_module(check_nodes, output, tuple(classes))
         try:
             if runtime == "torch":
-                raise NotSplittable("runtime='torch' was asked for")
+                raise NotSplittable("runtime='torch' was requested")
             if job.pooled:
                 raise NotSplittable("the model answers one row for a graph, not one for each node")
             written = job.judge(place.folder, job.write_stages(place.folder, spec))
@@ -191,10 +191,12 @@ def _targets(target: str | tuple[str, str] | None, binding: Binding, head: objec
     named = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
     for node_type in named:
         if node_type not in known:
-            raise PackagingError(f"target {node_type!r} is not a node type; there are {', '.join(known)}")
+            raise PackagingError(
+                f"target {node_type!r} is not a node type; the node types are {', '.join(known)}"
+            )
     if len(named) > 1 and not is_link(head):
         raise PackagingError(
-            "a pair of target types is for link models: give head='dot' or head(h_src, h_dst)"
+            "a pair of target types is for link models: pass head='dot' or head(h_src, h_dst)"
         )
     return named
 

@@ -1,4 +1,4 @@
-"""The gate: the artifact's files, run by the oracle, must answer what the PyG module answers.
+"""The gate: the artifact's files, run by the oracle, must give the PyG module's answers.
 
 Agreement means |a - b| <= 1e-4 + 1e-4 |b| in every element, on all nodes of the check graph at full
 neighbourhoods. Each stage is compared with the module's own intermediate values, so that the first
@@ -35,7 +35,7 @@ def compare(what: str, actual: FloatArray, expected: FloatArray) -> float:
     """Largest absolute difference of two arrays.
 
     Raises:
-        ParityError: beyond the tolerance, or another shape; `what` names it.
+        ParityError: beyond the tolerance, or another shape; `what` names the array.
     """
     if actual.shape != expected.shape:
         raise ParityError(f"{what} has shape {actual.shape}, the PyG module gives {expected.shape}")

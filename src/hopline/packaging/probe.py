@@ -1,9 +1,9 @@
-"""The graph on which a package is judged: real nodes and edges, and strangers beside them.
+"""The graph on which a package is checked: real nodes and edges, and strangers.
 
 Strangers are nodes with real feature rows and drawn edges that no real node is joined to. They are what
-the sample of a real graph may lack: chains longer than the model looks, so that each seed's neighbourhood
-ends before the graph does; isolated nodes; a hub. A model whose answer for a node depends on anything but
-the node's neighbourhood answers differently here than on the neighbourhood alone.
+the sample of a real graph may lack: chains longer than the model reads, so that each seed's neighbourhood
+ends before the graph does; isolated nodes; a hub. If a model's answer for a node depends on anything but
+the node's neighbourhood, it answers differently here than on the neighbourhood alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HUB_EDGES, _MOST_HUB_EDGES = 24, 512
 
 
 class Traits(NamedTuple):
-    """What the edges of a type have somewhere in a graph: self-loops, repeated edges."""
+    """Whether the edges of a type have these somewhere in a graph: self-loops, repeated edges."""
 
     loops: bool = False
     repeated: bool = False
@@ -35,14 +35,14 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A graph to judge on, as the server reads it and as the module takes it.
+    """A graph to check on, as the server reads it and as the module reads it.
 
     Attributes:
         graph: in memory; ids are row numbers. For each type the real nodes come first.
         check: the same as plain arrays.
         real: the real part alone.
-        hops: that strangers' chains are longer than.
-        asked: places of strangers that are asked for, counted from the first stranger of a type.
+        hops: strangers' chains are longer than these.
+        asked: places of requested strangers, counted from the first stranger of a type.
     """
 
     graph: Graph
@@ -63,15 +63,15 @@ class Probe:
         wide: bool = True,
         seed: int = 0,
     ) -> Probe:
-        """Put strangers beside a real graph.
+        """Add strangers to a real graph.
 
         Args:
             timed: edge types that have times.
-            hops: that the model is going to look.
-            max_degree: of the graph that `real` is a sample of: strangers have a hub like that.
-            traits: edge type -> what that graph has, and the sample may lack.
+            hops: that the model reads.
+            max_degree: of the graph from which `real` was sampled: strangers have a hub of that degree.
+            traits: edge type -> traits of that graph that the sample may lack.
             wide: half of the strangers have features of other signs and sizes than real ones.
-            seed: of what is drawn.
+            seed: of the random numbers.
         """
         rng = np.random.default_rng(seed)
         check = beside(real, strangers(real, hops, rng, max_degree, traits))
@@ -85,7 +85,7 @@ class Probe:
         return cls(graph, CheckGraph.of(graph), real, hops, asked)
 
     def seeds(self, node_type: str, most: int) -> IdArray:
-        """Nodes to ask for: real ones from the least to the largest in-degree, and strangers.
+        """Nodes to request: real ones from the smallest to the largest in-degree, and strangers.
 
         Args:
             most: real nodes.
@@ -125,7 +125,7 @@ def strangers(
     max_degree: int = 0,
     traits: Mapping[str, Traits] | None = None,
 ) -> CheckGraph:
-    """Nodes with real rows in chains, some isolated, one hub; edges as the real ones are.
+    """Nodes with real rows in chains, some isolated, one hub; edges like the real ones.
 
     Edge types of one node type that hold each edge in both directions do so here. Self-loops and
     repeated edges are drawn where there are real ones.
@@ -133,7 +133,7 @@ def strangers(
     Args:
         hops: chains have more than twice as many steps.
         max_degree: in-neighbours of the hub, within bounds.
-        traits: edge type -> what is drawn also where `real` has none.
+        traits: edge type -> what is drawn even if `real` has none.
     """
     steps = _steps(hops)
     crowd = min(max(_HUB_EDGES, max_degree), _MOST_HUB_EDGES)
@@ -151,12 +151,12 @@ def _steps(hops: int) -> int:
 
 
 def _core(hops: int) -> int:
-    """Strangers of a type but for those that only point to the hub."""
+    """Strangers of a type, without those that only point to the hub."""
     return _steps(hops) * _WIDTH + _ISOLATED + 1
 
 
 def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) -> CheckGraph:
-    """The graph with features of other signs and sizes; columns of whole numbers may be codes and stay."""
+    """The graph with features of other signs and sizes; columns of integers (maybe codes) are unchanged."""
     features = {}
     for name, rows in graph.features.items():
         whole = (rows == np.rint(rows)).all(axis=0)
@@ -195,7 +195,7 @@ def _drawn(
 def _columns(
     real: CheckEdges, count: int, rng: np.random.Generator
 ) -> tuple[FloatArray | None, FloatArray | None]:
-    """Attributes and weights of drawn edges: those of real ones; 1 where there is none."""
+    """Attributes and weights of drawn edges: sampled from real ones; 1 if there are none."""
     picks = rng.integers(0, len(real.indices), count) if len(real.indices) else None
 
     def of(values: FloatArray | None) -> FloatArray | None:
@@ -226,7 +226,7 @@ def grouped(
 
 
 def beside(first: CheckGraph, second: CheckGraph) -> CheckGraph:
-    """Two graphs of one schema as one, with no edge between them; rows of the first come first."""
+    """Join two graphs of one schema, with no edge between them; rows of the first come first."""
     features = {
         name: np.concatenate([rows, second.features[name]]) for name, rows in first.features.items()
     }

@@ -1,9 +1,9 @@
-"""Tracing by running: each traced value knows what it is on the check graph.
+"""Tracing by running: each traced value knows its value on the check graph.
 
 A plain torch.fx proxy has no type, size or attributes, so Python code that looks at them (isinstance,
-hasattr, dtype, len, a branch on a size) takes another way than it takes for a tensor. Here it takes the
-same way. What a branch on a size decided is noted; the gate checks whether it holds for other graphs.
-Changes in place are noted with the values that they change; `functional.py` takes them out.
+hasattr, dtype, len, a branch on a size) takes another path than it takes for a tensor. Here it takes the
+same path. What a branch on a size decided is noted; the gate checks whether it holds for other graphs.
+Changes in place are noted with the values that they change; `functional.py` removes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.fx.proxy import Attribute, TraceError
 
 from hopline.packaging.user_source import user_line
 
-#: node.meta: what the value was, and the earlier values that computing it changed in place.
+#: Keys of node.meta: what the value was, and the earlier values that computing it changed in place.
 VALUE, CHANGED = "value", "changed"
 _UNKNOWN = object()
 #: Properties and methods of a tensor that are the same for each graph of a schema.
@@ -32,14 +32,14 @@ _PROPERTIES = frozenset(
 _METHODS = frozenset(
     {"dim", "ndimension", "is_floating_point", "is_complex", "is_contiguous", "element_size"}
 )
-#: What tells of a tensor's shape and not of its numbers.
+#: Attributes of a tensor's shape, not of its numbers.
 _SIZES = frozenset({"size", "shape", "numel", "stride", "nelement", *_METHODS, *_PROPERTIES})
-#: Rows that a loop over a tensor is followed through.
+#: Rows up to which a loop over a tensor is traced.
 _MOST_STEPS = 16
 
 
 class ValueProxy(fx.Proxy):
-    """A traced value that answers questions about its type as the value would."""
+    """A traced value that answers type checks as its value would."""
 
     tracer: RunningTracer
 
@@ -95,7 +95,7 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "iand", "
 
 
 class _Attribute(ValueProxy, Attribute):
-    """An attribute that is not called yet: it becomes a node when it is read."""
+    """An attribute that is not called yet; it becomes a node when it is read."""
 
     def __init__(self, root: fx.Proxy, attr: str) -> None:
         Attribute.__init__(self, root, attr)
@@ -111,11 +111,11 @@ class _Attribute(ValueProxy, Attribute):
 
 
 class RunningTracer(fx.Tracer):
-    """Runs each node when it is made.
+    """A tracer that runs each node when the node is created.
 
     Attributes:
         slots: of the check graph.
-        decisions: values that a Python branch or number was made of, with what they were.
+        decisions: values that a Python branch or number used, with the outcome.
     """
 
     def __init__(self, slots: dict[str, Tensor]) -> None:
@@ -126,17 +126,17 @@ class RunningTracer(fx.Tracer):
         self._is_running = False
 
     def proxy(self, node: fx.Node) -> ValueProxy:
-        """A proxy of ours."""
+        """A `ValueProxy` of the node."""
         return ValueProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        """The node of a proxy, though it says that it is a tensor."""
+        """The node of a proxy, although the proxy claims to be a tensor."""
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any
     ) -> Any:
-        """Make the node, run it, and note what it changed in place."""
+        """Create the node, run it, and note what it changed in place."""
         made = super().create_proxy(kind, target, args, kwargs, *more, **options)
         node = made.node
         before = [(n, versions(n.meta.get(VALUE))) for n in self.graph.nodes if n is not node]
@@ -145,13 +145,13 @@ class RunningTracer(fx.Tracer):
         return made
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Make a node of a call, unless it is part of running one: torch.fx sees those calls too."""
+        """Create a node for a call, unless it is part of running one: torch.fx sees those calls too."""
         if self._is_running:
             return forward(*args, **kwargs)
         return self.trace_module(m, forward, args, kwargs)
 
     def trace_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """What a call of a module becomes."""
+        """The traced result of a call of a module."""
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
@@ -183,12 +183,12 @@ class RunningTracer(fx.Tracer):
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             if node.op == "call_function":
                 return node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # user code; `analyse` runs it again and says what is wrong
+        except Exception:  # user code; `analyse` runs it again and reports the error
             return _UNKNOWN
         return None
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """A branch on a type or size is decided as on the check graph; one on values is not traced."""
+        """Decide a branch on a type or size as on the check graph; a branch on values cannot be traced."""
         value = value_of(obj.node)
         if (isinstance(value, bool | int | float) or value is None) and not depends_on_values(obj.node):
             self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
@@ -196,7 +196,7 @@ class RunningTracer(fx.Tracer):
         raise TraceError(f"a condition on a tensor's numbers{_line()} cannot be followed")
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Items of a tuple, or of a tensor that has few."""
+        """Items of a tuple, or of a tensor that has few rows."""
         value = value_of(obj.node)
         if isinstance(value, tuple | list) or (
             isinstance(value, Tensor) and value.dim() > 0 and len(value) <= _MOST_STEPS
@@ -216,12 +216,12 @@ def _line() -> str:
 
 
 def value_of(node: fx.Node) -> Any:
-    """What a value is on the check graph; a marker where it is not known."""
+    """The value of a node on the check graph; a marker if it is unknown."""
     return node.meta.get(VALUE, _UNKNOWN)
 
 
 def depends_on_values(node: fx.Node) -> bool:
-    """Whether a number is made of what tensors hold, not of their types and sizes alone."""
+    """Whether a number depends on the content of tensors, not only on their types and sizes."""
     if node.op == "call_method" and node.target in _SIZES:
         return False
     if node.op == "call_function" and node.target is getattr and node.args[1] in _SIZES:
@@ -232,7 +232,7 @@ def depends_on_values(node: fx.Node) -> bool:
 
 
 def versions(value: Any) -> list[int]:
-    """The counters that tell whether tensors were changed in place."""
+    """The counters that show whether tensors were changed in place."""
     if isinstance(value, Tensor):
         return [] if value.is_inference() else [value._version]
     if isinstance(value, tuple | list):
@@ -253,10 +253,10 @@ def same_tensor(one: Any, other: Any) -> bool:
 
 @contextmanager
 def as_their_values() -> Iterator[None]:
-    """Let `isinstance` in code that is being traced answer for what a traced value is.
+    """Make `isinstance` in traced code answer for the value behind a proxy.
 
-    torch's own code and ours get the true answer: torch hands what it takes for a tensor to C, which does
-    not look again. (A proxy that named Tensor as its class crashed the process in `torch.pow(x, 2)`.)
+    torch's own code and ours get the true answer: torch passes what looks like a tensor to C, which does
+    not check again. (A proxy that named Tensor as its class crashed the process in `torch.pow(x, 2)`.)
     """
     true = builtins.isinstance
 
@@ -278,5 +278,5 @@ def as_their_values() -> Iterator[None]:
 
 
 def is_container(module: nn.Module) -> bool:
-    """Whether a module only calls its parts, one after the other."""
+    """Whether a module only calls its parts in order."""
     return type(module) is torch.nn.Sequential

@@ -1,6 +1,6 @@
 """The user's own module as the oracle of packaging: called as its owner calls it, on a full graph.
 
-Knows nothing of tracing, stages or artifacts: what those get wrong must not be wrong here too.
+Independent of tracing, stages and artifacts: their mistakes must not occur here too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
 from hopline.types import IdArray
 
-#: float64: the oracle's figures are kept as exact as the module gives them.
+#: float64: the oracle keeps the precision of the module's answers.
 Rows = NDArray[np.float64]
 Pairs = tuple[IdArray, IdArray]
-#: Far above float32 rounding in another order of sums, far below what a real dependence does.
+#: Far above float32 rounding in another order of sums, far below the effect of a real dependence.
 _TOLERANCE = 1e-3
 
 
@@ -59,13 +59,13 @@ class Reference:
     def states(
         self, graph: CheckGraph, prepare: Callable[[nn.Module], object] | None = None
     ) -> list[Tensor]:
-        """What the module answers for all nodes of each target type.
+        """The module's answers for all nodes of each target type.
 
         Args:
-            prepare: gets the copy that is about to run, for example to hook a submodule.
+            prepare: called with the copy before it runs, for example to hook a submodule.
 
         Raises:
-            PackagingError: the module fails, or answers something else than rows.
+            PackagingError: the module fails, or does not answer rows.
         """
         module = shared_copy(self.module)
         if prepare is not None:
@@ -77,7 +77,7 @@ class Reference:
             }
         try:
             with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # of torch, about sparse tensors of PyG's own
+                warnings.simplefilter("ignore", UserWarning)  # torch's warnings about PyG's sparse tensors
                 out = self.call(module, slots)
         except Exception as error:  # user code
             raise PackagingError(
@@ -95,22 +95,24 @@ class Reference:
         if isinstance(out, list | tuple):
             if len(out) != 1:
                 raise PackagingError(
-                    f"the model returns {len(out)} values, and it is not known which of them is the "
-                    "answer: give a module that returns one, for example class Served(nn.Module) whose "
+                    f"the model returns {len(out)} values, and it is unknown which of them is the "
+                    "answer: pass a module that returns one, for example class Served(nn.Module) whose "
                     "forward returns self.model(x, edge_index)[0]"
                 )
             out = out[0]
         if not isinstance(out, Tensor) or out.dim() == 0:
-            raise PackagingError(f"the model must answer one tensor of rows; it gave {type(out).__name__}")
+            raise PackagingError(
+                f"the model must answer one tensor of rows; it returned {type(out).__name__}"
+            )
         return out
 
     def rounding(self, graph: CheckGraph, pairs: Pairs | None, rows: Rows) -> NDArray[np.float64]:
-        """How far the module's own answers are off those that it gives in float64, float64 [n].
+        """Distance of the module's answers from its answers in float64, float64 [n].
 
         Args:
             rows: its answers on `graph`.
 
-        Returns: for each row the largest of its columns; 0 where the module does not run in float64.
+        Returns: for each row the largest of its columns; 0 if the module does not run in float64.
         """
         exact = copy.copy(self)
         exact.module = copy.deepcopy(self.module).double()
@@ -124,7 +126,7 @@ class Reference:
             return np.nan_to_num(np.abs(other - rows), posinf=0.0).max(axis=1, initial=0.0)
 
     def is_pooled(self, graph: CheckGraph) -> bool:
-        """Whether the answer is one row for the graph, not a row for each node."""
+        """Whether the answer is one row for the graph, not one for each node."""
         states = self.states(graph)
         return not self.is_link and len(states[0]) == 1 < graph.num_nodes(self.targets[0])
 
@@ -132,7 +134,7 @@ class Reference:
         """The module's answers, float64 [n, c]: for all nodes of the target type, or for pairs.
 
         Raises:
-            PackagingError: as `states`; also another number of rows than nodes.
+            PackagingError: as `states`; also if the number of rows is not that of nodes.
         """
         states = self.states(graph)
         for rows, target in zip(states, self.targets, strict=True):
@@ -154,7 +156,7 @@ class Reference:
         if self.head == "dot":
             if widths[0] != widths[-1]:
                 raise PackagingError(
-                    f"head 'dot' needs states of equal width, not {widths[0]} and {widths[-1]}"
+                    f"head 'dot' needs states of equal width, got {widths[0]} and {widths[-1]}"
                 )
             return (sides[0] * sides[1]).sum(-1)
         if not isinstance(self.head, nn.Module):
@@ -173,10 +175,10 @@ class Reference:
         return out
 
     def embedding(self, graph: CheckGraph, layer: str = "") -> Rows | None:
-        """What "embedding" is to answer for all nodes of the target type, float64 [N, d].
+        """The expected output "embedding" for all nodes of the target type, float64 [N, d].
 
         Args:
-            layer: path of the submodule whose input it is; "" with a head means the module's own answer.
+            layer: path of the submodule that reads it; "" with a head means the module's own answer.
         """
         if isinstance(self.head, nn.Module):
             return as_rows(self.states(graph)[0])
@@ -194,10 +196,10 @@ class Reference:
 
 
 def of_target(out: Any, target: str) -> Any:
-    """The answer for a node type, of a module that answers for one or for several.
+    """The answer for one node type, from a module that answers for one or several types.
 
     Raises:
-        PackagingError: there is none for it.
+        PackagingError: there is no answer for it.
     """
     if not isinstance(out, dict):
         return out
@@ -210,7 +212,7 @@ def of_target(out: Any, target: str) -> Any:
 
 
 def differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
-    """Rows that are not the same, bool [n]."""
+    """Rows that differ, bool [n]."""
     if one.shape != other.shape:
         return np.ones(len(one), np.bool_)
     finite = np.abs(one[np.isfinite(one)])
@@ -226,7 +228,7 @@ def as_rows(out: Tensor) -> Rows:
 
 
 def described(slots: dict[str, Tensor]) -> str:
-    """What a graph gives, in words."""
+    """The tensors of a graph, in words."""
     return ", ".join(
         f"{role} of {name!r} {str(rows.dtype).removeprefix('torch.')} {['n', *rows.shape[1:]]}".replace(
             "'n'", "n"
@@ -237,7 +239,7 @@ def described(slots: dict[str, Tensor]) -> str:
 
 
 def dtype_hint(error: Exception) -> str:
-    """What to write where a model fails for the dtype that it gets; "" for other failures."""
+    """What to write if a model fails because of a dtype; "" for other failures."""
     text = str(error)
     if "Long" in text and "Float" in text:
         return "; features are float32: look codes up by x[:, 0].long()"
@@ -252,7 +254,7 @@ def eval_copy(module: nn.Module) -> nn.Module:
     """A CPU copy in eval mode with the module's own dtype; half precision becomes float32.
 
     Raises:
-        PackagingError: it has uninitialised (lazy) parameters, or cannot be copied.
+        PackagingError: the module has uninitialised (lazy) parameters, or cannot be copied.
     """
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
@@ -263,16 +265,16 @@ def eval_copy(module: nn.Module) -> nn.Module:
     memo = {id(tensor): tensor.detach().clone() for tensor in _left_over(module)}
     try:
         copied = copy.deepcopy(module, memo)
-    except Exception as error:  # any attribute of a user's module may refuse
+    except Exception as error:  # any attribute of a user's module may refuse a copy
         raise PackagingError(
-            f"{type(module).__name__} cannot be copied: {error}; keep what cannot be copied out of the "
+            f"{type(module).__name__} cannot be copied: {error}; move what cannot be copied out of the "
             "module"
         ) from error
     copied = copied.cpu()
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters()):
         copied = copied.float()
     for part in copied.modules():
-        if getattr(part, "cached", None) is True:  # what it kept is of the graph that it was trained on
+        if getattr(part, "cached", None) is True:  # its cached values belong to the training graph
             part.cached = False  # type: ignore[assignment]
             for name in [name for name in vars(part) if name.startswith("_cached")]:
                 setattr(part, name, None)
@@ -280,13 +282,13 @@ def eval_copy(module: nn.Module) -> nn.Module:
 
 
 def shared_copy(module: nn.Module) -> nn.Module:
-    """A copy that shares the parameters: what forward keeps on it does not reach the next call."""
+    """A copy that shares the parameters: values that forward stores on it do not reach the next call."""
     memo: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     return copy.deepcopy(module, memo)
 
 
 def _left_over(module: nn.Module) -> Iterator[Tensor]:
-    """Results that training left as attributes: tensors with a history cannot be copied as they are."""
+    """Results that training left as attributes: tensors with a history cannot be copied directly."""
     for part in module.modules():
         for value in vars(part).values():
             values = (

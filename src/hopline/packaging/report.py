@@ -1,4 +1,4 @@
-"""What packaging says when it is done."""
+"""The report of packaging."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StageFigures:
         inputs: what the stage reads, in words.
         state_dim: columns that it produces.
         max_abs_diff: against the PyG module on the check graph.
-        num_bytes: of its ONNX file, 0 where it has none.
+        num_bytes: of its ONNX file, 0 if it has no file.
     """
 
     name: str
@@ -35,7 +35,7 @@ class PackageReport:
         path: the artifact folder `<repository>/<name>/<version>`.
         spec: as written to model.json.
         stages: figures of each stage, empty for a whole model.
-        notes: what the user should know (activations left to the server, why a model stays whole).
+        notes: for the user (activations left to the server, why a model is served whole).
         seconds: how long packaging took.
     """
 

@@ -1,6 +1,6 @@
-"""The check that a stage's rows do not depend on each other: run it on some rows, compare with all.
+"""Checks that a stage's rows do not depend on each other: runs it on some rows and compares with all.
 
-Shapes alone do not tell `x - x.mean(0)` from `x - 1`; values do.
+Shapes alone do not distinguish `x - x.mean(0)` from `x - 1`; values do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hopline.errors import NotSplittable
 from hopline.packaging.trace import describe
 from hopline.types import AnyArray
 
-#: Kinds whose rows are not the destinations'.
+#: Kinds whose rows are not those of destinations.
 _SHARED = frozenset({"sources"})
 #: Far above float32 rounding of another Gemm blocking, far below what a mixed row would show.
 _TOLERANCE = 1e-3
@@ -46,7 +46,7 @@ def check_rowwise(
         part = recorder.record(some)
     except RuntimeError as error:
         failed = describe(module, recorder.current) if recorder.current is not None else "it"
-        raise NotSplittable(f"{where}: {failed} works only on all nodes at once: {error}") from error
+        raise NotSplittable(f"{where}: {failed} works only on all nodes together: {error}") from error
     for node, value in full.items():
         if not _agree(value, part[node], picks, num_rows):
             raise NotSplittable(

@@ -1,4 +1,4 @@
-"""How a packaged model samples: fanouts and the choice of neighbours, checked against the graph."""
+"""Sampling of a packaged model: fanouts and the choice of neighbours, checked against the graph."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, 
 def resolve_fanouts(
     fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Give each edge type that the model reads its fanouts.
+    """Assign fanouts to each edge type that the model reads.
 
     Args:
         fanouts: seed-outward, one number for each layer; -1 means all neighbours.
         edge_types: keys of the edge types that some layer reads.
 
     Raises:
-        PackagingError: a wrong number of them, an edge type without, or a value below -1.
+        PackagingError: a wrong number of fanouts, an edge type without fanouts, or a value below -1.
     """
     keys = sorted(edge_types)
     if isinstance(fanouts, Mapping):
@@ -35,7 +35,7 @@ def resolve_fanouts(
         for key in keys:
             if key not in given:
                 raise PackagingError(
-                    f"no fanouts for edge type {key!r}; there are some for {sorted(given)}"
+                    f"no fanouts for edge type {key!r}; fanouts were given for {sorted(given)}"
                 )
         found = {key: given[key] for key in keys}
     else:
@@ -61,7 +61,7 @@ def num_hops(fanouts: Fanouts) -> int:
 
 
 def check_sampling(sampling: Sampling, max_degree: int | None, schema: GraphSchema) -> None:
-    """Check that the graph has what the sampling needs.
+    """Check that the graph has the data that the sampling needs.
 
     Raises:
         PackagingError: `recent` without edge times, `weighted` without weights, a bad `max_degree`.
@@ -77,7 +77,7 @@ def check_sampling(sampling: Sampling, max_degree: int | None, schema: GraphSche
 
 
 def check_signs(sampling: Sampling, schema: GraphSchema, edge_types: Iterable[str]) -> None:
-    """Check that edges that are sampled by weight have none below 0.
+    """Check that edges that are sampled by weight have no weights below 0.
 
     Args:
         edge_types: keys of the edge types that the model reads.
@@ -87,4 +87,4 @@ def check_signs(sampling: Sampling, schema: GraphSchema, edge_types: Iterable[st
     """
     signed = schema.signed(edge_types) if sampling == "weighted" else []
     if signed:
-        raise PackagingError(f"{'; '.join(signed)} (sampling 'uniform' takes any)")
+        raise PackagingError(f"{'; '.join(signed)} (sampling 'uniform' accepts any)")

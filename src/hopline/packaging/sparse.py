@@ -1,8 +1,8 @@
-"""What a sparse matrix (`adj_t`) holds otherwise than a list of edges, which is what a server reads.
+"""Differences between a sparse matrix (`adj_t`) and a list of edges, which is what a server reads.
 
 A matrix has one entry for a pair of nodes: torch's own merges repeated edges, torch_sparse's keeps them.
-PyG's convolutions also treat its diagonal and its values otherwise than those of a list. The gate sees that
-answers differ; this says why.
+PyG's convolutions also treat its diagonal and its values differently from those of a list. The gate detects
+that answers differ; this module finds the reason.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hopline.packaging.reference import Pairs, Reference, differ
 if TYPE_CHECKING:
     from hopline.graph import Adjacency
 
-#: Edges that are looked at in one go.
+#: Edges that are examined in one step.
 _CHUNK = 1 << 22
 
 
 class Adjacent(dict[str, Tensor]):
-    """Slots with each `adj_t` made of them: edge indices that are tensors of their own."""
+    """Slots and the `adj_t` built from them: each edge index is a separate tensor."""
 
     def __init__(self, slots: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Adjacent(dict[str, Tensor]):
 
 @contextmanager
 def weights_of(model: nn.Module, given: Adjacent) -> Iterator[None]:
-    """Convolutions over an `adj_t` get the edge weights that it stands for."""
+    """Give convolutions over an `adj_t` the edge weights that it represents."""
 
     def hook(conv: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
@@ -69,7 +69,7 @@ def weights_of(model: nn.Module, given: Adjacent) -> Iterator[None]:
 
 
 class _Listed(Reference):
-    """The same module over lists of edges."""
+    """As `Reference`, over lists of edges."""
 
     def __init__(self, reference: Reference) -> None:
         vars(self).update(vars(reference))
@@ -81,18 +81,18 @@ class _Listed(Reference):
 
 
 def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None, repeated: str) -> str:
-    """Why the module answers otherwise over a sparse matrix than over the same edges as a list; "" if not.
+    """Why the module's answers over a sparse matrix differ from those over a list; "" if they do not.
 
     Args:
-        check: a graph that has whatever the served graph has: repeated edges, self-loops, weights.
-        repeated: an edge that the served graph has twice, in words; "" where it has none.
+        check: a graph with the traits of the served graph: repeated edges, self-loops, weights.
+        repeated: an edge that the served graph has twice, in words; "" if there is none.
     """
     listed = _Listed(reference)
 
     def agree(graph: CheckGraph) -> bool:
         try:
             return not differ(reference.answers(graph, pairs), listed.answers(graph, pairs)).any()
-        except PackagingError:  # code over the matrix itself, adj_t.sum(1), takes no list
+        except PackagingError:  # code over the matrix itself, adj_t.sum(1), accepts no list
             return False
 
     if agree(check):
@@ -115,20 +115,20 @@ def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None,
     weighted = any(edges.weight is not None for edges in check.edges.values())
     if not found and weighted and (agree(_unweighted(check)) or agree(_unweighted(plain))):
         found.append(
-            f"{_without_weights(reference.module)} multiplies by the values of a sparse matrix, and takes "
-            "no weights with a list of edges: build the graph without weights, or use a convolution that "
-            "has an edge_weight argument, as GraphConv"
+            f"{_without_weights(reference.module)} multiplies by the values of a sparse matrix, and "
+            "accepts no weights with a list of edges: build the graph without weights, or use a "
+            "convolution that has an edge_weight argument, for example GraphConv"
         )
     if not found:
         return ""
     return (
         f"its answers over an adj_t are not those over the same edges as a list: {'; '.join(found)}; or "
-        "take edge_index in forward, and train with that"
+        "use edge_index in forward, and train with that"
     )
 
 
 def _without_weights(module: nn.Module) -> str:
-    """The convolutions of a module that take no edge weights, by name."""
+    """The convolutions of a module that accept no edge weights, by name."""
     names = {
         type(part).__name__
         for part in module.modules()
@@ -139,7 +139,7 @@ def _without_weights(module: nn.Module) -> str:
 
 
 def repeated_edge(adjacency: Adjacency) -> tuple[int, int] | None:
-    """The rows (source, destination) of an edge that is there twice; None where there is none."""
+    """The rows (source, destination) of a repeated edge; None if there is none."""
     indptr = np.asarray(adjacency.indptr[:])
     first = 0
     while first < len(indptr) - 1:

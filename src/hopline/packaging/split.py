@@ -1,7 +1,7 @@
-"""A traced model cut into stages: which values each state holds, and each stage as an fx module.
+"""Cuts a traced model into stages: which values each state holds, and each stage as an fx module.
 
 Level by level from the output down. A stage computes its values from convs of its level, from the
-node's own state one level below, and from its raw features (those are at hand at every level, so that
+node's own state one level below, and from its raw features (which are available at every level, so that
 level-0 values are computed again rather than carried).
 """
 
@@ -45,7 +45,7 @@ class StagePlan:
 
 @dataclass(slots=True)
 class _State:
-    """Values of one state, in column order, and the own values that the stage reads from below."""
+    """Values of one state, in column order, and the node's own values that the stage reads from below."""
 
     values: list[fx.Node] = field(default_factory=list)
     own: list[fx.Node] = field(default_factory=list)
@@ -61,7 +61,11 @@ class Splitter:
     def __init__(
         self, traced: Traced, convs: dict[fx.Node, LoweredConv], finals: dict[str, fx.Node]
     ) -> None:
-        """Args: finals: node type -> the value that its last state holds."""
+        """Create a splitter.
+
+        Args:
+            finals: node type -> the value that its last state holds.
+        """
         self.traced = traced
         self.convs = convs
         self.num_layers = max(traced.levels[node] for node in finals.values())
@@ -81,7 +85,7 @@ class Splitter:
         return self._states.setdefault((level, node_type), _State())
 
     def _collect(self, level: int) -> None:
-        """Find what the states one level below must hold for the stages of `level`."""
+        """Collect what the states one level below must hold for the stages of `level`."""
         places = sorted(place for place in self._states if place[0] == level)
         for place in places:
             for conv in self._convs_of(place):
@@ -191,7 +195,7 @@ class _Builder:
         self.plan.inputs = tuple(self.inputs)
 
     def _input(self, kind: str, **fields: Any) -> fx.Node:
-        """The placeholder of an input, one for everything that asks for the same."""
+        """The placeholder of an input, shared by all uses of the same input."""
         for item, node in self.inputs.items():
             if item.kind == kind and all(getattr(item, key) == value for key, value in fields.items()):
                 return node
@@ -268,7 +272,7 @@ class _Builder:
         elif slot is not None:
             if not slot.startswith("features:"):
                 raise NotSplittable(
-                    f"the model uses {slot} outside of a message-passing layer, which no row-wise stage has"
+                    f"the model uses {slot} outside of a message-passing layer: no row-wise stage reads it"
                 )
             new = self._input("features")
         else:
@@ -328,7 +332,7 @@ class _Builder:
 def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:
     value = conv.source if need.value == "source" else conv.destination
     if value is None:
-        raise AssertionError("a dense conv asked for own rows that its call does not give")
+        raise AssertionError("a dense conv needs own rows that its call does not pass")
     return value
 
 

@@ -1,7 +1,7 @@
 """A model as a graph of values: torch.fx, with convs and every module without convs as one value.
 
 Each value gets the rows it belongs to (its *domain*: a node type, an edge type, or none) and its level:
-the number of convs on its longest path. Knows nothing of stages or ONNX.
+the number of convs on its longest path. Independent of stages and ONNX.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Traced:
     Attributes:
         module: the fx graph module; its one input is the mapping of slots.
         outputs: target node type -> the value that the model answers for it.
-        domains: value -> whose rows it has; absent for what depends on no row.
+        domains: value -> whose rows it has; absent for values that depend on no row.
         levels: value -> number of convs on its longest path.
         values: value -> what it was on the check graph.
-        decisions: branches and numbers that Python made of types and sizes, with the user's line.
+        decisions: branches and numbers that Python derived from types and sizes, with the user's line.
     """
 
     module: fx.GraphModule
@@ -87,7 +87,7 @@ def conv_arguments(module: fx.GraphModule, node: fx.Node) -> dict[str, Any]:
 
 
 def describe(module: fx.GraphModule, node: fx.Node) -> str:
-    """What a value is and where in the user's source it is made."""
+    """What a value is and where the user's source computes it."""
     if node.op == "call_module":
         what = f"{node.target} ({type(module.get_submodule(str(node.target))).__name__})"
     elif node.op == "call_method":
@@ -117,7 +117,7 @@ class _Root(nn.Module):
 
 
 class _Tracer(RunningTracer):
-    """Leaves are convs and whatever holds no conv: their inside may be any Python."""
+    """A tracer whose leaves are convs and modules without convs; inside they may be any Python."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """A conv, or a module without one (dict arguments are handled in `call_module`)."""
@@ -130,11 +130,11 @@ class _Tracer(RunningTracer):
     def trace_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         """Trace through modules that take dicts: their entries have rows of different types."""
         if isinstance(m, HeteroDictLinear):
-            # Its own forward may choose a grouped kernel; one Linear for each type is the same.
+            # Its own forward may choose a grouped kernel; one Linear for each type is equivalent.
             rows = args[0] if args else next(iter(kwargs.values()))
             return {key: lin(rows[key]) for key, lin in m.lins.items() if key in rows}
         if isinstance(m, HeteroConv) and m.aggr in ("max", "min"):
-            # torch.max over a dimension answers a pair, which PyG takes apart only if it is real.
+            # torch.max over a dimension returns a pair, which PyG unpacks only if it is not a proxy.
             m.aggr = f"a{m.aggr}"
         if any(isinstance(value, dict) for value in (*args, *kwargs.values())):
             return forward(*args, **kwargs)
@@ -143,7 +143,7 @@ class _Tracer(RunningTracer):
         return super().trace_module(m, forward, args, kwargs)
 
     def _with_weights(self, conv: MessagePassing, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a conv; one over an `adj_t` takes the edge weights that are its values."""
+        """The arguments of a conv; a conv over an `adj_t` gets the edge weights that are its values."""
         given = inspect.signature(conv.forward).bind_partial(*args, **kwargs).arguments
         for value in given.values():
             slot = slot_of(value.node) if isinstance(value, fx.Proxy) else None
@@ -153,7 +153,7 @@ class _Tracer(RunningTracer):
             if weights in self.slots:
                 if "edge_weight" not in inspect.signature(conv.forward).parameters:
                     raise NotSplittable(
-                        f"{type(conv).__name__} reads an adj_t with edge weights and takes no edge_weight"
+                        f"{type(conv).__name__} reads an adj_t with edge weights but takes no edge_weight"
                     )
                 slots = self.proxy(value.node.args[0])
                 weight = self.create_proxy("call_function", operator.getitem, (slots, weights), {})
@@ -181,7 +181,7 @@ def trace(model: nn.Module, binding: Binding, targets: tuple[str, ...], slots: d
             graph = tracer.trace(root)
     except PackagingError:
         raise
-    except Exception as error:  # tracing runs any user code, which fails in any way
+    except Exception as error:  # tracing runs any user code, which may raise any error
         raise NotSplittable(
             f"{type(model).__name__}.forward cannot be traced: "
             + ("" if isinstance(error, TraceError) else f"{type(error).__name__}: ")
@@ -226,7 +226,7 @@ _REDUCTIONS = {
 
 
 def _stack_by_column(module: fx.GraphModule) -> None:
-    """Turn stack(dim=0) followed by reductions over dim 0 into the same over dim 1.
+    """Rewrite stack(dim=0) followed by reductions over dim 0 to use dim 1.
 
     The usual way to add up relations or layers; over dim 1 rows stay rows.
     """
@@ -250,11 +250,11 @@ def _reduces_first(user: fx.Node, node: fx.Node) -> bool:
 
 
 def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
-    """Run the traced model on the check graph and give each value its domain and level.
+    """Run the traced model on the check graph and set the domain and level of each value.
 
     Raises:
-        NotSplittable: a value mixes rows, naming it and its source line; an output has not the rows of
-            its node type.
+        NotSplittable: a value mixes rows, naming it and its source line; an output does not have the rows
+            of its node type.
         PackagingError: the model itself fails on the check graph.
     """
     _Analysis(traced, binding, slots).run(slots)
@@ -267,7 +267,7 @@ def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
 class _Analysis(fx.Interpreter):
     def __init__(self, traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
         super().__init__(traced.module, garbage_collect_values=False)
-        self.extra_traceback = False  # would be appended to every message
+        self.extra_traceback = False  # else it is appended to every message
         self.traced = traced
         self.binding = binding
         self.given = ", ".join(
@@ -281,7 +281,7 @@ class _Analysis(fx.Interpreter):
         }
 
     def run_node(self, n: fx.Node) -> Any:
-        """Compute a value, then check and record whose rows it has."""
+        """Compute a value, then check and record its domain."""
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
         traced = self.traced
@@ -329,7 +329,7 @@ class _Analysis(fx.Interpreter):
         edges = conv_arguments(self.traced.module, n).get("edge_index")
         slot = slot_of(edges) if isinstance(edges, fx.Node) else None
         if slot is None or not slot.startswith(EDGES):
-            raise NotSplittable(f"{where} does not read the model's edge_index argument as it is")
+            raise NotSplittable(f"{where} does not read the model's unchanged edge_index argument")
         key = slot.split(":", 1)[1]
         return Domain("node", self.binding.node_types[0] if key == "*" else key.split("__")[2])
 
@@ -350,7 +350,7 @@ def _domain_of(slot: str) -> tuple[str, str]:
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """A float32 CPU copy in eval mode; the caller's module is left as it is.
+    """A float32 CPU copy in eval mode; the caller's module is not changed.
 
     Raises:
         PackagingError: as `eval_copy`.

@@ -1,4 +1,4 @@
-"""Nodes that the graph does not have, for the gate: copies of some of its own, as a request describes them.
+"""Nodes that the graph does not have, for the gate: copies of its nodes, as a request describes them.
 
 The module answers for a copy on the graph with the copy in it; a server answers from the request's lists.
 """
@@ -14,7 +14,7 @@ from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.probe import grouped
 from hopline.types import IdArray, InlineNode
 
-#: Nodes that are copied, and of their neighbours, so that copies refer to each other.
+#: Numbers of nodes and of their neighbours that are copied, so that copies refer to each other.
 _COPIES, _NEIGHBOURS = 8, 8
 
 
@@ -23,11 +23,11 @@ class Unseen:
     """Copies of nodes of one type.
 
     Attributes:
-        check: the graph with the copies in it, behind all other nodes of the type; no edge leaves them,
-            but to each other.
-        of: the nodes that they are copies of, int64 [n].
+        check: the graph with the copies in it, behind all other nodes of the type; they have no outgoing
+            edges, except to each other.
+        of: the nodes that were copied, int64 [n].
         nodes: the same as a request describes them.
-        linked: they refer to each other, and are asked for in one request.
+        linked: they refer to each other, and are requested together.
     """
 
     check: CheckGraph
@@ -37,7 +37,7 @@ class Unseen:
 
 
 def chosen(check: CheckGraph, node_type: str, asked: IdArray) -> IdArray:
-    """Nodes to copy: some of those that are asked for, and some of their neighbours, int64 [n]."""
+    """Nodes to copy: some of the requested nodes, and some of their neighbours, int64 [n]."""
     picks = np.unique(np.linspace(0, len(asked) - 1, min(len(asked), _COPIES)).astype(np.int64))
     found = dict.fromkeys(asked[picks].tolist())
     near: list[int] = []
@@ -50,10 +50,10 @@ def chosen(check: CheckGraph, node_type: str, asked: IdArray) -> IdArray:
 
 
 def copied(check: CheckGraph, node_type: str, of: IdArray, *, linked: bool) -> Unseen:
-    """Put copies of nodes beside a graph, each with the in-edges of its original.
+    """Add copies of nodes to a graph, each with the in-edges of its original.
 
     Args:
-        linked: neighbours that are copied too are their copies; otherwise only a self-loop is.
+        linked: in-edges from copied neighbours come from the copies; otherwise only self-loops do.
     """
     first = check.num_nodes(node_type)
     place = {int(node): first + i for i, node in enumerate(of)}

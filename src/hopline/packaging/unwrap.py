@@ -1,4 +1,4 @@
-"""What people hand in as their model: the module itself, or something around it."""
+"""Unwraps what users pass as their model: the module itself, or a wrapper of it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def unwrap(module: Any, what: str) -> nn.Module:
         what: "the model" or "the head", for messages.
 
     Raises:
-        PackagingError: it is no module, one for training, or a compiled one that cannot be looked into;
-            says what to give instead.
+        PackagingError: not a module, a module for training, or a compiled one that cannot be inspected;
+            the message says what to pass instead.
     """
     while True:
         inner = _inside(module)
@@ -32,8 +32,8 @@ def unwrap(module: Any, what: str) -> nn.Module:
     if scripted:
         where = "it" if scripted[0] == "" else f"its {scripted[0]}"
         raise PackagingError(
-            f"{what} cannot be packaged: {where} is a TorchScript module, which cannot be looked into; "
-            "give the nn.Module that it was made of, with its weights: "
+            f"{what} cannot be packaged: {where} is a TorchScript module, which cannot be inspected; "
+            "pass the nn.Module that it was made from, with its weights: "
             "model.load_state_dict(scripted.state_dict())"
         )
     quantised = [
@@ -43,13 +43,13 @@ def unwrap(module: Any, what: str) -> nn.Module:
     ]
     if quantised:
         raise PackagingError(
-            f"{what} is quantised by torch: {quantised[0]} scales by all rows that it is called with, so "
+            f"{what} is quantised by torch: {quantised[0]} scales by all rows of a call, so "
             "that answers change with the batch. Package the float module, then run hopline quantize"
         )
     if isinstance(module, GAE):
         encoder = "a module whose forward returns model.encode(x, edge_index)"
         raise PackagingError(
-            f"{what} is a {type(module).__name__}, which is for training: give "
+            f"{what} is a {type(module).__name__}, which is for training: pass "
             f"{encoder if isinstance(module, VGAE) else 'model.encoder'}, with task='embedding', or with "
             "head='dot' to score pairs as its decoder does"
         )
@@ -57,7 +57,7 @@ def unwrap(module: Any, what: str) -> nn.Module:
 
 
 def _inside(module: Any) -> Any:
-    """What a wrapper of torch or PyG holds; None where it is none."""
+    """The module inside a wrapper of torch or PyG; None if it is not a wrapper."""
     if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):  # torch.compile
         return module._orig_mod
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.optim.swa_utils.AveragedModel)
@@ -67,7 +67,7 @@ def _inside(module: Any) -> Any:
 def _not_a_module(given: Any, what: str) -> str:
     if isinstance(given, dict) and given and all(isinstance(value, Tensor) for value in given.values()):
         return (
-            f"{what} is a state dict: weights without the code that reads them. Make the module first: "
+            f"{what} is a state dict: weights without the code that reads them. Create the module first: "
             "model = Net(...); model.load_state_dict(weights)"
         )
     if isinstance(given, dict):
@@ -76,5 +76,5 @@ def _not_a_module(given: Any, what: str) -> str:
             "not code"
         )
     if isinstance(given, type):
-        return f"{what} is the class {given.__name__}: give an instance with its trained weights"
+        return f"{what} is the class {given.__name__}: pass an instance with its trained weights"
     return f"{what} must be a torch.nn.Module; got {type(given).__name__}"

@@ -1,4 +1,4 @@
-"""Where in the user's source something happens: frames of torch, PyG and this package are not theirs."""
+"""Finds lines of the user's source: frames of torch, PyG and this package are skipped."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LIBRARIES = (
 
 
 def user_line(error: BaseException | None = None) -> str:
-    """The innermost line of the user's source, as "file.py:7: source"; "" where none is known.
+    """The innermost line of the user's source, as "file.py:7: source"; "" if none is known.
 
     Args:
-        error: where it was raised; None asks where the caller is.
+        error: its traceback is searched; None searches the current stack.
     """
     frames: Iterable[traceback.FrameSummary] = (
         traceback.extract_stack() if error is None else traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""What a module does while it runs that answers do not tell: draws numbers, or decides by a tensor's."""
+"""Watches what a module does while it runs: whether it draws numbers, or branches on a tensor's numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DRAWS = (
     "dropout", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "rand_like",
     "randn_like",
 )  # fmt: skip
-#: Runs with a generator as it was and as it is.
+#: Runs with a generator in its earlier and in its present state.
 _TRIES = 6
-#: Calls that make Python values of a tensor's numbers.
+#: Calls that convert a tensor's numbers to Python values.
 _DECISIONS = frozenset(
     {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero",
      "unique", "unique_consecutive"}
@@ -29,7 +29,7 @@ _DECISIONS = frozenset(
 
 @dataclass(slots=True)
 class Seen:
-    """Lines of the user's source that draw random numbers, and that decide by numbers of a tensor."""
+    """Lines of the user's source that draw random numbers, and that branch on numbers of a tensor."""
 
     draws: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
@@ -62,17 +62,17 @@ def _add(found: list[str], line: str) -> None:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Note what the code inside draws and decides."""
+    """Record the draws and decisions of the code inside."""
     watch = _Watch()
     with watch:
         yield watch.seen
 
 
 def drawn_by(run: Callable[[], Any], same: Callable[[Any, Any], bool]) -> str:
-    """Whose random numbers make two runs differ, in words; "" where none of the known generators does.
+    """The generator that makes two runs differ, in words; "" if no known generator does.
 
     Args:
-        run: gives an answer. same: whether two answers are.
+        run: returns an answer. same: whether two answers are equal.
     """
     generators: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
         ("torch's random numbers", torch.get_rng_state, torch.set_rng_state),

@@ -1,6 +1,6 @@
-"""Models that cannot be split: the whole module as a torch.export program, nothing of it pickled.
+"""Models that cannot be split: the whole module as a torch.export program, without pickles.
 
-The program takes the slots of one sampled ego-graph (see `arguments`) and the seed's row, and answers
+The program reads the slots of one sampled ego-graph (see `arguments`) and the seed's row, and answers
 one row of logits; models that pool the graph ignore the seed.
 """
 
@@ -26,7 +26,7 @@ from hopline.packaging.sparse import Adjacent, weights_of
 from hopline.packaging.user_source import user_line
 
 FILE = "whole.pt2"
-#: A program that takes fewer rows than this is bound to a number in the model's code.
+#: A program with a smaller row limit than this depends on a number in the model's code.
 _MOST_ROWS = 1 << 20
 SLOTS_FILE = "whole.json"
 
@@ -81,7 +81,7 @@ def _read(model: _Whole, slots: dict[str, Tensor]) -> list[str]:
 
 
 class _Used(dict[str, Tensor]):
-    """Slots that remember which of them were read."""
+    """Slots that record which of them were read."""
 
     def __init__(self, slots: dict[str, Tensor]) -> None:
         super().__init__({name: rows for name, rows in slots.items() if not name.startswith("adj_t:")})
@@ -93,20 +93,20 @@ class _Used(dict[str, Tensor]):
 
 
 def _refusal(error: Exception) -> str:
-    """What torch.export refuses, without its own hints and symbols."""
+    """The reason of a torch.export error, without its own hints and symbols."""
     text = str(error)
     where = user_line(error)
     where = f" (at {where})" if where else ""
     if "DataDependent" in type(error).__name__ or "data-dependent" in text:
         return (
-            "torch.export cannot follow a condition, a size or a Python number that is made of a tensor's "
+            "torch.export cannot follow a condition, a size or a Python number that depends on a tensor's "
             f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
-            "does so inside, as coalesce. Use torch.where, and give sizes (num_nodes, dim_size)"
+            "does so inside, for example coalesce. Use torch.where, and give sizes (num_nodes, dim_size)"
         )
     if "Constraints violated" in text or "user-specified ranges" in text:
         return (
-            f"torch.export takes the number of nodes or edges for a constant{where}: some operator in it, "
-            "as a median or quantile over neighbours, works for one size only when exported. Use mean, "
+            f"torch.export treats the number of nodes or edges as a constant{where}: some operator in it, "
+            "for example a median or quantile over neighbours, exports for one size only. Use mean, "
             "sum, max or attention"
         )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
@@ -114,13 +114,16 @@ def _refusal(error: Exception) -> str:
 
 
 def _check_sizes(program: Any) -> None:
-    """Raises: PackagingError: the program takes no more than some number of nodes or edges."""
+    """Check the limits of a program's dynamic sizes.
+
+    Raises: PackagingError: the program is limited to some number of nodes or edges.
+    """
     for bounds in program.range_constraints.values():
-        # Of a number that the program reads from a tensor it may be infinite, and no integer.
+        # For a number that the program reads from a tensor, the bound may be infinite and not an integer.
         if bounds.upper.is_Integer and int(bounds.upper) < _MOST_ROWS:
             raise PackagingError(
-                f"the model works for at most {int(bounds.upper)} nodes or edges at a time, as "
-                "torch.export found: a slice, split or branch by a fixed number of rows. Take it out"
+                f"the model works for at most {int(bounds.upper)} nodes or edges at a time, according to "
+                "torch.export: a slice, split or branch by a fixed number of rows. Remove it"
             )
 
 
@@ -145,7 +148,7 @@ def write_whole(
         pooled: the model answers one row for a graph.
 
     Raises:
-        PackagingError: torch.export refuses it; says why it was not split, too.
+        PackagingError: torch.export refuses it; the message also says why it was not split.
     """
     slots = binding.slots(check)
     every = list(slots)
@@ -167,7 +170,7 @@ def write_whole(
     try:
         # torch prints the graph of a program that it refuses
         with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
-            # PyG's notes to users of its loaders and torch's on inputs that were not used.
+            # PyG's warnings to users of its loaders, and torch's about unused inputs.
             warnings.simplefilter("ignore", UserWarning)
             program = torch.export.export(whole, (seed, *tensors), dynamic_shapes=shapes, strict=False)
             torch.export.save(program, folder / FILE)

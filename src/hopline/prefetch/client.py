@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
-from hopline.process.link import Link
+from hopline.process.link import Handshake, Link, LinkLog
 from hopline.rollout.prefetcher import Told, Wanted
 from hopline.types import IdArray
 
@@ -100,15 +100,15 @@ class PrefetcherClient:
         self._link = Link(
             path,
             wire.WIRE,
-            wire.from_prefetcher,
-            wire.Hello(wire.PROTOCOL, identity, worker),
-            wire.Welcome,
+            Handshake(
+                wire.Hello(wire.PROTOCOL, identity, worker),
+                wire.Welcome,
+                wire.from_prefetcher,
+                timeout_s=1.0,
+            ),
             self,
-            log=log,
-            peer="the prefetcher",
-            consequence="this worker fetches rows itself",
+            LinkLog(log, "the prefetcher", "this worker fetches rows itself"),
             first_pause_s=0.05,
-            handshake_s=1.0,
         )
         self._timeout_s = timeout_s
         self._writer: asyncio.StreamWriter | None = None

@@ -22,7 +22,7 @@ class Backoff:
         """The pause before the next attempt.
 
         Args:
-            worked_s: for so long the last attempt had worked.
+            worked_s: how long the last attempt had worked.
         """
         if worked_s > self._steady_s:
             self.pause_s = self._first_s

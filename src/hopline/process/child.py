@@ -33,7 +33,7 @@ class Child:
     Attributes:
         pid: its id.
         ready: set once the child has said that it is ready.
-        said: the line that says so.
+        said: that line.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, ready_end: int) -> None:
@@ -76,7 +76,7 @@ class Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=stdout,
                 pass_fds=(*ends[1:], *pass_fds),
-                # A terminal's Ctrl-C goes to the whole group; children are told by their parent.
+                # A terminal's Ctrl-C goes to the whole group; children get theirs from their parent.
                 start_new_session=True,
             )
         except BaseException:
@@ -102,7 +102,7 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it immediately."""
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> int:

@@ -1,6 +1,6 @@
 """Keeps background work, such as a shadow candidate, off the CPUs that serve requests.
 
-Low priority alone does not do that: wherever background work ran, the CPU's caches hold its memory, and
+Low priority alone does not do that: where background work ran, the CPU's caches hold its memory, and
 Linux moves threads between CPUs, so that a serving thread may wake up with a cold cache. Background work is
 therefore pinned to half of the CPUs, and a serving thread that wakes it leaves that half first.
 """
@@ -57,6 +57,6 @@ def leave_cpu() -> bool:
     background = background_cpus(allowed)
     if _current() not in background:
         return False
-    os.sched_setaffinity(0, allowed - background)  # moves it at once
+    os.sched_setaffinity(0, allowed - background)  # moves it immediately
     os.sched_setaffinity(0, allowed)
     return True

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,22 +32,59 @@ class LinkUser(Protocol):
         """The connection has ended; another one is tried."""
 
 
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """The first messages of a connection.
+
+    Attributes:
+        hello: the first message.
+        welcome: class of its answer.
+        decoder: of all messages of the other end, `Refusal` included.
+        timeout_s: longest time for connection and welcome, in seconds.
+    """
+
+    hello: msgspec.Struct
+    welcome: type[Any]
+    decoder: msgspec.msgpack.Decoder[Any]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLog:
+    """How states of a connection are logged.
+
+    Attributes:
+        log: the logger.
+        peer: name of the other end.
+        consequence: what its absence causes; "" for nothing to say.
+        level: of lines about its absence.
+    """
+
+    log: logging.Logger
+    peer: str
+    consequence: str = ""
+    level: int = logging.WARNING
+
+    def write(self, path: Path, problem: str) -> None:
+        """Log a problem of the connection at a path."""
+        after = self.consequence and f"; {self.consequence}"
+        self.log.log(self.level, "%s at %s %s%s", self.peer, path, problem, after)
+
+    def write_up(self, path: Path) -> None:
+        """Log that the other end answers."""
+        self.log.log(min(self.level, logging.INFO), "%s at %s answers", self.peer, path)
+
+
 class Link:
     """See the module. Used from one event loop.
 
     Args:
         path: of the socket.
         wire: the framing.
-        decoder: of what the other end sends, `Refusal` included.
-        hello: the first message.
-        welcome: class of its answer.
-        user: is told of connections and messages.
-        log: where states of the connection go, each once.
-        peer: the other end, for the log.
-        consequence: what follows from its absence, for the log.
-        level: of lines that say that it is absent.
+        handshake: the first messages.
+        user: is notified of connections and messages.
+        report: logs states of the connection, each once.
         first_pause_s: between attempts; doubled up to a second.
-        handshake_s: longest time for connection and welcome.
 
     Attributes:
         problem: why there is no connection, as it was logged last; "" while there is one.
@@ -56,26 +94,18 @@ class Link:
         self,
         path: Path,
         wire: Wire,
-        decoder: msgspec.msgpack.Decoder[Any],
-        hello: msgspec.Struct,
-        welcome: type[Any],
+        handshake: Handshake,
         user: LinkUser,
+        report: LinkLog,
         *,
-        log: logging.Logger,
-        peer: str,
-        consequence: str = "",
-        level: int = logging.WARNING,
         first_pause_s: float,
-        handshake_s: float,
     ) -> None:
         self.problem = ""
         self._path = path
-        self._wire, self._decoder = wire, decoder
-        self._hello, self._welcome = hello, welcome
+        self._wire = wire
+        self._handshake = handshake
         self._user = user
-        self._log, self._level = log, level
-        self._peer, self._consequence = f"{peer} at {path}", consequence and f"; {consequence}"
-        self._handshake_s = handshake_s
+        self._log = report
         self._backoff = Backoff(first_pause_s, 1.0)
         self._keeper: asyncio.Task[None] | None = None
 
@@ -95,28 +125,28 @@ class Link:
         """Log a problem that is new."""
         if problem != self.problem:
             self.problem = problem
-            self._log.log(self._level, "%s %s%s", self._peer, problem, self._consequence)
+            self._log.write(self._path, problem)
 
     async def _keep(self) -> None:
         while True:
             try:
                 reader, writer, welcome = await self._connect()
             except (OSError, EOFError, TimeoutError, WireError) as error:
-                self.report(f"is not there: {str(error) or type(error).__name__}")
+                self.report(f"is unreachable: {str(error) or type(error).__name__}")
             else:
                 self._backoff.worked()
                 await self._listen(reader, writer, welcome)
             await asyncio.sleep(self._backoff.failed() * random.uniform(0.8, 1.2))
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]:
-        async with asyncio.timeout(self._handshake_s):
+        async with asyncio.timeout(self._handshake.timeout_s):
             reader, writer = await asyncio.open_unix_connection(self._path)
             try:
-                writer.write(self._wire.frame(self._hello))
-                answer = await self._wire.receive(reader, self._decoder)
+                writer.write(self._wire.frame(self._handshake.hello))
+                answer = await self._wire.receive(reader, self._handshake.decoder)
                 if isinstance(answer, Refusal):
                     raise WireError(f"it refuses this process: {answer.text}")
-                if not isinstance(answer, self._welcome):
+                if not isinstance(answer, self._handshake.welcome):
                     raise WireError(f"it answered {type(answer).__name__} to a hello")
             except BaseException:
                 writer.close()
@@ -129,10 +159,10 @@ class Link:
         """Take messages until the connection is lost."""
         self.problem = ""
         self._user.connected(welcome, writer)
-        self._log.log(min(self._level, logging.INFO), "%s answers", self._peer)
+        self._log.write_up(self._path)
         try:
             while True:
-                self._user.heard(await self._wire.receive(reader, self._decoder))
+                self._user.heard(await self._wire.receive(reader, self._handshake.decoder))
         except (OSError, EOFError, WireError) as error:
             self.report(f"is gone ({str(error) or type(error).__name__})")
         finally:

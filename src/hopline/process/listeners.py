@@ -36,7 +36,7 @@ def reserve(host: str, port: int, setting: str) -> socket.socket:
         ConfigError: the port is taken or the address is not this machine's.
     """
     family, _, _, _, address = _resolve(host, port)
-    # SO_REUSEPORT would let us join a stranger's port in silence, so ask for it alone first.
+    # SO_REUSEPORT would let us silently share a stranger's port, so bind without it first.
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(probe, address, host, port, setting)
@@ -70,7 +70,7 @@ async def listen_at(path: Path, talk: Talk, setting: str, listener: str) -> asyn
     """
     _remove_dead_socket(path, setting, listener)
     try:
-        # The mode of a socket is the umask's: nobody else may talk to it even for a moment.
+        # The mode of a socket is the umask's: no other user may connect to it, even for a moment.
         before = os.umask(0o177)
         try:
             return await asyncio.start_unix_server(talk, path)
@@ -101,7 +101,7 @@ def _remove_dead_socket(path: Path, setting: str, listener: str) -> None:
 def hold_new_connections(listening: socket.socket) -> None:
     """Let a listening socket finish the connections it has, and begin no further ones.
 
-    Closing it at once would reset whatever waits to be accepted, with a request perhaps already sent.
+    Closing it immediately would reset connections that wait to be accepted, perhaps with a request sent.
     From here on the kernel drops SYNs for it (a socket filter: classic BPF, linux/filter.h), so that a
     client's connect goes unanswered, is sent again after a second, and then meets another listener of
     the port or an honest refusal. Elsewhere than on Linux this does nothing.

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable
 
-#: Of the line that says ready: a pipe takes and gives so many bytes at once.
+#: Of the line that says ready: a pipe transfers that many bytes atomically.
 MAX_SAID_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 

@@ -1,4 +1,4 @@
-"""Keeps children alive: one for each slot, started again when it ends, replaced one after another.
+"""Keeps children alive: one for each slot, started again when it ends, replaced one at a time.
 
 ended ─ before any was ready ─► all are stopped: a second try would only hide the reason
       ─ else ─────────────────► started again after a pause, which doubles (`backoff.py`)

@@ -1,7 +1,7 @@
 """Asks Linux to let a thread run soon rather than long.
 
-Whoever answers requests works for a tenth of a millisecond and then waits. Beside a process that computes
-without end it would first wait for the end of that one's time slice, some 3 ms; a thread that says it wants
+A thread that answers requests works for a tenth of a millisecond and then waits. Next to a busy
+process it would first wait for the end of that one's time slice, some 3 ms; a thread that says it wants
 short slices may interrupt it (Linux 6.12 and later). Its share of the processor stays the same, and no
 privilege is needed.
 """

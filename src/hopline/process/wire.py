@@ -2,7 +2,7 @@
 
     u32 length, little-endian │ msgpack of one message
 
-Isolated models, the prefetcher and the writer of a live graph each have messages of their own and this one
+Isolated models, the prefetcher and the writer of a live graph each have their own messages and this one
 framing. Ends that start apart compare protocol versions in their first message; nothing is negotiated.
 """
 

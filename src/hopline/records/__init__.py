@@ -1,1 +1,1 @@
-"""What is kept of answers: the prediction log, and drift."""
+"""Records of answers: the prediction log, drift, traces and the access log."""

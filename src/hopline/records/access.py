@@ -1,7 +1,7 @@
-"""The access log: one JSON line for each request that a model took, written beside the event loop.
+"""The access log: one JSON line for each request to a model, written outside the event loop.
 
-Transports count what they refuse themselves (`hopline_transport_answers_total`); such requests reach no
-model and are not in here.
+Requests that transports refuse themselves reach no model and have no line;
+`hopline_transport_answers_total` counts them.
 """
 
 from __future__ import annotations
@@ -15,39 +15,41 @@ import msgspec
 
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.records.background import Aside
+from hopline.records.background import BackgroundQueue
 from hopline.records.pace import Pace
 from hopline.rollout.served import Ran
 
-#: Requests that may wait to be written: a second of a fast worker's.
+#: Most requests that wait to be written: one second of a fast worker.
 _ROOM = 20_000
 _encode = msgspec.json.Encoder().encode
 
 
 class AccessLog:
-    """A `Recorder`; one for each worker.
+    """A `Recorder` that writes the access log; one for each worker.
 
     Args:
-        metrics: where dropped lines are counted.
-        out: where lines go; None is stderr, where the other log lines are.
+        metrics: counts dropped lines.
+        out: destination of lines; None is stderr, like other log lines.
     """
 
     def __init__(self, metrics: Metrics, out: TextIO | None = None) -> None:
         self._out = out
         self._pace = Pace()
         dropped = metrics.counter(
-            "hopline_access_log_dropped_total", "Requests that the access log has no line of."
+            "hopline_access_log_dropped_total", "Requests dropped from the access log."
         )()
-        self._aside: Aside[Ran] = Aside("hopline-access-log", self._write, _ROOM, dropped)
-        self._aside.start()
+        self._background: BackgroundQueue[Ran] = BackgroundQueue(
+            "hopline-access-log", self._write, _ROOM, dropped
+        )
+        self._background.start()
 
     def record(self, ran: Ran) -> None:
-        """Take note of requests that ended: a third of a microsecond, however many they are."""
-        self._aside.put(ran, len(ran.requests))
+        """Record finished requests: a third of a microsecond for any number of requests."""
+        self._background.put(ran, len(ran.requests))
 
     async def close(self) -> None:
-        """Write what is pending."""
-        await self._aside.close()
+        """Write pending lines."""
+        await self._background.close()
 
     def _write(self, pending: Iterator[Ran]) -> None:
         out = self._out or sys.stderr
@@ -64,9 +66,9 @@ class AccessLog:
 def access_lines(
     ran: Ran, zone: Callable[[float], time.struct_time] = time.gmtime
 ) -> Iterator[dict[str, Any]]:
-    """The lines of a batch: who asked what, how it ended and how long that took.
+    """The lines of a batch: client, request, outcome and duration.
 
-    Left out are requests that wait for rows, those whose caller has gone, and copies that a rollout made.
+    Excludes requests that wait for rows, requests whose caller disconnected, and copies of a rollout.
     """
     seconds, fraction = divmod(ran.ended, 1)
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', zone(seconds))}.{int(1e3 * fraction):03d}Z"

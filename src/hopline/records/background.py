@@ -1,7 +1,7 @@
-"""Work that recorders do beside the event loop: a bounded queue and a thread that empties it.
+"""Work of recorders outside the event loop: a bounded queue and a thread that empties it.
 
-The loop adds and never waits; what there is no room for is dropped and counted. The thread looks ten times
-a second, so that nobody has to wake it: a wake-up costs more than a record.
+The loop adds items and never waits; items beyond the bound are dropped and counted. The thread polls ten
+times a second instead of being woken up: a wake-up costs more than a record.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LOOK_S = 0.1
 T = TypeVar("T")
 
 
-class Aside(Generic[T]):
-    """One queue and its thread.
+class BackgroundQueue(Generic[T]):
+    """A bounded queue and its thread.
 
     Args:
-        name: of the thread, and in the log.
-        work: handles what is pending, on the thread; it may take all of it or stop early.
-        room: what may be pending, in the unit of `put`'s `count`.
-        dropped: counts what there was no room for.
-        close_s: how long `close` waits for what is pending.
+        name: name of the thread, also in log messages.
+        work: called on the thread with pending items; may stop before the last one.
+        room: most pending items, in the unit of `put`'s `count`.
+        dropped: counts dropped items.
+        close_s: how long `close` waits for pending items.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Aside(Generic[T]):
         self._dropped = dropped
         self._close_s = close_s
         self._pending: deque[tuple[T, int]] = deque()
-        # only the loop adds to the one, only the thread to the other
+        # only the loop changes _num_put, only the thread _num_taken
         self._num_put = self._num_taken = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, item: T, count: int = 1) -> None:
-        """Add an item that counts for so many; never waits."""
+        """Add an item that counts as `count` items; never waits."""
         if self._num_put - self._num_taken + count > self._room:
             self._dropped.value += count
             return
@@ -65,12 +65,12 @@ class Aside(Generic[T]):
         self._pending.append((item, count))
 
     async def close(self) -> None:
-        """Finish what is pending, for a while."""
+        """Process pending items for up to `close_s`."""
         self._stop.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, self._close_s)
         if self._thread.is_alive():
-            log.warning("%s: ended with %d left", self._name, self._num_put - self._num_taken)
+            log.warning("%s: stopped with %d pending", self._name, self._num_put - self._num_taken)
 
     def _run(self) -> None:
         stopping = False
@@ -80,7 +80,7 @@ class Aside(Generic[T]):
                 continue
             try:
                 self._work(self._take())
-            except Exception:  # the boundary: nobody else would start this thread again
+            except Exception:  # the boundary: nothing would restart this thread
                 log.exception("%s: records are lost", self._name)
 
     def _take(self) -> Iterator[T]:

@@ -1,7 +1,7 @@
-"""Entries as columns of Arrow: built from flat arrays, several times faster than row by row.
+"""Entries as Arrow columns, built from flat arrays: several times faster than row by row.
 
-`outputs` and `tensors` are maps of name to {dtype, shape, floats | ints | texts | bytes}: what the dtype
-calls for is filled, the rest is null. Inputs are the JSON that the .jsonl form has.
+`outputs` and `tensors` are maps of name to {dtype, shape, floats | ints | texts | bytes}: the field of the
+dtype is set, the others are null. Inputs are the JSON of the .jsonl form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEXTS = ("request_id", "model", "version", "graph_version", "outcome", "input_ha
 
 
 def library(name: str) -> Any:
-    """A module of pyarrow. Raises: ConfigError: it is not installed."""
+    """Import a module of pyarrow. Raises: ConfigError: it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -127,7 +127,7 @@ def _maps(pa: Any, maps: Sequence[Mapping[str, AnyArray]]) -> Any:
 def _lists(
     pa: Any, arrays: Sequence[AnyArray], chosen: Sequence[bool], values: Callable[[list[AnyArray]], Any]
 ) -> Any:
-    """The values of the chosen arrays as lists, null for the others."""
+    """The values of the chosen arrays as lists, null for other arrays."""
     flat = [array.ravel() for array, mine in zip(arrays, chosen, strict=True) if mine]
     sizes = [array.size if mine else 0 for array, mine in zip(arrays, chosen, strict=True)]
     absent = pa.array([not mine for mine in chosen], pa.bool_())

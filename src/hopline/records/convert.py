@@ -1,6 +1,6 @@
-"""A process that brings one finished file into another form, and deletes it then.
+"""A process that converts one finished file to another format, and then deletes it.
 
-Started by the writer's finisher; nobody waits for it but that. It is nice to everybody else.
+The writer's finisher starts it and is the only one that waits for it. It runs with a low priority.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from hopline.files import publish_file
 from hopline.records.names import DRAFT
 
-#: zlib's fastest level gives up a tenth of the size for a third of the time.
+#: zlib's fastest level: a tenth larger, in a third of the time.
 _GZIP_LEVEL = 1
 
 
 def main() -> None:
-    """`source target` on the command line; the exit code is 0 where there is nothing left to do."""
+    """`source target` on the command line; the exit code is 0 if nothing is left to do."""
     source, target = map(Path, sys.argv[1:3])
     os.nice(19)
     try:
@@ -30,10 +30,10 @@ def main() -> None:
 
 
 def convert(source: Path, target: Path) -> bool:
-    """Write `target` from a .jsonl file and delete that.
+    """Write `target` from a .jsonl file and delete the source.
 
-    Returns: False where another process does it or has done it.
-    Raises: OSError: the disk refuses; `source` stays.
+    Returns: False if another process does it or has done it.
+    Raises: OSError: writing failed; `source` stays.
     """
     try:
         file = source.open("rb")

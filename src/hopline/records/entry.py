@@ -1,4 +1,4 @@
-"""One entry of the prediction log: what was asked, who answered, with what, and how long it took."""
+"""One entry of the prediction log: the request, its answer, the version that answered, and the latency."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from hopline.types import AnyArray
 
 
 class Entry(msgspec.Struct, omit_defaults=True):
-    """One ended request.
+    """The log entry of one finished request.
 
     Attributes:
-        request_id: as the client was told.
-        time: when it ended, seconds since 1970 (UTC), to the microsecond.
-        model, version: who answered.
-        graph_version: id of the graph snapshot, "" where none is read.
-        outcome: "ok", or the code of the error that was answered.
-        outputs: output name -> array, one row for each requested item, bit for bit what was answered
-            (rows of `missing` mean nothing); {} where the request failed.
+        request_id: id that the client received.
+        time: end of the request, seconds since 1970 (UTC), with microseconds.
+        model, version: model version that answered.
+        graph_version: id of the graph snapshot, "" if the model reads no graph.
+        outcome: "ok", or the code of the returned error.
+        outputs: output name -> array, one row for each requested item, with the exact bits of the answer
+            (rows of `missing` have no meaning); {} if the request failed.
         missing: rows that are null because the node is unknown.
-        degraded: fallbacks that the answer used.
-        latency_ms: "queue" and "total" of the request; "compute", or where they are told apart "sample",
-            "compute" and "post", of its batch.
-        input_hash: of what was asked; see `records.inputs`.
-        artifact_hash: of all files of the model version.
-        preprocessing_hash: of what turns inputs into what the model reads: sampling and first stages, or
-            the steps before a tabular model.
-        feature_schema_hash: of names, order and widths of the features.
-        runtime: libraries and versions that computed it.
-        client: who asked, "" where nobody has to say.
-        is_copy: sent beside the real request to compare versions; nobody got the answer.
-        inputs: what was asked; None where it was not kept.
-        tensors: name -> array: what the model saw of the first rows, such as "nodes.node.features" float32
-            [n, d], for comparing with training; {} for all but a sample.
+        degraded: fallbacks that were used.
+        latency_ms: "queue" and "total" of the request; "compute" of its batch, or "sample", "compute" and
+            "post" if they are measured separately.
+        input_hash: hash of the inputs; see `records.inputs`.
+        artifact_hash: hash of all files of the model version.
+        preprocessing_hash: hash of the steps from inputs to what the model reads: sampling and first
+            stages, or the steps before a tabular model.
+        feature_schema_hash: hash of names, order and widths of the features.
+        runtime: libraries and versions that computed the answer.
+        client: authenticated client, "" without authentication.
+        is_copy: a copy of a request to compare versions; no caller received the answer.
+        inputs: inputs of the request; None if they are not logged.
+        tensors: name -> array: what the model read for the first rows, such as "nodes.node.features"
+            float32 [n, d], for comparison with training; {} except for a sample of requests.
     """
 
     request_id: str
@@ -63,10 +63,10 @@ class Entry(msgspec.Struct, omit_defaults=True):
 
 
 class EntryWriter:
-    """Makes lines of entries; used by one thread.
+    """Encodes entries as lines; used by one thread.
 
     Args:
-        rest: called between the parts of large arrays.
+        rest: called between parts of large arrays.
     """
 
     def __init__(self, rest: Callable[[], object]) -> None:
@@ -82,8 +82,9 @@ class EntryWriter:
         self._encoder = msgspec.json.Encoder(enc_hook=other)
 
     def append(self, entry: Entry, buffer: bytearray) -> None:
-        """Add one line to a buffer. Raises: TypeError, ValueError: it holds what JSON cannot; nothing is
-        added.
+        """Add one line to a buffer.
+
+        Raises: TypeError, ValueError: JSON cannot represent a value; nothing is added.
         """
         size = len(buffer)
         try:
@@ -98,9 +99,9 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 
 def read_entry(line: bytes) -> Entry:
-    """The entry of a line, its outputs as arrays.
+    """Decode a line; outputs become arrays.
 
-    Raises: ValueError: the line is torn or no entry.
+    Raises: ValueError: the line is incomplete or not an entry.
     """
     try:
         entry = _decode(line)
@@ -112,5 +113,5 @@ def read_entry(line: bytes) -> Entry:
 
 
 def arrays(values: Mapping[str, Any]) -> dict[str, AnyArray]:
-    """Decoded JSON as arrays."""
+    """Convert decoded JSON to arrays."""
     return {name: json_array(value) for name, value in values.items()}

@@ -1,8 +1,8 @@
-"""Arrays in JSON such that they are read back bit for bit.
+"""Encodes arrays in JSON without loss of a bit.
 
-float32 is written in the shortest decimal that reads back as the same float32, int64 and strings as they
-are: people can read those. Everything else (float64, NaN, empty arrays, …) is packed: its bytes in
-base64, little-endian, beside dtype and shape.
+float32 is written as the shortest decimal that reads back as the same float32, int64 and strings unchanged;
+these are readable. All others (float64, NaN, empty arrays, …) are packed: their bytes in base64,
+little-endian, with dtype and shape.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import orjson
 from hopline.types import AnyArray, FloatArray
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
-#: Values that are written in one go: 0.2 ms.
+#: Values that are encoded without a pause: 0.2 ms.
 _AT_ONCE = 4096
-#: The one decimal that is wrong when it is rounded to float64 first, where it falls on the middle of two
-#: float32 (all of them were tried), and the one that it stands for.
+#: The only shortest decimal that is wrong if it is rounded to float64 first, where it is halfway between
+#: two float32 (all were tried), and the float32 that it represents.
 _ROUNDED_TWICE, _MEANT = 7.038531e-26, np.uint32(0x15AE43FD).view(np.float32)
 
 
@@ -29,8 +29,8 @@ def array_json(array: AnyArray, rest: Callable[[], object]) -> msgspec.Raw:
     """An array as JSON.
 
     Args:
-        array: of any dtype that is not structured.
-        rest: called between the parts of a large one, by a thread that must not hold the GIL for long.
+        array: any dtype except structured ones.
+        rest: called between parts of a large array, by a thread that must not hold the GIL for long.
     """
     if array.size and array.ndim:
         if array.dtype.kind in "OU":
@@ -43,7 +43,7 @@ def array_json(array: AnyArray, rest: Callable[[], object]) -> msgspec.Raw:
 
 
 def json_array(value: Any) -> AnyArray:
-    """The array that `array_json` wrote, decoded as far as JSON goes."""
+    """The array that `array_json` wrote, from decoded JSON."""
     if isinstance(value, dict):
         return unpacked(value)
     leaf = value
@@ -55,7 +55,7 @@ def json_array(value: Any) -> AnyArray:
 
 
 def packed(array: AnyArray) -> dict[str, Any]:
-    """dtype, shape and bytes of an array."""
+    """The dtype, shape and bytes of an array."""
     array = np.asarray(array)
     if array.dtype.kind in "OU":
         return {"dtype": "text", "shape": list(array.shape), "values": array.ravel().tolist()}
@@ -69,7 +69,7 @@ def packed(array: AnyArray) -> dict[str, Any]:
 
 
 def unpacked(value: dict[str, Any]) -> AnyArray:
-    """The array that `packed` described."""
+    """The array of `packed`'s result."""
     shape = tuple(value["shape"])
     if value["dtype"] == "text":
         texts = np.empty(len(value["values"]), np.object_)
@@ -81,16 +81,16 @@ def unpacked(value: dict[str, Any]) -> AnyArray:
 
 
 def nearest_float32(values: AnyArray) -> FloatArray:
-    """The float32 that shortest decimals stand for, which JSON readers give as float64."""
+    """The float32 values of shortest decimals, which JSON readers return as float64."""
     near = values.astype(np.float32)
     odd = np.abs(values) == _ROUNDED_TWICE
-    if np.count_nonzero(odd):  # a tenth of the price of any()
+    if np.count_nonzero(odd):  # a tenth of the cost of any()
         near[odd] = np.copysign(_MEANT, values[odd])
     return near
 
 
 def _rows_json(array: AnyArray, rest: Callable[[], object]) -> bytes:
-    """A contiguous array as nested lists; large ones in parts."""
+    """Encode a contiguous array as nested lists; large ones in parts."""
     num_rows = array.shape[0]
     if array.size <= _AT_ONCE:
         return orjson.dumps(array, option=_NUMPY)

@@ -1,8 +1,7 @@
-"""What becomes of a file that is full: synced, renamed, converted, and the oldest ones deleted.
+"""Finishes full files of the log: sync, rename, convert, and delete the oldest ones.
 
-All of it takes time, so it happens on a thread of its own. Converting is a process of its own: it is
-Python for seconds, which would take the GIL from the event loop, and needs pyarrow, which a server never
-imports.
+All of this is slow, so it runs on a separate thread. Conversion runs in a separate process: it is Python
+for seconds, which would hold the GIL of the event loop, and needs pyarrow, which a server never imports.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ _POLL_S = 0.05
 
 
 class Finisher:
-    """Finishes files in the order in which they come.
+    """Finishes files in the order of arrival.
 
     Args:
-        settings: form and limits; `path` is set.
+        settings: format and limits; `path` is set.
     """
 
     def __init__(self, settings: PredictionLogConfig) -> None:
@@ -47,16 +46,16 @@ class Finisher:
         self._thread.start()
 
     def finish(self, fd: int, path: Path) -> None:
-        """Finish a file that is open and locked; it is closed in the end."""
+        """Finish an open and locked file, and close it."""
         self._work.put((fd, path))
 
     def convert(self, path: Path) -> None:
-        """Convert a finished .jsonl file, if another form is wanted."""
+        """Convert a finished .jsonl file, if the log has another format."""
         if self._settings.format != "jsonl":
             self._work.put((-1, path))
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what was given, but leave conversions that take longer than `timeout_s`."""
+        """Finish pending files, but abandon conversions that take longer than `timeout_s`."""
         self._work.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -94,19 +93,21 @@ class Finisher:
         if process.poll() is None:
             process.kill()
         with process.stderr:
-            said = process.stderr.read()
+            stderr = process.stderr.read()
         if process.wait() and not self._hurry.is_set():
-            log.warning("prediction log: %s stays as it is: %s", source, said.strip() or process.returncode)
+            log.warning(
+                "prediction log: %s was not converted: %s", source, stderr.strip() or process.returncode
+            )
 
 
 def _seal(fd: int, path: Path) -> Path:
-    """Bring a file's bytes to the disk and give it its name; the lock goes with the descriptor."""
+    """Sync a file and give it its final name; closing the descriptor releases the lock."""
     final = path.with_name(path.name.removesuffix(PART))
     try:
         if os.fstat(fd).st_size == 0:
             path.unlink(missing_ok=True)
             return path
-        with contextlib.suppress(OSError):  # what cannot be synced is worth its name all the same
+        with contextlib.suppress(OSError):  # a file that cannot be synced is renamed, too
             os.fdatasync(fd)
         publish_file(path, final, durable=False)
     finally:
@@ -117,9 +118,9 @@ def _seal(fd: int, path: Path) -> Path:
 
 
 def delete_oldest(folder: Path, keep_bytes: int) -> list[Path]:
-    """Delete finished files, oldest first, until all files of the log take at most `keep_bytes`.
+    """Delete finished files, oldest first, until all files of the log have at most `keep_bytes`.
 
-    Returns: what was deleted. Several workers may do this at once.
+    Returns: the deleted files. Several workers may do this at the same time.
     """
     sizes = []
     for file in log_files(folder):

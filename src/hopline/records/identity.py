@@ -1,4 +1,4 @@
-"""Which exact artifact, preprocessing and libraries stand behind a version: what its entries carry."""
+"""Identity of a version in log entries: its artifact, preprocessing and libraries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hopline.rollout.served import Preprocessing, Served
 
 
 class Identity(NamedTuple):
-    """Of one version that answers; see `entry.Entry`. Does not hold the version itself.
+    """The identity of one version; see `entry.Entry`. Has no reference to the version itself.
 
     Attributes:
-        shows_tensors: it is a `Preprocessing`.
+        shows_tensors: whether the version is a `Preprocessing`.
     """
 
     model: str
@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
 
 def identity_of(served: Served) -> Identity:
-    """Ask a version who it is; its `info` tells the hashes as properties."""
+    """The identity of a version; the hashes are properties of its `info`."""
     properties = served.info((served.version,)).properties
     return Identity(
         served.name,
@@ -44,7 +44,7 @@ def identity_of(served: Served) -> Identity:
 
 @functools.cache
 def runtime_name(library: str) -> str:
-    """This process's Hopline and the library that runs models, with their versions."""
+    """Versions of Hopline and of the library that runs models."""
     try:
         return f"hopline {__version__}, {library} {version(library)}"
     except PackageNotFoundError:  # a build under another name, such as onnxruntime-gpu

@@ -1,9 +1,9 @@
-"""What a request asked about: kept for replay, and hashed.
+"""Inputs of a request: a form to log for replay, and a hash.
 
-The hash tells whether two requests asked the same, however it came: ids as a JSON list or an int64
-tensor, features as decimals or float32, columns in any order. It covers what an answer depends on (nodes,
-inline nodes, pairs, columns, time cut, outputs, what becomes of unknown nodes, attributes), not who asked
-when, of which version or with which deadline.
+The hash tells whether two requests have the same inputs in any form: ids as a JSON list or an int64
+tensor, features as decimals or float32, columns in any order. It covers all on which an answer depends
+(nodes, inline nodes, pairs, columns, time cut, outputs, handling of unknown nodes, attributes), but not
+the client, the time, the version or the deadline.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Inline(msgspec.Struct, omit_defaults=True):
     edge_weight: dict[str, Any] = {}
 
 
-class AskedAbout(msgspec.Struct, omit_defaults=True):
-    """What a request is about, as it is kept; see `types.ScoreRequest`.
+class LoggedInputs(msgspec.Struct, omit_defaults=True):
+    """Inputs of a request as they are logged; see `types.ScoreRequest`.
 
-    Arrays are lists, float32 widened to float64 so that nothing is lost; arrays with NaN are packed.
+    Arrays are lists, float32 is widened to float64 without loss; arrays with NaN are packed.
     """
 
     nodes: Any = []
@@ -53,7 +53,7 @@ class AskedAbout(msgspec.Struct, omit_defaults=True):
     columns: dict[str, Any] | None = None
 
     def request(self, model: str, version: str | None, request_id: str = "") -> ScoreRequest:
-        """The same request to a model."""
+        """A request with these inputs to a model."""
         pairs = self.pairs
         return ScoreRequest(
             model,
@@ -69,18 +69,18 @@ class AskedAbout(msgspec.Struct, omit_defaults=True):
         )
 
 
-#: `AskedAbout` and what the caller said beside it.
+#: `LoggedInputs` and further fields of the request.
 Inputs: Any = msgspec.defstruct(
     "Inputs",
     [(field.name, field.kept_as, default_of(field)) for field in LOGGED],
-    bases=(AskedAbout,),
+    bases=(LoggedInputs,),
     omit_defaults=True,
     module=__name__,
 )
 
 
-def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> AskedAbout:
-    """What to keep of a request; `rest` is called between pieces of work."""
+def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> LoggedInputs:
+    """The inputs of a request to log; `rest` is called between pieces of work."""
     pairs, columns = request.pairs, request.columns
     inline = []
     for node in request.inline:
@@ -94,7 +94,7 @@ def inputs_of(request: ScoreRequest, rest: Callable[[], object]) -> AskedAbout:
             )
         )
         rest()
-    inputs: AskedAbout = Inputs(
+    inputs: LoggedInputs = Inputs(
         _plain(request.nodes),
         inline,
         None if pairs is None else (_plain(pairs[0]), _plain(pairs[1])),
@@ -113,7 +113,7 @@ def input_hash(request: ScoreRequest) -> str:
         or request.columns is not None
         or request.as_of is not None
         or request.attributes
-    ):  # the usual request, without a detour
+    ):  # a fast path for the usual request
         form = b"N" + _ids(request.nodes) + request.on_missing.encode()
         return hashlib.blake2b(form, digest_size=_HASH_BYTES).hexdigest()
     parts = [b"N", _ids(request.nodes), request.on_missing.encode()]
@@ -133,11 +133,11 @@ def input_hash(request: ScoreRequest) -> str:
     return hashlib.blake2b(b"".join(parts), digest_size=_HASH_BYTES).hexdigest()
 
 
-# Keeping
+# Logged form
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON holds without loss."""
+    """Convert to a value that JSON represents without loss."""
     if isinstance(value, np.ndarray):
         if value.dtype == np.float32:
             value = value.astype(np.float64)
@@ -167,7 +167,7 @@ def _inline_node(node: Inline) -> InlineNode:
     )
 
 
-# Hashing: every piece begins with its kind and its length, so that no two forms run together.
+# Hashing: every piece begins with its kind and its length, so that concatenations are unambiguous.
 
 
 def _piece(kind: bytes, count: int, data: bytes) -> bytes:
@@ -175,8 +175,8 @@ def _piece(kind: bytes, count: int, data: bytes) -> bytes:
 
 
 def _ids(ids: Any) -> bytes:
-    """Ids, whatever holds them."""
-    if type(ids) is list and len(ids) == 1:  # the usual request, in half the time
+    """Encode ids from any container."""
+    if type(ids) is list and len(ids) == 1:  # a fast path for the usual request, in half the time
         (only,) = ids
         if type(only) is int and -(2**63) <= only < 2**63:
             return _ONE_INT.pack(b"i", 1, 8, only)
@@ -186,12 +186,12 @@ def _ids(ids: Any) -> bytes:
         return _piece(b"i", 0, b"")
     try:
         kind, values = typed(ids)
-    except BadRequest:  # it was answered with an error, which has a hash as well
+    except BadRequest:  # such a request failed; it has a hash, too
         return _json([_plain(item) for item in ids])
     if kind == "string":
         return _strings(values)
     numbers = as_int64(values)
-    if numbers is None:  # beyond 64 bits: no graph has such
+    if numbers is None:  # beyond 64 bits: no graph has such ids
         return _strings([str(int(value)) for value in values])
     return _piece(b"i", len(numbers), numbers.tobytes())
 
@@ -203,7 +203,7 @@ def _strings(values: Sequence[str]) -> bytes:
 
 
 def _values(values: Any) -> bytes:
-    """A column: numbers that a model reads as the same number are the same."""
+    """Encode a column: numbers that a model reads as equal are encoded equally."""
     column = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=_dtype(values))
     if column.ndim == 2 and column.shape[1] == 1:
         column = column[:, 0]
@@ -222,7 +222,7 @@ def _values(values: Any) -> bytes:
 
 
 def _dtype(values: Any) -> Any:
-    """int64 where all are integers that fit, else for NumPy to find, but never strings for numbers."""
+    """int64 if all are integers that fit, else NumPy's choice, but never strings for numbers."""
     kinds = set(map(type, values))
     if kinds <= {int, bool}:
         return np.int64 if all(-(2**63) <= value < 2**63 for value in values) else np.float64
@@ -230,7 +230,7 @@ def _dtype(values: Any) -> Any:
 
 
 def _numbers(values: AnyArray) -> bytes:
-    """float32 bits, or int64 where all values are whole: 3, 3.0 and true's 1 are told apart by nobody."""
+    """Encode as float32 bits, or int64 if all values are integers: 3, 3.0 and true's 1 are equal."""
     kind = values.dtype.kind
     if kind in "biu" and not (kind == "u" and values.size and values.max() >= 2**63):
         return _piece(b"i", len(values), np.ascontiguousarray(values, np.int64).tobytes())
@@ -246,10 +246,10 @@ def _numbers(values: AnyArray) -> bytes:
 
 
 def _matrix(values: Any) -> bytes:
-    """Features and edge attributes, which the engine reads as float32."""
+    """Encode features and edge attributes, which the engine reads as float32."""
     try:
         numbers = np.asarray(values, np.float32)
-    except (TypeError, ValueError):  # ragged or no numbers: it was answered with an error
+    except (TypeError, ValueError):  # ragged or not numbers: the request failed
         return _json(values)
     shape = struct.pack(f"<{numbers.ndim}q", *numbers.shape)
     return _piece(b"m", numbers.ndim, shape + (np.ascontiguousarray(numbers) + np.float32(0)).tobytes())

@@ -1,10 +1,10 @@
-"""The files of one writer: appended to, finished by size and age, converted, deleted when too many.
+"""The files of one writer: appended, finished by size and age, converted, and deleted beyond a total size.
 
-A file is JSON Lines while it is written, whatever form it takes in the end: whole lines are handed to the
-kernel, so that a killed process loses nothing that was written, and a torn line at most. It becomes
-visible under its final name by a rename, after its bytes are on the disk (fdatasync): a loss of power
-costs the file that was being written, at most. A writer holds a lock (flock) on its file; one that is
-unlocked was left behind, and the next writer in the folder finishes it.
+A file is JSON Lines while it is written, whatever its final format: whole lines are passed to the kernel,
+so a killed process loses no complete line. A file gets its final name by a rename, after its bytes are on
+the disk (fdatasync): a power failure loses at most the file that was being written. A writer holds a lock
+(flock) on its file; an unlocked file was left by a killed writer, and the next writer in the folder
+finishes it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from hopline.records.names import JOURNAL, PART, LogFile, log_files, stem_of
 
 log = logging.getLogger(__name__)
 
-#: What a full disk says; another file would be refused as well.
+#: Errors of a full disk, where a new file would fail, too.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: Looked at from the end of a file for its last whole line.
+#: Bytes at the end of a file that are searched for its last whole line.
 _TAIL_BYTES = 2**16
 
 
 class Journal:
-    """Used by one thread, after `open`.
+    """The files of one worker; used by one thread, after `open`.
 
     Args:
-        settings: where, how large, how old; `path` is set.
-        worker: number of this worker.
+        settings: folder, limits and format; `path` is set.
+        worker: index of this worker.
         clock: time.time.
     """
 
@@ -54,32 +54,32 @@ class Journal:
         self._opened = 0.0
 
     def open(self) -> None:
-        """Make the folder and finish what killed writers left.
+        """Create the folder and finish files of killed writers.
 
-        Raises: ConfigError: the folder can never be written to. (A full disk is no reason: it may be
-            emptied.)
+        Raises: ConfigError: the folder can never be written to. (A full disk does not raise: space may be
+            freed later.)
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if error.errno not in _FULL:
                 raise ConfigError(
-                    f"prediction_log.path: {self.folder} cannot be made: {error.strerror}"
+                    f"prediction_log.path: {self.folder} cannot be created: {error.strerror}"
                 ) from None
         if self.folder.is_dir() and not os.access(self.folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"prediction_log.path: {self.folder} cannot be written to")
+            raise ConfigError(f"prediction_log.path: {self.folder} is not writable")
         self._finisher.start()
         with contextlib.suppress(OSError):
             for file in log_files(self.folder):
                 self._take_over(file)
 
     def write(self, lines: bytes | bytearray, begins: float) -> None:
-        """Append whole lines; all of them or none.
+        """Append whole lines; all or none of them.
 
         Args:
             lines: each with its newline.
             begins: time of the first one.
-        Raises: OSError: the disk refuses.
+        Raises: OSError: writing failed.
         """
         if self._fd < 0:
             self._open_file(begins)
@@ -88,7 +88,7 @@ class Journal:
             while left:
                 left = left[os.write(self._fd, left) :]
         except OSError as error:
-            self._back(keep=error.errno in _FULL)
+            self._undo(keep=error.errno in _FULL)
             raise
         finally:
             left.release()
@@ -97,17 +97,17 @@ class Journal:
             self._finish()
 
     def turn(self) -> None:
-        """Finish the file if it is old enough; to be called now and then."""
+        """Finish the file if it is old enough; call this regularly."""
         if self._fd < 0:
             return
         if os.fstat(self._fd).st_nlink == 0:
-            log.warning("prediction log: %s was deleted; going on with another file", self._path)
-            self._let_go()
+            log.warning("prediction log: %s was deleted; continuing with another file", self._path)
+            self._abandon()
         elif self._clock() - self._opened >= self._settings.rotate_s:
             self._finish()
 
     def close(self, timeout_s: float) -> bool:
-        """Finish the file and wait for conversions; whether they were done in time."""
+        """Finish the file and wait for conversions; return whether they ended in time."""
         if self._fd >= 0:
             self._finish()
         return self._finisher.close(timeout_s)
@@ -126,17 +126,17 @@ class Journal:
                 os.close(fd)
         self._fd, self._path, self._size, self._opened = fd, path, 0, self._clock()
 
-    def _back(self, *, keep: bool) -> None:
-        """After a failed write: the file ends where the last whole line does, or is let go."""
+    def _undo(self, *, keep: bool) -> None:
+        """Handle a failed write: cut the file after its last whole line, or abandon it."""
         try:
             os.ftruncate(self._fd, self._size)
         except OSError:
             keep = False
         if not keep:
-            self._let_go()
+            self._abandon()
 
-    def _let_go(self) -> None:
-        """Write to this file no more; it stays as a killed writer would leave it."""
+    def _abandon(self) -> None:
+        """Stop writing to this file, and leave it like a killed writer would."""
         fd, self._fd = self._fd, -1
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -146,7 +146,7 @@ class Journal:
         self._finisher.finish(fd, self._path)
 
     def _take_over(self, file: LogFile) -> None:
-        """Finish a file that its writer left."""
+        """Finish a file of a killed writer."""
         if file.is_finished:
             if file.form == JOURNAL:
                 self._finisher.convert(file.path)
@@ -158,27 +158,27 @@ class Journal:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             torn = _cut_torn_line(fd)
-        except OSError:  # its writer lives
+        except OSError:  # its writer still runs
             os.close(fd)
             return
         if torn:
-            log.warning("prediction log: %s ended in a torn line of %d bytes", file.path, torn)
+            log.warning("prediction log: %s ended in an incomplete line of %d bytes", file.path, torn)
         self._finisher.finish(fd, file.path)
 
 
 def _locked(fd: int) -> bool:
-    """Lock a new file; False where another worker was faster and takes it for one that was left behind."""
+    """Lock a new file; False if another worker locked it first, as an abandoned file."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: nobody takes files over there
+    except OSError:  # a file system without locks: no worker takes over files there
         return True
     return os.fstat(fd).st_nlink > 0
 
 
 def _cut_torn_line(fd: int) -> int:
-    """Cut what follows the last newline of a file; how many bytes that was."""
+    """Cut bytes after the last newline of a file; return their number."""
     size = os.fstat(fd).st_size
     end = size
     while end:

@@ -1,4 +1,4 @@
-"""Entries of one JSON Lines file, plain or compressed; what is torn or no entry is counted."""
+"""Reads entries of one JSON Lines file, plain or compressed, and counts invalid lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hopline.records.entry import Entry, read_entry
 
 
 class Lines:
-    """The entries of a file, in the order in which they were written.
+    """The entries of a file, in the order of writing.
 
     Attributes:
-        num_torn: 1 where the end is not a whole line: its writer was killed, or is writing just now.
-        num_bad: whole lines that are no entries.
-        num_bytes: of the file, read so far.
+        num_torn: 1 if the last line is incomplete: its writer was killed, or is writing now.
+        num_bad: whole lines that are not entries.
+        num_bytes: bytes of the file that were read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,7 +26,7 @@ class Lines:
         self.num_torn = self.num_bad = self.num_bytes = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        """Raises: OSError: the file cannot be read."""
+        """Read the entries. Raises: OSError: the file cannot be read."""
         with self._path.open("rb") as raw:
             file = raw
             if self._path.name.endswith(".gz"):

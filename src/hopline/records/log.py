@@ -1,8 +1,8 @@
-"""The prediction log: takes note of every answer on the event loop, writes on a thread.
+"""The prediction log: records every answer on the event loop, writes on a thread.
 
-`record` adds a batch to a queue and nothing else. The thread looks at the queue ten times a second, makes
-entries and appends them to the journal. What does not fit into the queue, because the disk is full or
-slower than the traffic, is dropped and counted: a request never waits for its record.
+`record` only adds a batch to a queue. The thread polls the queue ten times a second, builds entries and
+appends them to the journal. Batches that do not fit into the queue, because the disk is full or slower than
+the traffic, are dropped and counted: a request never waits for its record.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from hopline.types import ScoreRequest, ScoreResult
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-#: Bytes that are handed to the kernel at once.
+#: Bytes per write to the kernel.
 _WRITE_BYTES = 256 * 1024
-#: Seconds until a disk that refused is tried again: doubled each time.
+#: Seconds until a failed write is retried: doubled each time.
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
-#: How long the end of the server waits for what is still to be written, in seconds.
+#: How long a stopping server waits for pending entries, in seconds.
 _CLOSE_S = 20.0
-#: What a request is thought to take in memory before any was written, and how slowly that is unlearned.
-_FIRST_BYTES, _UNLEARN = 1024.0, 0.999
+#: Assumed bytes of a request before any was written, and the decay of that estimate.
+_FIRST_BYTES, _DECAY = 1024.0, 0.999
 
 
 class PredictionLog:
-    """A `Recorder`; one for each worker.
+    """A `Recorder` that writes the prediction log; one for each worker.
 
     Args:
         config: sections `prediction_log` (its `path` is set) and `worker`.
-        metrics: where written and dropped entries are counted.
+        metrics: counts written and dropped entries.
         clock: time.time.
     """
 
@@ -62,7 +62,7 @@ class PredictionLog:
         self._pace = Pace()
         self._writer = EntryWriter(self._pace)
         self._pending: deque[Ran] = deque()
-        # Only the loop adds to the one, only the thread to the other.
+        # Only the loop changes the first counter, only the thread the second.
         self._num_taken = self._num_done = 0
         self._room = self._settings.max_pending
         self._request_bytes = _FIRST_BYTES
@@ -70,7 +70,7 @@ class PredictionLog:
             weakref.WeakKeyDictionary()
         )
         self._keeps_all = self._settings.inputs == "all"
-        #: Samples are drawn the long way.
+        #: Sampling needs full entries.
         self._usual = self._settings.inputs != "sample" and not self._settings.tensors_share
         self._buffer = bytearray()
         self._begins = 0.0
@@ -83,10 +83,10 @@ class PredictionLog:
         )()
         dropped = metrics.counter(
             "hopline_prediction_log_dropped_total",
-            "Entries that are not in the prediction log.",
+            "Entries dropped from the prediction log.",
             ("reason",),
         )
-        # One child for each thread that counts.
+        # One child per thread that counts.
         self._dropped_queue, self._dropped_disk = dropped("queue"), dropped("disk")
         self._dropped_end, self._dropped_error = dropped("shutdown"), dropped("error")
         self._failing = metrics.gauge(
@@ -94,9 +94,9 @@ class PredictionLog:
         )()
 
     def start(self) -> None:
-        """Make the folder, finish what killed workers left, and begin to write.
+        """Create the folder, finish files of killed workers, and start the thread.
 
-        Raises: ConfigError: the folder or the sizes cannot be used, or pyarrow is not there for Parquet.
+        Raises: ConfigError: the folder or the sizes are invalid, or pyarrow is missing for Parquet.
         """
         settings = self._settings
         if settings.keep_bytes < 2 * settings.rotate_bytes:
@@ -105,14 +105,14 @@ class PredictionLog:
                 f"{settings.rotate_bytes} (prediction_log.rotate_bytes)"
             )
         if settings.format == "parquet":
-            _need_pyarrow()
+            _check_pyarrow()
         self._journal.open()
         assert settings.path is not None
         self.log_id = made_id(settings.path)
         self._thread.start()
 
     def record(self, ran: Ran) -> None:
-        """Take note of requests that ended: half a microsecond, however many they are."""
+        """Record finished requests: half a microsecond for any number of requests."""
         count = len(ran.requests)
         if self._num_taken - self._num_done + count > self._room:
             (self._dropped_disk if self._failing.value else self._dropped_queue).value += count
@@ -121,17 +121,17 @@ class PredictionLog:
         self._pending.append(ran)
 
     async def close(self) -> None:
-        """Write what is pending and finish the file; after the last request has its answer."""
+        """Write pending entries and finish the file; call this after the last answer."""
         self._stop.set()
         if self._thread.ident is None:  # the server could not start
             return
         await asyncio.to_thread(self._thread.join, _CLOSE_S)
         if self._thread.is_alive():
-            log.warning("prediction log: the disk hangs; %d entries are lost", self.num_pending)
+            log.warning("prediction log: the disk does not respond; %d entries are lost", self.num_pending)
 
     @property
     def num_pending(self) -> int:
-        """Requests that are not on the disk yet."""
+        """Number of requests that are not on the disk yet."""
         return self._num_taken - self._num_done
 
     # The thread
@@ -143,12 +143,14 @@ class PredictionLog:
             try:
                 self._drain()
                 self._journal.turn()
-            except Exception:  # the boundary: nobody else would start this thread again
+            except Exception:  # the boundary: nothing would restart this thread
                 log.exception("prediction log: entries are lost")
                 self._lose(self._dropped_error)
         try:
             if not self._journal.close(_CLOSE_S / 2):
-                log.warning("prediction log: the last files are not converted; the next start does that")
+                log.warning(
+                    "prediction log: the last files are not converted; the next start converts them"
+                )
         except OSError as error:
             log.warning("prediction log: the last file could not be finished: %s", error)
 
@@ -159,21 +161,21 @@ class PredictionLog:
             before = len(self._buffer)
             self._add_batch(ran)
             self._num_buffered += len(ran.requests)
-            self._learn(len(self._buffer) - before, len(ran.requests))
-            del ran  # a version that is unloaded must not be kept by a disk that hangs
+            self._limit_room(len(self._buffer) - before, len(ran.requests))
+            del ran  # a disk that hangs must not keep an unloaded version in memory
             if len(self._buffer) >= _WRITE_BYTES:
                 self._flush()
         self._flush()
 
-    def _learn(self, num_bytes: int, num_requests: int) -> None:
-        """How many more requests may wait: large ones must not fill the memory, were the disk to hang."""
+    def _limit_room(self, num_bytes: int, num_requests: int) -> None:
+        """Limit the number of waiting requests, so that large ones do not fill the memory."""
         each = num_bytes / max(1, num_requests)
-        self._request_bytes = max(each, self._request_bytes * _UNLEARN)
+        self._request_bytes = max(each, self._request_bytes * _DECAY)
         room = int(self._settings.max_pending_bytes / max(1.0, self._request_bytes))
         self._room = max(1, min(self._settings.max_pending, room))
 
     def _flush(self) -> None:
-        """Hand the buffer to the kernel; tries again until it is taken or the server ends."""
+        """Write the buffer; retry until this succeeds or the server stops."""
         wait_s = _FIRST_WAIT_S
         since = time.monotonic()
         while self._buffer:
@@ -183,8 +185,8 @@ class PredictionLog:
                 if not self._failing.value:
                     self._failing.set(1)
                     log.error(
-                        "prediction log: %s cannot be written: %s; entries that find no place in memory "
-                        "are dropped until it can",
+                        "prediction log: cannot write to %s: %s; entries beyond the memory limit are "
+                        "dropped until it works again",
                         self._journal.folder,
                         error.strerror or error,
                     )
@@ -197,12 +199,12 @@ class PredictionLog:
             self._buffer.clear()
         if self._failing.value:
             self._failing.set(0)
-            log.info("prediction log: written again after %.1f s", time.monotonic() - since)
+            log.info("prediction log: writing again after %.1f s", time.monotonic() - since)
         self._num_done += self._num_buffered
         self._num_buffered = 0
 
     def _lose(self, dropped: object) -> None:
-        """Give up what is in hand and what is pending."""
+        """Drop buffered and pending entries."""
         count = self._num_buffered + sum(len(ran.requests) for ran in self._pending)
         self._pending.clear()
         self._buffer.clear()
@@ -230,10 +232,12 @@ class PredictionLog:
         for request, outcome, queued_s, away_s in zip(
             ran.requests, ran.outcomes, ran.queue_s, away, strict=True
         ):
-            if outcome is None:  # not ended, or nobody wanted the answer any more
+            if outcome is None:  # not finished, or withdrawn by the caller
                 continue
             if isinstance(outcome, ScoreResult) and known.graph_version not in ("", outcome.graph_version):
-                known = known._replace(graph_version=outcome.graph_version)  # it changes while it is served
+                known = known._replace(
+                    graph_version=outcome.graph_version
+                )  # a live graph changes while it is served
                 as_json = identity_json(known)
                 self._identities[ran.served] = (known, as_json)
                 head = head_of(as_json, of_batch, ended)
@@ -252,8 +256,8 @@ class PredictionLog:
                     self._writer.append(entry, self._buffer)
             except (
                 Exception
-            ) as error:  # the boundary: one odd request must not cost the others their entries
-                self._complain(f"an entry could not be made and is left out: {error!r}")
+            ) as error:  # the boundary: one odd request must not lose entries of other requests
+                self._complain(f"an entry could not be encoded and is dropped: {error!r}")
                 self._dropped_error.value += 1
             self._pace()
 
@@ -290,7 +294,7 @@ class PredictionLog:
         return entry
 
     def _add_inputs(self, entry: Entry, shows: Served | None, request: ScoreRequest) -> None:
-        """Keep what was asked, and what the model saw of it, where it is this request's turn."""
+        """Add inputs and tensors to an entry, if this request is sampled."""
         settings = self._settings
         kept = settings.inputs == "all"
         if settings.inputs == "sample" or settings.tensors_share:
@@ -306,19 +310,19 @@ class PredictionLog:
             entry.inputs = inputs_of(request, self._pace)
 
     def _complain(self, what: str) -> None:
-        """Say it once."""
+        """Log a warning, only the first time."""
         if not self._complained:
             self._complained = True
-            log.warning("prediction log: %s (said once)", what)
+            log.warning("prediction log: %s (logged once)", what)
 
 
 def _draw(request_id: str) -> float:
-    """A number in [0, 1) that is the same for a request wherever it is served."""
+    """A number in [0, 1) that is the same for a request on every server."""
     return zlib.crc32(request_id.encode("utf-8", "replace")) / 2**32
 
 
-def _need_pyarrow() -> None:
-    """Raises: ConfigError: it is not installed. It is looked for, not imported: conversions need it."""
+def _check_pyarrow() -> None:
+    """Check for pyarrow without an import: conversions need it. Raises: ConfigError: it is missing."""
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:

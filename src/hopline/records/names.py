@@ -1,4 +1,4 @@
-"""Names of the prediction log's files, which say what is in them and whose they are.
+"""Names of the prediction log's files, with their time, writer and format.
 
     predictions-20261019T101502.123456Z-w0-4711.jsonl.part     being written (or left by a killed process)
     predictions-20261019T101502.123456Z-w0-4711.jsonl          finished; or .jsonl.gz, .parquet
@@ -16,7 +16,7 @@ from pathlib import Path
 
 PART, DRAFT = ".part", ".draft"
 JOURNAL = ".jsonl"
-#: Forms of finished files, the best one to read first: a crash may leave two of one file.
+#: Formats of finished files, best to read first: a crash may leave two formats of one file.
 FORMS = (".parquet", ".jsonl.gz", JOURNAL, JOURNAL + PART)
 
 _NAME = re.compile(
@@ -30,9 +30,9 @@ class LogFile:
     """One file of a log.
 
     Attributes:
-        stem: its name without the form.
+        stem: its name without the format.
         form: one of `FORMS`.
-        begins: time of its first entry.
+        begins: time of the first entry.
     """
 
     path: Path
@@ -42,18 +42,18 @@ class LogFile:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nobody writes to it any more."""
+        """Whether the file is no longer written to."""
         return self.form != JOURNAL + PART
 
 
 def stem_of(begins: float, worker: int, pid: int, number: int = 0) -> str:
-    """The stem of a new file; `number` tells files of one microsecond apart."""
+    """The stem of a new file; `number` distinguishes files of one microsecond."""
     time = datetime.fromtimestamp(begins, UTC).strftime(_TIME)
     return f"predictions-{time}Z-w{worker}-{pid}{f'-{number}' if number else ''}"
 
 
 def log_file(path: Path) -> LogFile | None:
-    """What a path names, None where it is no file of a log."""
+    """The log file at a path, None if it is not a file of a log."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         return None
@@ -62,7 +62,7 @@ def log_file(path: Path) -> LogFile | None:
 
 
 def log_files(folder: Path) -> list[LogFile]:
-    """Every file of a folder's log, oldest first.
+    """All files of a folder's log, oldest first.
 
     Raises: OSError: the folder cannot be read.
     """

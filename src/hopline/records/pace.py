@@ -1,8 +1,8 @@
-"""How a thread works beside the event loop without holding it up.
+"""Pauses a thread so that it does not delay the event loop.
 
-A thread that runs Python gives up the GIL only after 5 ms (sys.getswitchinterval), which the loop then
-waits before it takes the next request. This one rests after every tenth of a millisecond of work. A sleep
-of 0 would not do: the GIL is let go, and had again before a waiting thread has woken up.
+A thread that runs Python gives up the GIL only after 5 ms (sys.getswitchinterval), for which the loop waits
+before it can read the next request. This thread pauses after every tenth of a millisecond of work. A sleep
+of 0 is not enough: the GIL is released, and taken again before a waiting thread has woken up.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _REST_S = 100e-6
 
 
 class Pace:
-    """Rests when it is time to; call it between pieces of work.
+    """Sleeps when a pause is due; call it between pieces of work.
 
     Args:
-        clock, sleep: for tests.
+        clock, sleep: replaceable for tests.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Pace:
         self._until = 0.0
 
     def __call__(self) -> None:
-        """Go on, or rest first."""
+        """Sleep if a pause is due."""
         if self._clock() >= self._until:
             self._sleep(_REST_S)
             self._until = self._clock() + _WORK_S

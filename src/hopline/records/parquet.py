@@ -1,7 +1,7 @@
-"""Entries in Parquet: one row each, scores as native floats, so that SQL can ask.
+"""Entries in Parquet: one row each, with scores as native floats for SQL queries.
 
-The columns are those of `columns.py`. One that says the same in most rows (model, version, hashes) takes
-next to nothing: Parquet writes dictionaries.
+The columns are those of `columns.py`. Columns with the same value in most rows (model, version, hashes) are
+small: Parquet encodes dictionaries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hopline.records.inputs import Inputs
 from hopline.records.lines import Lines
 from hopline.types import AnyArray
 
-#: Rows that are turned at a time, and rows of a row group.
+#: Rows that are converted together, and rows of a row group.
 _BATCH_ROWS, _GROUP_ROWS = 4096, 65_536
 
 
 def write_parquet(source: Path, target: Path) -> int:
-    """Write the entries of a .jsonl file; returns how many.
+    """Write the entries of a .jsonl file; return their number.
 
-    Raises: OSError: the disk refuses. ConfigError: no pyarrow.
+    Raises: OSError: writing failed. ConfigError: pyarrow is missing.
     """
     pa, pq = library("pyarrow"), library("pyarrow.parquet")
     count = 0
@@ -47,12 +47,12 @@ def write_parquet(source: Path, target: Path) -> int:
 
 
 class ParquetRows:
-    """The entries of a file, in the order in which they were written.
+    """The entries of a file, in the order of writing.
 
     Attributes:
-        num_torn: 1 where it is no whole Parquet file.
+        num_torn: 1 if it is not a complete Parquet file.
         num_bad: always 0.
-        num_bytes: of the file, read so far, by rows.
+        num_bytes: bytes of the file that were read, estimated by rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class ParquetRows:
         self.num_torn = self.num_bad = self.num_bytes = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        """Raises: OSError: the file cannot be read. ConfigError: no pyarrow."""
+        """Read the entries. Raises: OSError: the file cannot be read. ConfigError: pyarrow is missing."""
         pa, pq = library("pyarrow"), library("pyarrow.parquet")
         size = self._path.stat().st_size
         try:

@@ -1,7 +1,7 @@
-"""Reads a folder of prediction logs in order of time, whoever wrote them, in whichever form.
+"""Reads a folder of prediction logs in order of time, from all writers and formats.
 
-Each file is in order by itself and begins at the time in its name, so that a file is opened only when the
-entries before it are through: as many are open as workers wrote at once.
+Each file is sorted by time and begins at the time in its name. A file is opened only when all earlier
+entries were read: as many files are open as workers wrote at the same time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class LogReader:
     """The entries of a log.
 
     Args:
-        path: a folder, or one file of it.
+        path: a folder, or one of its files.
 
     Attributes:
-        num_entries: read so far.
-        id: which log it is; see `log_id.py`.
+        num_entries: number of entries read so far.
+        id: id of the log; see `log_id.py`.
 
-    Raises: BadRequest: nothing is there, or it is no log.
+    Raises: BadRequest: the path does not exist, or is not a log.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class LogReader:
         else:
             raise BadRequest(f"{path}: no such file or folder")
         if not self.files:
-            raise BadRequest(f"{path} holds no prediction log: no file is named predictions-*")
+            raise BadRequest(f"{path} is not a prediction log: no file is named predictions-*")
         self.num_entries = 0
         self.id = id_of(path)
         self._sizes = [_size(file.path) for file in self.files]
@@ -49,12 +49,12 @@ class LogReader:
 
     @property
     def num_torn(self) -> int:
-        """Files whose end is torn: their writer was killed, or is writing just now."""
+        """Number of files with an incomplete last line: their writer was killed, or is writing now."""
         return sum(part.num_torn for part in self._opened)
 
     @property
     def num_bad(self) -> int:
-        """Lines that are no entries."""
+        """Number of lines that are not entries."""
         return sum(part.num_bad for part in self._opened)
 
     @property
@@ -63,9 +63,9 @@ class LogReader:
         return sum(part.num_bytes for part in self._opened) / max(1, sum(self._sizes))
 
     def __iter__(self) -> Iterator[Entry]:
-        """Entries, oldest first.
+        """Read the entries, oldest first.
 
-        Raises: OSError: a file cannot be read (one that was deleted meanwhile is left out).
+        Raises: OSError: a file cannot be read (a file that was deleted meanwhile is skipped).
         """
         waiting = deque(self.files)
         heads: list[tuple[float, int, Entry, Iterator[Entry]]] = []
@@ -89,16 +89,16 @@ class LogReader:
                 heapq.heappop(heads)
 
     def last(self, count: int, model: str | None = None) -> list[Entry]:
-        """The last entries, oldest first; reads no more files than it takes.
+        """The last entries, oldest first; reads only as many files as needed.
 
         Args:
-            count: at most so many.
-            model: only this one's.
+            count: most entries.
+            model: only entries of this model.
         """
         found: list[Entry] = []
         for file in sorted(self.files, key=lambda file: -_changed(file.path)):
             if len(found) == count and _changed(file.path) < found[0].time:
-                break  # all of it is older than what there is
+                break  # all its entries are older than those found
             rows = (entry for entry in self._open(file) if model is None or entry.model == model)
             found = sorted([*found, *deque(rows, maxlen=count)], key=lambda entry: entry.time)[-count:]
         return found
@@ -111,7 +111,7 @@ class LogReader:
     def _rows(self, file: LogFile, rows: Lines | ParquetRows) -> Iterator[Entry]:
         try:
             yield from rows
-        except FileNotFoundError:  # finished or converted just now, or deleted as too old
+        except FileNotFoundError:  # finished or converted now, or deleted as too old
             for form in FORMS:
                 path = file.path.with_name(file.stem + form)
                 if form != file.form and path.is_file():
@@ -120,7 +120,7 @@ class LogReader:
 
 
 def _best_forms(files: list[LogFile]) -> list[LogFile]:
-    """One file for each stem: a crash in a conversion may leave two."""
+    """One file per stem: a crash in a conversion may leave two."""
     best: dict[str, LogFile] = {}
     for file in files:
         other = best.get(file.stem)

@@ -1,4 +1,4 @@
-"""The recorders that settings ask for: prediction log, drift, traces, access log. No others are loaded."""
+"""Creates the enabled recorders: prediction log, drift, traces, access log. Imports no others."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 
 class Recorders:
-    """Args:
-    config: sections `prediction_log`, `drift`, `tracing` and `log`.
-    metrics: of the server.
+    """The recorders that the settings enable.
+
+    Args:
+        config: sections `prediction_log`, `drift`, `tracing` and `log`.
+        metrics: of the server.
 
     Attributes:
-        all: those that are on.
-        drift: for its reports; None where it is off.
+        all: the enabled recorders.
+        drift: for its reports; None if it is off.
 
     Raises:
-        ConfigError: a setting of theirs is wrong.
+        ConfigError: a setting of a recorder is invalid.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
@@ -35,7 +37,7 @@ class Recorders:
         self._traces: TraceRecorder | None = None
         self._access: AccessLog | None = None
         if config.worker.isolated:
-            return  # who runs the process records its answers
+            return  # the parent process records its answers
         if config.prediction_log.path is not None:
             from hopline.records.log import PredictionLog
 
@@ -59,18 +61,18 @@ class Recorders:
 
     @property
     def log_id(self) -> str:
-        """Which prediction log is written; "" where none is."""
+        """The id of the prediction log that is written; "" if none is."""
         return "" if self._log is None else self._log.log_id
 
     def start(self) -> None:
-        """Begin to write and to judge."""
+        """Start to write and to evaluate drift."""
         if self._log is not None:
             self._log.start()
         if self.drift is not None:
             self.drift.start()
 
     async def close(self) -> None:
-        """Write what is pending; after the last answer."""
+        """Write pending records; call this after the last answer."""
         for recorder in (self._log, self.drift, self._traces, self._access):
             if recorder is not None:
                 await recorder.close()

@@ -1,11 +1,11 @@
-"""OpenTelemetry traces of requests: a span for each, and below it one for each of its stages.
+"""OpenTelemetry traces of requests: one span per request, with a child span per stage.
 
-    score risk ────────────────────────────────────   (child of the caller's span, if it named one)
+    score risk ────────────────────────────────────   (child of the caller's span, if there is one)
       queue ──────── sample ─── compute ──────── post ─
 
-A request whose caller traces is traced if the caller's trace is (the sampled flag of `traceparent`); of the
-others a share is drawn. Spans are made and sent on a thread, after the answer, from the times that are
-taken anyway. The SDK is imported when a recorder is made: servers that do not trace do without it.
+A request of a caller that traces is traced if the caller's trace is sampled (the flag of `traceparent`);
+of all other requests a share is sampled. Spans are built and sent on a thread, after the answer, from
+times that are measured anyway. The SDK is imported only if tracing is on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.records.background import Aside
+from hopline.records.background import BackgroundQueue
 from hopline.records.pace import Pace
 from hopline.rollout.served import Ran
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Length of a `traceparent` of version 00, whose last digit holds the sampled flag.
+#: Length of a `traceparent` of version 00, whose last digit has the sampled flag.
 _LENGTH = 55
 _SAMPLED = frozenset("13579bdf")
-#: Spans that are sent together: encoding them holds the GIL, 20 µs for each.
+#: Spans per export: encoding holds the GIL for 20 µs per span.
 _TOGETHER = 64
 
 
 class TraceRecorder:
-    """A `Recorder`; one for each worker.
+    """A `Recorder` that sends traces; one for each worker.
 
     Args:
-        config: section `tracing` (its `endpoint` is set) and the worker's number.
-        metrics: where dropped and sent traces are counted.
-        exporter: where spans go; None makes the one that the endpoint names.
-        draw: a number in [0, 1).
+        config: section `tracing` (its `endpoint` is set) and the worker's index.
+        metrics: counts sent and dropped traces.
+        exporter: exporter of spans; None creates the one for the endpoint.
+        draw: returns a random number in [0, 1).
 
     Raises:
-        ConfigError: the endpoint is none, or the SDK is not installed.
+        ConfigError: the endpoint is invalid, or the SDK is not installed.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class TraceRecorder:
         self._pace = Pace()
         self._sent = metrics.counter("hopline_trace_spans_total", "Spans sent.")()
         lost = metrics.counter(
-            "hopline_traces_dropped_total", "Traced requests without a trace.", ("reason",)
+            "hopline_traces_dropped_total", "Sampled requests whose trace was dropped.", ("reason",)
         )
         self._refused = lost("export")
         self._complained = False
-        self._aside: Aside[tuple[Ran, list[int]]] = Aside(
+        self._background: BackgroundQueue[tuple[Ran, list[int]]] = BackgroundQueue(
             "hopline-traces", self._send, settings.max_pending, lost("queue")
         )
-        self._aside.start()
+        self._background.start()
 
     def record(self, ran: Ran) -> None:
-        """Take note of the requests that are traced: 0.1 µs for each that is not."""
+        """Record the requests that are traced: 0.1 µs for each one that is not."""
         picked = None
         for at, request in enumerate(ran.requests):
             parent = request.traceparent
@@ -94,15 +94,15 @@ class TraceRecorder:
             else:
                 picked.append(at)
         if picked is not None:
-            self._aside.put((ran, picked), len(picked))
+            self._background.put((ran, picked), len(picked))
 
     async def close(self) -> None:
-        """Send what is pending."""
-        await self._aside.close()
+        """Send pending spans."""
+        await self._background.close()
         self._exporter.shutdown()
 
     def _gap(self) -> float:
-        """How many requests pass until the next one is traced: one draw instead of one for each."""
+        """Number of requests until the next sampled one: one random number instead of one per request."""
         if self._share >= 1:
             return 0
         if self._share <= 0:
@@ -155,7 +155,7 @@ class TraceRecorder:
             start_time=queued,
         )
         inside = set_span_in_context(span)
-        # It may have been in the queue before and after it was away; the one is told before the other.
+        # The request may have been queued before and after it waited for rows; both times form one span.
         self._tracer.start_span("queue", inside, start_time=queued).end(fetching)
         if fetching != started:
             self._tracer.start_span("fetch", inside, start_time=fetching).end(started)
@@ -181,14 +181,14 @@ class TraceRecorder:
         self._refused.inc(num_traces)
         if not self._complained:
             self._complained = True
-            log.warning("traces: the endpoint takes none; they are dropped and counted (said once)")
+            log.warning("traces: the endpoint accepts none; they are dropped and counted (logged once)")
 
 
 def open_exporter(endpoint: str) -> SpanExporter:
-    """What sends spans to an endpoint: "console", or the URL of an OTLP/HTTP receiver.
+    """The exporter for an endpoint: "console", or the URL of an OTLP/HTTP receiver.
 
     Raises:
-        ConfigError: it is neither, or the SDK is not installed.
+        ConfigError: the endpoint is neither, or the SDK is not installed.
     """
     if endpoint == "console":
         exporters = _imported("opentelemetry.sdk.trace.export")
@@ -197,12 +197,12 @@ def open_exporter(endpoint: str) -> SpanExporter:
     scheme, _, rest = endpoint.partition("://")
     if scheme not in ("http", "https") or not rest:
         raise ConfigError(
-            f"tracing.endpoint: {endpoint!r} is neither 'console' nor a URL such as http://127.0.0.1:4318"
+            f"tracing.endpoint: {endpoint!r} must be 'console' or a URL such as http://127.0.0.1:4318"
         )
     if "/" not in rest.rstrip("/"):
         endpoint = f"{endpoint.rstrip('/')}/v1/traces"
     otlp = _imported("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    # Its own retries would hold the queue up; what is not taken at once is dropped and counted.
+    # Without the exporter's retries, which would block the queue; rejected spans are dropped and counted.
     sender: SpanExporter = otlp.OTLPSpanExporter(endpoint=endpoint, timeout=2)
     return sender
 
@@ -219,7 +219,7 @@ def _imported(name: str) -> Any:
 
 
 def _tracer(service: str, worker: int, spans: list[ReadableSpan]) -> Any:
-    """A tracer whose ended spans go into `spans`."""
+    """A tracer that appends ended spans to `spans`."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -239,7 +239,7 @@ def _tracer(service: str, worker: int, spans: list[ReadableSpan]) -> Any:
 
 
 def _parent(traceparent: str) -> Any:
-    """The context that a span belongs to; a new trace where the text is none."""
+    """The parent context of a span; a new trace if the text is not a valid traceparent."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -80,6 +80,6 @@ def _checked(groups: tuple[str, ...], config: Config) -> tuple[str, ...]:
                 f"{_MAX_GROUP_CHARACTERS} printable characters"
             )
         if node_type in seen:
-            raise BadRequest(f"groups: node type {node_type!r} comes twice; send one group for it")
+            raise BadRequest(f"groups: node type {node_type!r} is repeated; send one group for it")
         seen.add(node_type)
     return tuple(sorted(groups))  # in another order they are the same unit

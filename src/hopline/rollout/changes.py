@@ -37,7 +37,7 @@ def settled(state: ModelState, rollout: Rollout) -> ModelState:
 
 
 def check_no_rollout(state: ModelState, model: str) -> None:
-    """Raises: Conflict: a rollout of the model is under way."""
+    """Check that no rollout runs. Raises: Conflict: a rollout of the model is under way."""
     if state.rollout is not None:
         raise Conflict(
             f"a rollout of {model} to {state.rollout.candidate} is under way; promote it or roll it "
@@ -60,18 +60,18 @@ def without_trial(state: ModelState, trial_id: str) -> ModelState:
     return state if len(left) == len(state.trials) else msgspec.structs.replace(state, trials=left)
 
 
-def without_trials_of(whole: LifecycleState, worker: int, num_workers: int) -> LifecycleState:
-    """The whole state without what one worker tried, or workers that are no more; see `Trial`."""
+def without_trials(whole: LifecycleState, is_over: Callable[[Trial], bool]) -> LifecycleState:
+    """The whole state without trials that no living member makes; see `Trial`."""
     models = dict(whole.models)
     for name, state in whole.models.items():
-        left = tuple(trial for trial in state.trials if worker != trial.worker < num_workers)
+        left = tuple(trial for trial in state.trials if not is_over(trial))
         if len(left) < len(state.trials):
             models[name] = msgspec.structs.replace(state, trials=left)
     return whole if models == whole.models else msgspec.structs.replace(whole, models=models)
 
 
 def loaded(state: ModelState, model: str, unit: Unit, *, serve: bool) -> ModelState:
-    """With a unit that every worker has loaded; it serves if it shall, or where nothing does.
+    """With a unit that every worker has loaded; it serves if requested, or where nothing does.
 
     Raises: Conflict: a rollout is under way.
     """
@@ -117,7 +117,7 @@ def _without(state: ModelState, gone: Collection[str]) -> ModelState:
 
 
 def check_candidate(state: ModelState, model: str, unit_id: str) -> None:
-    """Raises: Conflict: a unit cannot be rolled out beside what serves now."""
+    """Check a candidate. Raises: Conflict: the unit cannot be rolled out against the serving version."""
     check_no_rollout(state, model)
     if not state.serving:
         raise Conflict(f"model {model!r} has no version that serves; load one")
@@ -139,8 +139,8 @@ def begun(state: ModelState, asked: RolloutRequest, unit: Unit, now: float) -> M
 def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -> ModelState:
     """What a person's word makes of a model: of its rollout, or (rollback) of its last switch.
 
-    To say it again changes nothing: a rollback that is repeated, since its answer was lost, or that two
-    people ask for at once, never goes back a second time.
+    The change is idempotent: a rollback that is repeated because its answer was lost, or that two people
+    request at the same time, never goes back a second time.
 
     Raises: Conflict: nothing that this could be done to.
     """
@@ -160,7 +160,7 @@ def decided_on(state: ModelState, model: str, verb: str, why: str, now: float) -
 
 
 def no_version(model: str, version: str, there: Collection[str]) -> str:
-    """What to say of a version that is not there."""
+    """The error text for a missing version."""
     return f"model {model!r} has no version {quoted(version)}; there are: {', '.join(there)}"
 
 

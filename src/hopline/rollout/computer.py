@@ -30,7 +30,7 @@ class Fetch(msgspec.Struct, gc=False):
     Attributes:
         supply: what was fetched for it; None before the first time.
         absent: what it lacked when it was last tried; None while it is in the queue.
-        patient_until: when it goes on without them; 0 while it has not waited.
+        patient_until: when it continues without them; 0 while it has not waited.
         since: when it was last sent for rows, on time.monotonic()'s clock.
         away_s: seconds that it was not in the queue.
     """
@@ -129,7 +129,7 @@ class Computer:
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
         """What the model reads of a request: arrays by name, a row for each of its first rows.
 
-        Called on a thread beside the event loop: it only reads.
+        Called on a thread off the event loop: it only reads.
         """
         return None
 

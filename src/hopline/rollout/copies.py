@@ -131,16 +131,16 @@ class NearCopies(Copies):
 
 
 class DistantCopies(Copies):
-    """To a version in a process of its own, which compares by itself.
+    """Copies to a version in a separate process, which compares there.
 
     Copies go over rarely and many together: each time that the process awakes it takes something from those
-    who serve, were it the place in a processor's cache. They are packed a few at a time: many make a pause,
-    and each by itself a turn of the event loop.
+    who serve, were it the place in a processor's cache. They are packed a few at a time: many at a time
+    cause a pause, and each alone costs a turn of the event loop.
 
     Args:
         target: gets the copies.
         tolerance: difference of scores that does not count.
-        told: is called with counts.
+        on_counts: called with counts.
         dropped: as for `Copies`.
     """
 
@@ -148,13 +148,13 @@ class DistantCopies(Copies):
         self,
         target: Compares,
         tolerance: float,
-        told: Callable[[OutcomeCounts], object],
+        on_counts: Callable[[OutcomeCounts], object],
         dropped: Callable[[], object],
     ) -> None:
         super().__init__(dropped, _DISTANT_PAUSE_S, _DISTANT_AGAIN_S)
         self._target = target
         self._tolerance = tolerance
-        self._told = told
+        self._on_counts = on_counts
         self._packed: deque[bytes] = deque()
         self._num_away = 0
 
@@ -186,7 +186,7 @@ class DistantCopies(Copies):
             return
         self._pack()
         packed = self._packed
-        if not packed:  # nothing of it could be sent, and an empty message has no end to tell of
+        if not packed:  # nothing of it could be sent, and an empty message has no end to report
             return
         leave_cpu()
         copies = [packed.popleft() for _ in range(min(_TOGETHER, len(packed)))]
@@ -201,4 +201,4 @@ class DistantCopies(Copies):
     def _compared(self, tally: OutcomeCounts) -> None:
         self._num_away -= 1
         if not self._closed:
-            self._told(tally)
+            self._on_counts(tally)

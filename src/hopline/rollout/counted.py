@@ -1,4 +1,4 @@
-"""What is counted of every version: outcomes, times, cost; and who is told of its batches."""
+"""The base of every version that counts outcomes, times and cost, and reports its batches."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.served import Ran, Recorder
 from hopline.types import ScoreRequest, ScoreResult
 
-#: Batches whose figures wait to be brought into the metrics.
+#: Batches whose figures are added to the metrics together.
 _RAN_TOGETHER = 64
 _UNTOLD: Mapping[str, float] = {}
 
 
 class CountedVersion:
-    """Args:
-    name, version, graph_version: see `Served`.
-    config: for prices.
-    metrics: of this model version.
-    recorders: are told of every batch.
+    """A version that counts what it answers.
+
+    Args:
+        name, version, graph_version: see `Served`.
+        config: for prices.
+        metrics: of this model version.
+        recorders: get every batch.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class CountedVersion:
         self.version = version
         self.graph_version = graph_version
         self._metrics = metrics
-        self._recorders = recorders  # whoever gave the list may add to it and take away
+        self._recorders = recorders  # the owner of the list may add to it and remove from it
         self._ran: list[
             tuple[int, Sequence[float], float, float, Mapping[str, float], Sequence[float]]
         ] = []
@@ -77,7 +79,7 @@ class CountedVersion:
 
     @contextlib.contextmanager
     def preflight(self) -> Iterator[None]:
-        """Nothing is counted, told or charged meanwhile."""
+        """Nothing is counted, reported or charged meanwhile."""
         self._is_in_preflight = True
         try:
             yield

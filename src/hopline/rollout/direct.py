@@ -1,12 +1,12 @@
 """Answers that are looked up as a whole, in the turn of the event loop in which they are asked for.
 
 A request for rows of a precomputed file takes a few microseconds: less than a queue, a prediction of its
-cost and a batch would take. It goes past them, and waits behind nobody. What is not wholly a look-up (an
-unknown, new or changed node, an inline node, a time cut) goes the ordinary way, where the rows that the
+cost and a batch would take. It bypasses them, and waits for no other request. What is not wholly a look-up
+(an unknown, new or changed node, an inline node, a time cut) goes the ordinary way, where the rows that the
 table has are looked up all the same.
 
 A row that is not in memory would stop the loop until the disk has it. Such a request waits for a thread
-that reads it, and then goes on as the others do.
+that reads it, and then continues as the others do.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from hopline.engine.precomputed import FOUND, no_counts
 from hopline.errors import BadRequest
 from hopline.types import IdArray, ScoreRequest, ScoreResult
 
-#: Nodes of the largest request that is answered so; larger ones are batches by themselves.
+#: Nodes of the largest request that is answered so; larger ones are batches of their size.
 MAX_NODES = 256
 
 
 class DirectAnswers:
-    """Args:
-    tables: node type -> rows.
-    model: what they are rows of.
-    name, version: as answers have them.
-    default_outputs, output_names: of the model.
+    """Answers from precomputed rows, given in the turn of the request.
+
+    Args:
+        tables: node type -> rows.
+        model: what they are rows of.
+        name, version: as answers have them.
+        default_outputs, output_names: of the model.
 
     Attributes:
         counts: rows by outcome.
@@ -52,7 +54,7 @@ class DirectAnswers:
         self._tables = tables
         graph: Any = model.graph
         self._live: Any = None
-        if getattr(graph, "is_live", False):  # what computes pins versions of its own, maybe on a thread
+        if getattr(graph, "is_live", False):  # the computer pins its own versions, perhaps on a thread
             graph = self._live = graph.another()
         self._graph = graph
         head = model.spec.head
@@ -90,7 +92,7 @@ class DirectAnswers:
                 return None
             ids = self._index.lookup(request.nodes)
         except BadRequest:
-            return None  # told in the same words as ever
+            return None  # the general path reports it
         rows, names = self._rows, request.outputs or self._default_outputs
         if rows is None or (request.outputs and not self._output_names.issuperset(names)):
             return None
@@ -127,7 +129,7 @@ class DirectAnswers:
         )
 
     def _cold_pairs(self, pairs: Sequence[Any], now: float) -> list[Cold] | None:
-        """Pairs are for the head to compute; what it needs of the disk is brought before."""
+        """Pairs are for the head to compute; what it needs of the disk is read before."""
         found = []
         for node_type, external in zip(self._types, pairs, strict=False):
             rows = self._tables.get(node_type)

@@ -17,10 +17,12 @@ from hopline.types import IdArray
 
 
 class FeatureFetcher:
-    """Args:
-    l1_rows: node type -> its rows.
-    timeout_s: the longest that a request waits for rows, over all rounds.
-    prefetcher: is asked first; None where every process fetches by itself.
+    """Fetches feature rows for waiting requests.
+
+    Args:
+        l1_rows: node type -> its rows.
+        timeout_s: the longest that a request waits for rows, over all rounds.
+        prefetcher: asked first; None where every process fetches its own rows.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class FeatureFetcher:
         Args:
             absent: what it lacks.
             supply: what it had.
-            until: time.monotonic() at which it goes on with what there is; 0 where it has not waited yet.
-            wanted: tells what the request is about; None where that does not describe what it lacks.
+            until: time.monotonic() at which it continues with the present rows; 0 where it has not waited
+            yet.
+            wanted: describes what the request is about; None where that does not describe what it lacks.
         """
         now = time.monotonic()
         about, hold = None, bool(until)
@@ -70,7 +73,7 @@ class FeatureFetcher:
         try:
             left_s = max(0.0, until - time.monotonic())
             why = await self.fetch(absent, fetched_rows, left_s, wanted, hold=hold)
-        finally:  # the boundary: whatever happens, the request must go on
+        finally:  # the boundary: whatever happens, the request must continue
             told = ", ".join(f"{count} {reason}" for reason, count in why.items())
             resume(FetchedInputs(fetched_rows, bool(why) or time.monotonic() >= until, told), until)
 
@@ -120,7 +123,7 @@ class FeatureFetcher:
         fetched_rows: dict[str, list[FetchedRows]] | None,
         why: dict[str, int],
     ) -> dict[str, IdArray]:
-        """Look at what the prefetcher brought; returns the rows that are neither here nor given up."""
+        """Read what the prefetcher fetched; returns the rows that are neither here nor given up."""
         left: dict[str, IdArray] = {}
         for name, ids in missing.items():
             l1_rows = self._l1_rows[name]

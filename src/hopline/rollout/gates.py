@@ -1,4 +1,4 @@
-"""When a candidate goes on, and when it goes back: pure decisions over counts.
+"""When a candidate advances, and when it is rolled back: pure decisions over counts.
 
 Little evidence must not decide, and clear evidence must not wait: a share counts as above its limit once
 the limit would show so many with a probability below `_CHANCE`, by the Chernoff bound
@@ -23,7 +23,7 @@ _CHANCE = 1e-5
 _SLOW_SHARE = 0.05
 #: For one that was slow before: less has to be seen.
 _CHANCE_AGAIN = 1e-3
-#: Answers after a doubt that must speak for the candidate, however few it may go on with.
+#: Answers after a doubt that must support the candidate, even where fewer would suffice to advance.
 _AFTER_DOUBT = 20
 
 #: Of any gate: what is stored must be finite.
@@ -39,13 +39,13 @@ class Gates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_error_rate: share of requests that may fail, beyond what fails on the current version.
         max_p99_ratio, max_p50_ratio: its p99 and its median may be so many times those of the current
             version.
-        slack_ms: and this much longer in any case: a quarter of a millisecond harms nobody.
+        slack_ms: and this much longer in any case: a quarter of a millisecond harms no caller.
         p99_ms: the most that its p99 may be; 0 is no limit.
-        max_disagreement: share of requests answered otherwise than by the current version (another label,
+        max_disagreement: share of requests with another answer than the current version's (another label,
             or a score that differs by more than `tolerance`, or an error in place of an answer).
         tolerance: difference of scores that does not count.
         max_psi: population stability index between both versions' scores of the same requests.
-        min_requests: that the candidate must have answered in a step before it goes on.
+        min_requests: that the candidate must have answered in a step before it advances.
     """
 
     max_error_rate: float = 0.01
@@ -106,7 +106,7 @@ def verdict(
 
     Args:
         preflight: of a step in which the candidate only gets copies, those that it must have answered;
-            how fast it answers them says nothing, since they wait for everybody else.
+            their speed says nothing, since they wait for all other requests.
         doubted: the candidate's `latency` when it was "slow", whose answers do not count; None before.
         shift: how far the candidate's scores are from the current ones.
 
@@ -124,7 +124,7 @@ def verdict(
     why = _shift(gates, shift(candidate))
     if why:
         return "bad", why
-    # What a mirror sends counts as well: a shadow has no requests of its own.
+    # What a mirror sends counts as well: a shadow has no callers.
     seen = max(candidate.requests, candidate.compared) if doubted is None else believed.requests
     wanted = preflight or gates.min_requests
     if doubted is not None:

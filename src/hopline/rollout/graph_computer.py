@@ -366,10 +366,10 @@ class GraphComputer(Computer):
 
     def flush(self, metrics: ModelMetrics) -> None:
         """As `Computer.flush`: hits and misses of the state cache."""
-        for table in self.model.tables.values():
-            metrics.state_cache_hits.inc(table.num_hits)
-            metrics.state_cache_misses.inc(table.num_misses)
-            table.num_hits = table.num_misses = 0
+        for cache in self.model.state_caches.values():
+            metrics.state_cache_hits.inc(cache.num_hits)
+            metrics.state_cache_misses.inc(cache.num_misses)
+            cache.num_hits = cache.num_misses = 0
 
     def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
         """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
 from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
 from hopline.rollout.gates import verdict
-from hopline.rollout.monitor import RolloutMonitor, in_numbers
+from hopline.rollout.monitor import RolloutMonitor, in_numbers, step_name
 from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Compares, Recorder, Scorer, Served
 from hopline.rollout.split import Mirror, Split
-from hopline.rollout.state import Leadership
+from hopline.rollout.store.base import StateStore
 
 
 class RolloutJudge:
-    """Args:
-    metrics: of the server.
-    recorders: the list that versions tell of their answers; a watch is in it while its rollout runs.
-    folder: of the state.
+    """Watches rollouts, and decides their steps in the leading worker.
+
+    Args:
+        metrics: of the server.
+        recorders: the list that versions report their answers to; it holds a monitor during a rollout.
+        store: of the state; open.
+        is_confirmed: whether the state that is followed holds now; without it no caller gets a candidate.
     """
 
-    def __init__(self, metrics: Metrics, recorders: list[Recorder], folder: Path) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        recorders: list[Recorder],
+        store: StateStore,
+        is_confirmed: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._recorders = recorders
-        self._folder = folder
+        self._store = store
+        self._is_confirmed = is_confirmed
         self._watches: dict[str, RolloutMonitor] = {}
-        self._leader: Leadership | None = None
         self._percent = metrics.gauge(
             "hopline_rollout_percent",
             "Percent of requests that a rollout's candidate answers.",
@@ -59,10 +67,10 @@ class RolloutJudge:
         watch = self._watches.get(name)
         if watch is None or (watch.rollout.id, watch.rollout.step) != (rollout.id, rollout.step):
             self.leave(name)
-            watch = RolloutMonitor(rollout, self._folder)
+            watch = RolloutMonitor(rollout, self._store)
             self._watches[name] = watch
             self._recorders.append(watch)
-        watch.rollout = rollout  # paused or resumed: its counts go on
+        watch.rollout = rollout  # paused or resumed: its counts continue
         self._percent(name, rollout.kind).set(rollout.percent)
         same, different = self._compared(name, "same"), self._compared(name, "different")
         counting = watch
@@ -73,16 +81,19 @@ class RolloutJudge:
         dropped = self._dropped(name).inc
         if rollout.copies and isinstance(candidate, Compares):
 
-            def told(tally: OutcomeCounts) -> None:
+            def on_counts(tally: OutcomeCounts) -> None:
                 different.inc(tally.differing)
                 same.inc(tally.compared - tally.differing)
                 counting.tallies[rollout.candidate].absorb(tally)
 
-            distant = DistantCopies(candidate, rollout.gates.tolerance, told, dropped)
+            distant = DistantCopies(candidate, rollout.gates.tolerance, on_counts, dropped)
             return Mirror(current, rollout.share, distant)
         if rollout.copies:
             return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped))
-        return Split(current, candidate, rollout.percent, rollout.id, NearCopies(current, compare, dropped))
+        copies = NearCopies(current, compare, dropped)
+        return Split(
+            current, candidate, rollout.percent, rollout.id, copies, is_confirmed=self._is_confirmed
+        )
 
     def leave(self, name: str) -> None:
         """No rollout of a model is watched any more."""
@@ -101,11 +112,9 @@ class RolloutJudge:
                 continue
             await watch.publish()
             if self._watches.get(name) is not watch:
-                watch.withdraw()  # it went on, or ended, while that was written
+                watch.withdraw()  # it advanced, or ended, while that was written
                 continue
-            if self._leader is None:
-                self._leader = Leadership(self._folder)
-            if not self._leader.is_mine():
+            if not self._store.leads():
                 continue
             rollout = watch.rollout
             current, candidate = watch.totals()
@@ -141,11 +150,10 @@ class RolloutJudge:
     def forget(self, rollout: Rollout) -> None:
         """Count a rollout that is over, once, and remove what was written for it."""
         self._ended(rollout.model, rollout.kind, rollout.status).inc()
-        RolloutMonitor(rollout, self._folder).forget()
+        steps_of = range(-1, len(rollout.steps) + 1)
+        self._store.forget_counts([step_name(rollout, step) for step in steps_of])
 
     def close(self) -> None:
-        """Let another process decide."""
+        """Watch nothing any more."""
         for name in list(self._watches):
             self.leave(name)
-        if self._leader is not None:
-            self._leader.close()

@@ -54,13 +54,15 @@ class _Flags:
 
 
 class KeptAnswers:
-    """Args:
+    """The entries of the response cache, evicted by SIEVE.
+
+    Args:
         max_bytes: of all answers, their keys and what holds them.
         ttl_s: how long an answer is given.
 
     Attributes:
-        entries: key -> entry, to look at without a call; whoever finds one there checks `expires`, and sets
-            `is_visited` where he uses it.
+        entries: key -> entry, to look at without a call; the reader checks `expires`, and sets
+            `is_visited` where it uses the entry.
         num_bytes: in use.
     """
 
@@ -129,7 +131,7 @@ class KeptAnswers:
 
 
 def _own(result: ScoreResult) -> tuple[ScoreResult, int]:
-    """The answer on arrays of its own: the original's may be views that keep a whole batch in memory."""
+    """The answer on new arrays: the original's may be views that keep a whole batch in memory."""
     num_bytes = _ENTRY_BYTES
     outputs = {}
     for name, array in result.outputs.items():

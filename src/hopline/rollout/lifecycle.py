@@ -1,16 +1,16 @@
 """Which versions are loaded and which of them answers: what was asked for, and how it comes about.
 
-What was asked for is in the state file, which all workers of a host share (`state.py`). Each worker looks
-at it many times a second and brings itself in line: loads what is missing, switches, lets go of what is not
-wanted. Who is asked for a change makes it in two steps: first every worker loads, then every worker
+What was asked for is in the state, which all workers of a host or a fleet share (`store/`). Each worker
+looks at it many times a second and follows it: loads what is missing, switches, unloads what is not
+wanted. The worker that gets a change makes it in two steps: first every worker loads, then every worker
 switches; so a version that does not load anywhere never takes a request.
 
-    POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, say so
+    POST …/load ──► this worker loads it ──► state: trials + it ──► all others load it, report it
                     (fails: nothing happened)                      (one fails: state without it)
                                            └► state: units + it, serving = it ──► all switch, between
                                               two requests
 
-A change goes on to its end when its caller hangs up. Whether it may be made is decided on the newest state,
+A change runs to its end when its caller hangs up. Whether it may be made is decided on the newest state,
 under the file's lock (`changes.py`, `shared_state.py`).
 """
 
@@ -19,8 +19,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import secrets
-import time
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
@@ -34,6 +32,7 @@ from hopline.errors import (
     ModelNotFound,
     ModelNotReady,
     RepositoryUnavailable,
+    StoreUnavailable,
     quoted,
 )
 from hopline.observe.metrics import Metrics
@@ -59,12 +58,14 @@ ResultT = TypeVar("ResultT")
 
 
 class Lifecycle:
-    """Args:
-    config: resolved.
-    metrics: of the server.
-    loader: makes units.
-    recorders: the list that versions tell of their answers; watches are added while they are needed.
-    clock: seconds since the epoch.
+    """Loads, switches and unloads versions in one worker.
+
+    Args:
+        config: resolved.
+        metrics: of the server.
+        loader: makes units.
+        recorders: the list that versions report their answers to; monitors are added while they are needed.
+        clock: seconds since the epoch; the store's by default.
 
     Attributes:
         fleet: what is loaded in this process.
@@ -76,16 +77,22 @@ class Lifecycle:
         metrics: Metrics,
         loader: Loader,
         recorders: list[Recorder],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._config = config
         self._loader = loader
-        self._clock = clock
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
         self._state = SharedState(config, loader, self._forget)
-        self._referee = RolloutJudge(metrics, recorders, self._state.folder)
-        self.fleet = self._fleet = LoadedUnits(loader, self._referee, self._state.acknowledge, metrics)
+        store = self._state.store
+        self._clock = clock or store.now
+        self._rollouts = RolloutJudge(metrics, recorders, store, self._state.is_confirmed)
+        self._store_up = metrics.gauge(
+            "hopline_fleet_store_up",
+            "Workers that have an answer of the store that the hosts of a fleet share.",
+        )
+        self._was_up = True
+        self.fleet = self._fleet = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
 
     # Life
 
@@ -95,10 +102,11 @@ class Lifecycle:
         Raises:
             ConfigError: no repository, nothing in it, or a state file that cannot be used.
             RepositoryUnavailable: a repository behind a network cannot be asked now.
+            StoreUnavailable: nor can the store that knows what the fleet serves.
             HoplineError: what all models stand on cannot be opened; or no model can serve, or with
                 `models.require_all` not every one, and why.
         """
-        saved = self._state.open(self._fleet)
+        saved = await self._state.open(self._fleet)
         state = self._fleet.state
         self._loader.expect(sum(len(model.units) for model in state.models.values()))
         # Pipelines last: their steps are checked against what is loaded.
@@ -109,7 +117,7 @@ class Lifecycle:
             self._fleet.route(name)
         self._check_start()
         self._fleet.load_missing()  # what other workers try just now
-        self._state.acknowledge()
+        await self._state.join()
         self._task = asyncio.ensure_future(self._follow())
 
     async def close(self) -> None:
@@ -118,10 +126,10 @@ class Lifecycle:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._changes.close()
-        self._referee.close()
+        self._rollouts.close()
         await self._fleet.close()
         await self._loader.close()
-        self._state.close()
+        await self._state.close()
 
     # Changes
 
@@ -153,15 +161,15 @@ class Lifecycle:
         return unit.id
 
     async def _load(self, model: str, unit: Unit, serve: bool) -> None:
-        await self._state.follow()
-        changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a load in vain
+        await self._look()
+        changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a useless load
 
         await self._with_unit(
             model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), serves=serve
         )
 
     async def unload(self, model: str, version: str | None = None) -> None:
-        """Let go of one unit, or of all of a model; requests that it took finish.
+        """Unload one unit, or all units of a model; accepted requests finish.
 
         Raises:
             ModelNotFound: it is not loaded.
@@ -170,7 +178,7 @@ class Lifecycle:
         await self._to_the_end(lambda: self._unload(model, version))
 
     async def _unload(self, model: str, version: str | None) -> None:
-        await self._state.follow()
+        await self._look()
         loaded = [unit.id for unit in self._model_state(model).units]
         if version is None or loaded == [version]:
             asking = [
@@ -183,7 +191,7 @@ class Lifecycle:
         await self._state.publish(model, lambda state: changes.unloaded(state, model, version))
 
     async def begin(self, asked: RolloutRequest) -> Rollout:
-        """Load a candidate beside the version that serves and give it its first share.
+        """Load a candidate in addition to the serving version and give it its first share.
 
         Raises:
             BadRequest: what is asked makes no sense.
@@ -196,10 +204,10 @@ class Lifecycle:
         return await self._to_the_end(lambda: self._begin(asked, unit))
 
     async def _begin(self, asked: RolloutRequest, unit: Unit) -> Rollout:
-        await self._state.follow()
+        await self._look()
         changes.check_candidate(
             self._model_state(asked.model), asked.model, unit.id
-        )  # before a load in vain
+        )  # before a useless load
         begun: list[Rollout] = []
 
         def change(state: ModelState) -> ModelState:
@@ -227,8 +235,13 @@ class Lifecycle:
             raise BadRequest(f"reason: {len(why)} characters; at most {MAX_REASON}")
         return await self._to_the_end(lambda: self._decide(model, verb, why or "asked for"))
 
-    async def _decide(self, model: str, verb: str, why: str) -> dict[str, Any]:
+    async def _look(self) -> None:
+        """Begin a change on the newest state. Raises: StoreUnavailable: it could not be made."""
+        self._state.store.check_up()
         await self._state.follow()
+
+    async def _decide(self, model: str, verb: str, why: str) -> dict[str, Any]:
+        await self._look()
         self._model_state(model)
         now = self._clock()
         await self._state.publish(model, lambda state: changes.decided_on(state, model, verb, why, now))
@@ -237,12 +250,15 @@ class Lifecycle:
     def describe(self, model: str) -> dict[str, Any]:
         """A model's versions and rollouts, for people: {"model", "serving", "units", "rollout", "past"}.
 
+        In a fleet of several hosts also "store": the condition of what they share.
+
         Raises: ModelNotFound.
         """
         state = self._model_state(model)
         live = None
         if state.rollout is not None:
-            live = msgspec.to_builtins(state.rollout) | self._referee.seen(state.rollout)
+            live = msgspec.to_builtins(state.rollout) | self._rollouts.seen(state.rollout)
+        store = self._state.status()
         return {
             "model": model,
             "serving": state.serving,
@@ -250,7 +266,7 @@ class Lifecycle:
             "units": [msgspec.to_builtins(unit) | {"id": unit.id} for unit in state.units],
             "rollout": live,
             "past": [msgspec.to_builtins(rollout) for rollout in reversed(state.past)],
-        }
+        } | ({"store": store} if store else {})
 
     # Following the state
 
@@ -259,18 +275,39 @@ class Lifecycle:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
+                self._tell_store()
                 await self._state.follow()
-                if self._referee.is_busy:
+                if self._rollouts.is_busy:
                     await self._judge()
+            except StoreUnavailable as error:
+                log.info("nothing is followed or decided now: %s", error)
             except Exception:  # the boundary: what fails now is tried again at the next look
                 log.exception("the lifecycle's state could not be followed")
                 await asyncio.sleep(1.0)
+
+    def _tell_store(self) -> None:
+        """Say when the store of a fleet is lost, and when it is back."""
+        store = self._state.status()
+        if not store:
+            return
+        self._store_up().set(int(store["up"]))
+        if store["up"] != self._was_up:
+            self._was_up = store["up"]
+            if store["up"]:
+                log.warning("the store of the fleet's state is back: %s", store["address"])
+            else:
+                log.error(
+                    "the store of the fleet's state does not answer: %s (%s); requests are served, nothing "
+                    "can be changed, and no caller gets a rollout's candidate",
+                    store["address"],
+                    store["why"],
+                )
 
     # Judging
 
     async def _judge(self) -> None:
         """Carry out what the gates say of rollouts under way."""
-        async for rollout, after in self._referee.judge(self._clock):
+        async for rollout, after in self._rollouts.judge(self._clock):
 
             def change(state: ModelState, rollout: Rollout = rollout, after: Rollout = after) -> ModelState:
                 if state.rollout != rollout:
@@ -309,7 +346,7 @@ class Lifecycle:
                     return state
                 return changes.settled(state, steps.rolled_back(state.rollout, why, now))
 
-            self._fleet.state = self._state.update(name, change)
+            self._fleet.state = await self._state.update(name, change)
 
     def _check_start(self) -> None:
         """Whether enough can serve to begin.
@@ -353,10 +390,10 @@ class Lifecycle:
     async def _to_the_end(
         self, change: Callable[[], Coroutine[Any, Any, ResultT]], key: Hashable = None
     ) -> ResultT:
-        """The outcome of a change, which goes on whether or not its caller waits.
+        """The outcome of a change, which continues whether or not its caller waits.
 
         Args:
-            key: callers of an equal one wait for the same; None for a change of its own.
+            key: callers with an equal key share one change; None for a separate change.
         """
         found: ResultT = await self._changes.result(object() if key is None else key, change)
         return found
@@ -369,12 +406,11 @@ class Lifecycle:
 
         Raises: HoplineError: one cannot load it, or the change is refused; nothing changed.
         """
-        worker = self._config.worker
-        trial = Trial(secrets.token_hex(6), unit, worker.index)
+        trial = self._state.trial(unit)
         with self._fleet.needed(model, unit.id):
             await self._fleet.load(model, unit)
             try:
-                if worker.count > 1:
+                if self._state.store.has_others:
                     await self._try_everywhere(model, trial)
                 if serves or model not in self._fleet.serving:
                     self._check_fit(model, unit)
@@ -388,6 +424,8 @@ class Lifecycle:
                     until="switched" if isinstance(error, HoplineError) else "written",
                 )
                 raise
+            finally:
+                self._state.end_trial(trial)
 
     async def _try_everywhere(self, model: str, trial: Trial) -> None:
         """Have every worker load a unit; none gives it requests yet.
@@ -415,7 +453,7 @@ class Lifecycle:
 
     def _forget(self, rollout: Rollout) -> None:
         """A rollout ended."""
-        self._referee.forget(rollout)
+        self._rollouts.forget(rollout)
 
     def _model_state(self, model: str) -> ModelState:
         state = self._fleet.model(model)

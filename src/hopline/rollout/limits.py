@@ -1,4 +1,4 @@
-"""What one model may take of a server: `serving.toml` beside the model's versions.
+"""What one model may use of a server: `serving.toml` next to the model's versions.
 
     # <repository>/risk/serving.toml
     max_concurrency = 64
@@ -45,16 +45,18 @@ class ModelLimits:
     rate_per_s: float = setting(
         0.0, "requests a second, over all workers, each of which has an equal share; 0 is any", minimum=0
     )
-    burst: int = setting(0, "how many of them at once; 0 is one second's worth", minimum=0)
+    burst: int = setting(0, "requests in one burst; 0 is one second's worth", minimum=0)
     max_batch_rows: int = setting(4096, "predicted rows of one batch", minimum=1)
-    queue_delay_ms: float = setting(0.0, "wait so long for company; 0 batches what is waiting", minimum=0)
+    queue_delay_ms: float = setting(
+        0.0, "wait this long for more requests; 0 batches what is waiting", minimum=0
+    )
     timeout_ms: float = setting(30_000.0, "deadline of a request that names none", minimum=0.001)
     priority: Priority = setting(
         "normal",
         "class of requests that ask for none or for normal, and the model's share of a loop that several "
         "models use: high has four times that of normal, low a quarter",
     )
-    isolate: bool = setting(False, "a process of its own, in each worker")
+    isolate: bool = setting(False, "a separate process, in each worker")
     memory_bytes: int = setting(
         0, "of that process, without what it shares; above it the process is replaced; 0 is any", minimum=0
     )
@@ -62,10 +64,10 @@ class ModelLimits:
         5.0, "that process is replaced after so long without an answer while deadlines pass", minimum=0.1
     )
     precomputed_file: str = setting(
-        "", "final rows computed by `hopline batch`, in place of table.file; several with commas"
+        "", "final rows computed by `hopline batch`, in place of precomputed.file; several with commas"
     )
-    cache_bytes: int = setting(0, "answers that are kept and given again; 0 keeps none", minimum=0)
-    cache_ttl_s: float = setting(60.0, "age at which a kept answer is computed anew", minimum=0)
+    cache_bytes: int = setting(0, "memory of the response cache; 0 turns it off", minimum=0)
+    cache_ttl_s: float = setting(60.0, "age at which a cached answer is computed again", minimum=0)
 
     @staticmethod
     def of(config: Config) -> ModelLimits:

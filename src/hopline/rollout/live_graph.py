@@ -23,11 +23,12 @@ _LOOK_S, _PATIENCE_S = 0.01, 10.0
 
 
 def open_live_graph(config: Config) -> LiveView:
-    """A view of the graph that the writer of this host changes; waits until it is there.
+    """A view of the graph that the writer of this host changes; waits until it exists.
 
     Raises:
         ConfigError: a setting does not go with a live graph.
-        GraphError: the memory is another version's, or no snapshot fits it, or nobody is left to fill it.
+        GraphError: the memory is another version's, or no snapshot fits it, or no process is left to fill
+        it.
     """
     if config.features.store:
         raise ConfigError(
@@ -55,7 +56,7 @@ def _filled(path: str) -> LiveMemory:
             memory = memory or LiveMemory.attach(descriptor)
             if memory is not None and memory.is_filled:
                 return memory
-            # It outlives whoever made it in our descriptor, and nobody would ever fill it.
+            # Our descriptor keeps it after its creator died, and no process would ever fill it.
             if not os.path.exists(path):
                 raise GraphError("the live graph has no writer: the supervisor has ended")
             if time.monotonic() - said > _PATIENCE_S:

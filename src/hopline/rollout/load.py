@@ -13,9 +13,11 @@ from hopline.rollout.unit import Unit
 
 
 class Load:
-    """Args:
-    model: name.
-    unit: that is loaded.
+    """What one loaded unit holds; released once.
+
+    Args:
+        model: name.
+        unit: that is loaded.
     """
 
     def __init__(self, model: str, unit: Unit) -> None:
@@ -40,13 +42,13 @@ class Load:
         self._held.callback(give_back)
 
     def hold_async(self, give_back: Callable[[], Awaitable[object]]) -> None:
-        """The same of something that is given back by waiting."""
+        """As `hold`, for a resource with an async release."""
         self._held.push_async_callback(give_back)
 
     async def give_back(self) -> None:
         """Release what answers, then all that it held; nothing the second time.
 
-        Each is given back whether or not another one failed to be.
+        Each is released even where releasing another one fails.
         """
         held, self._held = self._held.pop_all(), contextlib.AsyncExitStack()
         served, self._served = self._served, None

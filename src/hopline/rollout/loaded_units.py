@@ -1,9 +1,9 @@
 """What is loaded in this process, and who answers: follows a state that others decide on.
 
-Adopting a state switches and lets go at once; what is missing is loaded meanwhile, and takes its place when
-it is there. A unit that is not wanted any more gets no new requests from that moment; those that it took
-finish, and then all that it holds is given back. A unit that is loaded and that no state wants yet takes no
-requests at all. Whoever needs a unit, a caller or a state, waits for the same load of it.
+Adopting a state switches and unloads immediately; what is missing is loaded meanwhile, and takes its place
+when it is loaded. A unit that is not wanted any more gets no new requests from that moment; those that it
+accepted finish, and then all that it holds is released. A unit that is loaded and that no state wants yet
+takes no requests at all. All who need a unit, callers and states, wait for the same load of it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class LoadedUnits:
-    """Args:
-    loader: makes units.
-    referee: says who takes requests while a rollout is under way.
-    settled: is called when this process has come closer to the state: see `is_settled`.
-    metrics: of the server.
+    """The units that are loaded in this process, and where requests go.
+
+    Args:
+        loader: makes units.
+        judge: decides which version gets a request while a rollout is under way.
+        settled: is called when this process has come closer to the state: see `is_settled`.
+        metrics: of the server.
 
     Attributes:
         state: that is followed.
@@ -45,7 +47,7 @@ class LoadedUnits:
     """
 
     def __init__(
-        self, loader: Loader, referee: RolloutJudge, settled: Callable[[], object], metrics: Metrics
+        self, loader: Loader, judge: RolloutJudge, settled: Callable[[], object], metrics: Metrics
     ) -> None:
         self.state = LifecycleState()
         self.serving: dict[str, Scorer] = {}
@@ -57,7 +59,7 @@ class LoadedUnits:
             ("model", "version"),
         )
         self._loader = loader
-        self._referee = referee
+        self._judge = judge
         self._settled = settled
         #: Everything that is loaded, until it is unloaded.
         self._loaded: dict[tuple[str, str], Load] = {}
@@ -129,7 +131,7 @@ class LoadedUnits:
             self._unavailable(name, unit_id).set(0)
 
     def check_wanted(self, model: str, version: str | None) -> None:
-        """Raises: ModelNotReady: the unit is wanted, but this worker does not have it (says why)."""
+        """Raise ModelNotReady where a wanted unit is not loaded in this worker, with the reason."""
         state = self.model(model)
         if state is None:
             return
@@ -139,7 +141,7 @@ class LoadedUnits:
             raise ModelNotReady(f"{model}/{unit_id} is not ready: {why or 'it is being loaded'}")
 
     def adopt(self, state: LifecycleState) -> None:
-        """Switch and let go at once; begin to load what is missing."""
+        """Switch and unload immediately; begin to load what is missing."""
         if state.generation <= self.state.generation:
             return  # another task was faster
         before, self.state = self.state.models, state
@@ -198,7 +200,7 @@ class LoadedUnits:
             self._keep_or_retire(name, unit_id)
 
     async def load(self, name: str, unit: Unit) -> None:
-        """Load a unit, unless it is there; wait for the load of it that is under way, if there is one.
+        """Load a unit, unless it is loaded; wait for a running load of it, if there is one.
 
         A caller that is cancelled stops no load.
 
@@ -247,7 +249,7 @@ class LoadedUnits:
         self._spawn(finish())
 
     def route(self, name: str) -> None:
-        """Let requests go where the state says; between two requests."""
+        """Route requests as the state says; between two requests."""
         before = self.serving.get(name)
         state = self.model(name)
         wanted = () if state is None else state.units
@@ -263,10 +265,10 @@ class LoadedUnits:
         rollout = state.rollout if state is not None else None
         candidate = units.get(rollout.candidate) if rollout is not None else None
         if rollout is None or serving is None or candidate is None:
-            self._referee.leave(name)
+            self._judge.leave(name)
             after: Scorer | None = serving
         else:
-            after = self._referee.between(rollout, serving, candidate)
+            after = self._judge.between(rollout, serving, candidate)
         if isinstance(before, Split | Mirror) and before is not after:
             before.withdraw()
         if after is None:

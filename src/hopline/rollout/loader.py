@@ -1,6 +1,6 @@
 """Makes what serves out of what lies in the repository: opens graphs, stores and artifacts, each once.
 
-Knows every kind of model; whoever asks for a unit gets something that takes requests.
+Knows every kind of model, and returns an object that takes requests.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.schema import check_schema
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
+from hopline.files import expanded
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -57,21 +58,24 @@ ResultT = TypeVar("ResultT")
 
 #: Threads for batches that are too dear for the event loop; made when they are needed.
 _MAX_THREADS = 64
-#: Threads that load: as many units are opened at once. Those of `asyncio.to_thread` are for short work.
+#: Threads that load: that many units are opened in parallel. Those of `asyncio.to_thread` are for short
+#: work.
 _LOADING_THREADS = 4
 #: Seconds that a listing of a repository behind a network is given for.
 _LISTING_S = 5.0
 _NO_VERSION = "no version with a model.json or pipeline.toml"
-#: A model process of a shadow leaves the processor to whoever serves.
+#: A model process of a shadow leaves the processor to serving processes.
 _SHADOW_NICE = 19
 
 
 class Loader:
-    """Args:
-    config: resolved.
-    metrics: of the server.
-    recorders: are told of every batch.
-    resolve: model name and version -> what serves; for the steps of pipelines.
+    """Loads units of all kinds of models.
+
+    Args:
+        config: resolved.
+        metrics: of the server.
+        recorders: get every batch.
+        resolve: model name and version -> what serves; for the steps of pipelines.
     """
 
     def __init__(
@@ -139,7 +143,7 @@ class Loader:
             self._last_listing = done.result()
 
     def limits(self, model: str) -> ModelLimits:
-        """What `serving.toml` beside the model's versions says.
+        """What `serving.toml` next to the model's versions says.
 
         Raises: ConfigError: it says something unknown.
         """
@@ -199,9 +203,9 @@ class Loader:
 
         Blocking work is done on threads, so that requests to others are answered meanwhile.
 
-        Returns: what was loaded, to be given back once it takes no requests any more.
+        Returns: what was loaded, to be released when it takes no more requests.
         Raises:
-            HoplineError: it is not there, or failed a check; the message says which.
+            HoplineError: it is missing, or failed a check; the message says which.
             RuntimeFailure: something that it is made of failed in an unexpected way.
         """
         load = Load(model, unit)
@@ -298,7 +302,7 @@ class Loader:
     def _version(
         self, load: Load, folder: Path, spec: ModelSpec, limits: ModelLimits, inputs: ModelInputs
     ) -> QueuedVersion:
-        # each model pins versions of a live graph of its own
+        # each model pins its own versions of a live graph
         graph = inputs.graph.another() if isinstance(inputs.graph, LiveView) else inputs.graph
         try:
             return self._version_on(graph, load, folder, spec, limits, inputs)
@@ -355,7 +359,7 @@ class Loader:
         return f"{load}/{digest}"
 
     def _wrapped(self, served: Served, limits: ModelLimits, unit: Unit) -> Served:
-        # A process of its own keeps nothing: who asks it does; and copies are always computed.
+        # An isolated process caches nothing, its caller does; and copies are always computed.
         if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served
         if self.config.worker.live_memory and not unit.graph:
@@ -368,7 +372,7 @@ class Loader:
     def _table_files(self, limits: ModelLimits) -> list[Path]:
         """Files that may have final rows of a model."""
         own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
-        return [Path(name).expanduser() for name in own or self.config.precomputed.file]
+        return [expanded(name, "precomputed.file") for name in own or self.config.precomputed.file]
 
     async def _look_up(
         self, served: QueuedVersion, computer: GraphComputer, folder: Path, files: list[Path]

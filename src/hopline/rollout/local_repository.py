@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalRepository:
-    """See `Repository`; hidden folders and files are nobody's models.
+    """See `Repository`; hidden folders and files are not models.
 
     Args:
         folder: of models.

@@ -1,7 +1,7 @@
 """Precomputed answers before the queue: known nodes are looked up, new and changed ones are computed.
 
 A request that is wholly a look-up (`direct.py`) is answered here and never queued. Rows that are not in
-memory are read on a thread first; the request then goes on as the others do.
+memory are read on a thread first; the request then continues as the others do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Answers whose times wait to be brought into the metrics.
+#: Answers whose times are added to the metrics together.
 _TOGETHER = 256
 #: Seconds between looks whether a file has been replaced.
 _LOOK_S = 2.0
@@ -72,7 +72,7 @@ class LookUp:
         #: Requests whose rows are read from a disk.
         self._reading: dict[Work, tuple[asyncio.TimerHandle, asyncio.Future[None]]] = {}
         self._following: asyncio.Task[None] | None = None
-        #: What recorders are to be told after this turn of the loop.
+        #: What recorders get after this turn of the loop.
         self._untold: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
             [], [], [],
         )  # fmt: skip
@@ -128,7 +128,7 @@ class LookUp:
     # Rows on a disk
 
     def _read(self, work: Work, cold: Sequence[Cold]) -> None:
-        """Have rows read, then go on."""
+        """Have rows read, then continue."""
         version = self._version
         try:
             version.admission.admit(work)

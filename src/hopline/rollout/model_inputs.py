@@ -1,6 +1,6 @@
 """The graphs and feature stores that graph models read: each is opened once, and units share it.
 
-Whoever needs one takes it and gives it back; the last one closes it. Several loads that need what is being
+A user takes it and returns it; the last one closes it. Several loads that need what is being
 opened wait for the same opening. The server's own graph and store stay open until the server ends.
 """
 
@@ -55,8 +55,10 @@ class ModelInputs:
 
 @dataclass(slots=True, eq=False)
 class _Opening:
-    """Attributes:
-    task: opens the inputs. num_users: units that stand on them, or wait for them.
+    """Inputs that are open, or being opened.
+
+    Attributes:
+        task: opens the inputs. num_users: units that stand on them, or wait for them.
     """
 
     task: asyncio.Task[ModelInputs]
@@ -64,10 +66,12 @@ class _Opening:
 
 
 class SharedInputs:
-    """Args:
-    config: of the server.
-    metrics: of the server.
-    threads: for what blocks.
+    """The graphs and feature stores that units share.
+
+    Args:
+        config: of the server.
+        metrics: of the server.
+        threads: for what blocks.
 
     Attributes:
         own_failure: why the server's own graph or store cannot be opened: no fault of a model.
@@ -91,9 +95,9 @@ class SharedInputs:
         return opening.task.result()
 
     async def take(self, unit: Unit) -> ModelInputs:
-        """What a unit reads, opened if need be; to be given back once, by `give_back`.
+        """What a unit reads, opened if need be; to be returned once, by `give_back`.
 
-        Raises: HoplineError: it cannot be opened; nothing is to be given back.
+        Raises: HoplineError: it cannot be opened; nothing is to be returned.
         """
         key = unit.graph, unit.groups
         opening = self._open.get(key)
@@ -123,7 +127,7 @@ class SharedInputs:
         opening.num_users -= 1
         failed = opening.task.done() and (opening.task.cancelled() or opening.task.exception() is not None)
         if self._open.get(key) is opening and (failed or (key != _OWN and not opening.num_users)):
-            del self._open[key]  # first: who comes while it is closed opens it anew
+            del self._open[key]  # first: a user that comes while it is closed opens it again
             if not failed:
                 await _closed(opening)
 
@@ -191,7 +195,7 @@ async def _closed(opening: _Opening) -> None:
     """Close what was opened, or is being opened."""
     try:
         inputs = await opening.task
-    except Exception:  # it was told to whoever waited
+    except Exception:  # the waiting callers got it
         return
     if inputs.sources is not None:
         await inputs.sources.close()

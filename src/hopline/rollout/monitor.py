@@ -1,25 +1,23 @@
 """What this worker sees of a rollout under way, and where the worker that decides finds it.
 
-A `Recorder`: while a rollout runs it is told of every batch. Counts begin anew at each step. Several times
-a second they are written to a file of this worker; the leader adds up what the files of the step say.
+A `Recorder`: while a rollout runs it gets every batch. Counts restart at each step. Several times
+a second they are published in the fleet's store; the leader adds up what all members counted of the step.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
-from hopline.files import write_atomically
 from hopline.observe.psi import Comparison
 from hopline.rollout.copies import Outcome
 from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Ran
+from hopline.rollout.store.base import StateStore
 
 _CountsByVersion = dict[str, OutcomeCounts]
 #: Seconds for which what was found of scores holds.
@@ -31,18 +29,20 @@ _COUNTED_TOGETHER = 32
 
 
 class RolloutMonitor:
-    """Args:
-    rollout: that is watched, at its present step.
-    folder: for the files.
-    clock: seconds, monotonic.
+    """Counts what both versions of a rollout answer in this worker.
+
+    Args:
+        rollout: that is watched, at its present step.
+        store: in which members find each other's counts.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, rollout: Rollout, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rollout: Rollout, store: StateStore, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self.rollout = rollout
-        self._folder = folder
-        # What a worker counted that died since was counted all the same.
-        self._worker = os.getpid()
+        self._store = store
         self._tallies: _CountsByVersion = {
             rollout.current: OutcomeCounts(),
             rollout.candidate: OutcomeCounts(),
@@ -102,12 +102,12 @@ class RolloutMonitor:
     async def publish(self) -> None:
         """Write the counts where the leader finds them; requests are answered meanwhile."""
         self._published_at = self._clock()
-        counts = msgspec.json.encode(self.tallies)
-        await asyncio.to_thread(write_atomically, self._file, counts, durable=False)
+        counts = msgspec.msgpack.encode(self.tallies)
+        await asyncio.to_thread(self._store.publish_counts, self._step, counts)
 
     def withdraw(self) -> None:
         """Remove what was published: the step is over."""
-        self._file.unlink(missing_ok=True)
+        self._store.withdraw_counts(self._step)
 
     def shift(self, candidate: OutcomeCounts) -> Comparison | None:
         """How far the candidate's scores are from the current ones, as `OutcomeCounts.shift` has it.
@@ -124,49 +124,38 @@ class RolloutMonitor:
     def doubt(self, candidate: OutcomeCounts) -> None:
         """It was slow for the first time in this step: every worker leaves out what came until now."""
         self._doubted = candidate.latency
-        write_atomically(self._doubt_file, msgspec.json.encode(candidate.latency), durable=False)
+        self._store.doubt(self._step, msgspec.msgpack.encode(candidate.latency))
 
     def doubted(self) -> list[int] | None:
         """The candidate's latency counts when that was; None: it was not. See gates.py."""
-        if self._doubted is None and self._doubt_file.exists():
-            self._doubted = msgspec.json.decode(self._doubt_file.read_bytes(), type=list[int])
+        if self._doubted is None and (noted := self._store.doubted(self._step)) is not None:
+            self._doubted = msgspec.msgpack.decode(noted, type=list[int])
         return self._doubted
 
     def totals(self) -> tuple[OutcomeCounts, OutcomeCounts]:
         """What all workers counted of this step: (current, candidate)."""
         current, candidate = OutcomeCounts(), OutcomeCounts()
-        mine = self._file.name
-        every = [self.tallies]
-        for file in self._folder.glob(f"{self._step}-*.json"):
-            if file.name != mine:
-                every.append(msgspec.json.decode(file.read_bytes(), type=_CountsByVersion))
-        for tallies in every:
+        others = [
+            msgspec.msgpack.decode(counts, type=_CountsByVersion)
+            for counts in self._store.counts(self._step)
+        ]
+        for tallies in (self.tallies, *others):
             current.add(tallies[self.rollout.current])
             candidate.add(tallies[self.rollout.candidate])
         return current, candidate
 
-    def forget(self) -> None:
-        """Remove the files of every step."""
-        for file in self._folder.iterdir():
-            if not file.name.removeprefix(".").startswith(f"{self.rollout.id}-"):
-                continue
-            file.unlink(missing_ok=True)
-
-    @property
-    def _file(self) -> Path:
-        return self._folder / f"{self._step}-{self._worker}.json"
-
-    @property
-    def _doubt_file(self) -> Path:
-        return self._folder / f"{self._step}-doubted.counts"
-
     @property
     def _step(self) -> str:
-        return f"{self.rollout.id}-{self.rollout.step}"
+        return step_name(self.rollout, self.rollout.step)
+
+
+def step_name(rollout: Rollout, step: int) -> str:
+    """The name of a step in the store."""
+    return f"{rollout.id}-{step}"
 
 
 def in_numbers(tally: OutcomeCounts) -> dict[str, object]:
-    """A tally in numbers for people."""
+    """Counts in numbers for people."""
     p99_s = tally.p99_s()
     return {
         "requests": tally.requests,

@@ -127,12 +127,12 @@ class OutcomeCounts(msgspec.Struct):
         self.last_difference = self.last_difference or other.last_difference
 
     def after(self, latency: Sequence[int]) -> OutcomeCounts:
-        """Requests and times without those that `latency` counted; all else as it is."""
+        """Requests and times without those that `latency` counted; all else unchanged."""
         left = [count - gone for count, gone in zip(self.latency, latency, strict=True)]
         return msgspec.structs.replace(self, latency=left, requests=self.requests - sum(latency))
 
     def absorb(self, other: OutcomeCounts) -> None:
-        """Add what another process counted for this one, and keep no more scores than one keeps."""
+        """Add the counts of another process, and keep no more scores than one process keeps."""
         scores = self.scores
         self.scores = []
         self.add(other)
@@ -179,7 +179,7 @@ class OutcomeCounts(msgspec.Struct):
 
 
 def merged(tallies: Iterable[OutcomeCounts]) -> OutcomeCounts:
-    """The sum; the parts stay as they are."""
+    """The sum; the parts are unchanged."""
     total = OutcomeCounts()
     for tally in tallies:
         total.add(tally)

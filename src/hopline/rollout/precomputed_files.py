@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hopline.artifact import ModelSpec
 from hopline.config.schema import PrecomputedConfig
 from hopline.engine.final_rows import FinalRows
-from hopline.engine.model import has_marks
+from hopline.engine.model import has_changed_at
 from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
 from hopline.engine.precomputed_file import PrecomputedFile, model_hash
 from hopline.engine.precomputed_file.header import PrecomputedPlan
@@ -31,7 +31,7 @@ _PREFAULTED = 0.25
 
 
 def check_named(files: Sequence[str], models: Sequence[str]) -> None:
-    """That each file is there, and about a model that is served.
+    """Check that each file exists, and is about a served model.
 
     Raises:
         ConfigError: it is about none of them, or cannot be opened.
@@ -96,14 +96,17 @@ def _fitted(
         return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
     differ = on_other_graph(path, plan, spec.name, graph.version)
     if settings.stale == "compute":
-        log.warning("%s: every answer is computed (table.stale)", differ)
+        log.warning("%s: every answer is computed (precomputed.stale)", differ)
         return None, ""
     if settings.stale == "refuse":
         return None, f"{differ}: {OTHER_GRAPH_ADVICE}"
     known = _known_rows(file, graph)
     num_known = int(np.count_nonzero(known))
     if plan.num_nodes and not num_known:
-        return None, f"{differ}, and its rows cannot be told there: it was written without external ids"
+        return (
+            None,
+            f"{differ}, and its rows cannot be matched to that graph: it was written without external ids",
+        )
     log.warning("%s: %d of its rows are served, labelled stale_row", differ, num_known)
     return FinalRows(file, spec, ttl_s=ttl_s, is_stale=True, rows_known=known), ""
 
@@ -134,13 +137,13 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
         return plan.graph_version == graph.version, None
     lineage, _, sequence = plan.graph_version.partition("+")
     live, since = graph.memory.plan, int(sequence or 0)
-    # It cannot tell of a version that is still to come, nor for a model whose changes it does not follow.
-    if lineage != live.lineage or since > graph.clock.version or not has_marks(spec, graph):
+    # It knows neither future versions nor models whose changes it does not track.
+    if lineage != live.lineage or since > graph.clock.version or not has_changed_at(spec, graph):
         return False, None
-    marks = graph.nodes[plan.node_type].marks[spec.reach]
+    changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]
 
     def unchanged(ids: IdArray) -> NDArray[np.bool_]:
-        held: NDArray[np.bool_] = marks[ids] <= since
+        held: NDArray[np.bool_] = changed_at[ids] <= since
         return held
 
     return True, unchanged

@@ -1,4 +1,4 @@
-"""How many rows a request to a graph model will read, as far as can be told when it comes.
+"""Predicts how many rows a request to a graph model reads, when it comes.
 
     direct + share x below          what is remembered of its node
     (`engine.size`)                 where it was larger than predicted
@@ -56,10 +56,12 @@ class Sized(Protocol):
 
 
 class PredictedRows:
-    """Args:
-    spec: the model.
-    graph: that it answers about.
-    num_hops: of the model.
+    """Predicts the rows of requests to one model on one graph.
+
+    Args:
+        spec: the model.
+        graph: that it answers about.
+        num_hops: of the model.
 
     Attributes:
         direct, below: for a node of which nothing is known.
@@ -82,7 +84,7 @@ class PredictedRows:
         self._index = None if isinstance(graph, LiveView) else graph.nodes[head.node_type].ids
         #: So many of them are their own row numbers.
         self._num_range = len(self._index) if self._index is not None and self._index.kind == "range" else 0
-        #: (where lists of neighbours begin, if told so, counts them, rows below each) of their edge types.
+        #: (where lists of neighbours begin, if known; counts them; rows below each) of their edge types.
         self._lists = [
             (sampler.starts if sampler.fanout < 0 else None, sampler, each)
             for sampler, each in self._size.links.get(head.node_type, ())
@@ -113,7 +115,7 @@ class PredictedRows:
                 try:
                     node = self._index.lookup(nodes).item(0)
                 except BadRequest:
-                    node = -1  # the batch says so, in its own words
+                    node = -1  # the batch reports it
                 if node < 0:
                     return 1.0, 0.0
             direct, below = 1.0, 0.0
@@ -185,7 +187,7 @@ class PredictedRows:
             try:
                 ids: IdArray = graph.nodes[node_type].ids.lookup(external)
             except BadRequest:
-                continue  # the batch says so, in its own words
+                continue  # the batch reports it
             if ids.shape[0] > 1 or ids[0] < 0:
                 ids = np.unique(ids[ids >= 0])
             others -= len(external)

@@ -53,7 +53,7 @@ class Prefetcher(Protocol):
     async def fetch(
         self, absent: Mapping[str, IdArray], wanted: Wanted | None, timeout_s: float
     ) -> Told | None:
-        """Have rows brought.
+        """Have rows fetched.
 
         Args:
             absent: node type -> int64 distinct ids that are not in L1.

@@ -21,7 +21,7 @@ from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
 
-#: Nodes computed at once, and the longest that the rows of so many are waited for.
+#: Nodes computed together, and the longest wait for their rows.
 _AT_ONCE = 1024
 _PATIENCE_S = 5.0
 #: Batches in a row that the store may fail to supply before prewarming gives up on it.
@@ -37,7 +37,7 @@ async def prewarm(computer: GraphComputer, config: Config) -> None:
     """Compute the most read nodes of a version, which keeps what that passes through.
 
     Neither a store that does not answer nor a row that it lacks is a reason not to start: what is missing
-    is fetched on demand. A batch that reads such a row still leaves the others' rows near.
+    is fetched on demand. A batch that reads such a row still leaves the other rows in L1.
 
     Raises:
         ConfigError: `features.prewarm_file` cannot be read.
@@ -109,7 +109,7 @@ async def _fetch(
 def most_read(model: Model, count: int) -> IdArray:
     """The `count` nodes of the model's node type that are in-neighbours most often, int64 [<= count].
 
-    A node is read as often as it is somebody's neighbour: by its out-degree.
+    A node is read as often as it is a neighbour: by its out-degree.
     """
     node_type = model.spec.head.node_type
     num_nodes = model.graph.nodes[node_type].num_nodes

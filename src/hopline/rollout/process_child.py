@@ -18,7 +18,7 @@ from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
 
-#: For a process that was told to end, or closed its end of the socket, to be gone.
+#: For a process to exit after it was asked to, or after it closed its end of the socket.
 _END_S = 5.0
 
 
@@ -50,12 +50,12 @@ class ModelProcess(asyncio.Protocol):
     Attributes:
         ready: what it said when it was.
         is_up: whether it can be asked.
-        unanswered: number -> request, until the process has told its end; also those whose senders have
-            theirs, since the process may still be at work on them.
+        unanswered: number -> request, until the process has reported its end; also those whose senders have
+            their answers, since the process may still be at work on them.
         idle: set whenever nothing is unanswered.
         overdue_since: when the first request since the last sign of progress ran out of time.
         num_batches, state_cache_hits, state_cache_misses, cpu_s: as it last said.
-        why: why it was ended from here; "" where it was not.
+        why: why it was killed from here; "" where it was not.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -87,7 +87,7 @@ class ModelProcess(asyncio.Protocol):
         Args:
             starter: begins it.
             orders: as `process_main` reads them.
-            owner: is told of what happens from then on.
+            owner: is notified of what happens from then on.
 
         Raises:
             HoplineError: why the model cannot be opened.
@@ -133,7 +133,7 @@ class ModelProcess(asyncio.Protocol):
         self._boarding.append(work)
 
     def withdraw(self, work: Work) -> None:
-        """As `Holder.withdraw`: the process is told to drop the request."""
+        """As `Holder.withdraw`: the process is asked to drop the request."""
         self._owner.withdrawn(work)
         if work.number not in self.unanswered:
             return
@@ -147,14 +147,14 @@ class ModelProcess(asyncio.Protocol):
         self._transport.write(wire.frame(message))
 
     def settle(self, number: int) -> Work | None:
-        """The process has told the end of a request: it is unanswered no more."""
+        """The process has reported the end of a request: it is answered."""
         work = self.unanswered.pop(number, None)
         if not self.unanswered:
             self.idle.set()
         return work
 
     def kill(self, why: str) -> None:
-        """End it at once; `Owner.lost` follows."""
+        """Kill it immediately; `Owner.lost` follows."""
         self.why = self.why or why
         if self._process is not None:
             self._process.kill()
@@ -222,7 +222,7 @@ class ModelProcess(asyncio.Protocol):
             for view in self._frames.feed(data):
                 self._hear(wire.from_model.decode(view))
         except (WireError, *UNREADABLE) as error:
-            log.error("process %d says what no model says (%s) and is ended", self.pid, error)
+            log.error("model process %d sent an invalid message (%s); killing it", self.pid, error)
             self.kill("garbled")
 
     def _hear(self, message: wire.FromModel) -> None:
@@ -239,7 +239,7 @@ class ModelProcess(asyncio.Protocol):
                 self._opened.set_exception(wire.unpack_error(message.error))
 
     async def _see_off(self) -> None:
-        """Learn how it ended; one that only let go of the socket is ended."""
+        """Wait for its exit status; one that only closed the socket is killed."""
         process = self._process
         assert process is not None
         try:

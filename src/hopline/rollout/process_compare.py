@@ -56,7 +56,7 @@ class Comparison:
         self._done.append((request, wanted, found))
         self._num_left -= 1
         if not self._num_left:
-            # once the recorder has been told of the last batch too
+            # once the recorder has the last batch too
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:

@@ -6,12 +6,12 @@
            ◄── key, pid; pidfd ─────────────────             ◄── ends ──
            ◄── pid, code ───────────────────
 
-Starting anew takes half a second of a processor, nearly all of it imports; a fork takes some milliseconds
-(docs/log.md). Only a process of one thread may fork and go on: what other threads hold locked stays locked
-in the copy for ever. So ONNX Runtime, which starts a thread when it is imported, is left to the copies, and
-should there be a second thread all the same, processes are started by exec.
+A fresh start takes half a second of a processor, nearly all of it imports; a fork takes some milliseconds
+(docs/log.md). Only a process with one thread may fork and continue: what other threads hold locked stays
+locked in the copy for ever. So ONNX Runtime, which starts a thread when it is imported, is left to the
+copies, and should there be a second thread all the same, processes are started by exec.
 
-Messages are JSON in packets of a Unix socket, descriptors beside them. The end of the socket is the end of
+Messages are JSON in packets of a Unix socket, with descriptors. The end of the socket is the end of
 the fork server, and with it of all its processes, just as the death of their server would be.
 """
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _stop_threads() -> None:
-    """Make a copy that ends at once: before a fork OpenBLAS ends its threads, and has them again when it
+    """Fork a copy that exits immediately: before a fork OpenBLAS ends its threads, and starts them when it
     is asked to compute.
     """
     pid = os.fork()

@@ -40,8 +40,8 @@ class ProcessKeeper:
         orders: for every process.
         limits: of the model.
         metrics: of the server.
-        owner: is told what processes say.
-        starter: begins processes; None for one of its own.
+        owner: gets the messages of processes.
+        starter: starts processes; None creates one.
 
     Attributes:
         process: that requests go to; None while there is none.
@@ -123,7 +123,7 @@ class ProcessKeeper:
         if process is not self.process:
             return
         self.process = None
-        doing = "gave no answer, was ended" if process.why == "hung" else "ended"
+        doing = "gave no answer, was killed" if process.why == "hung" else "ended"
         self.reason = f"model {self._name!r}: its process {doing} ({how}) and is being started again"
         log.error("%s/%s: process %d ended (%s)", self._name, self._version, process.pid, how)
         if renew:
@@ -168,7 +168,7 @@ class ProcessKeeper:
         del self._retiring[process]
 
     def _renew(self, reason: str) -> None:
-        """Start another process, unless that is going on."""
+        """Start another process, unless that is under way."""
         if self._renewing is None:
             self._restarts(self._name, self._version, reason).inc()
             pause_s = self._backoff.failed(time.monotonic() - self._adopted_at)

@@ -51,7 +51,7 @@ _LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a factory is told.
+    """The arguments of a factory.
 
     Attributes:
         name, version: what the model is served as.
@@ -59,7 +59,7 @@ class Orders:
         limits: of the model.
         arguments: whatever else the factory takes; values that JSON has.
         metrics: of this process; table hits reach the server.
-        recorders: to be told of every batch; they carry its times to the server.
+        recorders: get every batch; they send its times to the server.
     """
 
     name: str
@@ -83,13 +83,13 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     from hopline.observe.logs import configure_logs
 
     os.nice(orders["nice"])
-    # Not the server's: it shall be able to interrupt this process, and not the other way round.
+    # Not the server's: the server must be able to interrupt this process, and not the other way round.
     want_slices(0.0)
     yielding = yield_while_loading()
-    # Loading is a burst of work that nobody waits for.
+    # Loading is a burst of work that no request waits for.
     processors = pin_to_background_cpus()
     if orders["nice"] >= _IDLE_NICE:
-        # Not only less than others get, but nothing while they want anything; and aside for good.
+        # Not only less than others get, but nothing while they need it; and on background CPUs for good.
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         processors = set()
     offer_first()
@@ -97,7 +97,7 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
     configure_logs(config.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(ModelHost(orders, config, wire_fd, yielding, processors).serve())
-    # Threads that still compute are of no use to anybody.
+    # Threads that still compute are useless.
     sys.stderr.flush()
     os._exit(code)
 
@@ -185,12 +185,12 @@ class ModelHost(asyncio.Protocol):
         return code
 
     async def _opened(self) -> Served | None:
-        """What answers; None where it cannot be made, and the server was told why."""
+        """The version; None where it cannot be built, and the server got the reason."""
         try:
             module, _, attribute = self._factory.partition(":")
             made = getattr(importlib.import_module(module), attribute)(self._orders)
             served: Served = await made if inspect.isawaitable(made) else made
-        except Exception as error:  # the boundary: whatever a model's code does, the server is told
+        except Exception as error:  # the boundary: whatever a model's code does, the server gets the error
             if not isinstance(error, HoplineError):
                 log.exception("model %s cannot be opened", self._orders.name)
                 error = RuntimeFailure(f"{self._factory} failed: {type(error).__name__}: {error}")
@@ -212,15 +212,15 @@ class ModelHost(asyncio.Protocol):
     # Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The server is there."""
+        """The server has connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is there to be answered."""
+        """The server is gone."""
         os._exit(self._code)
 
     def data_received(self, data: bytes) -> None:
-        """Requests, and numbers of those that nobody waits for."""
+        """Requests, and numbers of withdrawn ones."""
         for view in self._frames.feed(data):
             message = wire.from_server.decode(view)
             if isinstance(message, wire.Ask):
@@ -304,7 +304,7 @@ class ModelHost(asyncio.Protocol):
             self._served.statistics()  # brings what was counted into the metrics
             hits, misses = table.state_cache_hits.value, table.state_cache_misses.value
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
-            # often enough for slow to be told from hung
+            # often enough to distinguish slow from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
 
 

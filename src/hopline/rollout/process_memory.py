@@ -5,14 +5,14 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-#: Of the kernel's score for whom to end first when memory runs out, which is 0 to 1000.
+#: The kernel's score (0 to 1000) for which process to kill first when memory runs out.
 _OOM_SCORE = 500
 #: Of the limit at which a process is replaced: the one at which allocations fail.
 _HARD_SHARE = 4
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that a process shares with nobody and that lies in no file (RssAnon); 0 once it has ended.
+    """Private memory of a process that is not backed by a file (RssAnon); 0 once it has ended.
 
     Mapped graphs and features are not in it: they are the page cache's, one copy for all.
     """
@@ -23,8 +23,8 @@ def limit_growth(memory_bytes: int) -> None:
     """Make allocations of this process fail that would take it far above `memory_bytes`.
 
     The parent looks often and replaces a process above its limit at leisure: another one must be ready
-    first, so there has to be room for what leaks until then. This is for the request that wants everything
-    at once: its allocation fails, as does that request, and nobody else's. Data is counted here when it is
+    first, so there has to be room for what leaks until then. This is for one huge request:
+    its allocation fails, and so does that request alone. Data is counted here when it is
     reserved, before it is used.
     """
     reserved = _status(None, "VmData") - _status(None, "RssAnon")

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-P", "-c", "from hopline.rollout.process_fork_server import main; main()")
 _PACKET_BYTES = 4096
-#: For a fork server that was let go of to be gone; between tries to write to one that is busy.
+#: For a released fork server to exit; between tries to write to a busy one.
 _END_S, _BUSY_S = 5.0, 0.005
-#: A fork server without processes is kept for so long: memory for the start of the next one.
+#: A fork server without processes lives for this time: memory in exchange for a faster next start.
 _IDLE_S = 60.0
 
 
@@ -33,7 +33,7 @@ class StartedChild:
     Attributes:
         pid: its id.
         code: exit code, or minus the signal that ended it; None while it lives.
-        stop_pipe: pipe whose end tells it to end; -1 where that was told.
+        stop_pipe: pipe whose end makes it exit; -1 where it was closed.
     """
 
     def __init__(self, pid: int, pidfd: int) -> None:
@@ -44,7 +44,7 @@ class StartedChild:
         self._ended = asyncio.Event()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it immediately."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -121,7 +121,7 @@ class ProcessStarter:
         return child
 
     async def close(self) -> None:
-        """Let go of the fork server; what was begun has ended, or ends now."""
+        """Release the fork server; started processes have ended, or end now."""
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
@@ -138,7 +138,8 @@ class ProcessStarter:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=2,  # a server's own stdout says where it is, and nothing else
                     pass_fds=(theirs.fileno(),),
-                    # A terminal's Ctrl-C goes to the whole group; these processes are told by their server.
+                    # A terminal's Ctrl-C goes to the whole group; these processes get theirs from their
+                    # server.
                     start_new_session=True,
                 )
         except BaseException:
@@ -204,13 +205,13 @@ class ProcessStarter:
             self._rest = asyncio.get_running_loop().call_later(_IDLE_S, self._retire)
 
     def _retire(self) -> None:
-        """Nobody has wanted a process for long: memory back."""
+        """Release the memory: no process was started for long."""
         self._rest = None
         if not self._living and not self._expected:
             self._lose("")
 
     def _lose(self, why: str) -> None:
-        """The fork server is gone or let go of, and so are its processes, by the kernel's hand."""
+        """The fork server is gone or released, and the kernel has killed its processes."""
         control, self._control = self._control, None
         fork_server, self._fork_server = self._fork_server, None
         if control is not None:
@@ -230,7 +231,7 @@ class ProcessStarter:
 
 
 async def _see_off(fork_server: asyncio.subprocess.Process) -> None:
-    """Wait for one that was let go of."""
+    """Wait for the exit of a released fork server."""
     try:
         async with asyncio.timeout(_END_S):
             await fork_server.wait()

@@ -1,4 +1,4 @@
-"""Makes the model of a process of its own: a unit of the repository, as the server itself would load it."""
+"""Builds the model of an isolated process: a unit of the repository, as the server itself would load it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def open_unit(orders: Orders) -> Served:
     """
 
     def resolve(name: str, version: str | None) -> Served:
-        raise RuntimeFailure(f"{orders.name} runs alone and has no {name!r} beside it")
+        raise RuntimeFailure(f"{orders.name} runs alone, without {name!r}")
 
     loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
     load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))

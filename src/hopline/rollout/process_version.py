@@ -1,6 +1,6 @@
-"""A version that lives in a process of its own, so that its crash, leak or slow batch is its own affair.
+"""A version in an isolated process, so that its crash, leak or slow batch affects no other model.
 
-                 ┌── refused at once: limits, or no process now
+                 ┌── refused: limits, or no process now
 accept ──────────┤                                 ┌─ answers, and what batches took
                  └─► outstanding ─► socket ─► model process
                           │
@@ -66,11 +66,11 @@ class ProcessVersion(CountedVersion):
         config: of the server.
         limits: of the model.
         metrics: of the server.
-        recorders: are told of every batch.
+        recorders: get every batch.
         factory: "module:attribute" of what makes the model there; see `process_main`.
         arguments: for the factory; values that JSON has.
         nice: is added to the process's niceness: 19 gets only what others leave.
-        starter: begins processes; None for one of its own.
+        starter: starts processes; None creates one.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ProcessVersion(CountedVersion):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._cpu_ended_s = 0.0
-        #: Whom to tell of comparisons that are under way, oldest first.
+        #: Callbacks of running comparisons, oldest first.
         self._told_of: deque[Callable[[OutcomeCounts], object]] = deque()
         self._has_stages = False
         self._gauges = (
@@ -128,12 +128,12 @@ class ProcessVersion(CountedVersion):
         state_cache_bytes: int | None = None,
         starter: ProcessStarter | None = None,
     ) -> ProcessVersion:
-        """A unit of the repository in a process of its own, warm and ready.
+        """A unit of the repository in a separate process, warm and ready.
 
         Args:
             model, unit: which one.
             config, limits, metrics, recorders, nice, starter: as for the class.
-            state_cache_bytes: memory of its own state caches; None takes the server's setting.
+            state_cache_bytes: memory of its state caches; None takes the server's setting.
 
         Raises:
             HoplineError: it cannot be opened, or the process ended instead; it must not take traffic.
@@ -286,11 +286,11 @@ class ProcessVersion(CountedVersion):
         self._record(tell.batches, ended, now)
 
     def compare(
-        self, copies: Sequence[bytes], tolerance: float, told: Callable[[OutcomeCounts], object]
+        self, copies: Sequence[bytes], tolerance: float, on_counts: Callable[[OutcomeCounts], object]
     ) -> None:
         """As `Compares.compare`."""
         self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance))
-        self._told_of.append(told)
+        self._told_of.append(on_counts)
 
     def compared(self, process: ModelProcess, message: wire.Compared) -> None:
         """As `Owner.compared`."""

@@ -3,7 +3,7 @@
     server                              model process
             ◄─────────────────────────── Ready or Failed, once
       Ask [1, 2, 3] ───────────────────►  what came in one turn of the loop
-      Drop [2] ────────────────────────►  withdrawn: nobody waits for it
+      Drop [2] ────────────────────────►  withdrawn: no caller waits
             ◄─────────────────────────── Tell [(1, …), (2, gone), (3, …)]: what ended in one turn
       Compare [(request, outcome), …] ─►  copies of requests, with what went out to their callers
             ◄─────────────────────────── Compared: counts of all of them
@@ -59,7 +59,7 @@ class Ask(msgspec.Struct, tag="ask"):
 
 
 class Drop(msgspec.Struct, tag="drop"):
-    """Requests that nobody waits for."""
+    """Withdrawn requests."""
 
     numbers: list[int]
 
@@ -69,7 +69,7 @@ class Batch(msgspec.Struct, array_like=True):
 
     Attributes:
         compute_s: of the batch, wall time.
-        stages: stage -> seconds, where they are told apart.
+        stages: stage -> seconds, where they are measured separately.
     """
 
     numbers: list[int]
@@ -231,7 +231,7 @@ def pack_error(error: HoplineError) -> list[Any]:
 
 
 def unpack_error(packed: list[Any]) -> HoplineError:
-    """The error again: of its own class, with all that it carried."""
+    """The error again: of the same class, with all its attributes."""
     name, text, attributes = packed
     kind = next((each for each in _kinds(HoplineError) if each.__name__ == name), None)
     if kind is None:
@@ -250,7 +250,7 @@ def _kinds(base: type[HoplineError]) -> Iterator[type[HoplineError]]:
 
 
 def num_items(request: ScoreRequest) -> int:
-    """Rows that a request asks for, as far as can be told without its model."""
+    """Rows that a request asks for, as far as is known without its model."""
     count = len(request.nodes) + len(request.inline)
     if request.pairs is not None:
         count += operator.length_hint(request.pairs[0])

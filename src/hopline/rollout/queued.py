@@ -18,7 +18,7 @@ from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import LANES, BatchPolicy, CostModel
 from hopline.scheduling.rate import TokenBucket
-from hopline.scheduling.turnstile import Turnstile
+from hopline.scheduling.turnstile import SHARES, Turnstile
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
@@ -88,8 +88,7 @@ class QueuedVersion(CountedVersion):
             executor,
             self,
             clock,
-            turnstile=turnstile,
-            share_lane=LANES[limits.priority],
+            turn=None if turnstile is None else turnstile.enter(SHARES[LANES[limits.priority]]),
             rows_of=computer.rows_of,
         )
         self.admission.retry_after_s = self.queue.retry_after_s
@@ -137,7 +136,7 @@ class QueuedVersion(CountedVersion):
             raise
 
     def _put_paid(self, work: Work) -> None:
-        """Queue a request that takes a token, which is given back where the queue refuses it."""
+        """Queue a request that takes a token, which is returned where the queue refuses it."""
         self.admission.pay()
         try:
             self.queue.put(work)
@@ -146,7 +145,7 @@ class QueuedVersion(CountedVersion):
             raise
 
     def refuse(self, work: Work, error: HoplineError) -> None:
-        """Count a request that is refused at once; the caller raises the error."""
+        """Count a request that is refused immediately; the caller raises the error."""
         work.end()
         self.outcome(error.code)
         self._tell([work.request], [error], [0.0], 0.0)
@@ -170,7 +169,7 @@ class QueuedVersion(CountedVersion):
         self.computer.warm_up()
 
     def examples(self, count: int) -> Sequence[ScoreRequest]:
-        """As `Preflighted.examples`."""
+        """As `SupportsPreflight.examples`."""
         return self.computer.examples(count)
 
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:

@@ -1,9 +1,9 @@
 """Where the tables of each unit lie in the memory that all workers of a host map.
 
 One memfd, handed to every worker; a directory at its beginning says which bytes are whose. Units come and
-go while workers die and start anew: so a region is found by what it is for, never by the order in which
-things were loaded. Regions are not moved or used again: the file is sparse, and what nobody uses any more
-is given back to the system.
+go while workers die and restart: so a region is found by its key, never by the order in which
+things were loaded. Regions are not moved or used again: the file is sparse, and unused memory
+is returned to the system.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _THREADS = threading.Lock()
 
 
 class _Region(msgspec.Struct):
-    """Attributes:
-    share: bytes that its tables were planned for. users: indices of workers that map it.
+    """The memory of one unit's state caches in the shared file.
+
+    Attributes:
+        share: bytes that its tables were planned for. users: indices of workers that map it.
     """
 
     offset: int
@@ -40,16 +42,18 @@ class _Region(msgspec.Struct):
 
 
 class Regions:
-    """Args:
-    fd: of the memfd; -1 gives each unit private memory.
-    worker: index of this one.
+    """The regions of a shared memory file, one for each unit.
+
+    Args:
+        fd: of the memfd; -1 gives each unit private memory.
+        worker: index of this one.
     """
 
     def __init__(self, fd: int, worker: int) -> None:
         self._fd = fd
         self._worker = worker
         #: key -> loads of this worker that hold it: one that is unloaded may still finish its requests
-        #: while the same unit is loaded anew.
+        #: while the same unit is loaded again.
         self._holders: Counter[str] = Counter()
         if fd >= 0:
             with self._directory() as regions:  # what a worker of this number had, which died
@@ -59,7 +63,7 @@ class Regions:
     def take(
         self, key: str, share: int, plan: Callable[[int], StateCachePlan]
     ) -> tuple[StateCachePlan, Arena]:
-        """The tables' plan and memory of one unit; to be given back once, by `give_back`.
+        """The plan and memory of one unit's state caches; to be returned once, by `give_back`.
 
         Args:
             key: the same in every worker for the same unit, and for nothing else.
@@ -68,7 +72,7 @@ class Regions:
         """
         if self._fd < 0:
             planned = plan(share)
-            return planned, Arena(planned.num_bytes)  # given back with the last reference
+            return planned, Arena(planned.num_bytes)  # released with the last reference
         self._holders[key] += 1
         try:
             with self._directory() as regions:

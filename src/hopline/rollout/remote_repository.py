@@ -75,10 +75,10 @@ class FsspecRepository:
         return found
 
     def model_file(self, model: str, name: str) -> Path | None:
-        """As `Repository.model_file`: copied anew at each call."""
+        """As `Repository.model_file`: copied again at each call."""
         check_name("model", model)
         check_name("file", name)
-        path = self._cache.beside(model, name)
+        path = self._cache.model_file(model, name)
 
         def copy() -> Path | None:
             content = self._read(f"{self._root}/{model}/{name}")
@@ -116,7 +116,7 @@ class FsspecRepository:
             for target in local:
                 target.parent.mkdir(parents=True, exist_ok=True)
             if names:
-                with suppress(FileNotFoundError):  # told by name where the copy is verified
+                with suppress(FileNotFoundError):  # reported by name when the copy is verified
                     self._files.get([f"{path}/{name}" for name in names], [str(target) for target in local])
 
         return self._cache.keep(model, version, digest, fill, shown)
@@ -149,7 +149,7 @@ class FsspecRepository:
             return
         for entry in found:
             name = entry["name"].rstrip("/")
-            # Object stores may list an empty object that stands for the folder itself.
+            # Object stores may list an empty object for the folder itself.
             if name != path.strip("/") and name != path:
                 yield name.rpartition("/")[2], entry["type"]
 
@@ -173,7 +173,7 @@ class FsspecRepository:
             known = remembered()
             if not known:
                 raise
-            log.warning("%s; going on with what was copied before", error)
+            log.warning("%s; using the copies made before", error)
             return known
 
     @contextmanager

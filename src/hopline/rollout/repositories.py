@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
+from hopline.files import expanded
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.repository import Repository
 
@@ -28,9 +29,9 @@ def open_repository(address: str | Path, cache: Path | None = None) -> Repositor
         if scheme.lower() != "file":
             from hopline.rollout.remote_repository import FsspecRepository
 
-            return FsspecRepository(address, (cache or DEFAULT_CACHE).expanduser())
+            return FsspecRepository(address, expanded(cache or DEFAULT_CACHE, "models.cache"))
         address = "/" + rest.lstrip("/")
-    return LocalRepository(Path(address).expanduser())
+    return LocalRepository(expanded(address, "models.repository"))
 
 
 def configured_repository(config: Config) -> Repository:

@@ -1,4 +1,4 @@
-"""What a model repository answers: models, their versions, and files beside the versions.
+"""What a model repository answers: models, their versions, and files next to the versions.
 
 Calls block (disk, network): make them on a thread. `repositories.py` opens one.
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Repository(Protocol):
-    """Models, their versions, and files beside the versions.
+    """Models, their versions, and files next to the versions.
 
     Attributes:
         address: as configured, without a password.
@@ -49,7 +49,7 @@ class Repository(Protocol):
         ...
 
     def model_file(self, model: str, name: str) -> Path | None:
-        """A local copy of a file beside the versions of a model ("serving.toml"); None without one.
+        """A local copy of a file next to the versions of a model ("serving.toml"); None without one.
 
         Raises:
             BadRequest: not a name.
@@ -59,7 +59,7 @@ class Repository(Protocol):
 
 
 def absent(repository: Repository, model: str, version: str) -> str:
-    """What to say of a version that is not there."""
+    """The error text for a missing version."""
     where = repository.address
     versions = repository.versions(model)
     if versions:

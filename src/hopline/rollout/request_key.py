@@ -1,7 +1,8 @@
 """What a request is about, as bytes: equal keys mean the same answer from the same version.
 
-Who asks, when and how urgently is not in it; nor are routing attributes and keys, which chose the version.
-Values are told apart by type and bits (1, 1.0, True and "1" are four): a model may refuse one of them.
+The caller, the time and the priority are not in it; nor are routing attributes and keys, which chose the
+version. Values are distinguished by type and bits (1, 1.0, True and "1" are four): a model may refuse one
+of them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A version that remembers its answers: what was asked before is answered at once, from memory.
+"""The response cache: a version that caches its answers.
 
-Around one version on one graph snapshot, and let go with it: neither needs to be part of a key. Kept are
-answers at full quality, for `cache_ttl_s`; errors and degraded answers are not. Equal requests that are
-under way at once are computed once (`single_flight.py`).
+It wraps one version on one graph snapshot, and is released with it: neither needs to be part of a key. It
+caches answers at full quality, for `cache_ttl_s`; errors and degraded answers are not. Equal requests that
+run at the same time are computed once (`single_flight.py`).
 
-A request that is answered from here takes no place in a queue and nothing of a model's rate. It is told to
-recorders like any other, with no queueing and a stage "cache" of 0 seconds in place of the computing, so
+A request that is answered from here takes no place in a queue and nothing of a model's rate. It is reported
+to recorders like any other, with no queueing and a stage "cache" of 0 seconds in place of the computing, so
 that the prediction log is whole; in the metrics it is a finished request without times of stages.
 """
 
@@ -37,7 +37,7 @@ class CachedVersion:
         limits: `cache_bytes` (above 0), `cache_ttl_s`, `timeout_ms`.
         config: of the server.
         metrics: of the server.
-        recorders: are told of answers that `inner` does not know of; the list may change.
+        recorders: get answers that `inner` does not see; the list may change.
         clock: seconds, monotonic.
 
     Raises:
@@ -91,7 +91,7 @@ class CachedVersion:
         )(*labels)
         self._read_bytes: Callable[[], float] = lambda: self._kept.num_bytes
         self._bytes.set_function(self._read_bytes)
-        #: What recorders are to be told after this turn of the loop.
+        #: What recorders get after this turn of the loop.
         self._untold: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
             [], [], [],
         )  # fmt: skip
@@ -99,7 +99,7 @@ class CachedVersion:
     def accept(self, work: Work) -> None:
         """Answer from memory, or else wait for an equal request, or else compute.
 
-        Raises: HoplineError: refused at once; nothing is delivered.
+        Raises: HoplineError: refused immediately; nothing is delivered.
         """
         request = work.request
         key = content_key(request)
@@ -181,7 +181,7 @@ class CachedVersion:
     def _waited(
         self, request: ScoreRequest, outcome: ScoreResult | HoplineError | None, waited_s: float
     ) -> None:
-        """Count and tell of a request that waited for an equal one."""
+        """Count and report a request that waited for an equal one."""
         if outcome is None:
             self._metrics.outcome("cancelled")
             return

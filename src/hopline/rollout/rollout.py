@@ -36,14 +36,15 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         model: name.
         version: the candidate's folder in the repository.
-        kind: "canary" moves requests over in steps; "blue_green" all at once; "shadow" copies requests to
-            the candidate and only compares; "ab" splits them until somebody decides.
+        kind: "canary" moves requests over in steps; "blue_green" all in one step; "shadow" copies requests
+        to
+            the candidate and only compares; "ab" splits them until a person decides.
         graph, groups: the candidate's snapshot and feature groups, where they are not the server's own.
-        steps: percent of requests for the candidate, one after the other; empty takes the kind's usual.
-        min_step_s: each step lasts at least so long.
+        steps: percent of requests for the candidate, in order; empty takes the kind's default.
+        min_step_s: seconds that each step lasts at least.
         gates: see `Gates`.
         share: of requests that a shadow gets a copy of, in percent.
-        auto: False leaves going on to people; gates still roll back.
+        auto: False leaves advancing to people; gates still roll back.
         preflight: copies of requests that the candidate of a canary or blue/green must answer first, within
             the gates, before any caller gets its answers; that also fills its tables. 0 goes without.
     """
@@ -61,7 +62,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     preflight: int = 100
 
     def check(self) -> None:
-        """Raises: BadRequest: steps, shares or gates that make no sense."""
+        """Check the fields. Raises: BadRequest: steps, shares or gates that make no sense."""
         problems = self.gates.problems()
         if len(self.steps) > MAX_STEPS:
             raise BadRequest(f"steps: {len(self.steps)} of them; a rollout has at most {MAX_STEPS}")
@@ -70,7 +71,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.steps and self.kind == "canary" and self.steps[-1] != 100:
             problems.append("the last step of a canary is 100")
         if self.steps and self.kind in ("shadow", "blue_green"):
-            problems.append(f"a {self.kind} has no steps of its own")
+            problems.append(f"a {self.kind} has no steps")
         if self.kind == "ab" and len(self.steps) > 1:
             problems.append("an A/B test has one step: the percent of requests for the candidate")
         if not 0 <= self.min_step_s <= _MAX_HOLD_S:
@@ -159,13 +160,13 @@ def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Ro
         step=-1 if preflight else 0,
         percent=steps[0] if steps and not preflight else 0.0,
     )
-    return _noted(rollout, now, f"{asked.kind} of {candidate} beside {current}, {_told(rollout)}")
+    return _noted(rollout, now, f"{asked.kind} of {candidate} against {current}, {_told(rollout)}")
 
 
 def step(rollout: Rollout, verdict: Verdict, why: str, now: float) -> Rollout:
     """What the gates' verdict makes of a rollout; the same object where nothing changes.
 
-    A paused rollout still rolls back; an A/B test never goes on by itself.
+    A paused rollout still rolls back; an A/B test never advances alone.
     """
     if rollout.is_over:
         return rollout
@@ -187,7 +188,7 @@ def forward(rollout: Rollout, why: str, now: float) -> Rollout:
 
     Raises: Conflict: it is over, or has no steps.
     """
-    _must_run(rollout, "go on")
+    _must_run(rollout, "advance")
     if rollout.kind == "shadow":
         raise Conflict("a shadow has no next step: promote it, end it, or start a canary")
     if rollout.step + 1 >= len(rollout.steps):
@@ -203,7 +204,7 @@ def promoted(rollout: Rollout, why: str, now: float) -> Rollout:
     """The candidate becomes the version that serves."""
     _must_run(rollout, "be promoted")
     if rollout.kind == "shadow":
-        raise Conflict("a shadow answers nobody, so it cannot be promoted; end it and begin a canary")
+        raise Conflict("a shadow answers no callers, so it cannot be promoted; end it and begin a canary")
     rollout = msgspec.structs.replace(rollout, status="promoted", reason=why, percent=100.0)
     return _noted(rollout, now, f"promoted: {why}")
 
@@ -230,7 +231,7 @@ def paused(rollout: Rollout, now: float) -> Rollout:
 
 
 def resumed(rollout: Rollout, now: float) -> Rollout:
-    """Go on from this step."""
+    """Continue from this step."""
     _must_run(rollout, "be resumed")
     return _noted(msgspec.structs.replace(rollout, status="running"), now, "resumed")
 

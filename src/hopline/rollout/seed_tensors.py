@@ -37,12 +37,12 @@ def seed_tensors(
     Args:
         model: that answered it.
         graph: what it answers about; a live one is pinned.
-        l1_rows: node type -> rows kept near, for types whose features lie in a store.
+        l1_rows: node type -> rows in L1, for types whose features lie in a store.
         request: answered, so that its ids are well-formed.
 
-    Returns: "<side>.<node type>.features" float32 [n, d], NaN in rows that are not known or not near any
-        more, and "<side>.<edge type>.degree" int64 [n], -1 where the node is not known; side is "nodes",
-        "sources" or "targets". "inline.features" float32 [n, d] as the request brought them.
+    Returns: "<side>.<node type>.features" float32 [n, d], NaN in rows that are unknown or no longer
+        in L1, and "<side>.<edge type>.degree" int64 [n], -1 where the node is not known; side is "nodes",
+        "sources" or "targets". "inline.features" float32 [n, d] as the request has them.
     """
     head = model.spec.head
     found: dict[str, AnyArray] = {}

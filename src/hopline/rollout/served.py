@@ -1,6 +1,6 @@
-"""What answers requests under a model's name, whatever is behind it; and who is told of what it answered.
+"""The interfaces of versions that answer requests, and of recorders of what they answered.
 
-A graph model, a tabular model, a pipeline, a process of its own, a split between two versions: to the
+A graph model, a tabular model, a pipeline, a separate process, a split between two versions: to the
 service all are one `Served`. Wrappers (a response cache, a mirror) are one too and hold another.
 """
 
@@ -36,7 +36,7 @@ class Scorer(Protocol):
         """Take a request; its outcome is delivered once, on the event loop, maybe before this returns,
         unless it is cancelled.
 
-        Raises: HoplineError: refused at once; nothing is delivered.
+        Raises: HoplineError: refused immediately; nothing is delivered.
         """
         ...
 
@@ -53,7 +53,7 @@ class Scorer(Protocol):
 
 
 class Served(Scorer, Protocol):
-    """One version of a model, with a life of its own."""
+    """One version of a model, which is loaded and unloaded separately."""
 
     def statistics(self) -> dict[str, Any]:
         """Counters in the form of the protocol's ModelStatistics."""
@@ -82,20 +82,20 @@ class Served(Scorer, Protocol):
         ...
 
     async def release(self) -> None:
-        """Let go of memory, files and processes; after `close` and `join`."""
+        """Release memory, files and processes; after `close` and `join`."""
         ...
 
 
 @runtime_checkable
-class Preflighted(Protocol):
-    """A version that can be asked before anybody asks it; not all can."""
+class SupportsPreflight(Protocol):
+    """A version that supports a pre-flight; not all do."""
 
     def examples(self, count: int) -> Sequence[ScoreRequest]:
         """Requests that it can answer out of what there is."""
         ...
 
     def preflight(self) -> AbstractContextManager[None]:
-        """Nothing is counted, told or charged meanwhile."""
+        """Nothing is counted, reported or charged meanwhile."""
         ...
 
 
@@ -106,7 +106,7 @@ class Preprocessing(Protocol):
     def preprocessed(self, request: ScoreRequest) -> Mapping[str, AnyArray] | None:
         """Arrays by name, a row for each of the request's first rows; None where there are none.
 
-        Called on a thread beside the event loop: it only reads, and what it reads nobody changes in place.
+        Called on a thread off the event loop: it only reads, and its data is not changed in place.
         """
         ...
 
@@ -134,19 +134,19 @@ class AsksModels(Protocol):
 
 @runtime_checkable
 class Compares(Protocol):
-    """A version that compares answers by itself, where they are computed."""
+    """A version that compares answers where they are computed."""
 
     def compare(
-        self, copies: Sequence[bytes], tolerance: float, told: Callable[[OutcomeCounts], object]
+        self, copies: Sequence[bytes], tolerance: float, on_counts: Callable[[OutcomeCounts], object]
     ) -> None:
         """Answer copies and hold the answers against the outcomes that their callers got.
 
         Args:
             copies: requests with their outcomes, each as from `process_wire.pack_copy`.
             tolerance: difference of scores that does not count.
-            told: is called once with the counts, which are empty if the process was lost.
+            on_counts: called once with the counts, which are empty if the process was lost.
 
-        Raises: HoplineError: not now, or not these; `told` is not called.
+        Raises: HoplineError: not now, or not these; `on_counts` is not called.
         """
         ...
 
@@ -159,7 +159,8 @@ class Ran(NamedTuple):
         requests, outcomes: side by side; an outcome of None is not one yet (the request waits for rows).
         queue_s: seconds that each request waited.
         compute_s: of the batch, wall time.
-        stages: of the batch: "sample", "compute", "post" -> seconds; empty where they are not told apart.
+        stages: of the batch: "sample", "compute", "post" -> seconds; empty where they are not measured
+        separately.
         ended: time.time().
         away_s: seconds that each request was out of the queue for feature rows; () where none was.
     """
@@ -175,7 +176,7 @@ class Ran(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Is told of everything that ended: the prediction log, drift, the gates of a rollout."""
+    """Gets every finished batch: the prediction log, drift, the gates of a rollout."""
 
     def record(self, ran: Ran) -> None:
         """Take note; called on the event loop after the answers are out.

@@ -1,65 +1,73 @@
-"""The state of models that all workers of a host share: followed, changed, acknowledged.
+"""The state of models that all members of a fleet share: followed, changed, acknowledged.
 
-Each worker looks at the file many times a second. What may be changed is decided on the newest state, under
-the file's lock; the file is read and written on a thread.
+Each member looks many times a second which state is the newest (`store/`). What may be changed is decided
+on the newest state; the store is read and written on a thread.
+
+The lease rule: a member that does not know since `LEASE_S` whether it follows the newest state sends no
+callers to a rollout's candidate. So a rollback holds everywhere soon, also on a host that is cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import os
-import shutil
-import tempfile
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import ConfigError, RuntimeFailure
+from hopline.errors import ConfigError, RuntimeFailure, StoreUnavailable
 from hopline.rollout import changes
-from hopline.rollout.acknowledge import Acknowledgements
+from hopline.rollout.acknowledge import all_in_line
 from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout
-from hopline.rollout.state import FirstState, Identity, LifecycleState, ModelState, StateFile
+from hopline.rollout.state import FirstState, LifecycleState, ModelState, Trial
+from hopline.rollout.store.base import LEASE_S, Ack, Identity
+from hopline.rollout.store.configured import configured_store
 from hopline.rollout.unit import Unit
 
 log = logging.getLogger(__name__)
+
+#: Seconds between looks for trials whose member died.
+_SWEEP_S = 1.0
 
 ResultT = TypeVar("ResultT")
 Change = Callable[[ModelState], ModelState]
 
 
 class SharedState:
-    """Args:
-    config: which worker this is, and of how many.
-    loader: says what the repository holds.
-    ended: is called with each rollout that a change of this worker ended.
+    """The state of all models, shared by the members of a fleet.
+
+    Args:
+        config: names the store.
+        loader: says what the repository holds.
+        ended: is called with each rollout that a change of this member ended.
 
     Attributes:
-        folder: of the state.
+        store: of the state.
     """
 
     def __init__(self, config: Config, loader: Loader, ended: Callable[[Rollout], object]) -> None:
-        self._config = config
         self._loader = loader
         self._ended = ended
-        self._own_folder: str | None = None
-        self.folder = self._folder(config)
-        self._file = StateFile(self.folder)
-        self._acks = Acknowledgements(config, self.folder)
-        #: Content of the file that this worker follows.
+        self.store, self._clean_up = configured_store(config)
+        #: Content of the store that this member follows, and when that was the newest for certain.
         self._followed: Identity = None
+        self._confirmed_at = float("-inf")
         #: Generation of the state of which all was loaded or could not be, and what could not be.
         self._settled = 0
         self._failed: Mapping[str, str] = {}
         self._first = FirstState({})
-        # One thread of its own: loads may keep those that all share for minutes.
+        self._joined = False
+        #: Trials of changes that this member makes now.
+        self._trials: set[str] = set()
+        self._swept_at = 0.0
+        # Its own thread: loads may occupy shared threads for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
         self._fleet: LoadedUnits | None = None
 
@@ -68,38 +76,62 @@ class SharedState:
         assert self._fleet is not None, "the state is not open"
         return self._fleet
 
-    def open(self, fleet: LoadedUnits) -> LifecycleState:
-        """Have a fleet follow the state from what it is now; returns what is in the file.
+    async def open(self, fleet: LoadedUnits) -> LifecycleState:
+        """Have a fleet follow the state from what it is now; returns what is stored.
 
         Raises:
-            ConfigError: no repository, nothing in it, or a state file that cannot be used.
+            ConfigError: no repository, nothing in it, or a state that cannot be used.
+            StoreUnavailable: the store does not answer: what the fleet serves is not known.
         """
         self._fleet = fleet
-        self._file.open()
-        worker = self._config.worker
-        try:
-            saved = self._file.update(
-                lambda whole: changes.without_trials_of(whole, worker.index, worker.count)
-            )
-        except OSError as error:
-            raise ConfigError(f"models.state: {self.folder} cannot be written: {error}") from None
-        self._first = self._acks.first(lambda: self._found_first(saved))
+        saved, self._first = await self._on_thread(self._open)
         fleet.state = self._with_models(saved)
         return saved
 
-    def close(self) -> None:
+    def _open(self) -> tuple[LifecycleState, FirstState]:
+        self.store.open()
+        try:
+            saved = self.store.update(self._without_lost_trials)
+        except StoreUnavailable:
+            raise
+        except OSError as error:
+            raise ConfigError(f"models.state: {self.store.address} cannot be written: {error}") from None
+        return self.store.take_up(saved, lambda: self._found_first(saved))
+
+    async def join(self) -> None:
+        """Become a member that others wait for, at the newest state."""
+        self._joined = True
+        self.acknowledge()
+        await self._on_thread(self.store.flush)
+        await self._take_newest()  # after it joined: who changed the state before did not wait for it
+
+    async def close(self) -> None:
         """Read and write no more."""
+        await self._on_thread(self.store.close)
         self._thread.shutdown()
-        if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+        self._clean_up()
 
     async def follow(self) -> None:
-        """Bring this worker in line with what the file says now."""
-        if self._file.identity() == self._followed:
-            return
-        state, identity = await self._on_thread(self._file.read_identified)
+        """Bring this member in line with the newest state."""
+        heard = self.store.heard()
+        if heard.identity == self._followed:
+            self._confirmed_at = heard.at
+        else:
+            await self._take_newest()
+        now = time.monotonic()
+        if now - self._swept_at >= _SWEEP_S:
+            self._swept_at = now
+            await self._sweep()
+
+    async def _take_newest(self) -> None:
+        heard = self.store.heard()  # before it is read: that is not older
+        state, identity = await self._on_thread(self.store.read)
         self._followers.adopt(self._with_models(state))
-        self._followed = identity
+        self._followed, self._confirmed_at = identity, heard.at
+
+    def is_confirmed(self) -> bool:
+        """Whether the state that this member follows was the newest within `LEASE_S`."""
+        return time.monotonic() - self._confirmed_at < LEASE_S
 
     async def publish(
         self,
@@ -109,71 +141,118 @@ class SharedState:
         until: Literal["written", "switched", "loaded"] = "switched",
         adds: bool = False,
     ) -> Mapping[str, str]:
-        """Change a model's state everywhere; returns units that a worker could not load, and why.
+        """Change a model's state everywhere; returns units that a member could not load, and why.
 
         Args:
-            change: gets the newest state, on a thread; see `changes.py`.
-            until: every worker follows it (has also loaded what is wanted), or only that it is written.
-            adds: as for `StateFile.update`.
+            change: gets the newest state, on a thread; see `changes.py`. May be called several times.
+            until: every member follows it (has also loaded what is wanted), or only that it is written.
+            adds: as for `StateStore.update`.
 
         Raises:
             HoplineError: what `change` raised; nothing changed.
             RuntimeFailure: the state cannot be written; nothing changed.
+            StoreUnavailable: the store does not answer; the message says what became of the change.
         """
         fleet = self._followers
         ended: list[Rollout] = []
 
         def noting(state: ModelState) -> ModelState:
             after = change(state)
+            ended.clear()
             if state.rollout is not None and after.rollout is None:
                 ended.append(after.past[-1])
             return after
 
-        update = functools.partial(self.update, model, noting, adds=adds)
-        try:
-            state = await self._on_thread(update)
-        except OSError as error:
-            raise RuntimeFailure(f"the lifecycle's state cannot be written: {error}") from None
+        state = await self.update(model, noting, adds=adds)
         for rollout in ended:
             self._ended(rollout)
         fleet.adopt(state)
         if until == "written":
             return {}
-        return await self._acks.of_all(state.generation, loaded=until == "loaded")
+        failed: Mapping[str, str] = {}
+        if self.store.has_others:
+            failed = await all_in_line(
+                lambda: self._on_thread(self.store.acknowledgements),
+                state.generation,
+                loaded=until == "loaded",
+            )
+        return {**failed, **self._failed}
 
-    def update(self, model: str, change: Change, *, adds: bool = False) -> LifecycleState:
-        """Write a change of one model; blocks. This worker follows it once it is adopted.
+    async def update(self, model: str, change: Change, *, adds: bool = False) -> LifecycleState:
+        """Write a change of one model. This member follows it once it is adopted.
 
-        Raises: OSError, or as `publish`.
+        Raises: as `publish`.
         """
         followed = self._followers.state
         present = followed.models.get(model) or ModelState()
-        return self._with_models(
-            self._file.update(
+
+        def write() -> LifecycleState:
+            return self.store.update(
                 lambda whole: changes.changed(whole, model, change, present),
                 known=followed.generation,
                 adds=adds,
             )
-        )
+
+        try:
+            return self._with_models(await self._on_thread(write))
+        except StoreUnavailable:
+            raise
+        except OSError as error:
+            raise RuntimeFailure(f"the lifecycle's state cannot be written: {error}") from None
 
     def acknowledge(self) -> None:
-        """Tell the other workers how far this one is."""
+        """Tell the other members how far this one is; nothing before it has joined."""
         fleet = self._followers
         generation = fleet.state.generation
         if fleet.is_settled:
-            # Kept together: a later generation may try again what failed, which is no success of this one.
+            # Kept together: a later generation may try again what failed, which is not a success of this
+            # one.
             self._settled = generation
             self._failed = {f"{name}/{unit_id}": fleet.why(name, unit_id) for name, unit_id in fleet.failed}
-        self._acks.say(generation, self._settled, self._failed)
+        if self._joined:
+            self.store.acknowledge(Ack(generation, self._settled, dict(self._failed)))
+
+    def status(self) -> dict[str, Any]:
+        """The condition of a store of several hosts, for people; empty for a folder."""
+        return self.store.status()
+
+    # Trials
+
+    def trial(self, unit: Unit) -> Trial:
+        """A new trial of this member; it lasts until `end_trial`."""
+        trial = Trial(secrets.token_hex(6), unit, self.store.member)
+        self._trials.add(trial.id)
+        return trial
+
+    def end_trial(self, trial: Trial) -> None:
+        """The change that made a trial is over."""
+        self._trials.discard(trial.id)
+
+    async def _sweep(self) -> None:
+        """Remove trials that no member makes any more."""
+        if any(model.trials for model in self._followers.state.models.values()):
+            await self._on_thread(lambda: self.store.update(self._without_lost_trials))
+
+    def _without_lost_trials(self, whole: LifecycleState) -> LifecycleState:
+        trials = [trial for model in whole.models.values() for trial in model.trials]
+        if not trials:
+            return whole
+        gone = self.store.gone({trial.member for trial in trials})
+
+        def is_over(trial: Trial) -> bool:
+            mine = trial.member == self.store.member
+            return trial.id not in self._trials if mine else trial.member in gone
+
+        return changes.without_trials(whole, is_over)
 
     async def _on_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        """Read or write the state: another worker may have its lock, and disks may be slow."""
+        """Use the store: another member may change the state, and disks and networks may be slow."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _with_models(self, state: LifecycleState) -> LifecycleState:
         """The state, and what it does not say: models that were never touched serve as the repository is.
 
-        As it was when the server started: a worker that starts anew must not find other versions than
+        As it was when the server started: a restarted worker must not find other versions than
         the others have.
         """
         left_out = self._first.left_out
@@ -189,20 +268,3 @@ class SharedState:
             models[name] = ModelState(units, units[-1].id)
         left_out = {name: model for name, model in saved.models.items() if name not in models}
         return FirstState(models, left_out)
-
-    def _folder(self, config: Config) -> Path:
-        """Where the state lies: as configured, beside the models, or nowhere that lasts."""
-        models = config.models
-        if models.state is not None:
-            return models.state
-        local = Path(str(models.repository))
-        if "://" not in str(models.repository) and os.access(local, os.W_OK):
-            return local / ".hopline"
-        log.warning(
-            "models.state is not set and %s cannot be written: rollouts will not survive a restart",
-            models.repository,
-        )
-        if config.worker.metrics_dir:
-            return Path(config.worker.metrics_dir) / "state"
-        self._own_folder = tempfile.mkdtemp(prefix="hopline-state-")
-        return Path(self._own_folder)

@@ -1,7 +1,7 @@
 """Work that several callers may wait for, and that none of them can stop.
 
-A caller that hangs up stops waiting; the work goes on to its end. Who asks for the same work meanwhile
-waits for the same outcome.
+A caller that hangs up stops waiting; the work runs to its end. Callers that request the same work meanwhile
+wait for the same outcome.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class _Work(Generic[ResultT]):
-    """Attributes:
-    num_callers: that wait for the task now.
+    """Work under way, and how many callers wait for it.
+
+    Attributes:
+        num_callers: that wait for the task now.
     """
 
     task: asyncio.Task[ResultT]
@@ -32,8 +34,10 @@ class _Work(Generic[ResultT]):
 
 
 class SharedWork(Generic[KeyT, ResultT]):
-    """Args:
-    what: the work, for the log.
+    """Work that equal callers share.
+
+    Args:
+        what: the work, for the log.
     """
 
     def __init__(self, what: str) -> None:

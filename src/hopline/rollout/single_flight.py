@@ -1,4 +1,4 @@
-"""Equal requests that are under way at once are computed once; each can still be cancelled or expire alone.
+"""Equal requests that run at the same time are computed once; each can still be cancelled or expire alone.
 
 The first one, the *leader*, is computed; the others wait for its answer. What happens to the leader for its
 own sake (its deadline, being refused) does not happen to the others: the most urgent of them is computed in
@@ -55,7 +55,7 @@ class Flight:
         self.within.landed(self, outcome)
 
     def withdraw(self, work: Work) -> None:
-        """As `Holder.withdraw`; the others go on."""
+        """As `Holder.withdraw`; the others continue."""
         self.within.left(self, work)
 
     def remove(self, work: Work) -> None:
@@ -66,13 +66,15 @@ class Flight:
 
 
 class SingleFlight:
-    """Args:
-    accept: takes what is to be computed; refusals are raised.
-    deadlines: of requests.
-    landed: is called with (key, answer, when it was begun) of each flight, after all have it.
-    ended: is called with (request, its outcome or None where it was cancelled, seconds waited) of the
+    """Computes equal requests once.
+
+    Args:
+        accept: takes what is to be computed; refusals are raised.
+        deadlines: of requests.
+        landed: is called with (key, answer, when it was begun) of each flight, after all have it.
+        ended: is called with (request, its outcome or None where it was cancelled, seconds waited) of the
         requests that were not handed on; the others are counted where they are computed.
-    clock: seconds, monotonic.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class SingleFlight:
         work.deadline = self._deadlines.of(work.request.deadline, work.entered)
         flight = Flight(self, key, work)
         work.holder = flight
-        self._flights[key] = flight  # one that is less urgent goes on for those who wait for it
+        self._flights[key] = flight  # a less urgent one continues for those that wait for it
         try:
             self._compute(flight, work.request)
         except HoplineError:
@@ -207,7 +209,7 @@ class SingleFlight:
 
     def _without(self, flight: Flight, work: Work) -> None:
         """A request has ended: with the last one the computation ends too."""
-        if work not in flight.waiting:  # it landed; this one was cancelled while the others were told
+        if work not in flight.waiting:  # it ended; this one was cancelled while the others got the outcome
             return
         flight.remove(work)
         if not flight.waiting:

@@ -1,4 +1,4 @@
-"""Wires the features of a server that lie in a store: stores, tiers, caches, and what brings rows near."""
+"""Wires the features of a server that lie in a store: stores, tiers, caches, and the prefetcher."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sources:
         metrics: of fetches and degraded answers.
         fetched_rows: histogram by model and version.
         shared: the file that L1 lives in, where it has one.
-        prefetcher: fetches for this process; whoever wires one sets it before models are loaded.
+        prefetcher: fetches for this process; set before models are loaded.
     """
 
     def __init__(self, config: Config, metrics: Metrics) -> None:
@@ -138,8 +138,9 @@ class Sources:
                 origin,
                 l2,
                 timeout_s=settings.fetch_timeout_ms / 1e3,
-                limits=ClientLimits(negative_ttl_s=settings.negative_ttl_ms / 1e3),
-                recheck_s=settings.schema_recheck_s,
+                limits=ClientLimits(
+                    negative_ttl_s=settings.negative_ttl_ms / 1e3, recheck_s=settings.schema_recheck_s
+                ),
                 metrics=self.metrics,
             )
             found[name] = L1Rows(

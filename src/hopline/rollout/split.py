@@ -30,6 +30,7 @@ class Split:
         copies: gets what the candidate answered, to compare with the current version; None compares
             nothing.
         draw: in [0, 1); for tests.
+        is_confirmed: whether the share holds now; where it may not, nothing goes to the candidate.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Split:
         salt: str,
         copies: Copies | None = None,
         draw: Callable[[], float] = random.random,
+        is_confirmed: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name = current.name
         self.version = current.version
         self.graph_version = current.graph_version
         self.current = current
         self.candidate = candidate
+        self._is_confirmed = is_confirmed
         self._share = percent / 100
         self._salt = crc32(salt.encode())
         self._copies = copies
@@ -55,7 +58,7 @@ class Split:
         """To one of both."""
         key = work.request.key
         place = crc32(key.encode(), self._salt) / _PLACES if key else self._draw()
-        if place >= self._share:
+        if place >= self._share or not self._is_confirmed():
             self.current.accept(work)
         else:
             _copied(self.candidate, work, self._copies)

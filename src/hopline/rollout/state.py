@@ -39,12 +39,12 @@ class Trial(msgspec.Struct, frozen=True):
     Attributes:
         id: of the change that asks for it.
         unit: that is tried.
-        worker: index of the one that makes the change; what a worker that died has tried is forgotten.
+        member: of the fleet, that makes the change; what a member that died has tried is forgotten.
     """
 
     id: str
     unit: Unit
-    worker: int
+    member: str = ""
 
 
 class ModelState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,7 +83,7 @@ class LifecycleState(msgspec.Struct, frozen=True):
 
     Attributes:
         generation: grows with each change.
-        models: those that differ from what the repository says by itself.
+        models: those that differ from what the repository alone gives.
     """
 
     generation: int = 0
@@ -103,9 +103,36 @@ class FirstState(msgspec.Struct, frozen=True):
     left_out: dict[str, ModelState] = {}
 
 
+def encode_state(state: LifecycleState) -> bytes:
+    """The state as it is stored; people can read it."""
+    return msgspec.json.format(msgspec.json.encode(state), indent=1)
+
+
+def decode_state(body: bytes, where: str) -> LifecycleState:
+    """The state that was stored in `where`. Raises: ConfigError: this Hopline did not write it."""
+    try:
+        state = msgspec.json.decode(body, type=LifecycleState)
+    except UNREADABLE as error:
+        raise ConfigError(f"models.state: {where} is not a lifecycle file: {error}") from None
+    if state.format > FORMAT:
+        raise ConfigError(f"models.state: {where} was written by a newer Hopline; upgrade hopline")
+    return state
+
+
+def check_size(body: bytes, where: str) -> None:
+    """Check the size of a state that is to be stored in `where`. Raises: Conflict: it is too large."""
+    if len(body) > MAX_BYTES:
+        raise Conflict(
+            f"what is loaded and rolled out would take {len(body)} bytes in {where}, more "
+            f"than {MAX_BYTES}; unload versions that are not needed"
+        )
+
+
 class StateFile:
-    """Args:
-    folder: is made if need be; `lifecycle.json` lies in it.
+    """The file that holds the lifecycle's state.
+
+    Args:
+        folder: is made if need be; `lifecycle.json` lies in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,13 +172,7 @@ class StateFile:
                 f"models.state: {self._file} is damaged (its checksum differs); move it away to start from "
                 "what the repository holds"
             )
-        try:
-            state = msgspec.json.decode(body, type=LifecycleState)
-        except UNREADABLE as error:
-            raise ConfigError(f"models.state: {self._file} is not a lifecycle file: {error}") from None
-        if state.format > FORMAT:
-            raise ConfigError(f"models.state: {self._file} was written by a newer Hopline; upgrade hopline")
-        return state, identity
+        return decode_state(body, str(self._file)), identity
 
     def identity(self) -> Identity:
         """Which content the file has now; one system call."""
@@ -167,8 +188,8 @@ class StateFile:
 
         Args:
             change: gets the newest content, and may raise to leave it.
-            known: generation that this worker follows: the next one is above it, also where somebody
-                removed the file.
+            known: generation that this worker follows: the next one is above it, also where the file was
+                removed.
             adds: whether the change adds something, which is refused where the file has grown too large.
 
         Raises:
@@ -181,12 +202,9 @@ class StateFile:
             if after is before:
                 return before
             after = msgspec.structs.replace(after, generation=max(before.generation, known) + 1)
-            body = msgspec.json.format(msgspec.json.encode(after), indent=1)
-            if adds and len(body) > MAX_BYTES:
-                raise Conflict(
-                    f"what is loaded and rolled out would take {len(body)} bytes in {self._file}, more "
-                    f"than {MAX_BYTES}; unload versions that are not needed"
-                )
+            body = encode_state(after)
+            if adds:
+                check_size(body, str(self._file))
             write_atomically(self._file, _digest(body) + b"\n" + body, durable=True)
             return after
 

@@ -22,7 +22,7 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
         version: folder in the repository.
         graph: folder of the snapshot; "" is the server's own.
         groups: feature groups as "<node type>=<group>"; empty takes the server's own.
-        shadow: it only gets copies of requests, in a process of its own.
+        shadow: it only gets copies of requests, in a separate process.
     """
 
     version: str

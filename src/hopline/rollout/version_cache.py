@@ -3,12 +3,12 @@
     <cache>/<digest of the address>/
         copies/<digest of the content>/<model>/<version>/   whole versions, never changed
         current/<model>/<version>                           the digest that the address had last
-        beside/<model>/<file>                               files beside versions
+        model_files/<model>/<file>                          files next to versions
         locks/
 
-A copy is filled in a hidden folder beside its place, verified and renamed: one that is there is whole, and
+A copy is filled in a hidden folder next to its place, verified and renamed: an existing copy is whole, and
 a process that dies leaves only what the next one removes. Content that changes under the same name gets a
-place of its own, so that nothing changes below a server that has loaded the old one. Any number of
+new place, so that nothing changes below a server that has loaded the old one. Any number of
 processes may share a cache; it may be deleted whenever no server uses it.
 """
 
@@ -80,9 +80,9 @@ class VersionCache:
         self.write(self.folder / "current" / model / version, digest.encode())
         return place
 
-    def beside(self, model: str, name: str) -> Path:
-        """Where the copy of a file beside the versions is, if there is one."""
-        return self.folder / "beside" / model / name
+    def model_file(self, model: str, name: str) -> Path:
+        """Where the copy of a file next to the versions is, if there is one."""
+        return self.folder / "model_files" / model / name
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a small file, whole or not at all.
@@ -123,7 +123,7 @@ class VersionCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel lets go of it when its holder dies
+            fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
             yield
         finally:
             os.close(handle)

@@ -1,13 +1,13 @@
 """CUDA graphs of whole models: ego-graphs padded to a few fixed sizes, each recorded once.
 
-A small program on a GPU spends its time on launching kernels. A CUDA graph launches all of them at once,
-but for fixed shapes and addresses only. So sizes form a *ladder*: a rung of r holds up to r - 1 nodes of
-each type and 2 r edges of each type. An ego-graph is padded up to its rung with nodes that nobody asks for,
-and edges that only connect those. All rungs are recorded while the model is loaded; what fits none runs as
-it is.
+A small program on a GPU spends its time on launching kernels. A CUDA graph launches all of them together,
+but for fixed shapes and addresses only. So there is a list of sizes: size r holds up to r - 1 nodes of each
+type and 2 r edges of each type. An ego-graph is padded up to its size with nodes that no request reads, and
+edges that only connect those. All sizes are recorded while the model is loaded; a larger ego-graph runs
+without a recording.
 
-A model that pools its graph or normalises over it would see the padding: before anything is recorded,
-padded answers are compared with the others, and a model that tells them apart is not padded.
+A model that pools its graph or normalises over it would read the padding. Before anything is recorded,
+padded answers are compared with unpadded ones, and a model whose answers differ is not padded.
 
 The padding is tested on the processor. Recording has not run on a GPU yet.
 """
@@ -23,75 +23,76 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-#: Nodes of each type on each rung, itself included; most ego-graphs have a few hundred.
-LADDER = (16, 32, 64, 128, 256, 512, 1024, 2048)
+#: Nodes of each type for each size, padding included; most ego-graphs have a few hundred.
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _EDGES_PER_NODE = 2
 #: Padded and plain answers may differ by the order of sums.
 _TOLERANCE = 1e-4
-#: Sizes of the made-up graphs on which they are compared.
+#: Sizes of the generated graphs on which they are compared.
 _TRIALS = ((1, 0), (5, 4), (40, 70))
 #: Runs before recording, in which libraries choose their algorithms.
 _WARM_RUNS = 3
 
 Program: TypeAlias = Callable[..., Tensor]
-#: Records a program on fixed inputs; the result runs it again and gives its output.
+#: Records a program on fixed inputs; the result runs it again and returns its output.
 Record: TypeAlias = Callable[[Program, Sequence[Tensor]], Callable[[], Tensor]]
 
 
-def rung_for(slots: Sequence[str], tensors: Sequence[Tensor]) -> int | None:
-    """The lowest rung that holds the tensors; None where the highest one does not."""
+def size_for(slots: Sequence[str], tensors: Sequence[Tensor]) -> int | None:
+    """The smallest size that holds the tensors; None if the largest one does not."""
     nodes = max(
         (t.shape[0] for n, t in zip(slots, tensors, strict=True) if _role(n) == "features"), default=0
     )
     edges = max(
         (t.shape[1] for n, t in zip(slots, tensors, strict=True) if _role(n) == "edge_index"), default=0
     )
-    for rung in LADDER:
-        if nodes < rung and edges <= rung * _EDGES_PER_NODE:
-            return rung
+    for size in SIZES:
+        if nodes < size and edges <= size * _EDGES_PER_NODE:
+            return size
     return None
 
 
-def padded_shape(slot: str, example: Tensor, rung: int) -> tuple[int, ...]:
-    """The shape of a slot's tensor on a rung."""
-    edges = rung * _EDGES_PER_NODE
+def padded_shape(slot: str, example: Tensor, size: int) -> tuple[int, ...]:
+    """The shape of a slot's tensor for a size."""
+    edges = size * _EDGES_PER_NODE
     match _role(slot):
         case "features":
-            return (rung, *example.shape[1:])
+            return (size, *example.shape[1:])
         case "edge_index":
             return (2, edges)
         case _:
             return (edges, *example.shape[1:])
 
 
-def pad_into(slot: str, source: Tensor, target: Tensor, rung: int) -> None:
+def pad_into(slot: str, source: Tensor, target: Tensor, size: int) -> None:
     """Fill a tensor of the padded shape.
 
-    Nodes beyond the real ones are zero. Edges beyond lead from the last node to itself, which is never a
-    real one, with weight one (a degree of zero would be divided by) and attributes and type zero.
+    Nodes beyond the real ones are zero. Edges beyond the real ones lead from the last node, which is never
+    a real one, to itself, with weight one (a degree of zero would be a divisor) and attributes and type
+    zero.
     """
     if _role(slot) == "edge_index":
         count = source.shape[1]
         target[:, :count].copy_(source, non_blocking=True)
-        target[:, count:].fill_(rung - 1)
+        target[:, count:].fill_(size - 1)
         return
     count = source.shape[0]
     target[:count].copy_(source, non_blocking=True)
     target[count:].fill_(1 if _role(slot) == "edge_weight" else 0)
 
 
-def padded(slots: Sequence[str], tensors: Sequence[Tensor], rung: int) -> list[Tensor]:
-    """New tensors of a rung's shapes."""
+def padded(slots: Sequence[str], tensors: Sequence[Tensor], size: int) -> list[Tensor]:
+    """New tensors of the shapes of a size."""
     out = []
     for name, tensor in zip(slots, tensors, strict=True):
-        target = tensor.new_empty(padded_shape(name, tensor, rung))
-        pad_into(name, tensor, target, rung)
+        target = tensor.new_empty(padded_shape(name, tensor, size))
+        pad_into(name, tensor, target, size)
         out.append(target)
     return out
 
 
 def tells_padding(program: Program, slots: Sequence[str], widths: Sequence[int]) -> bool:
-    """Whether a program's answers change with the padding: it must not be padded then.
+    """Whether a program's answers change with the padding; then it must not be padded.
 
     Args:
         widths: columns of each slot's tensor, 0 for a one-dimensional one (and for edge lists).
@@ -100,16 +101,16 @@ def tells_padding(program: Program, slots: Sequence[str], widths: Sequence[int])
         tensors = made_up(slots, widths, num_nodes, num_edges)
         seed = torch.zeros(1, dtype=torch.int64)
         plain = program(seed, *tensors)
-        rung = rung_for(slots, tensors)
-        assert rung is not None
-        filled = program(seed, *padded(slots, tensors, rung))
+        size = size_for(slots, tensors)
+        assert size is not None
+        filled = program(seed, *padded(slots, tensors, size))
         if not torch.allclose(plain, filled, atol=_TOLERANCE, rtol=_TOLERANCE, equal_nan=True):
             return True
     return False
 
 
 def made_up(slots: Sequence[str], widths: Sequence[int], num_nodes: int, num_edges: int) -> list[Tensor]:
-    """A graph of so many nodes and edges of each type, the same at every call."""
+    """A graph with these numbers of nodes and edges of each type, the same at every call."""
     generator = torch.Generator().manual_seed(num_nodes)
     out = []
     for name, width in zip(slots, widths, strict=True):
@@ -126,18 +127,18 @@ def made_up(slots: Sequence[str], widths: Sequence[int], num_nodes: int, num_edg
     return out
 
 
-class LadderProgram:
+class RecordedProgram:
     """A program whose small graphs run from recordings.
 
     Args:
         program: of seed and tensors, on the device of `record`.
         slots: names of the tensors.
         widths: as for `tells_padding`.
-        record: makes a recording; `None` records nothing.
+        record: creates a recording; `None` records nothing.
         device: where tensors are copied to.
 
     Attributes:
-        recorded: rungs that run from a recording.
+        recorded: sizes that run from a recording.
     """
 
     def __init__(
@@ -151,36 +152,38 @@ class LadderProgram:
         self._program = program
         self._slots = list(slots)
         self._device = device
-        self._rungs: dict[int, tuple[Tensor, list[Tensor], Callable[[], Tensor]]] = {}
+        self._sizes: dict[int, tuple[Tensor, list[Tensor], Callable[[], Tensor]]] = {}
         if record is None:
             return
         if tells_padding(self._on_device, slots, widths):
             log.warning("the model's answers depend on padding (it pools or normalises): no CUDA graphs")
             return
-        for rung in LADDER:
+        for size in SIZES:
             seed = torch.zeros(1, dtype=torch.int64, device=device)
-            inputs = [t.to(device) for t in padded(slots, made_up(slots, widths, 2, 1), rung)]
+            inputs = [t.to(device) for t in padded(slots, made_up(slots, widths, 2, 1), size)]
             try:
-                self._rungs[rung] = seed, inputs, record(program, [seed, *inputs])
-            except RuntimeError as error:  # an operator that asks the device for a size cannot be recorded
-                log.warning("no CUDA graphs: a recording for %d nodes failed: %s", rung, error)
-                self._rungs.clear()
+                self._sizes[size] = seed, inputs, record(program, [seed, *inputs])
+            except (
+                RuntimeError
+            ) as error:  # an operator that reads a size from the device cannot be recorded
+                log.warning("no CUDA graphs: a recording for %d nodes failed: %s", size, error)
+                self._sizes.clear()
                 return
 
     @property
     def recorded(self) -> tuple[int, ...]:
-        """Rungs that run from a recording, lowest first."""
-        return tuple(self._rungs)
+        """Sizes that run from a recording, smallest first."""
+        return tuple(self._sizes)
 
     def __call__(self, seed: Tensor, *tensors: Tensor) -> Tensor:
         """float32 [1, output_dim] on the processor."""
-        rung = rung_for(self._slots, tensors) if self._rungs else None
-        if rung is None:
+        size = size_for(self._slots, tensors) if self._sizes else None
+        if size is None:
             return self._on_device(seed, *tensors)
-        held, inputs, replay = self._rungs[rung]
+        held, inputs, replay = self._sizes[size]
         held.copy_(seed)
         for name, source, target in zip(self._slots, tensors, inputs, strict=True):
-            pad_into(name, source, target, rung)
+            pad_into(name, source, target, size)
         return replay().cpu()
 
     def _on_device(self, seed: Tensor, *tensors: Tensor) -> Tensor:
@@ -188,8 +191,8 @@ class LadderProgram:
         return self._program(seed.to(self._device), *moved).cpu()
 
 
-def on_gpu(exported: Any, slots: Sequence[str]) -> LadderProgram:
-    """An exported program on the first GPU, recorded where its answers allow for padding.
+def on_gpu(exported: Any, slots: Sequence[str]) -> RecordedProgram:
+    """An exported program on the first GPU, recorded if its answers do not depend on padding.
 
     Args:
         exported: torch.export.ExportedProgram on the processor.
@@ -203,7 +206,7 @@ def on_gpu(exported: Any, slots: Sequence[str]) -> LadderProgram:
     ]
     with torch.no_grad():
         module = move_to_device_pass(exported, "cuda").module()
-        return LadderProgram(module, slots, widths, record_cuda, "cuda")
+        return RecordedProgram(module, slots, widths, record_cuda, "cuda")
 
 
 def record_cuda(program: Program, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:

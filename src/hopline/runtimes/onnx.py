@@ -1,7 +1,7 @@
 """Stages in ONNX Runtime.
 
 A stage whose inputs have one row for each destination runs over *bound buffers*: the engine writes
-inputs into them and the session writes the result beside them, so that a call neither allocates nor
+inputs into them and the session writes the result next to them, so that a call neither allocates nor
 converts anything (6 instead of 14 µs for one row, docs/log.md). Rows beyond a buffer go in chunks,
 which also keeps the working set in the L2 cache.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from hopline.errors import ArtifactError, RuntimeFailure
+from hopline.runtimes.ort import ort
 from hopline.runtimes.pinned import pinned
 from hopline.runtimes.placement import placed
 from hopline.runtimes.providers import check_started, providers
@@ -32,12 +32,12 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
     """Open an ONNX file on the device of this process (`placement.placed`).
 
     Args:
-        rows: input name -> columns (0 for a one-dimensional input), where each has one row for each
+        rows: input name -> columns (0 for a one-dimensional input), if each has one row for each
             destination, at most `CHUNK_ROWS` of them.
 
     Raises:
         ArtifactError: ONNX Runtime refuses the file; the message says why.
-        ConfigError: it lacks the device.
+        ConfigError: ONNX Runtime lacks the device.
     """
     wanted = providers(
         placed().device,
@@ -49,11 +49,11 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # A spinning pool would take the processor from the event loop.
+    # A spinning pool would take CPU time from the event loop.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         opened = ort.InferenceSession(str(path), options, providers=wanted)
-    except Exception as error:  # onnxruntime raises its own family, with no common public base
+    except Exception as error:  # onnxruntime raises its own errors, without a common public base
         raise ArtifactError(f"{path}: ONNX Runtime {ort.__version__} cannot load it: {error}") from error
     check_started(wanted, opened.get_providers(), path.name)
     return opened
@@ -92,7 +92,7 @@ class RowStage:
         self.inputs = [np.zeros((CHUNK_ROWS, w) if w else CHUNK_ROWS, np.float32) for w in widths]
         self.output = np.zeros((CHUNK_ROWS, output_dim), np.float32)
         if placed().device != "cpu":
-            # copies to and from the GPU then take no detour through memory of the driver
+            # copies to and from the GPU then bypass memory of the driver
             pinned([*self.inputs, self.output])
 
     def run(self, num_rows: int) -> FloatArray:

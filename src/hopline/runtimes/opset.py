@@ -1,7 +1,7 @@
-"""Which ONNX opsets the installed ONNX Runtime runs, asked of itself.
+"""Finds the ONNX opsets that the installed ONNX Runtime runs.
 
-ONNX Runtime does not publish the numbers; it refuses a model whose opset it does not know. So it is given
-one: a single Identity node, written out here, since a server has no `onnx` to write it.
+ONNX Runtime does not publish the numbers; it refuses a model with an unknown opset. So it gets a model: a
+single Identity node, written out here, since a server does not have `onnx` to write it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import onnxruntime as ort
-
 from hopline.artifact import ModelSpec, TabularSpec
 from hopline.errors import ArtifactError
+from hopline.runtimes.ort import ort
 
-#: Opset 7 is the oldest that ONNX Runtime promises to run, ai.onnx.ml 1 the first there was.
+#: Opset 7 is the oldest that ONNX Runtime guarantees to run; ai.onnx.ml 1 is the first version.
 _OLDEST = {"ai.onnx": 7, "ai.onnx.ml": 1}
 
 
@@ -27,7 +26,7 @@ def check_runtime(spec: ModelSpec | TabularSpec) -> None:
     pinned = {"ai.onnx": spec.opset}
     if isinstance(spec, TabularSpec):
         pinned["ai.onnx.ml"] = spec.ml_opset
-    pinned = {domain: opset for domain, opset in pinned.items() if opset}  # 0: no ONNX file, or not said
+    pinned = {domain: opset for domain, opset in pinned.items() if opset}  # 0: no ONNX file, or unknown
     refused = [domain for domain, opset in pinned.items() if not _runs(domain, opset)]
     if refused:
         newest = _listed({domain: _newest(domain) for domain in pinned})
@@ -55,11 +54,11 @@ def _runs(domain: str, opset: int) -> bool:
     opsets = {"ai.onnx": 13}
     opsets[domain] = opset
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # a refusal is an answer here
+    options.log_severity_level = 4  # a refusal is expected here
     options.intra_op_num_threads = 1
     try:
         ort.InferenceSession(_identity_model(opsets), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime raises its own family, with no common public base
+    except Exception:  # onnxruntime raises its own errors, without a common public base
         return False
     return True
 

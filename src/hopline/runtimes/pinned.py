@@ -1,6 +1,6 @@
-"""Buffers that a GPU reads and writes by itself: memory that the kernel may not move.
+"""Pinned buffers, which a GPU reads and writes directly: memory that the kernel must not move.
 
-ONNX Runtime's Python has no way to ask for pinned memory, so NumPy's is registered with the CUDA runtime
+ONNX Runtime's Python cannot allocate pinned memory, so NumPy's is registered with the CUDA runtime
 (cudaHostRegister). Written from NVIDIA's documentation; it has not run on a GPU yet.
 """
 
@@ -20,28 +20,28 @@ _LIBRARIES = ("libcudart.so.12", "libcudart.so.13", "libcudart.so")
 
 
 class CudaRuntime(Protocol):
-    """The two calls of libcudart that are needed; both answer 0 where they succeed."""
+    """The two calls of libcudart that are needed; both return 0 on success."""
 
     def cudaHostRegister(self, pointer: Any, num_bytes: Any, flags: Any) -> int:
         """Pin memory."""
         ...
 
     def cudaHostUnregister(self, pointer: Any) -> int:
-        """Let go of it."""
+        """Unpin memory."""
         ...
 
 
 def pinned(arrays: Sequence[AnyArray], runtime: CudaRuntime | None = None) -> int:
-    """Pin arrays where that is possible; where not, copies are slower and the log says so.
+    """Pin arrays if possible; if not, copies are slower and a warning is logged.
 
     Args:
         runtime: libcudart; the installed one by default.
 
-    Returns: how many are pinned.
+    Returns: number of pinned arrays.
     """
     found = runtime or _runtime()
     if found is None:
-        log.warning("buffers are not pinned: none of %s is found", ", ".join(_LIBRARIES))
+        log.warning("buffers are not pinned: found none of %s", ", ".join(_LIBRARIES))
         return 0
     codes = [_pin(array, found) for array in arrays]
     failed = [code for code in codes if code]

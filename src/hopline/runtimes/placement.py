@@ -1,8 +1,8 @@
-"""Where this process computes: on which device, and whether whole models run compiled.
+"""Decides on which device this process computes, and whether whole models run compiled.
 
-One process computes in one way, as torch's number of threads and ONNX Runtime's environment are the
-process's too: `place_models` is called once by whoever loads models, before it loads any. Knows nothing of
-the libraries; `providers.py` and `torch.py` ask here.
+All models of a process share one placement, because torch's number of threads and ONNX Runtime's
+environment also belong to the process. `place_models` is called once by the code that loads models, before
+it loads any. Independent of the libraries; `providers.py` and `torch.py` read the placement here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ class Placement:
     """How models of a process are loaded.
 
     Attributes:
-        device: `cuda` and `tensorrt` are never replaced by the processor: what lacks them is refused.
-        compiled: of whole models: `auto` runs the compiled program where it fits this machine and the
-            eager one where it does not, `require` refuses the model then, `never` ignores what is compiled.
+        device: `cuda` and `tensorrt` are never replaced by the processor: a model or library without
+            support is refused.
+        compiled: for whole models: `auto` runs the compiled program if it fits this machine, else the
+            eager one; `require` refuses the model if it does not fit; `never` ignores compiled programs.
     """
 
     device: Device = "cpu"
@@ -32,11 +33,11 @@ _placed = Placement()
 
 
 def place_models(placement: Placement) -> None:
-    """Decide for all models that this process loads from now on."""
+    """Set the placement of all models that this process loads from now on."""
     global _placed
     _placed = placement
 
 
 def placed() -> Placement:
-    """What was decided; the processor, and compiled programs where they fit, until then."""
+    """The placement; by default the CPU, and compiled programs that fit."""
     return _placed

@@ -1,4 +1,4 @@
-"""What this machine's processor can do with int8, and what that means for quantised versions."""
+"""Int8 instructions of this machine's processor, and their effect on quantised versions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 def adds_in_16_bits() -> bool:
     """Whether products of uint8 and int8 are added in 16 bits, two at a time, where they can overflow.
 
-    ONNX Runtime does so on x86 without VNNI (`vpmaddubsw`): 2 · 255 · 127 is more than 32,767, and cut off
-    there. With weights of 7 bits it is 2 · 255 · 64, which fits.
+    ONNX Runtime does so on x86 without VNNI (`vpmaddubsw`): 2 · 255 · 127 is more than 32,767, and is
+    clipped. With weights of 7 bits it is 2 · 255 · 64, which fits.
     """
     return platform.machine().lower() in ("x86_64", "amd64") and not has_vnni()
 
 
 def weight_bits_of(spec: ModelSpec) -> int | None:
-    """Bits of a version's int8 weights; None where it has none. Versions that do not say have 8."""
+    """Bits of a version's int8 weights; None if it has none. Versions without the field have 8."""
     quantized: Any = spec.parity.get("quantized")
     if not isinstance(quantized, dict) or quantized.get("to") != "int8":
         return None
@@ -41,12 +41,12 @@ def weight_bits_of(spec: ModelSpec) -> int | None:
 
 
 def warn_of_overflow(spec: ModelSpec) -> None:
-    """Say so where this processor may compute other answers than a version was judged by."""
+    """Warn if this processor may compute other answers than the quantisation measured."""
     if weight_bits_of(spec) == 8 and adds_in_16_bits():
         logger.warning(
             "model %r version %s has int8 weights of 8 bits, and this processor (no VNNI) adds their "
             "products in 16 bits, which can overflow: its answers may be wrong here. Quantise it with "
-            "--weight-bits 7, whose answers are right on every processor",
+            "--weight-bits 7, which is correct on every processor",
             spec.name,
             spec.version,
         )

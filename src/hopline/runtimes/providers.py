@@ -1,8 +1,8 @@
-"""Which of ONNX Runtime's execution providers a device means, with their options.
+"""ONNX Runtime's execution providers for each device, with their options.
 
-ONNX Runtime falls back to the processor where a provider is absent or cannot start, and says so in its log
-only. Here both are errors that name what is missing. The CUDA and TensorRT options are written from ONNX
-Runtime's documentation; they have not run on a GPU yet.
+ONNX Runtime falls back to the processor if a provider is missing or cannot start, and reports that in its
+log only. Here both are errors that name what is missing. The CUDA and TensorRT options are written from
+ONNX Runtime's documentation; they have not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hopline.errors import ConfigError
+from hopline.files import expanded
 from hopline.runtimes.placement import Device
 
 Provider: TypeAlias = tuple[str, dict[str, Any]]
@@ -19,8 +20,8 @@ Provider: TypeAlias = tuple[str, dict[str, Any]]
 _CPU: Provider = ("CPUExecutionProvider", {})
 _CUDA: Provider = (
     "CUDAExecutionProvider",
-    # The arena grows by what is asked for: several workers share one GPU. Copies run in the stream that
-    # computes, so that no call has to wait for two.
+    # The arena grows by the requested size: several workers share one GPU. Copies run in the stream that
+    # computes, so that no call waits for two streams.
     {
         "device_id": "0",
         "arena_extend_strategy": "kSameAsRequested",
@@ -28,7 +29,7 @@ _CUDA: Provider = (
         "cudnn_conv_algo_search": "HEURISTIC",
     },
 )
-#: Device -> the provider that must be there, and what brings it.
+#: Device -> the providers that it needs, and how to install each.
 _NEEDED: dict[Device, tuple[tuple[str, str], ...]] = {
     "cpu": (),
     "cuda": (
@@ -48,7 +49,7 @@ def check_device(device: Device, available: Sequence[str], version: str) -> None
         available: `onnxruntime.get_available_providers()`. version: of ONNX Runtime.
 
     Raises:
-        ConfigError: names the provider that is missing and how to get it.
+        ConfigError: names the provider that is missing and how to install it.
     """
     for name, how in _NEEDED[device]:
         if name not in available:
@@ -71,9 +72,9 @@ def providers(
     Args:
         available, version: as for `check_device`.
         rows: for a file whose inputs have one row for each destination: (input name -> columns, 0 for a
-            one-dimensional input), and the most rows of a call. TensorRT builds an engine for the shapes
-            that it is told of; told of none it builds one while a request waits. So a file without is
-            CUDA's.
+            one-dimensional input), and the most rows of a call. TensorRT builds an engine for these shapes;
+            without them it would build one while a request waits. So a file without `rows` runs on
+            CUDA.
         cache: folder of TensorRT's engines; the user's cache by default.
 
     Raises:
@@ -84,7 +85,7 @@ def providers(
         return [_CPU]
     if device == "cuda" or rows is None:
         return [_CUDA, _CPU]
-    folder = cache or Path.home() / ".cache" / "hopline" / "tensorrt"
+    folder = cache or expanded("~/.cache/hopline/tensorrt", "compute.device")
     widths, most = rows
     options = {
         "device_id": "0",
@@ -100,10 +101,10 @@ def providers(
 
 
 def check_started(wanted: Sequence[Provider], started: Sequence[str], what: str) -> None:
-    """Check that a session runs on the providers that it was to run on.
+    """Check that a session runs on the providers that it was opened with.
 
     Args:
-        wanted: what it was opened with. started: `InferenceSession.get_providers()`. what: the file.
+        wanted: requested providers. started: `InferenceSession.get_providers()`. what: the file.
 
     Raises:
         ConfigError: a provider is built in and could not start: its libraries or its GPU are missing.
@@ -111,8 +112,8 @@ def check_started(wanted: Sequence[Provider], started: Sequence[str], what: str)
     for name, _ in wanted:
         if name not in started:
             raise ConfigError(
-                f"compute.device: {name} is built into onnxruntime and did not start for {what} (it runs "
-                f"on {', '.join(started)}): is there a GPU, are driver and CUDA libraries found?"
+                f"compute.device: {name} is built into onnxruntime but did not start for {what} (it runs "
+                f"on {', '.join(started)}): check the GPU, its driver and the CUDA libraries"
             )
 
 

@@ -1,7 +1,7 @@
 """A tabular model in ONNX Runtime: columns of many requests in, arrays of outputs out.
 
 The file has two inputs at most, a matrix of numbers and one of strings, whatever the number of columns:
-each input of a session costs its share of a microsecond, and a matrix is filled in one go (docs/log.md).
+each input of a session costs its share of a microsecond, and a matrix is filled in one step (docs/log.md).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from hopline.artifact import NULL_STRING, TabularSpec
 from hopline.errors import RuntimeFailure
 from hopline.runtimes.onnx import session
+from hopline.runtimes.ort import ort
 from hopline.types import AnyArray, FloatArray
 
-#: Column name -> one value for each row: a list, or an array of numbers. None and NaN are absent.
+#: Column name -> one value for each row: a list, or an array of numbers. None and NaN mean absent.
 Columns = Mapping[str, Any]
 
 
@@ -29,8 +29,8 @@ class TabularModel:
         folder: `<repository>/<model>/<version>`.
         spec: its model.json.
 
-    A row's answer depends on no other row: one thread computes, and calls of fewer rows than
-    `spec.min_rows` are filled up.
+    A row's answer does not depend on other rows: one thread computes, and calls with fewer rows than
+    `spec.min_rows` are padded.
     """
 
     def __init__(self, folder: Path, spec: TabularSpec) -> None:
@@ -43,32 +43,32 @@ class TabularModel:
         self._preprocess: ort.InferenceSession | None = None
 
     def answer(self, requests: Sequence[Columns], counts: Sequence[int]) -> FloatArray:
-        """Compute the rows of some requests, one after another.
+        """Compute the rows of some requests, in order.
 
         Args:
-            requests: columns, checked; one left out is its default.
+            requests: checked columns; a missing column gets its default.
             counts: rows of each request.
 
-        Returns: `probabilities` or `logits` of all rows, in an array of its own.
+        Returns: `probabilities` or `logits` of all rows, in a new array.
 
         Raises:
-            RuntimeFailure: ONNX Runtime failed on it.
+            RuntimeFailure: ONNX Runtime failed.
         """
         total = sum(counts)
         num_rows = max(total, self.spec.min_rows)
         try:
             result: FloatArray = self._run([self._output], self._feeds(requests, counts, num_rows), None)[0]
-        except Exception as error:  # onnxruntime raises its own family, with no common public base
+        except Exception as error:  # onnxruntime raises its own errors, without a common public base
             raise RuntimeFailure(f"{self.spec.file} failed in ONNX Runtime: {error}") from error
         return result if num_rows == total else result[:total]
 
     def preprocess(self, columns: Columns, count: int) -> AnyArray:
-        """What the last step of the estimator was given: float64 or float32 [n, features].
+        """The input of the estimator's last step: float64 or float32 [n, features].
 
-        For comparing training with serving; opens a file of its own at the first call.
+        For comparing training with serving; opens a separate file at the first call.
 
         Raises:
-            RuntimeFailure: there is no preprocessing in this model, or ONNX Runtime failed.
+            RuntimeFailure: this model has no preprocessing, or ONNX Runtime failed.
         """
         name = self.spec.preprocess_file
         if name is None:
@@ -86,7 +86,7 @@ class TabularModel:
         return features
 
     def labels(self, result: FloatArray) -> AnyArray:
-        """Class number of each row, int64 [n]; of equally probable classes the first, as estimators do."""
+        """Class number of each row, int64 [n]; the first of equally probable classes, as estimators do."""
         if self.spec.task == "binary":
             return (result > 0.5).astype(np.int64)
         winners: AnyArray = result.argmax(axis=1)
@@ -102,7 +102,7 @@ class TabularModel:
             at = 0
             for columns, count in zip(requests, counts, strict=True):
                 if count == 1:
-                    # one conversion for the row: a fifth of one for each column
+                    # one conversion for the row takes a fifth of one for each column
                     numbers[at] = [
                         columns[item.name][0] if item.name in columns else item.default for item in names
                     ]

@@ -2,8 +2,8 @@
 
 The only file of the server that imports torch (`torch_compiled.py` and `cuda_graphs.py` get it from here),
 and only when such a model is loaded. The program was written by `hopline.packaging`; it is loaded without
-pickle of anyone's code. Where it was compiled at packaging time and the machine code fits this machine,
-that runs instead; nothing is ever compiled here.
+unpickling code. If it was compiled at packaging time and the machine code fits this machine, the machine
+code runs instead. Nothing is ever compiled here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class WholeModel:
     Graphs of different seeds are never merged: a model that pools its graph would mix them.
 
     Attributes:
-        slots: names of the tensors that the program takes: "features:<node type>",
+        slots: names of the tensors that the program reads: "features:<node type>",
             "edge_index:<edge type>", "edge_attr:<edge type>", "edge_weight:<edge type>", and for
             relational models "edge_index:*" and "edge_type:*".
         output_dim: columns of the logits.
         compiled: whether machine code runs.
-        why_eager: why it does not, though there is some; else empty.
+        why_eager: why existing machine code does not run; else empty.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, *, threads: int = 1) -> None:
@@ -47,9 +47,9 @@ class WholeModel:
             threads: of torch, for the whole process.
 
         Raises:
-            ArtifactError: torch is not installed, or refuses the file; or compiled code is required that
+            ArtifactError: torch is not installed, or refuses the file; or required compiled code
                 does not fit.
-            ConfigError: the device is a GPU, and torch has none.
+            ConfigError: the device is a GPU, but torch has none.
         """
         if spec.runtime != "torch" or spec.whole_file is None:
             raise ArtifactError(f"{folder}: runtime {spec.runtime!r}; it is served in stages, not whole")
@@ -76,10 +76,10 @@ class WholeModel:
         self._program: Any = program
 
     def _compiled_program(self, folder: Path) -> CompiledProgram | None:
-        """The machine code, where it may run; else None, with `why_eager` set and logged.
+        """The machine code, if it may run; else None, with `why_eager` set and logged.
 
         Raises:
-            ArtifactError: it is required.
+            ArtifactError: machine code is required.
         """
         policy = placed().compiled
         if policy == "never":
@@ -94,7 +94,7 @@ class WholeModel:
                 self.why_eager = str(error)
         if policy == "require":
             raise ArtifactError(
-                f"{folder}: compute.compiled is 'require', and no compiled program runs here: "
+                f"{folder}: compute.compiled is 'require', but no compiled program runs here: "
                 f"{self.why_eager or 'none was packaged'}; package with --compile on such a machine, or "
                 "set compute.compiled to 'auto'"
             )
@@ -134,12 +134,12 @@ class WholeModel:
             x: float32 [N, d].
             edge_index: int64 [2, E], local source and destination rows.
             seeds: int64 [n], rows of x.
-            edge_attr, edge_weight: [E, d_e] and [E], where the model reads them.
+            edge_attr, edge_weight: [E, d_e] and [E], if the model reads them.
 
         Returns: float32 [n, output_dim].
 
         Raises:
-            RuntimeFailure: the program fails, or an input that it reads is not given.
+            RuntimeFailure: the program fails, or an input that it reads is missing.
         """
         given: dict[str, AnyArray | None] = {
             "features": x,
@@ -176,7 +176,7 @@ class WholeModel:
             with torch.no_grad():
                 for row, seed in enumerate(np.asarray(seeds, dtype=np.int64)):
                     answers[row] = self._program(torch.from_numpy(seed.reshape(1)), *tensors).numpy()
-        except Exception as error:  # a program raises whatever its operators do
+        except Exception as error:  # a program raises any error of its operators
             raise RuntimeFailure(f"the whole model failed: {type(error).__name__}: {error}") from error
         return answers
 

@@ -1,8 +1,8 @@
-"""Compiled whole models: what AOTInductor wrote at packaging time, if it was written for this machine.
+"""Compiled whole models: AOTInductor's output of packaging, if it was compiled for this machine.
 
-The file holds machine code, made by `hopline.packaging.compile` with the compiler's `-march=native`
-against one version of torch. Another torch has other internals and another processor may lack an
-instruction, which ends the process: hence the record beside it, which is compared before anything of the
+The file holds machine code, built by `hopline.packaging.compile` with the compiler's `-march=native`
+against one version of torch. Another torch has other internals, and another processor may lack an
+instruction, which kills the process. So a record is stored next to the file, and checked before any of the
 file is loaded. Imports torch only in `CompiledProgram`, and never its compiler (3 s; docs/log.md).
 """
 
@@ -20,8 +20,9 @@ from hopline.types import UNREADABLE
 RECORD_FILE = "compiled.json"
 FILE = "compiled.pt2"
 
-#: How /proc/cpuinfo names the flags that a compiler turns into instructions (x86 and Arm). The rest tell of
-#: the kernel, of virtual machines and of mitigations, and differ between machines that run the same code.
+#: How /proc/cpuinfo names the flags that a compiler turns into instructions (x86 and Arm). Other flags
+#: describe the kernel, virtual machines and mitigations, and differ between machines that run the same
+#: code.
 _INSTRUCTIONS = (
     "sse", "ssse3", "avx", "amx", "fma", "f16c", "bmi", "abm", "popcnt", "movbe", "adx", "aes", "pclmulqdq",
     "gfni", "vaes", "vpclmulqdq", "sha", "rdrand", "rdseed", "rdpid", "clflushopt", "clwb", "serialize",
@@ -30,11 +31,11 @@ _INSTRUCTIONS = (
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A machine as compiled code sees it.
+    """The properties of a machine that matter to compiled code.
 
     Attributes:
         triple: processor and system, as "x86_64-linux".
-        features: flags of its instructions, sorted; none where the system does not tell.
+        features: flags of its instructions, sorted; none if the system does not list them.
     """
 
     triple: str
@@ -62,7 +63,7 @@ class CompiledRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         torch: version that compiled it, local part included ("2.13.0+cpu").
-        machine: that compiled it; code runs where every feature of it is there.
+        machine: that compiled it; code runs on machines with all of its features.
         max_abs_diff: from the eager program, over all shapes checked.
         shapes: how many shapes were checked.
         seconds: that compiling took.
@@ -77,22 +78,22 @@ class CompiledRecord(msgspec.Struct, frozen=True):
     file: str = FILE
 
     def misfit(self, torch_version: str, machine: Machine) -> str:
-        """Why the code cannot run with this torch on this machine; empty where it can."""
+        """Why the code cannot run with this torch on this machine; empty if it can."""
         if torch_version != self.torch:
             return f"it was compiled by torch {self.torch}, and torch {torch_version} is installed"
         if machine.triple != self.machine.triple:
             return f"it was compiled for {self.machine.triple}, and this is {machine.triple}"
-        lacking = sorted(set(self.machine.features) - set(machine.features))
-        if lacking:
-            return f"it was compiled for a processor with {', '.join(lacking)}, which this one lacks"
+        missing = sorted(set(self.machine.features) - set(machine.features))
+        if missing:
+            return f"it was compiled for a processor with {', '.join(missing)}, which this processor lacks"
         return ""
 
 
 def read_record(folder: Path) -> CompiledRecord | None:
-    """The record of an artifact; None where nothing of it was compiled.
+    """The record of an artifact; None if nothing was compiled.
 
     Raises:
-        ArtifactError: it cannot be read as one.
+        ArtifactError: the record cannot be read.
     """
     path = folder / RECORD_FILE
     try:
@@ -104,7 +105,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
 
 
 class CompiledProgram:
-    """A program in machine code, called as the eager one is.
+    """A program in machine code, called like the eager one.
 
     Raises:
         ArtifactError: torch cannot load the file.
@@ -114,23 +115,23 @@ class CompiledProgram:
         import torch
 
         try:
-            # What torch._inductor.aoti_load_package calls in the end; that imports the whole compiler
-            # before, and a machine that only serves has no use for it. One runner: one batch at a time.
+            # torch._inductor.aoti_load_package calls this too, but first imports the whole compiler, which
+            # a machine that only serves does not need. One runner: one batch at a time.
             loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-        except Exception as error:  # torch raises RuntimeError and what its zip reader does
+        except Exception as error:  # torch raises RuntimeError and errors of its zip reader
             raise ArtifactError(f"{path}: torch {torch.__version__} cannot load it: {error}") from error
         self._run: Any = loader.run
 
     def __call__(self, seed: Any, *tensors: Any) -> Any:
-        """float32 [1, output_dim] of one seed's tensors; contiguous ones."""
+        """float32 [1, output_dim] of one seed's tensors, which must be contiguous."""
         return self._run([seed, *tensors])[0]
 
 
 def runnable(folder: Path, torch_version: str, machine: Machine | None = None) -> tuple[Path | None, str]:
-    """The compiled file of an artifact where it may be loaded here, else why not.
+    """The compiled file of an artifact if it may be loaded here, else the reason.
 
-    Returns: (path, "") to load it; (None, reason) where there is one that does not fit; (None, "") where
-        there is none.
+    Returns: (path, "") to load it; (None, reason) if it exists but does not fit; (None, "") if it does not
+        exist.
     """
     record = read_record(folder)
     if record is None:

@@ -1,4 +1,4 @@
-"""Keyed neighbour sampling: a pure function of the snapshot and a key, never of a random stream."""
+"""Keyed neighbour sampling: a pure function of the snapshot and a key, without a random stream."""
 
 from hopline.sampling.keyed import Block, BlockBuffers, Sampler, layer_key
 

@@ -1,7 +1,7 @@
 """The keyed sampler: which in-neighbours a node sees at one layer.
 
 The choice is a pure function of (adjacency of the snapshot, node, layer key, fanout). A counter-based
-hash supplies the randomness: draw j of node v is `mix(node_key + (j+1) * GOLDEN)` with
+hash provides the randomness: draw j of node v is `mix(node_key + (j+1) * GOLDEN)` with
 `node_key = mix(v * GOLDEN + layer_key)`, where `mix` is SplitMix64's finaliser (Steele, Lea & Flood,
 OOPSLA 2014). Bounded integers come by multiply-shift from the upper 32 bits.
 
@@ -10,9 +10,9 @@ OOPSLA 2014). Bounded integers come by multiply-shift from the upper 32 bits.
 - *recent*: the last k of the list, which is sorted by time.
 - *weighted*: successive draws proportional to weight, repeats rejected, which equals weighted
   sampling without replacement. Each draw is a binary search in the list's running weights. When one
-  edge outweighs the rest so far that repeats dominate, the remaining draws scan the list exactly.
+  edge outweighs the other edges so much that repeats dominate, the remaining draws scan the list exactly.
 
-A time cut (`as_of`) leaves a prefix of the list, since lists are sorted by time.
+A time cut (`as_of`) selects a prefix of the list, since lists are sorted by time.
 
 `reference.py` states the same in plain NumPy; the two are equal bit for bit.
 """
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import ArtifactError
 from hopline.graph.edge_data import finish, first_beyond, follow, touch, weight_at, weight_up_to
-from hopline.graph.extent import NUM_COLUMNS, ask_for_bounds, extent, newest
+from hopline.graph.extent import NUM_COLUMNS, extent, newest, prefetch_bounds
 from hopline.kernels.intrinsics import prefetch
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
@@ -44,7 +44,7 @@ _S27, _S30, _S31, _S32, _S11 = U64(27), U64(30), U64(31), U64(32), U64(11)
 _ONE = U64(1)
 _TO_UNIT = 1.0 / (1 << 53)
 
-#: Nodes between asking for a list's bounds and reading them.
+#: Nodes between prefetching a list's bounds and reading them.
 _AHEAD = 16
 #: Rejected weighted draws before the exact scan, for k draws: 4 k + 16.
 _TRIES_PER_DRAW, _TRIES = 4, 16
@@ -103,7 +103,7 @@ def _sample_weighted(cumweight, weight, start, n, k, node_key, positions, at):  
             positions[at + taken] = start + t
             taken += 1
     while taken < k:
-        # Exact scan: the weights left over, in list order, without those already taken.
+        # Exact scan: the remaining weights, in list order, without those already taken.
         left: float = 0.0
         for e in range(n):
             w = np.float64(weight_at(weight, start + e))
@@ -171,12 +171,12 @@ def sample(  # type: ignore[no-untyped-def]
     cut = time.shape[0] > 0 and as_of != NO_CUT
     live = records.shape[0] > 0
     for i in range(min(n, _AHEAD)):
-        ask_for_bounds(indptr, nodes[i])
+        prefetch_bounds(indptr, nodes[i])
     total, asked, done = 0, 0, 0
     offsets[0] = 0
     for i in range(n):
         if i + _AHEAD < n:
-            ask_for_bounds(indptr, nodes[i + _AHEAD])
+            prefetch_bounds(indptr, nodes[i + _AHEAD])
         v = nodes[i]
         if live and i + _AHEAD // 2 < n:
             ahead = newest(indptr, nodes[i + _AHEAD // 2])
@@ -229,7 +229,7 @@ def sample(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untyped-def]
-    """Upper bound of the edges that `sample` returns for these nodes; cap -1 means none."""
+    """Upper bound of the edges that `sample` returns for these nodes; cap -1 means no cap."""
     total = 0
     for i in range(nodes.shape[0]):
         start, end = extent(indptr, records, version, nodes[i])
@@ -238,17 +238,17 @@ def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untype
     return total
 
 
-#: Entries of a reused array that it keeps after a large batch: 8 MiB of ids.
+#: Entries that a reused array retains after a large batch: 8 MiB of ids.
 KEPT_ROWS = 1 << 20
 
 
 def roomy(count: int) -> int:
-    """Entries of a new array that must hold `count`: with room for a larger batch, unless it is huge."""
+    """Entries of a new array that must hold `count`: with spare room for a larger batch, unless huge."""
     return 2 * count if 2 * count <= KEPT_ROWS else count
 
 
 class BlockBuffers:
-    """Reusable arrays for one block; grown on demand, and made small again by `shrink`."""
+    """Reusable arrays for one block; grown on demand, and shrunk by `shrink`."""
 
     __slots__ = ("neighbors", "offsets", "positions")
 
@@ -267,13 +267,13 @@ class BlockBuffers:
             self.positions = np.empty(room, np.int64)
 
     def shrink(self) -> None:
-        """Give back what only the largest batches need."""
+        """Release memory that only the largest batches need."""
         if max(self.neighbors.shape[0], self.offsets.shape[0]) > KEPT_ROWS:
             self.__init__()  # type: ignore[misc]
 
 
 class Block:
-    """One layer's sampled edges of one edge type, destinations in the order asked for.
+    """One layer's sampled edges of one edge type, destinations in the order requested.
 
     Attributes:
         offsets: int64 [n+1]; edges of destination i are [offsets[i], offsets[i+1]).
@@ -291,12 +291,12 @@ class Block:
 
     @property
     def neighbors(self) -> IdArray:
-        """A view, made when asked for."""
+        """A view, created on demand."""
         return self._buffers.neighbors[: self.num_edges]
 
     @property
     def positions(self) -> IdArray:
-        """A view, made when asked for: most stages read no edge data."""
+        """A view, created on demand: most stages read no edge data."""
         return self._buffers.positions[: self.num_edges]
 
 
@@ -312,10 +312,11 @@ class Sampler:
 
     Attributes:
         packed: the lists are compressed.
-        starts: int64 [N + 1], where each node's list begins; None where no plain array says so.
+        starts: int64 [N + 1], where each node's list begins; None if no plain array holds these offsets.
 
     Raises:
-        ArtifactError: the mode needs times or weights that the adjacency lacks, or weights that are not
+        ArtifactError: the mode needs times or weights that the adjacency lacks, or weights that cannot be
+            negative.
             negative.
     """
 
@@ -328,7 +329,7 @@ class Sampler:
         max_degree: int | None = None,
     ) -> None:
         if mode not in MODES:
-            raise ArtifactError(f"sampling mode is {mode!r}; one of {', '.join(MODES)} is right")
+            raise ArtifactError(f"sampling mode is {mode!r}; it must be one of {', '.join(MODES)}")
         if mode == "recent" and adjacency.time is None:
             raise ArtifactError(f"sampling 'recent' needs edge times, which {adjacency.key} lacks")
         if mode == "weighted" and adjacency.cumweight is None:
@@ -350,7 +351,7 @@ class Sampler:
         self.packed = not isinstance(adjacency.indices, np.ndarray)
         has_starts = isinstance(self._indptr, np.ndarray) and not self._records.shape[0]
         self.starts: IdArray | None = self._indptr if has_starts else None
-        # Packed weights, where there are none, are of one type with others: less to compile.
+        # Without weights, packed arrays have the same types as with weights: fewer variants to compile.
         no_weight = _NO_PACKED_WEIGHTS if self.packed else np.empty(0, np.float32)
         no_sums = _NO_PACKED_WEIGHTS if self.packed else np.empty(0, np.float64)
         self._arrays = (
@@ -364,7 +365,7 @@ class Sampler:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """(indptr, records, indices, time, cumweight, weight, fanout, mode), as `sample` takes them."""
+        """(indptr, records, indices, time, cumweight, weight, fanout, mode): arguments of `sample`."""
         return (*self._arrays, self.fanout, self._mode)
 
     def bound(self, nodes: IdArray) -> int:
@@ -385,8 +386,8 @@ class Sampler:
         Args:
             nodes: int64 [n], each in [0, number of destination nodes); not checked.
             buffers: where the block's arrays live; valid until their next use.
-            as_of: only edges with time <= as_of; without effect on edge types without times.
-            bound: as from `bound`, where the caller knows it.
+            as_of: only edges with time <= as_of; no effect on edge types without times.
+            bound: result of `bound`, if the caller has it.
         """
         num_nodes = nodes.shape[0]
         num_edges = self.bound(nodes) if bound is None else bound
@@ -407,7 +408,7 @@ class Sampler:
         return Block(buffers, num_nodes, total)
 
 
-#: As kernels take packed weights, see `edge_data.py`.
+#: Packed weights in the form that kernels read, see `edge_data.py`.
 _NO_PACKED_WEIGHTS = (0, 0, 0.0, 0)
 
 
@@ -416,10 +417,10 @@ def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:
 
 
 def frozen(array: Any) -> Any:
-    """A read-only base-class view; of packed edges, what kernels take for them.
+    """A read-only base-class view; for packed edges, the form that kernels read.
 
-    Numba compiles anew for writable arrays and falls off its fast dispatch path for np.memmap; one
-    spelling for arrays in memory and mapped ones avoids both.
+    Numba compiles separately for writable arrays and leaves its fast dispatch path for np.memmap. One
+    form for arrays in memory and mapped arrays avoids both.
     """
     if hasattr(array, "kernel"):
         return array.kernel

@@ -1,6 +1,6 @@
 """Whether a request may enter a version, when it has to be answered, and in which lane it waits.
 
-A place that a request gets here is given back when the request ends (`Work.end`), however it ends.
+A place that a request gets here is released when the request ends (`Work.end`), however it ends.
 """
 
 from __future__ import annotations

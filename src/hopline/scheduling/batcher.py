@@ -1,20 +1,20 @@
 """One model's queue: admits, batches, runs, and gives every request exactly one outcome.
 
 A batch is what waits when the model is free, in the order of `policy.py`. Cheap batches run on the event
-loop, since a thread switch would cost more than they do; dear ones run on a thread while the loop goes on
-accepting. Either way one batch of a model runs at a time. Where other models share the loop, a turnstile
-says whose batch is next and that it shall be a short one.
+loop, since a thread switch would cost more than they do; expensive ones run on a thread, while
+the loop accepts. Either way one batch of a model runs at a time. Where other models share the loop, a
+turnstile says whose batch is next and that it must be a short one.
 
 A batch may postpone a request that lacks something (its outcome is None): the observer fetches it and puts
 the request back with `resume`; its batch-mates do not wait for it.
 
-A request ends exactly once: with its answer, with an error of its own, by its deadline, by being
+A request ends exactly once: with its answer, with its own error, by its deadline, by being
 cancelled, or by giving way to a more urgent one in a full queue. None of these touches its batch-mates: the
 batch's answers are computed apart for each request, and when a whole batch fails, its requests are tried
 again one by one.
 
-What a request holds of the queue is written beside its place in a lane, and is given back with that place:
-however a request leaves, the queue has room for another one at once.
+What a request holds of the queue is stored with its place in a lane, and is released with that place:
+however a request leaves, the queue has room for another one immediately.
 
        put ──► lane: request -> µs ──┬─► batch ──┬─► outcome
                     ▲                │           └─► postponed, or larger than predicted ──┐
@@ -35,8 +35,8 @@ from typing import Any
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, RuntimeFailure
 from hopline.scheduling.lanes import Lanes, came_first, displaced_by, first_of, next_lane
-from hopline.scheduling.policy import LOW, NORMAL, BatchPolicy, CostModel
-from hopline.scheduling.turnstile import SHARES, Turnstile
+from hopline.scheduling.policy import LOW, BatchPolicy, CostModel
+from hopline.scheduling.turnstile import Turn
 from hopline.scheduling.work import (
     LargerThanPredicted,
     Observer,
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 #: Of the batches on the loop, one in so many tells the cost model what it cost.
 _TIMED_EVERY = 8
-#: But the next one after a batch that kept the loop for so long, in seconds.
+#: But the next one after a batch that kept the loop for this long, in seconds.
 _LONG_S = 0.0005
 #: Times the rows predicted for a batch that it may read before it is split, and a request put back.
 _SURPRISE = 4.0
@@ -66,13 +66,12 @@ class Batcher:
         executor: runs dear batches.
         observer: for metrics.
         clock: seconds, monotonic.
-        turnstile: shared by the batchers of one event loop; None for a batcher that is alone there.
+        turn: of the turnstile that the batchers of one event loop share; None for a batcher that is alone.
         rows_of: rows that the batch read which has just run; by default those that were predicted.
-        share_lane: of the model's own priority: how much of a shared loop it gets.
 
     Attributes:
         cpu_s: processor seconds of the threads that ran batches: every batch of the executor's, and one in
-            eight of the loop's (more where they are long), which counts for those before it.
+            eight of the loop's (more where they are long), scaled up.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class Batcher:
         executor: Executor,
         observer: Observer,
         clock: Callable[[], float] = time.monotonic,
-        turnstile: Turnstile | None = None,
-        share_lane: int = NORMAL,
+        turn: Turn | None = None,
         rows_of: Callable[[list[Work]], int] = predicted_rows,
     ) -> None:
         self._run = run
@@ -99,7 +97,7 @@ class Batcher:
         self._clock = clock
         #: By lane: request -> the predicted microseconds that it holds of the queue, in order of arrival.
         self._lanes: Lanes = (OrderedDict(), OrderedDict(), OrderedDict())
-        self._turn = turnstile.enter(SHARES[share_lane]) if turnstile is not None else None
+        self._turn = turn
         self._running: list[Work] = []
         self._queued_rows = self._queued_us = 0
         #: Requests whose rows were counted, not predicted.
@@ -191,10 +189,10 @@ class Batcher:
         return work in self._counted
 
     def larger(self, batch: Sequence[Work], rows: int) -> LargerThanPredicted | None:
-        """What to raise for a batch that reads so many rows; None: it goes on.
+        """What to raise for a batch that reads that many rows; None: it continues.
 
         Asked by what computes, between its steps and on its thread. A request that was counted already, or
-        was predicted to be so large, goes on.
+        was predicted to be so large, continues.
         """
         if len(batch) == 1 and batch[0] in self._counted:
             return None
@@ -213,7 +211,7 @@ class Batcher:
         self._queued_us += held_us
 
     def _end(self, work: Work, code: str) -> None:
-        """A request has its outcome before it ran to its end: give back all that it took."""
+        """A request has its outcome before it ran to its end: release all that it holds."""
         work.end()
         held_us = self._lanes[work.lane].pop(work, 0)
         if held_us:  # it waited; others run, or are postponed
@@ -237,7 +235,7 @@ class Batcher:
             await self._idle.wait()
 
     def _displace(self, work: Work) -> None:
-        """A request leaves the queue for a more urgent one; its error is delivered in a turn of its own."""
+        """A request leaves the queue for a more urgent one; its error is delivered in its own turn."""
         error = Overloaded(
             "the queue is full, and this request gave way to one of higher priority (max_queue_ms)",
             retry_after_s=self.retry_after_s(),
@@ -350,7 +348,7 @@ class Batcher:
             return [self._outcomes([work])[0] for work in batch]
 
     def _timed_outcomes(self, batch: list[Work], stands_for: int = 1) -> Sequence[Any]:
-        """The same, and learn what it cost; it stands for so many batches that were not timed."""
+        """The outcomes, and learn what they cost; the time represents as many untimed batches."""
         self._was_split = False
         began = time.thread_time()
         outcomes = self._outcomes(batch)
@@ -371,7 +369,7 @@ class Batcher:
         told = outcomes
         again: list[Work] = []
         for at, (work, outcome) in enumerate(zip(batch, outcomes, strict=True)):
-            if work.ended:  # it had its outcome, or nobody wants one
+            if work.ended:  # it had its outcome, or no caller wants one
                 if told is outcomes:
                     told = list(outcomes)
                 told[at] = None  # type: ignore[index]
@@ -428,7 +426,7 @@ class Batcher:
             self._idle = None
 
     def _watch_deadline(self, deadline: float) -> None:
-        """While a thread computes, the loop is free: requests can be told in time that they are late."""
+        """While a thread computes, the loop is free: late requests get their error in time."""
         if deadline == float("inf"):
             return
         if self._watch is not None:

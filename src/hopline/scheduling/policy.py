@@ -3,7 +3,7 @@
 Priorities are three lanes. A waiting request's *rank* is when it came plus the handicap of its lane, and
 the smallest rank goes first. A queue is therefore served in order of arrival, in which "high" overtakes
 what came up to 0.25 s before it, and nothing for ever: once a request has waited for longer than its
-handicap, nobody who comes later goes before it. The same rank says who gives way when a queue is full: a
+handicap, no later request goes before it. The same rank says who gives way when a queue is full: a
 newcomer may push out those that it would overtake, and no others.
 """
 
@@ -113,7 +113,7 @@ def first_lane(heads: Sequence[float | None]) -> int:
 
 
 def lane_to_displace(tails: Sequence[float | None], lane: int, now: float) -> int | None:
-    """The lane whose last request gives way to one that comes now; None where nobody does.
+    """The lane whose last request gives way to one that comes now; None where none does.
 
     Args:
         tails: when the last request of each lane came, None for an empty lane.
@@ -131,7 +131,7 @@ class CostModel:
     """Predicts microseconds of a batch from the rows that it reads: `fixed_us + us_per_row * rows`.
 
     Both are learned from batches that ran. An error goes to the one and the other by their parts in the
-    prediction (normalised least mean squares): small batches tell of the fixed cost, large ones of the
+    prediction (normalised least mean squares): small batches show the fixed cost, large ones the
     cost of a row. A batch says a little; one that was long and far from what was predicted says much,
     since those are what others feel.
 

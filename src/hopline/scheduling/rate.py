@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TokenBucket:
-    """Lets `rate` requests a second through on average, and `burst` at once.
+    """Lets `rate` requests a second through on average, and `burst` in a burst.
 
     Args:
         rate: tokens a second.

@@ -7,7 +7,7 @@
 Of the queues that have something to run, the one goes first that has used the least of the loop. A queue
 that was idle begins level with the others, so that it cannot save time up (start-time fair queueing,
 Goyal, Vin and Cheng, SIGCOMM 1996). While queues share the loop their batches are bounded by a slice, so
-that whoever comes waits for one slice of somebody else at most, and a flood delays only itself.
+that a new request waits for at most one slice of another queue, and a flood delays only itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Turn:
         gate.waiting.add(self)
 
     def must_wait(self) -> bool:
-        """Whether somebody else who waits should go first."""
+        """Whether another waiting queue should go first."""
         waiting = self._gate.waiting
         if len(waiting) < 2:
             return False
@@ -76,5 +76,5 @@ class Turn:
         return now < gate.shared_until
 
     def end(self, used_s: float) -> None:
-        """The loop was kept for so long."""
+        """The loop was kept for `used_s` seconds."""
         self.used += used_s / self._share

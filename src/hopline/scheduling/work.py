@@ -5,7 +5,7 @@
                   └──────────────────────────── deliver(outcome), once ◄──────────────────────┘
 
 Each stage takes a `Work` with `accept(work)`. A stage that keeps the work for later is its `holder`, and is
-told when the request is withdrawn.
+notified when the request is withdrawn.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
             self.holder.withdraw(self)
 
     def end(self) -> bool:
-        """Give back the place that admission gave; whether the request had not ended before."""
+        """Release the place that admission gave; whether the request had not ended before."""
         if self.ended:
             return False
         self.ended = True
@@ -119,7 +119,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
 class LargerThanPredicted(Exception):
     """A batch reads far more rows than was predicted; raised before they are read.
 
-    A batch of several is split, and a request that is so by itself goes back to the queue, to wait and run
+    A batch of several is split, and a request that is larger alone goes back to the queue, to wait and run
     as what it is.
 
     Args:
@@ -136,7 +136,7 @@ Unanswered: TypeAlias = HoplineError | LargerThanPredicted | None
 
 
 class Observer(Protocol):
-    """Is told what happened; must be cheap."""
+    """Gets notified of what happened; must be cheap."""
 
     def batch(
         self, batch: Sequence[Work], outcomes: Sequence[Any], queue_s: Sequence[float], compute_s: float

@@ -1,17 +1,16 @@
-"""Scores from a function platform: a table of final rows or a student, no server and no compiled kernels.
+"""Scores on a function platform, from precomputed answers or a student: no server, no compiled kernels.
 
-A process that is started for one request has no time to load what computes over graphs. What it can do is
-look up rows that `hopline batch` computed, and run the small MLP beside a model. `handler` is for AWS
-Lambda, `application` for what speaks WSGI (Google Cloud Run and functions, Azure Functions). Requests,
-answers and errors are those of `POST /v1/models/<model>/score`; the settings are the server's environment
-variables.
+A process that starts for one request has no time to load the code that computes over graphs. It can look up
+rows that `hopline batch` computed, and run the small student MLP of a model. `handler` is for AWS Lambda,
+`application` for WSGI platforms (Google Cloud Run and functions, Azure Functions). Requests, answers and
+errors are those of `POST /v1/models/<model>/score`; the settings are the server's environment variables.
 
-    events.py | wsgi.py    what a platform hands over, to a call and back
+    events.py | wsgi.py    platform event to call and back
     app.py                 one call: path, body, answer or error
-    models.py              which models there are, out of the settings
-    known.py               a model's known nodes: checks, rows, what to do without one
+    models.py              the models of the settings
+    known.py               a model's known nodes: checks, rows, missing rows
     ids.py, rows.py        ids to row numbers; row numbers to outputs
-    student.py             the MLP; ONNX Runtime is imported when it is first asked
+    student.py             the MLP; ONNX Runtime is imported at its first call
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
-    # The platform gives more processor to what is imported than to the first request.
+    # The platform gives more CPU to imports than to the first request.
     from hopline.serverless.app import warm_up
 
     warm_up()

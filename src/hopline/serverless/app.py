@@ -1,4 +1,4 @@
-"""One call of a function: a path and a body to a status and a body, in the words of the HTTP API."""
+"""One call of a function: a path and a body to a status and a body, as in the HTTP API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Call(NamedTuple):
-    """What was asked, whatever platform brought it.
+    """A request to a function, from any platform.
 
     Attributes:
         headers: by lower-case name.
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is said to it."""
+    """The response to a call."""
 
     status: int
     headers: dict[str, str]
@@ -42,12 +42,12 @@ class Answer(NamedTuple):
 
 @functools.cache
 def models() -> Models:
-    """The function's models, opened once; a failure is not kept."""
+    """The function's models, opened once; a failure is not cached."""
     return Models.of_environment()
 
 
 def warm_up() -> None:
-    """Open the models ahead of the first call; what is wrong with them is told by that one."""
+    """Open the models before the first call, which reports any error."""
     try:
         models()
     except HoplineError as error:
@@ -70,12 +70,12 @@ def answer(call: Call) -> Answer:
         case ["healthz"]:
             methods, model, version = ("GET", "HEAD"), "", None
         case _:
-            return _sent(plain_error(404, f"unknown path {call.path}; see / for an overview"))
+            return _as_answer(plain_error(404, f"unknown path {call.path}; see / for an overview"))
     if call.method not in methods:
         text = f"{call.method} is not allowed for this path; use {', '.join(methods)}"
-        return _sent(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
+        return _as_answer(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
     if not model:
-        return _sent(Response(b'{"live":true}'))
+        return _as_answer(Response(b'{"live":true}'))
     return score(model, version, call)
 
 
@@ -83,23 +83,23 @@ def score(model: str | None, version: str | None, call: Call) -> Answer:
     """Answer a score request; never raises.
 
     Args:
-        model: None where the function has only one.
+        model: None if the function has only one.
     """
     request_id = call.headers.get("x-request-id") or secrets.token_hex(8)
     line = b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
     try:
-        return _sent(Response(_scored(model, version, call, request_id), headers=line))
+        return _as_answer(Response(_scored(model, version, call, request_id), headers=line))
     except HoplineError as error:
-        return _sent(error_response(error, line))
+        return _as_answer(error_response(error, line))
     except Exception:
         log.exception("request %s failed", request_id)
-        text = f"internal error; the function's log has it under request id {request_id}"
-        return _sent(error_response(HoplineError(text), line))
+        text = f"internal error; the function's log has the details under request id {request_id}"
+        return _as_answer(error_response(HoplineError(text), line))
 
 
 def _scored(model: str | None, version: str | None, call: Call, request_id: str) -> bytes:
-    there = models()
-    limit = there.settings.max_body_bytes
+    known = models()
+    limit = known.settings.max_body_bytes
     text = call.body
     if len(text) > limit:
         raise RequestTooLarge(f"the body is larger than {limit} bytes (server.max_body_bytes)")
@@ -109,13 +109,13 @@ def _scored(model: str | None, version: str | None, call: Call, request_id: str)
         text = decompress(call.headers["content-encoding"], text, limit)
     body = decode_score(text)
     header = call.headers.get("timeout-ms")
-    # Checked as ever; an answer takes less time than a clock that could cut it short.
+    # Checked as on a server, but not enforced: an answer is faster than any deadline.
     limit_at = deadline_after(body.timeout_ms, header.encode() if header else None, time.monotonic())
     request = score_request(model or "", version, body, limit_at, request_id)
-    return encode_result(there.of(model, request.version).answer(request), request)
+    return encode_result(known.of(model, request.version).answer(request), request)
 
 
-def _sent(response: Response) -> Answer:
+def _as_answer(response: Response) -> Answer:
     headers = {"content-type": response.content_type.decode("latin-1")}
     for line in response.headers.decode("latin-1").split("\r\n"):
         name, colon, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""AWS Lambda: events of function URLs and of API Gateway, and plain ones, to calls and back."""
+"""AWS Lambda: converts events of function URLs, API Gateway and plain ones to calls and back."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
 
     Args:
         event: of a function URL or an HTTP API (payload format 2.0), of a REST API (format 1.0), or plain:
-            the body of a score request, with `model` where the function has several.
-        context: the platform's; not looked at.
+            the body of a score request, with `model` if the function has several.
+        context: of the platform; not used.
 
-    Returns: what the platform makes a response of; for a plain event the answer itself, or
+    Returns: the platform's response object; for a plain event the answer itself, or
         `{"error": {"code", "message", …}, "status"}`.
     """
     http = event.get("requestContext", {}).get("http") if "requestContext" in event else None
@@ -35,7 +35,7 @@ def handler(event: Mapping[str, Any], context: object = None) -> dict[str, Any]:
 
 def _call(event: Mapping[str, Any], method: str, path: str) -> Call:
     stage = event["requestContext"].get("stage", "") if "requestContext" in event else ""
-    if stage and path.startswith(f"/{stage}/"):  # of an HTTP API whose stage has a name
+    if stage and path.startswith(f"/{stage}/"):  # an HTTP API with a named stage
         path = path[len(stage) + 1 :]
     headers = {name.lower(): str(value) for name, value in (event.get("headers") or {}).items()}
     body = (event.get("body") or "").encode("utf-8", "surrogatepass")
@@ -43,7 +43,7 @@ def _call(event: Mapping[str, Any], method: str, path: str) -> Call:
         try:
             body = base64.b64decode(body)
         except binascii.Error:
-            body = b"\x00"  # no JSON: refused as such
+            body = b"\x00"  # invalid JSON, which is then refused
     return Call(method, path, headers, body)
 
 
@@ -64,5 +64,5 @@ def _plain(event: Mapping[str, Any]) -> dict[str, Any]:
         body = b"\x00"
     model = event.get("model")
     made = score(None if model is None else str(model), None, Call("POST", "", {}, body))
-    said: dict[str, Any] = orjson.loads(made.body)
-    return said if made.status == 200 else {**said, "status": made.status}
+    decoded: dict[str, Any] = orjson.loads(made.body)
+    return decoded if made.status == 200 else {**decoded, "status": made.status}

@@ -1,8 +1,8 @@
-"""External ids to row numbers, a few at a time and without compiled code.
+"""Converts external ids to row numbers, for small requests and without compiled code.
 
-Reads what the engine's own index reads: the hash tables of a graph snapshot (`graph/hash_table.py`) and the
-hashes of ids in a precomputed file (`engine/precomputed_file/identity.py`). Tests compare both with it. A
-look-up takes microseconds an id here, where compiled code takes nanoseconds.
+Reads the same data as the engine's index: the hash tables of a graph snapshot (`graph/hash_table.py`) and
+the hashes of ids in a precomputed file (`engine/precomputed_file/identity.py`). Tests compare both. A
+look-up takes microseconds per id here, and nanoseconds with compiled code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hopline.types import UNREADABLE, AnyArray, IdArray
 
 _WORD = 2**64 - 1
 _INCREMENT = 0x9E3779B97F4A7C15
-#: Hashes compared at a time while a whole table is looked through.
+#: Hashes that are compared together in a search of all hashes.
 _CHUNK = 1 << 20
 
 
@@ -37,7 +37,7 @@ class Ids(Protocol):
 
 
 class RangeIds:
-    """Row numbers are the ids."""
+    """Ids that are row numbers."""
 
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
@@ -50,7 +50,7 @@ class RangeIds:
 
 
 class IntIds:
-    """Integers: `values` int64 [N], `slots` int32 [capacity]."""
+    """Integer ids: `values` int64 [N], `slots` int32 [capacity]."""
 
     def __init__(self, values: IdArray, slots: NDArray[np.int32]) -> None:
         self._values = values
@@ -71,7 +71,7 @@ class IntIds:
 
 
 class StringIds:
-    """Strings: `blob` uint8, `offsets` int64 [N + 1] into it, `slots` int32 [capacity]."""
+    """String ids: `blob` uint8, `offsets` int64 [N + 1] into it, `slots` int32 [capacity]."""
 
     def __init__(self, blob: NDArray[np.uint8], offsets: IdArray, slots: NDArray[np.int32]) -> None:
         self._blob = blob
@@ -97,17 +97,17 @@ class StringIds:
 
 
 class HashedIds:
-    """Ids of a table that is read without its graph: known by their hashes alone.
+    """Ids of a precomputed file without its graph, known only by their hashes.
 
     Args:
-        hashes: uint64 [N], the table's.
+        hashes: uint64 [N], of the file.
     """
 
     def __init__(self, hashes: NDArray[np.uint64]) -> None:
         self._hashes = hashes
 
     def lookup(self, external_ids: Sequence[Any]) -> IdArray:
-        """See `Ids`; row numbers are tried first, other ids cost a look at all hashes (1 ms a million)."""
+        """See `Ids`; tries row numbers first; other ids need a search of all hashes (1 ms per million)."""
         kind, values = typed(external_ids) if len(external_ids) else ("int", [])
         wanted = [id_hash(value if kind == "string" else int(value)) for value in values]
         found = np.full(len(wanted), -1, np.int64)
@@ -140,9 +140,9 @@ class HashedIds:
 
 
 def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
-    """A snapshot's version, and the ids and features of one node type, mapped.
+    """The version of a snapshot, and the mapped ids and features of one node type.
 
-    Raises: GraphError: it is not there, damaged, or has no such type.
+    Raises: GraphError: the snapshot is missing, damaged, or has no such type.
     """
     try:
         manifest = msgspec.json.decode((folder / "graph.json").read_bytes(), type=_Manifest)
@@ -152,7 +152,7 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
         raise GraphError(f"{folder / 'graph.json'} is damaged: {error}; build the graph again") from None
     if manifest.format > 1:
         raise GraphError(
-            f"{folder}: format {manifest.format}, of which a function reads only 1: give it a graph whose "
+            f"{folder}: format {manifest.format}; functions read only format 1: use a graph whose "
             "features are stored as float32 or float16"
         )
     kind = manifest.schema.node_types.get(node_type)
@@ -175,7 +175,7 @@ def ids_of_graph(folder: Path, node_type: str) -> tuple[str, Ids, NDArray[Any]]:
 
 
 def id_hash(value: int | str) -> int:
-    """The hash of an id in a precomputed file: splitmix of an integer, FNV-1a mixed of a string's bytes."""
+    """The hash of an id in a precomputed file: splitmix of an integer, mixed FNV-1a of string bytes."""
     if not isinstance(value, str):
         return mix(value)
     state = 0xCBF29CE484222325
@@ -201,7 +201,7 @@ class _Schema(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    """What is needed of graph.json; the rest is not read."""
+    """The needed fields of graph.json."""
 
     version: str
     schema: _Schema
@@ -210,7 +210,7 @@ class _Manifest(msgspec.Struct):
 
 
 def _bytes_hash(text: bytes) -> int:
-    """As `graph.hash_table`: eight bytes at a time, what is left over with the last byte lowest."""
+    """As in `graph.hash_table`: eight bytes at a time, then the remaining ones with the last lowest."""
     state = mix(len(text) + _INCREMENT)
     whole = len(text) & ~7
     for at in range(0, whole, 8):
@@ -222,7 +222,7 @@ def _mapped(path: Path, rows: int | None = None) -> AnyArray:
     try:
         array: AnyArray = np.asarray(np.load(path, mmap_mode="r"))
     except ValueError as error:
-        if path.is_file() and path.stat().st_size <= 128:  # nothing to map
+        if path.is_file() and path.stat().st_size <= 128:  # too small to map
             return np.load(path)  # type: ignore[no-any-return]
         raise GraphError(f"{path} cannot be read: {error}; copy or build the graph again") from None
     except OSError as error:

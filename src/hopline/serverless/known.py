@@ -1,4 +1,4 @@
-"""One model as a function has it: what a table says of known nodes, and what its student says of others."""
+"""One model of a function: precomputed rows for known nodes, and its student for other nodes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class KnownModel:
     """A version of a model that answers without a server.
 
     Args:
-        folder: of the version.
-        spec: its model.json.
-        table: file of its final rows, or None.
-        settings: of the function.
-        clock_ms: ms since the epoch.
+        folder: folder of the version.
+        spec: content of its model.json.
+        table: file of precomputed answers, or None.
+        settings: settings of the function.
+        clock_ms: returns ms since the epoch.
 
     Raises:
-        PrecomputedFileError: the table is not of this artifact, or of another graph and may not be used.
-        ArtifactError: a link model, or nothing that could answer.
+        PrecomputedFileError: the file is of another artifact, or of another graph and not allowed.
+        ArtifactError: a link model, or neither a file nor a student.
         GraphError: the graph cannot be read.
     """
 
@@ -51,7 +51,7 @@ class KnownModel:
     ) -> None:
         self.name, self.version = spec.name, spec.version
         if spec.head.kind != "node":
-            raise ArtifactError(f"{folder}: {spec.name} scores links; functions answer models of nodes")
+            raise ArtifactError(f"{folder}: {spec.name} scores links; functions only serve node models")
         self._spec = spec
         self._settings = settings
         self._clock_ms = clock_ms
@@ -66,16 +66,16 @@ class KnownModel:
         self.rows = None if table is None else self._fitted(PrecomputedFile.open(table), folder)
         if self.rows is None and self._student is None:
             raise ArtifactError(
-                f"{folder}: nothing here can answer: name a table of `hopline batch` in "
-                "HOPLINE__TABLE__FILE, or put a student beside the model (`hopline distill`)"
+                f"{folder}: no source of answers: name a file of `hopline batch` in "
+                "HOPLINE__PRECOMPUTED__FILE, or add a student to the model (`hopline distill`)"
             )
 
     def answer(self, request: ScoreRequest) -> ScoreResult:
-        """Answer a request, as the server would.
+        """Answer a request, as the server does.
 
         Raises:
-            BadRequest, NodeNotFound, RequestTooLarge: as the server.
-            Unavailable: it takes a server: rows that are not there, a time cut.
+            BadRequest, NodeNotFound, RequestTooLarge: as on the server.
+            Unavailable: only a server can answer: missing rows, or a time cut.
         """
         self._check(request)
         names = request.outputs or default_outputs(self._spec.task)
@@ -85,14 +85,14 @@ class KnownModel:
         wants_student = bool((present & ~good).any()) or bool(request.inline)
         used_stale = self.rows is not None and self.rows.is_stale and bool(good.any())
         if wants_student or used_stale:
-            self._may(request, names, int((present & ~good).sum()), wants_student)
+            self._check_possible(request, names, int((present & ~good).sum()), wants_student)
         count = len(ids) + len(request.inline)
         dims = self._widths()
         embedding = np.zeros((count, dims[0]), np.float32)
         logits = np.zeros((count, dims[1]), np.float32)
         self._read(names, ids, good, embedding, logits)
         if wants_student:
-            self._ask_student(request, ids, np.flatnonzero(present & ~good), logits)
+            self._run_student(request, ids, np.flatnonzero(present & ~good), logits)
         missing: NDArray[np.bool_] | None = None
         if not present.all():
             missing = np.concatenate([~present, np.zeros(len(request.inline), np.bool_)])
@@ -100,7 +100,7 @@ class KnownModel:
         found = outputs_of(names, self._spec.task, embedding, logits)
         return ScoreResult(self.name, self.version, self.graph_version, found, missing, degraded)
 
-    # Inside
+    # Internals
 
     def _check(self, request: ScoreRequest) -> None:
         if request.columns is not None:
@@ -121,7 +121,7 @@ class KnownModel:
                 "(limits.max_nodes_per_request)"
             )
         if request.as_of is not None:
-            raise Unavailable("as_of: this function has rows about now only; ask a server")
+            raise Unavailable("as_of: this function only has current rows; use a server")
 
     def _look_up(self, request: ScoreRequest) -> IdArray:
         nodes: Sequence[Any] = request.nodes  # type: ignore[assignment]  # lists, as decoded
@@ -129,8 +129,8 @@ class KnownModel:
             return np.empty(0, np.int64)
         if self._ids is None:
             raise Unavailable(
-                f"this function knows no nodes: it has neither a graph nor a table of {self.name!r}; ask "
-                "with inline, or a server"
+                f"this function knows no nodes: it has neither a graph nor precomputed answers of "
+                f"{self.name!r}; send inline nodes, or use a server"
             )
         ids = self._ids.lookup(nodes)
         if request.on_missing == "error" and ids.min() < 0:
@@ -138,39 +138,41 @@ class KnownModel:
         return ids
 
     def _good(self, request: ScoreRequest, ids: IdArray) -> NDArray[np.bool_]:
-        """Which nodes have a row that may be used; bool [n]."""
+        """Which nodes have a valid row; bool [n]."""
         rows = self.rows
         if rows is None:
             return np.zeros(len(ids), np.bool_)
         good = ids >= 0
         good[good] = rows.good(ids[good])
-        if rows.is_stale:  # a row counts where it is about the node of that number here
+        if rows.is_stale:  # a row is valid if it belongs to the node with that number here
             for place in np.flatnonzero(good).tolist():
                 good[place] = rows.file.ids[ids[place]] == id_hash(request.nodes[place])
         return good
 
-    def _may(self, request: ScoreRequest, names: tuple[str, ...], num_absent: int, student: bool) -> None:
-        """Refuse what only a server can answer as it is asked."""
-        what = f"{num_absent} of {len(request.nodes)} nodes have no row here that may be used"
+    def _check_possible(
+        self, request: ScoreRequest, names: tuple[str, ...], num_absent: int, student: bool
+    ) -> None:
+        """Refuse requests that only a server can answer."""
+        what = f"{num_absent} of {len(request.nodes)} nodes have no valid row here"
         if request.inline:
             what = "inline nodes have no row here"
         if request.degraded == "refuse":
-            why = what if student else "the rows here are about another graph version"
-            raise Unavailable(f'{why}, and degraded is "refuse"; ask a server')
+            why = what if student else "the rows here are of another graph version"
+            raise Unavailable(f'{why}, and degraded is "refuse"; use a server')
         if not student:
             return
         if self._student is None:
-            raise Unavailable(f"{what}, and model {self.name!r} has no student; ask a server")
+            raise Unavailable(f"{what}, and model {self.name!r} has no student; use a server")
         if "embedding" in names:
-            raise Unavailable(f"{what}, and a student has no embedding; ask a server")
+            raise Unavailable(f"{what}, and a student has no embedding; use a server")
         if num_absent and self._features is None:
             raise Unavailable(
-                f"{what}, and this function has no graph to read their features from; ask with inline, or "
-                "a server"
+                f"{what}, and this function has no graph to read their features from; send inline nodes, "
+                "or use a server"
             )
 
     def _widths(self) -> tuple[int, int]:
-        """Columns of embeddings and of logits."""
+        """Number of columns of embeddings and of logits."""
         if self.rows is None:
             return 0, self._spec.head.output_dim
         a, b = self.rows.embedding
@@ -192,7 +194,7 @@ class KnownModel:
         if names != ("embedding",):
             logits[places] = self.rows.logits(ids[places])
 
-    def _ask_student(
+    def _run_student(
         self, request: ScoreRequest, ids: IdArray, places: IdArray, logits: FloatArray
     ) -> None:
         assert self._student is not None
@@ -206,7 +208,7 @@ class KnownModel:
         logits[where] = self._student.logits(rows)
 
     def _fitted(self, file: PrecomputedFile, folder: Path) -> PrecomputedRows | None:
-        """The rows where they may be used; as `rollout.precomputed_files` decides for a server."""
+        """The rows of a file, if allowed: the same rules as in `rollout.precomputed_files` for a server."""
         plan, spec, settings = file.header.plan, self._spec, self._settings
         check_fits(file, spec, model_hash(folder))
         is_stale = False

@@ -1,4 +1,4 @@
-"""Which models a function has: the settings' tables, and students in the repository."""
+"""The models of a function: precomputed files of the settings, and students in the repository."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from hopline.serverless.student import SPEC_FILE
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks whether a table has been replaced: a look asks a file system behind a network.
+#: Seconds between checks for replaced files: a check may query a network file system.
 _LOOK_S = 2.0
 
 
 class Models:
-    """Args:
-    settings: of the function.
-    clock: seconds, monotonic.
+    """The models of a function.
+
+    Args:
+        settings: settings of the function.
+        clock: seconds, monotonic.
 
     Attributes:
         settings: as given.
 
     Raises:
-        ConfigError: there is nothing that could answer.
-        HoplineError: a model or table that cannot be used.
+        ConfigError: no model can answer.
+        HoplineError: a model or file is invalid.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,13 +44,13 @@ class Models:
 
     @staticmethod
     def of_environment(env: Mapping[str, str] = os.environ) -> Models:
-        """Those that the environment variables name; Raises: as the class."""
+        """The models of the environment variables; raises as the class."""
         return Models(read_settings(env))
 
     def of(self, name: str | None, version: str | None) -> KnownModel:
-        """A model; where there is only one, its name may be left out.
+        """A model; the name may be None if there is only one.
 
-        Raises: ModelNotFound: there is none of that name or version.
+        Raises: ModelNotFound: there is no such name or version.
         """
         self._follow()
         if name is None and len(self._known) == 1:
@@ -61,7 +63,7 @@ class Models:
         return found
 
     def _follow(self) -> None:
-        """Take up tables that were replaced."""
+        """Load files that were replaced."""
         now = self._clock()
         if now - self._looked < _LOOK_S:
             return
@@ -90,7 +92,7 @@ class Models:
         absent = [name for name in settings.names if name not in found]
         if absent or not found:
             raise ConfigError(
-                f"nothing here can answer for {', '.join(absent) or 'any model'}: name a table of `hopline "
-                "batch` in HOPLINE__TABLE__FILE, or put a student beside the model (`hopline distill`)"
+                f"no source of answers for {', '.join(absent) or 'any model'}: name a file of `hopline "
+                "batch` in HOPLINE__PRECOMPUTED__FILE, or add a student to the model (`hopline distill`)"
             )
         return found

@@ -1,4 +1,4 @@
-"""Rows of a table to outputs: what `engine/outputs.py` does with kernels, in NumPy."""
+"""Converts precomputed rows to outputs in NumPy, as `engine/outputs.py` does with kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hopline.types import AnyArray, FloatArray
 def outputs_of(
     names: Sequence[str], task: str, embedding: FloatArray, logits: FloatArray
 ) -> dict[str, AnyArray]:
-    """The asked outputs of some rows.
+    """The requested outputs of rows.
 
     Args:
-        embedding: float32 [n, d]. logits: float32 [n, c]; read only where an output needs them.
+        embedding: float32 [n, d]. logits: float32 [n, c]; read only if an output needs them.
     """
     found: dict[str, AnyArray] = {}
     for name in names:
@@ -32,7 +32,7 @@ def outputs_of(
 
 
 def probabilities(task: str, logits: FloatArray) -> FloatArray:
-    """As `engine.outputs.probabilities`, with the same bits: sums run from left to right, in float32."""
+    """As `engine.outputs.probabilities`, with the same bits: sums from left to right, in float32."""
     if task == "multiclass":
         powers = _exp(logits - logits.max(axis=1, keepdims=True))
         totals: FloatArray = np.add.accumulate(powers, axis=1)[:, -1:]
@@ -45,5 +45,5 @@ def probabilities(task: str, logits: FloatArray) -> FloatArray:
 
 
 def _exp(x: FloatArray) -> FloatArray:
-    """The nearest float32, as the C library's expf gives it; NumPy's own is up to two units off."""
+    """exp rounded to the nearest float32, like expf in C; NumPy's exp is up to two units off."""
     return np.exp(x.astype(np.float64)).astype(np.float32)

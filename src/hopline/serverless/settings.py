@@ -1,6 +1,6 @@
-"""The settings of a function: those of the server that it needs, from the same environment variables.
+"""The settings of a function: a part of the server's, from the same environment variables.
 
-Read here and not by `hopline.config`, which knows a hundred others and takes a tenth of a cold start.
+Read here and not by `hopline.config`, which has a hundred other settings and takes a tenth of a cold start.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Literal
 
 from hopline.errors import ConfigError
+from hopline.files import expanded
 
 _STALE = ("refuse", "compute", "serve")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Each is the server's setting of this section and key.
+    """Settings of a function, each with the server's section and key.
 
     Attributes:
         repository: models.repository, a folder of <model>/<version>.
         names: models.names; empty for all.
-        graph: graph.path; None where there is none: ids are then told by the tables.
-        tables: table.file.
-        stale: table.stale; under "compute" the student answers.
-        ttl_s: table.ttl_s.
+        graph: graph.path; None without a graph: ids are then looked up in the precomputed files.
+        tables: precomputed.file.
+        stale: precomputed.stale; under "compute" the student answers.
+        ttl_s: precomputed.ttl_s.
         max_nodes: limits.max_nodes_per_request.
         max_body_bytes: server.max_body_bytes.
     """
@@ -44,25 +45,27 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     """Read `HOPLINE__SECTION__KEY` variables.
 
     Raises:
-        ConfigError: one is wrong, or models.repository is not a folder.
+        ConfigError: a variable is invalid, or models.repository is not a folder.
     """
-    repository = Path(env.get("HOPLINE__MODELS__REPOSITORY", "")).expanduser()
+    repository = expanded(env.get("HOPLINE__MODELS__REPOSITORY", ""), "models.repository")
     if not env.get("HOPLINE__MODELS__REPOSITORY") or not repository.is_dir():
         raise ConfigError(
             f"models.repository: {str(repository)!r} is not a folder; set HOPLINE__MODELS__REPOSITORY to a "
-            "local one of <model>/<version>"
+            "local folder of <model>/<version>"
         )
     graph = env.get("HOPLINE__GRAPH__PATH")
-    stale = env.get("HOPLINE__TABLE__STALE", "refuse")
+    stale = env.get("HOPLINE__PRECOMPUTED__STALE", "refuse")
     if stale not in _STALE:
         raise ConfigError(
-            f"precomputed.stale: {stale!r} from HOPLINE__TABLE__STALE must be one of {_STALE}"
+            f"precomputed.stale: {stale!r} from HOPLINE__PRECOMPUTED__STALE must be one of {_STALE}"
         )
     return Settings(
         repository,
         _names(env.get("HOPLINE__MODELS__NAMES", "")),
-        Path(graph).expanduser() if graph else None,
-        tuple(Path(name).expanduser() for name in _names(env.get("HOPLINE__TABLE__FILE", ""))),
+        expanded(graph, "graph.path") if graph else None,
+        tuple(
+            expanded(name, "precomputed.file") for name in _names(env.get("HOPLINE__PRECOMPUTED__FILE", ""))
+        ),
         stale,  # type: ignore[arg-type]
         _number(env, "precomputed.ttl_s", Settings.ttl_s, 0.0),
         int(_number(env, "limits.max_nodes_per_request", Settings.max_nodes, 1)),

@@ -1,4 +1,4 @@
-"""The student beside a model: an MLP over feature rows (see `engine/student.py` for its two files)."""
+"""The student of a model: an MLP over feature rows (see `engine/student.py` for its two files)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
 
 
 class Student:
-    """Args:
-    folder: the version folder that has it.
-    spec: of its teacher.
+    """A student of a node model.
+
+    Args:
+        folder: version folder with the student.
+        spec: specification of its teacher.
 
     Raises:
         ArtifactError: student.json is malformed, or not of this teacher.
@@ -27,38 +29,38 @@ class Student:
     def __init__(self, folder: Path, spec: ModelSpec) -> None:
         path = folder / SPEC_FILE
         try:
-            told = msgspec.json.decode(path.read_bytes(), type=_Told)
+            header = msgspec.json.decode(path.read_bytes(), type=_Header)
         except OSError as error:
             raise ArtifactError(f"{path} cannot be read: {error.strerror or error}") from None
         except UNREADABLE as error:
             raise ArtifactError(f"{path}: not a valid student.json: {error}") from None
         head = spec.head
-        if (told.node_type, told.output_dim) != (head.node_type, head.output_dim):
+        if (header.node_type, header.output_dim) != (head.node_type, head.output_dim):
             raise ArtifactError(
-                f"{path}: not a student of {spec.name}/{spec.version}: it answers {told.output_dim} logits "
-                f"of {told.node_type!r}, its teacher {head.output_dim} of {head.node_type!r}"
+                f"{path}: not a student of {spec.name}/{spec.version}: it has {header.output_dim} logits "
+                f"of {header.node_type!r}, its teacher {head.output_dim} of {head.node_type!r}"
             )
-        self.feature_dim = told.feature_dim
-        self._node_type = told.node_type
+        self.feature_dim = header.feature_dim
+        self._node_type = header.node_type
         self._model = folder / MODEL_FILE
-        self._sha256 = told.sha256
+        self._sha256 = header.sha256
         self._session: Any = None
 
     def logits(self, rows: FloatArray) -> FloatArray:
-        """float32 [n, feature_dim] to float32 [n, c].
+        """Logits of feature rows: float32 [n, feature_dim] to float32 [n, c].
 
         Raises:
-            ArtifactCorrupted: student.onnx is absent or changed; told at the first call.
+            ArtifactCorrupted: student.onnx is missing or changed; raised at the first call.
         """
         if self._session is None:
-            self._session = self._opened()
+            self._session = self._open_session()
         found: FloatArray = self._session.run(["logits"], {"features": np.ascontiguousarray(rows)})[0]
         return found
 
     def inline_rows(self, nodes: list[InlineNode]) -> FloatArray:
         """Features of inline nodes, float32 [n, feature_dim].
 
-        Raises: BadRequest: not as many numbers as there are features, or not finite.
+        Raises: BadRequest: the number of features is wrong, or a value is not finite.
         """
         rows = np.empty((len(nodes), self.feature_dim), np.float32)
         for i, node in enumerate(nodes):
@@ -77,10 +79,10 @@ class Student:
             rows[i] = row
         return rows
 
-    def _opened(self) -> Any:
+    def _open_session(self) -> Any:
         if not self._model.is_file():
             raise ArtifactCorrupted(
-                f"{self._model}: student.json is there but not the student; distil again"
+                f"{self._model}: student.json exists but student.onnx is missing; distil again"
             )
         actual = sha256_of(self._model)
         if actual != self._sha256:
@@ -88,16 +90,16 @@ class Student:
                 f"{self._model}: sha256 is {actual[:12]}…, student.json says {self._sha256[:12]}…; copy "
                 "both again or distil again"
             )
-        import onnxruntime
+        from hopline.runtimes.ort import ort
 
-        options = onnxruntime.SessionOptions()
+        options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        return onnxruntime.InferenceSession(str(self._model), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(str(self._model), options, providers=["CPUExecutionProvider"])
 
 
-class _Told(msgspec.Struct):
-    """What is needed of student.json."""
+class _Header(msgspec.Struct):
+    """The needed fields of student.json."""
 
     sha256: str
     node_type: str

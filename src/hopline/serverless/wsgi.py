@@ -1,4 +1,4 @@
-"""WSGI (PEP 3333), which Cloud Run, Cloud Functions and Azure Functions run as it is."""
+"""WSGI (PEP 3333), which Cloud Run, Cloud Functions and Azure Functions can run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
     }
     length = environ.get("CONTENT_LENGTH") or "0"
     body = environ["wsgi.input"].read(int(length)) if length.isdecimal() else b""
-    # WSGI hands the path over decoded, as bytes in Latin-1.
+    # WSGI passes the path decoded, as bytes in Latin-1.
     path = environ.get("PATH_INFO", "/").encode("latin-1").decode("utf-8", "replace")
     made = answer(Call(environ.get("REQUEST_METHOD", "GET"), path, headers, body))
     sent = [*made.headers.items(), ("content-length", str(len(made.body)))]

@@ -1,1 +1,1 @@
-"""Service-level objectives: what was promised, what was kept, and how fast the rest is being used up."""
+"""Service-level objectives, error budgets and burn rates."""

@@ -1,4 +1,4 @@
-"""How much of each budget is left, and how fast it goes."""
+"""Remaining error budgets and their burn rates."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hopline.slo.counts import buckets_of, count, quantile
 from hopline.slo.objectives import LATENCIES, Objective
 from hopline.slo.prometheus import Prometheus
 
-#: Windows whose burn rate is told: 1 uses the budget up exactly at the end of the objective's window.
+#: Windows of burn rates: rate 1 uses the budget up exactly at the end of the objective's window.
 BURN_WINDOWS = ("5m", "1h", "6h", "3d")
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one objective stands.
+    """The state of one objective.
 
     Attributes:
-        over: the time that it was measured over, in words.
-        requests: valid ones in that time.
-        bad_share: of them.
-        measured: in the unit of the objective's target; None where nobody asked.
-        burn: window -> burn rate; None where nobody asked. Only Prometheus remembers windows.
+        over: measured period, in words.
+        requests: valid requests in that period.
+        bad_share: share of bad requests.
+        measured: in the unit of the objective's target; None without requests.
+        burn: window -> burn rate; None without requests. Only Prometheus stores windows.
     """
 
     objective: Objective
@@ -36,18 +36,18 @@ class Standing:
 
     @property
     def budget_left(self) -> float:
-        """Share of the budget that is left; below 0 the objective is missed."""
+        """Share of the budget that is left; below 0 if the objective is missed."""
         return 1 - self.bad_share / self.objective.budget
 
     @property
     def is_burnt(self) -> bool:
-        """Whether more went wrong than was allowed."""
-        # an exact hit of the target keeps it, whatever floats make of 1 - 0.999
+        """Whether the budget is used up."""
+        # the exact target meets the objective, despite the rounding of 1 - 0.999
         return self.budget_left < -1e-9
 
 
 def since_start(scrape: Scrape, objectives: Sequence[Objective]) -> list[Standing]:
-    """From the counters of a server, which begin when it starts."""
+    """Measure with the counters of a server, which begin when it starts."""
     standings = []
     for objective in objectives:
         found = count(scrape, objective)
@@ -60,9 +60,9 @@ def since_start(scrape: Scrape, objectives: Sequence[Objective]) -> list[Standin
 
 
 def over_window(prometheus: Prometheus, objectives: Sequence[Objective]) -> list[Standing]:
-    """From Prometheus, over each objective's own window.
+    """Measure with Prometheus, over each objective's own window.
 
-    Raises: Unavailable, BadRequest: as `Prometheus.value`.
+    Raises: Unavailable, BadRequest: see `Prometheus.value`.
     """
     standings = []
     for objective in objectives:

@@ -1,4 +1,4 @@
-"""How many requests there were and how many of them were bad, from a server's own counters."""
+"""Counts of valid and bad requests, from a server's own counters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
 
 
 class Count(NamedTuple):
-    """Requests that an objective is about.
+    """Requests that an objective covers.
 
     Attributes:
-        valid: all of them.
-        bad: those that were slow, refused or failed.
+        valid: number of valid requests.
+        bad: number that were slow, refused or failed.
     """
 
     valid: float
@@ -23,12 +23,12 @@ class Count(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of bad ones; 0 where nobody asked."""
+        """Share of bad requests; 0 without requests."""
         return self.bad / self.valid if self.valid else 0.0
 
 
 def count(scrape: Scrape, objective: Objective) -> Count:
-    """Since the server started."""
+    """Count requests since the server started."""
     model = objective.model
     if objective.kind in LATENCIES:
         buckets = buckets_of(scrape, objective)
@@ -46,14 +46,14 @@ def count(scrape: Scrape, objective: Objective) -> Count:
 
 
 def buckets_of(scrape: Scrape, objective: Objective) -> list[tuple[float, float]]:
-    """(upper bound in seconds, count up to it) of what a latency objective is about."""
+    """(upper bound in seconds, count up to it) of the requests of a latency objective."""
     if objective.kind == "p99_ms":
         return latency_buckets(scrape, objective.model)
     return _summed(scrape.samples("hopline_stream_freshness_seconds_bucket"))
 
 
 def latency_buckets(scrape: Scrape, model: str) -> list[tuple[float, float]]:
-    """(upper bound in seconds, requests up to it) of whole requests, over all versions of a model."""
+    """(upper bound in seconds, requests up to it) of total request times, over all versions of a model."""
     return _summed(scrape.samples("hopline_stage_seconds_bucket", model=model, stage="total"))
 
 
@@ -66,7 +66,7 @@ def _summed(readings: Iterable[Reading]) -> list[tuple[float, float]]:
 
 
 def within(buckets: Sequence[tuple[float, float]], limit_s: float) -> float:
-    """Requests that took at most so long; evenly spread within a bucket, as Prometheus assumes."""
+    """Requests within a time limit; evenly spread within a bucket, as in Prometheus."""
     for (low, before), (high, up_to) in pairwise([(0.0, 0.0), *buckets]):
         if limit_s <= high:
             share = 0.0 if high == float("inf") else (limit_s - low) / (high - low)
@@ -75,7 +75,7 @@ def within(buckets: Sequence[tuple[float, float]], limit_s: float) -> float:
 
 
 def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
-    """Seconds within which a share `q` of requests ended, interpolated; None where there are none."""
+    """Seconds within which a share `q` of requests ended, interpolated; None without requests."""
     if not buckets or not buckets[-1][1]:
         return None
     rank = q * buckets[-1][1]

@@ -1,16 +1,16 @@
-"""What a team promises of its models: the file, and which outcomes break a promise.
+"""Service-level objectives of models: the file format, and the outcomes that violate an objective.
 
     [models.risk]
     p99_ms = 5            # 99 % of answers within 5 ms, from admission to answer
     availability = 0.999  # share of valid requests that get an answer
-    error_rate = 0.0005   # share of valid requests that may fail in the server, refusals not among them
+    error_rate = 0.0005   # share of valid requests that may fail in the server, without refusals
     window = "30d"
 
     [stream]
-    freshness_p99_ms = 100  # 99 % of events show in answers within 100 ms
+    freshness_p99_ms = 100  # 99 % of events are reflected in answers within 100 ms
 
-Valid is every request but those that are the caller's own fault or were withdrawn. Each objective is a
-*budget*: the share of requests that may be bad before the promise is broken.
+Valid requests are all except those that failed by the caller's fault or were withdrawn. Each objective has
+a *budget*: the share of requests that may be bad before the objective is missed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, HoplineError
 
 Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate", "freshness_p99_ms"]
-#: Of a model.
+#: Kinds of objectives of a model.
 KINDS: tuple[Kind, ...] = ("p99_ms", "availability", "error_rate")
-#: Of the stream that keeps the graph up to date.
+#: Kinds of objectives of the stream that updates the graph.
 STREAM_KINDS: tuple[Kind, ...] = ("freshness_p99_ms",)
-#: Measured in milliseconds, with the largest that a histogram tells.
+#: Kinds in milliseconds, with the largest value that a histogram can measure.
 LATENCIES: dict[Kind, int] = {"p99_ms": 10_000, "freshness_p99_ms": 60_000}
-#: Stands for a model's name in objectives of the stream.
+#: Used as the model's name in objectives of the stream.
 STREAM = "stream"
 
 _WINDOW = re.compile(r"([1-9]\d*)([dw])")
 _DAYS = {"d": 1, "w": 7}
-#: Alerts look at an hour and more: a budget of less than this would be gone before.
+#: Shortest window in days: alerts measure an hour or more, in which a smaller budget would be used up.
 _SHORTEST_DAYS = 3
 
 
 def codes(*kinds: type[HoplineError]) -> frozenset[str]:
-    """Codes of these errors and of what derives from them, as metrics name outcomes."""
+    """Codes of these errors and their subclasses, which are the outcomes in metrics."""
     found = set()
     waiting = list(kinds)
     while waiting:
@@ -53,7 +53,7 @@ def codes(*kinds: type[HoplineError]) -> frozenset[str]:
     return frozenset(found)
 
 
-#: Outcomes that are the caller's own doing: no promise is about them.
+#: Outcomes caused by the caller; objectives exclude them.
 NOT_VALID = frozenset({"cancelled"}) | codes(
     errors.BadRequest,
     errors.ModelNotFound,
@@ -62,7 +62,7 @@ NOT_VALID = frozenset({"cancelled"}) | codes(
     errors.PermissionDenied,
     errors.Conflict,
 )
-#: Valid requests that were turned away or could not be answered in time; all other errors are failures.
+#: Outcomes of valid requests that were rejected or too late; all other errors are failures.
 REFUSALS = (
     codes(
         errors.Overloaded,
@@ -77,12 +77,12 @@ REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One promise about one model, or about the stream.
+    """One objective of one model, or of the stream.
 
     Attributes:
-        model: its name; `STREAM` where it is about the stream.
-        target: milliseconds for those of `LATENCIES`, else a share.
-        window_days: how long the budget lasts.
+        model: model name, or `STREAM`.
+        target: milliseconds for kinds of `LATENCIES`, else a share.
+        window_days: period of the budget.
     """
 
     model: str
@@ -99,7 +99,7 @@ class Objective:
 
     @property
     def text(self) -> str:
-        """As people say it."""
+        """The objective as text."""
         if self.kind == "p99_ms":
             return f"p99 ≤ {self.target:g} ms"
         if self.kind == "freshness_p99_ms":
@@ -113,7 +113,7 @@ def read_objectives(file: Path) -> list[Objective]:
     """Read an SLO file.
 
     Raises:
-        ConfigError: it cannot be read, or an entry is unknown or out of bounds; named by its path.
+        ConfigError: the file cannot be read, or an entry is unknown or out of bounds.
     """
     try:
         tree = tomllib.loads(file.read_text())
@@ -127,7 +127,7 @@ def read_objectives(file: Path) -> list[Objective]:
         if name not in ("models", STREAM):
             guess = did_you_mean(name, ["models", STREAM])
             raise ConfigError(
-                f"{file}: {name}: unknown; objectives stand in [models.<name>] and [stream]{guess}"
+                f"{file}: {name}: unknown; objectives go in [models.<name>] and [stream]{guess}"
             )
     models = tree.get("models", {})
     if not isinstance(models, dict) or (not models and STREAM not in tree):
@@ -151,16 +151,16 @@ def _read_section(path: str, model: str, entry: Any, of: tuple[Kind, ...]) -> It
     for key in entry:
         if key not in known:
             raise ConfigError(
-                f".{key}: unknown{did_you_mean(key, known) or '; known are ' + ', '.join(known)}"
+                f".{key}: unknown{did_you_mean(key, known) or '; known: ' + ', '.join(known)}"
             )
     window = entry.get("window", "30d")
     match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
     window_days = int(match[1]) * _DAYS[match[2]] if match else 0
     if window_days < _SHORTEST_DAYS:
-        raise ConfigError(f'.window: {window!r} is not a time of at least 3 days, such as "30d" or "4w"')
+        raise ConfigError(f'.window: {window!r} is not a period of at least 3 days, such as "30d" or "4w"')
     kinds = [kind for kind in of if kind in entry]
     if not kinds:
-        raise ConfigError(f": no objective; give at least one of {', '.join(of)}")
+        raise ConfigError(f": no objective; set at least one of {', '.join(of)}")
     for kind in kinds:
         value = entry[kind]
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Asks a Prometheus server; nothing of objectives."""
+"""A client of Prometheus; knows nothing of objectives."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hopline.errors import BadRequest, Unavailable
 
 
 class Prometheus:
-    """A Prometheus server's HTTP API.
+    """A client of a Prometheus server's HTTP API.
 
     Args:
-        url: of the server.
+        url: address of the server.
         timeout_s: for one query.
     """
 
@@ -23,11 +23,11 @@ class Prometheus:
         self._timeout_s = timeout_s
 
     def value(self, query: str) -> float | None:
-        """The value of a query that has one sample; None where it has none, or no number.
+        """The value of a query with one sample; None if there is no sample or no number.
 
         Raises:
             Unavailable: the server does not answer.
-            BadRequest: it refuses the query, or the query has several samples.
+            BadRequest: Prometheus refuses the query, or the query has several samples.
         """
         found = self.query(query)
         if len(found) > 1:
@@ -38,9 +38,9 @@ class Prometheus:
         return None if math.isnan(number) else number
 
     def query(self, query: str) -> list[dict[str, Any]]:
-        """The samples of an instant query now, as the API gives them.
+        """The samples of an instant query now, as returned by the API.
 
-        Raises: as `value`.
+        Raises: see `value`.
         """
         try:
             answer = httpx2.post(
@@ -51,7 +51,7 @@ class Prometheus:
             raise Unavailable(f"Prometheus at {self._url}: {error}") from None
         except ValueError:
             raise Unavailable(
-                f"{self._url} answered {answer.status_code}, and not as Prometheus does"
+                f"{self._url} answered {answer.status_code} with a body that is not from Prometheus"
             ) from None
         if body.get("status") != "success":
             raise BadRequest(f"Prometheus refused {query}: {body.get('error', body)}")

@@ -1,4 +1,4 @@
-"""Objectives in PromQL: the same counts, over a time that Prometheus remembers."""
+"""Objectives in PromQL: the counts of `counts`, over a window that Prometheus stores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hopline.slo.objectives import LATENCIES, NOT_VALID, REFUSALS, Objective
 
 
 def valid(objective: Objective, window: str) -> str:
-    """Requests of the last `window` ("5m", "30d") that the objective is about."""
+    """Requests of the last `window` ("5m", "30d") that the objective covers."""
     if objective.kind in LATENCIES:
         return _sum(_histogram(objective, "_count"), window)
     return _sum(f"hopline_requests_total{{{_model(objective)},outcome!~{_any(NOT_VALID)}}}", window)
 
 
 def bad(objective: Objective, window: str) -> str:
-    """Those of them that were slow, refused or failed; a scalar-like vector, 0 where there are none."""
+    """Valid requests that were slow, refused or failed; a vector of one value, 0 if there are none."""
     if objective.kind in LATENCIES:
         return f"({valid(objective, window)} - {_within(objective, window)})"
     left_out = NOT_VALID | {"ok"}
@@ -28,18 +28,18 @@ def bad(objective: Objective, window: str) -> str:
 
 
 def bad_share(objective: Objective, window: str) -> str:
-    """Share of bad ones; nothing where nobody asked."""
+    """Share of bad requests; no sample without requests."""
     return f"clamp_min({bad(objective, window)} / ({valid(objective, window)} > 0), 0)"
 
 
 def quantile_ms(objective: Objective, window: str) -> str:
-    """99th percentile of whole requests, in milliseconds."""
+    """99th percentile of total request times, in milliseconds."""
     text = _histogram(objective, "_bucket")
     return f"1000 * histogram_quantile(0.99, sum by (le) (increase({text}[{window}])))"
 
 
 def _within(objective: Objective, window: str) -> str:
-    """Requests within the limit: evenly spread within a bucket."""
+    """Requests within the limit, evenly spread within a bucket."""
     limit_s = objective.target / 1e3
     bounds = LATENCY_BUCKETS if objective.kind == "p99_ms" else FRESHNESS_BUCKETS
     at = bisect_left(bounds, limit_s)

@@ -1,7 +1,7 @@
-"""Prometheus rules of objectives: burn rates over several windows, and alerts on pairs of them.
+"""Prometheus rules for objectives: burn rates over several windows, and alerts on pairs of windows.
 
-An alert asks two windows at once (Google's SRE workbook, "Alerting on SLOs"): the long one says that it
-matters, the short one that it is still going on. Rates are such that a page means 2 % of the budget in one
+An alert checks two windows together (Google's SRE workbook, "Alerting on SLOs"): the long one shows that
+the burn matters, the short one that it continues. Rates are such that a page means 2 % of the budget in one
 hour or 5 % in six, a ticket 10 % in one day or in three.
 """
 
@@ -16,12 +16,12 @@ from hopline.slo.objectives import Objective
 
 
 class Pace(NamedTuple):
-    """So much of the budget in so long is an alert.
+    """The share of a budget used in a window that raises an alert.
 
     Attributes:
-        long, short: windows.
-        hours: of the long one.
-        share: of the budget.
+        long, short: names of both windows.
+        hours: length of the long window.
+        share: share of the budget.
         severity: label of the alert.
     """
 
@@ -32,7 +32,7 @@ class Pace(NamedTuple):
     severity: str
 
     def rate(self, window_days: int) -> float:
-        """The burn rate that this is, for a budget that shall last so long."""
+        """The burn rate of this pace for a budget of `window_days`."""
         return self.share * 24 * window_days / self.hours
 
 
@@ -46,12 +46,12 @@ WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 
 
 def write_rules(objectives: Sequence[Objective]) -> str:
-    """A rules file in YAML, checked by `promtool check rules`."""
+    """Write a rules file in YAML; tests check it with `promtool check rules`."""
     return "\n".join(_lines(objectives)) + "\n"
 
 
 def _lines(objectives: Sequence[Objective]) -> Iterator[str]:
-    yield "# Written by `hopline slo --rules`; change the SLO file and write it anew."
+    yield "# Written by `hopline slo --rules`; change the SLO file and write the rules again."
     yield "groups:"
     yield "  - name: hopline-slo-burn"
     yield "    rules:"
@@ -66,7 +66,7 @@ def _lines(objectives: Sequence[Objective]) -> Iterator[str]:
     for objective in objectives:
         for pace in PACES:
             if pace.rate(objective.window_days) < 1:
-                continue  # a short budget may be used up as fast as that
+                continue  # a short budget may be used up that fast
             yield "      - alert: HoplineBudgetBurns"
             rate = f"{pace.rate(objective.window_days):.6g}"
             own = f'{{model={json.dumps(objective.model)},objective="{objective.kind}"}}'
@@ -86,5 +86,5 @@ def _labels(objective: Objective) -> str:
 
 
 def _text(text: str) -> str:
-    """A string that YAML reads as it is: JSON's are YAML's."""
+    """A YAML string: JSON strings are YAML strings."""
     return json.dumps(text, ensure_ascii=False)

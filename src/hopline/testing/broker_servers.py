@@ -1,4 +1,4 @@
-"""Brokers as processes of their own, which tests may stop, kill and start again at the same address."""
+"""Brokers as separate processes, which tests can stop, kill and restart at the same address."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _START_S = 20.0
 
 
 class BrokerServer:
-    """One server and its folder.
+    """One broker server and its folder.
 
     Attributes:
-        scheme: of its addresses.
-        keeps: whether what it has acknowledged is there after a kill.
-        max_bytes: of a message that it takes as it is set up here; None if it takes any.
-        quick: options with which a queue soon hands out what a dead reader had.
-        port: at 127.0.0.1.
+        scheme: URL scheme of its addresses.
+        keeps: whether acknowledged messages survive a kill.
+        max_bytes: largest message that it accepts in this configuration; None without a limit.
+        quick: options with which a queue soon redelivers messages of a dead reader.
+        port: port on 127.0.0.1.
     """
 
     scheme = ""
@@ -40,19 +40,19 @@ class BrokerServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
-        """Of its process."""
+        """The command line of the process."""
         raise NotImplementedError
 
     async def make(self, topic: str) -> None:
-        """Make a topic, if it takes that."""
+        """Create a topic, if the server needs that."""
 
     def address(self, topic: str, **options: object) -> str:
-        """Of a topic at it."""
+        """The address of a topic."""
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"{self.scheme}://127.0.0.1:{self.port}/{topic}?{query}".rstrip("?")
 
     def start(self) -> None:
-        """Start, and wait until it listens."""
+        """Start the server, and wait until it listens."""
         self._process = subprocess.Popen(
             self.command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -69,11 +69,11 @@ class BrokerServer:
             time.sleep(0.01)
 
     def answers(self, talk: socket.socket) -> bool:
-        """Whether it is ready, over a fresh connection."""
+        """Whether the server is ready, over a new connection."""
         return True
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the server (kill -9), and wait for its end."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
@@ -81,12 +81,12 @@ class BrokerServer:
         self._process.stdin.close()
 
     def pause(self) -> None:
-        """It says nothing more, and its connections stay."""
+        """Stop the process; its connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """It goes on."""
+        """Continue a paused process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -104,11 +104,11 @@ class KafkaServer(BrokerServer):
     }
 
     def command(self) -> list[str]:
-        """As above."""
+        """See `BrokerServer.command`."""
         return [sys.executable, "-m", "hopline.testing.kafka_mock", "--port", str(self.port)]
 
     async def make(self, topic: str) -> None:
-        """The mock makes what a producer asks for."""
+        """Nothing: the mock creates topics for producers."""
         from confluent_kafka import Producer
 
         producer: Any = Producer({"bootstrap.servers": f"127.0.0.1:{self.port}", "log_level": 2})
@@ -122,17 +122,17 @@ class RedisServer(BrokerServer):
     quick: ClassVar[dict[str, object]] = {"claim_after_s": 0.5}
 
     def command(self) -> list[str]:
-        """As above."""
+        """See `BrokerServer.command`."""
         words = ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--save", ""]
         return [*words, "--appendonly", "yes", "--appendfsync", "always"]
 
     def answers(self, talk: socket.socket) -> bool:
-        """Not while it loads what it has on its disk."""
+        """See `BrokerServer.answers`; False while it loads its data."""
         talk.sendall(b"PING\r\n")
         return talk.recv(64).startswith(b"+PONG")
 
     def address(self, topic: str, **options: object) -> str:
-        """As above."""
+        """See `BrokerServer.address`."""
         return super().address("0", stream=topic, **options)
 
 
@@ -144,14 +144,14 @@ class NatsServer(BrokerServer):
     quick: ClassVar[dict[str, object]] = {"ack_wait_s": 1}
 
     def command(self) -> list[str]:
-        """As above."""
+        """See `BrokerServer.command`."""
         config = self.folder / "nats.conf"
         store = json.dumps(str(self.folder))
         config.write_text(f"port: {self.port}\nhost: 127.0.0.1\njetstream {{ store_dir: {store} }}\n")
         return ["nats-server", "-c", str(config)]
 
     async def make(self, topic: str) -> None:
-        """A stream, and a subject of that name."""
+        """Create a stream, and a subject of that name."""
         import nats
 
         client = await nats.connect(f"nats://127.0.0.1:{self.port}")
@@ -161,7 +161,7 @@ class NatsServer(BrokerServer):
 
 @contextlib.contextmanager
 def broker_server(kind: type[BrokerServer]) -> Iterator[BrokerServer]:
-    """A running one."""
+    """A running server, closed at the end."""
     folder = Path(tempfile.mkdtemp())
     server = kind(folder)
     try:

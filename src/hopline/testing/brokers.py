@@ -1,11 +1,11 @@
-"""What every broker must do, as tests. Subclass, and give the fixture `server`, a running `BrokerServer`.
+"""Conformance tests of brokers. Subclass, and define the fixture `server`, a running `BrokerServer`.
 
     class TestKafka(BrokerSuite):
         @pytest.fixture
         def server(self, kafka_server):
             return kafka_server
 
-`BrokerFailureSuite` stops, kills and starts its server.
+`BrokerFailureSuite` stops, kills and restarts its server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Values = Sequence[int]
 
 
 def outgoing(values: Values) -> list[Outgoing]:
-    """Numbers as messages with some keys."""
+    """Numbers as messages with a few keys."""
     return [Outgoing(b"%d" % value, key=f"key-{value % 7}") for value in values]
 
 
@@ -44,12 +44,12 @@ def numbers(messages: Sequence[Message]) -> list[int]:
 
 
 def positions(messages: Sequence[Message]) -> dict[str, Position]:
-    """Where to go on after all of these."""
+    """Positions from which to resume after these messages."""
     return {message.partition: message.position for message in messages}
 
 
 def check_order(messages: Sequence[Message]) -> None:
-    """Ascending numbers within each partition and each key."""
+    """Check that numbers ascend within each partition and each key."""
     for name in ("partition", "key"):
         last: dict[str, int] = {}
         for message in messages:
@@ -61,11 +61,11 @@ def check_order(messages: Sequence[Message]) -> None:
 async def collect(
     source: Source | Queue, count: int, *, at_once: int = 500, patience_s: float = _PATIENCE_S
 ) -> list[Message]:
-    """Poll until there are so many, and see that no more come."""
+    """Poll until `count` messages have come, and check that no more come."""
     got: list[Message] = []
     end = time.monotonic() + patience_s
     while len(got) < count:
-        assert time.monotonic() < end, f"{len(got)} of {count} messages came; {source.health()}"
+        assert time.monotonic() < end, f"{len(got)} of {count} messages received; {source.health()}"
         messages = await source.poll(at_once, 0.5)
         assert len(messages) <= at_once
         got += messages
@@ -74,7 +74,7 @@ async def collect(
 
 
 async def until(holds: Callable[[], Any], poll: Source | Queue | None = None) -> None:
-    """Wait for something, polling meanwhile."""
+    """Wait for a condition, polling meanwhile."""
     end = time.monotonic() + _PATIENCE_S
     while not holds():
         assert time.monotonic() < end
@@ -85,7 +85,7 @@ async def until(holds: Callable[[], Any], poll: Source | Queue | None = None) ->
 
 
 class _Brokers:
-    """Opens what a test asks for at a topic of its own, and closes it."""
+    """Opens sources, queues and sinks of a test's own topic, and closes them."""
 
     def __init__(self, server: BrokerServer, topic: str) -> None:
         self.server = server
@@ -126,7 +126,7 @@ class _Suite:
 
     @pytest_asyncio.fixture
     async def brokers(self, server: BrokerServer) -> AsyncIterator[_Brokers]:
-        """A topic of the test's own."""
+        """Readers and writers of the test's own topic."""
         topic = f"topic-{next(_numbers)}"
         await server.make(topic)
         brokers = _Brokers(server, topic)
@@ -136,17 +136,17 @@ class _Suite:
 
 
 class BrokerSuite(_Suite):
-    """With a server that works."""
+    """Conformance tests of a broker whose server works."""
 
     async def test_all_messages_come_in_order_and_once(self, brokers: _Brokers) -> None:
-        """In batches that are no larger than asked for."""
+        """In batches of at most the requested size."""
         await brokers.send(range(3000))
         messages = await collect(await brokers.source(), 3000, at_once=100)
         check_order(messages)
         assert sorted(numbers(messages)) == list(range(3000))
 
     async def test_a_source_goes_on_from_any_position(self, brokers: _Brokers) -> None:
-        """What lies before it never comes, what lies behind it does, whatever was acknowledged."""
+        """Only messages after the position come, whatever was acknowledged."""
         await brokers.send(range(400))
         source = await brokers.source()
         messages = await collect(source, 400)
@@ -160,20 +160,20 @@ class BrokerSuite(_Suite):
             await brokers.close(source)
 
     async def test_positions_of_other_topics_are_left_alone(self, brokers: _Brokers) -> None:
-        """A reader keeps those of all its sources in one place."""
+        """A reader stores the positions of all its sources together."""
         await brokers.send(range(3))
         source = await brokers.source({"other/topic/0": 17, "kafka/none/0": 3})
         assert sorted(numbers(await collect(source, 3))) == [0, 1, 2]
 
     async def test_positions_that_cannot_be_are_refused(self, brokers: _Brokers) -> None:
-        """With the position."""
+        """The error names the position."""
         await brokers.send([1])
         (message,) = await collect(await brokers.source(), 1)
         with pytest.raises(ConfigError, match=r"^test: position 'x y' of"):
             await brokers.source({message.partition: "x y"})
 
     async def test_without_a_position_nothing_is_skipped(self, brokers: _Brokers) -> None:
-        """Though all was acknowledged: the reader's own state is what counts."""
+        """Even if all was acknowledged: the reader's own state decides."""
         await brokers.send(range(20))
         source = await brokers.source()
         await source.acknowledge(positions(await collect(source, 20)))
@@ -181,7 +181,7 @@ class BrokerSuite(_Suite):
         assert sorted(numbers(await collect(await brokers.source(), 20))) == list(range(20))
 
     async def test_latest_begins_at_the_next_new_message(self, brokers: _Brokers) -> None:
-        """And older ones never come."""
+        """Older messages never come."""
         await brokers.send(range(5))
         source = await brokers.source(start="latest")
         await until(lambda: source.health().ok, source)
@@ -190,7 +190,7 @@ class BrokerSuite(_Suite):
         assert sorted(numbers(await collect(source, 4))) == [5, 6, 7, 8]
 
     async def test_new_messages_come_while_a_source_waits(self, brokers: _Brokers) -> None:
-        """Long before its wait is over."""
+        """Long before the wait ends."""
         source = await brokers.source()
         await until(lambda: source.health().ok, source)
         waiting = asyncio.ensure_future(source.poll(10, 15))
@@ -201,7 +201,7 @@ class BrokerSuite(_Suite):
         assert time.monotonic() - began < 5
 
     async def test_an_empty_topic_is_no_messages_in_time(self, brokers: _Brokers) -> None:
-        """Neither an error nor a wait without end."""
+        """Neither an error nor an endless wait."""
         source = await brokers.source()
         await until(lambda: source.health().ok, source)
         began = time.monotonic()
@@ -209,7 +209,7 @@ class BrokerSuite(_Suite):
         assert time.monotonic() - began < 3
 
     async def test_a_cancelled_poll_loses_nothing(self, brokers: _Brokers) -> None:
-        """Its messages come with the next one."""
+        """Its messages come with the next poll."""
         source = await brokers.source()
         await until(lambda: source.health().ok, source)
         got: list[Message] = []
@@ -225,7 +225,7 @@ class BrokerSuite(_Suite):
         assert sorted(numbers(got)) == list(range(60))
 
     async def test_keys_headers_and_payloads_are_as_they_were_sent(self, brokers: _Brokers) -> None:
-        """Whatever text, and whatever bytes."""
+        """Any text and any bytes."""
         headers = {
             "plain": "value",
             "reply-to": "answers",
@@ -259,7 +259,7 @@ class BrokerSuite(_Suite):
         assert by_key[sent[0].key, True].reply_to == "answers"
 
     async def test_large_messages_pass_among_small_ones(self, brokers: _Brokers) -> None:
-        """Close to what brokers take as they are."""
+        """Close to the default limit of brokers."""
         sink = await brokers.sink()
         rng = np.random.default_rng(0)
         sent = [rng.bytes(size) for size in (900_000, 1, 0, 900_000, 10)]
@@ -269,7 +269,7 @@ class BrokerSuite(_Suite):
         assert [message.payload for message in messages] == sent
 
     async def test_a_message_that_is_too_large_is_refused(self, brokers: _Brokers) -> None:
-        """It is not worth another try, and the sink goes on."""
+        """It is not retried, and the sink continues to work."""
         if brokers.server.max_bytes is None:
             return
         sink = await brokers.sink()
@@ -280,7 +280,7 @@ class BrokerSuite(_Suite):
         assert numbers(await collect(await brokers.source(), 1)) == [1]
 
     async def test_sends_at_once_are_all_there(self, brokers: _Brokers) -> None:
-        """From many tasks, one of them cancelled."""
+        """Sends of many tasks, one of them cancelled."""
         sink = await brokers.sink()
         doomed = asyncio.ensure_future(sink.send(outgoing(range(1000, 1100))))
         sends = [asyncio.ensure_future(sink.send(outgoing(range(i, 1000, 20)))) for i in range(20)]
@@ -294,14 +294,14 @@ class BrokerSuite(_Suite):
         assert all(got[value] == 1 for value in range(1000))
 
     async def test_lag_is_what_was_not_delivered(self, brokers: _Brokers) -> None:
-        """Nothing once all of it was."""
+        """Zero once all messages were delivered."""
         await brokers.send(range(50))
         source = await brokers.source()
         await collect(source, 50)
         assert sum((await source.lag()).values()) == 0
 
     async def test_readers_of_a_queue_share_its_messages(self, brokers: _Brokers) -> None:
-        """Every message comes once, to one of them."""
+        """Every message comes once, to one reader."""
         first = await brokers.queue()
         await until(lambda: first.health().ok, first)
         await brokers.send(range(500))
@@ -314,11 +314,11 @@ class BrokerSuite(_Suite):
                 messages = await queue.poll(20, 0.2)
                 await queue.settle(messages)
                 got += numbers(messages)
-        # A partition that goes to another reader in the middle may bring some again.
+        # A partition that moves to another reader may repeat some messages.
         assert len(got) <= 700
 
     async def test_settled_messages_do_not_come_again(self, brokers: _Brokers) -> None:
-        """To whoever reads next."""
+        """Not to the next reader, either."""
         await brokers.send(range(100))
         queue = await brokers.queue()
         messages = await collect(queue, 100)
@@ -330,7 +330,7 @@ class BrokerSuite(_Suite):
         assert numbers(await collect(queue, 1)) == [1000]
 
     async def test_what_a_reader_did_not_settle_goes_to_the_next(self, brokers: _Brokers) -> None:
-        """All of it, whether the reader said good-bye or not."""
+        """All of them, whether the reader closed or not."""
         for farewell in (True, False):
             await brokers.send(range(30))
             queue = await brokers.queue()
@@ -354,10 +354,10 @@ class BrokerSuite(_Suite):
 
 
 class BrokerFailureSuite(_Suite):
-    """With a server that is stopped and killed; it runs again at the end of every test."""
+    """Conformance tests with a server that is stopped and killed; it runs again after every test."""
 
     async def test_a_killed_server_is_waited_for(self, server: BrokerServer, brokers: _Brokers) -> None:
-        """Nothing is lost or repeated, and meanwhile the source says what is wrong."""
+        """Nothing is lost or repeated, and meanwhile the source reports the error."""
         await brokers.send(range(100))
         source = await brokers.source()
         before = await collect(source, 100)
@@ -368,7 +368,7 @@ class BrokerFailureSuite(_Suite):
         end = time.monotonic() + _PATIENCE_S
         while source.health().ok:
             assert time.monotonic() < end
-            got += await source.poll(100, 0.2)  # what had come already
+            got += await source.poll(100, 0.2)  # messages received before
         since_s = source.health().since_s
         assert abs(since_s - time.time()) < _PATIENCE_S
         assert await source.poll(100, 0.3) == []
@@ -385,7 +385,7 @@ class BrokerFailureSuite(_Suite):
         assert source.take_gaps() == []
 
     async def _after_loss(self, source: Source, brokers: _Brokers) -> list[Message]:
-        """Topics are empty: what comes is new, and the source tells of a gap."""
+        """Read after data loss: topics are empty, all messages are new, and the source reports a gap."""
         await brokers.server.make(brokers.topic)
         await until(lambda: source.health().ok, source)
         await brokers.send(range(1000, 1100))
@@ -395,7 +395,7 @@ class BrokerFailureSuite(_Suite):
         return got
 
     async def test_a_silent_server_is_waited_for(self, server: BrokerServer, brokers: _Brokers) -> None:
-        """Its connections stay open, and nothing comes over them."""
+        """Its connections stay open, without data."""
         await brokers.send(range(50))
         source = await brokers.source()
         got = await collect(source, 50)
@@ -412,7 +412,7 @@ class BrokerFailureSuite(_Suite):
     async def test_a_server_that_is_not_there_yet_is_waited_for(
         self, server: BrokerServer, brokers: _Brokers
     ) -> None:
-        """By sources, queues and sinks."""
+        """Sources, queues and sinks wait."""
         server.kill()
         source, queue, sink = (
             await brokers.source(),
@@ -446,7 +446,7 @@ class BrokerFailureSuite(_Suite):
         assert 5 in numbers(await collect(source, 1))
 
     async def test_a_queue_outlives_a_killed_server(self, server: BrokerServer, brokers: _Brokers) -> None:
-        """What was not settled comes again, what comes later comes too."""
+        """Unsettled messages come again, and later ones come, too."""
         queue = await brokers.queue()
         await until(lambda: queue.health().ok, queue)
         await brokers.send(range(40))
@@ -456,7 +456,7 @@ class BrokerFailureSuite(_Suite):
         server.kill()
         assert await queue.poll(10, 0.3) == []
         server.start()
-        if server.keeps:  # else the positions of before are beyond those of what comes now
+        if server.keeps:  # else earlier positions are beyond those of new messages
             await queue.settle(messages[20:])
         await brokers.send(range(100, 140))
         got: list[int] = []
@@ -465,8 +465,8 @@ class BrokerFailureSuite(_Suite):
             assert time.monotonic() < end, (sorted(got), queue.health())
             arrived = await queue.poll(100, 0.5)
             if not arrived and not server.keeps:
-                # A server that forgot everything numbers from the start again. Until the queue learns of
-                # it, it passes over what lies before its old place; what is sent from then on comes.
+                # A server that lost its data numbers from the start again. Until the queue notices this, it
+                # skips messages before its old position; messages sent after that come.
                 await brokers.send(range(100, 140))
             await queue.settle(arrived)
             got += numbers(arrived)

@@ -1,4 +1,4 @@
-"""A feature store that fails as it is told to, while it runs: for tests of what stands in front of it."""
+"""A feature store with faults that tests switch on and off, for tests of its callers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from hopline.features.base import MAX_PROBLEMS, FeatureGroup, FeatureStore, Fetc
 from hopline.features.ids import listed
 from hopline.types import ExternalId, ExternalIds, FloatArray
 
-#: "rows": a few rows that cannot be used, which the store notices. "short", "wide": arrays of the wrong
-#: form, from a store that breaks its promises.
+#: "rows": a few invalid rows, which the store reports. "short", "wide": arrays of the wrong shape, from a
+#: store that violates its contract.
 Garbage = Literal["", "rows", "short", "wide"]
 
 
 class FaultyStore(FeatureStore):
-    """Passes calls on to another store, unless told otherwise. Counts every call that reaches it.
+    """Forwards calls to another store, with configurable faults. Counts all calls.
 
     Attributes:
-        latency_s: a fetch takes so much longer.
-        error: raised by fetches, writes and `describe`; None for none.
-        error_share: of the calls that `error` meets.
-        missing_share: of the ids that have no row; the same ones each time.
-        garbage: see `Garbage`; half of the rows for "rows".
-        hanging: calls do not end until `heal`, or until they are cancelled.
-        deaf: hanging calls ignore that they are cancelled.
-        described: what `describe` answers in place of the truth.
-        num_fetches, num_rows, num_writes, num_written: calls and rows that came in.
-        asked: how often each id was asked for.
+        latency_s: delay added to each fetch.
+        error: raised by fetches, writes and `describe`; None: no error.
+        error_share: share of calls that raise `error`.
+        missing_share: share of ids without a row; always the same ids.
+        garbage: see `Garbage`; "rows" affects half of the rows.
+        hanging: calls wait until `heal`, or until they are cancelled.
+        deaf: hanging calls ignore cancellation.
+        described: result of `describe` in place of the real one.
+        num_fetches, num_rows, num_writes, num_written: received calls and rows.
+        asked: number of requests for each id.
     """
 
     kind: ClassVar[str] = "faulty"
@@ -46,7 +46,7 @@ class FaultyStore(FeatureStore):
         self.heal()
 
     def heal(self) -> None:
-        """Be as the inner store from now on; calls that hang go on."""
+        """Remove all faults; hanging calls continue."""
         self.latency_s = 0.0
         self.error: Exception | None = None
         self.error_share = 1.0
@@ -59,41 +59,41 @@ class FaultyStore(FeatureStore):
         self._healthy = asyncio.Event()
 
     def kill(self) -> None:
-        """Be away: every call fails at once."""
-        self.error = FeatureStoreUnavailable("faulty: told to be away")
+        """Become unavailable: every call fails immediately."""
+        self.error = FeatureStoreUnavailable("faulty: set to be unavailable")
 
     def reset_counts(self) -> None:
-        """Count from zero."""
+        """Reset all counts to zero."""
         self.num_fetches = self.num_rows = self.num_writes = self.num_written = 0
         self.asked: Counter[ExternalId] = Counter()
 
     async def open(self) -> None:
-        """As the inner store."""
+        """See `FeatureStore.open`."""
         await self._inner.open()
 
     async def close(self) -> None:
-        """As the inner store."""
+        """See `FeatureStore.close`."""
         await self._inner.close()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As the inner store, or `described`."""
+        """See `FeatureStore.describe`; returns `described` if set."""
         await self._suffer()
         return self.described or await self._inner.describe(group)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As the inner store."""
+        """See `FeatureStore.create`."""
         await self._suffer()
         await self._inner.create(group)
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As the inner store, after the faults."""
+        """See `FeatureStore.write`; applies the faults first."""
         self.num_writes += 1
         self.num_written += len(ids)
         await self._suffer()
         await self._inner.write(group, ids, values)
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As the inner store, after the faults."""
+        """See `FeatureStore.fetch`; applies the faults first."""
         self.num_fetches += 1
         self.num_rows += len(ids)
         self.asked.update(listed(ids))
@@ -106,7 +106,7 @@ class FaultyStore(FeatureStore):
         return rows
 
     async def _suffer(self) -> None:
-        """Latency, errors and hanging, as they are set when the call comes in."""
+        """Apply latency, errors and hanging, as set when the call arrives."""
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         if self.error is not None and self._rng.random() < self.error_share:

@@ -1,6 +1,6 @@
-"""What every feature store must do, as tests that a store's own tests inherit.
+"""Conformance tests of feature stores, which the tests of a store inherit.
 
-A store that is written through Hopline:
+For a store that Hopline writes:
 
     class TestMine(WritableFeatureStoreSuite):
         @pytest.fixture
@@ -10,8 +10,8 @@ A store that is written through Hopline:
             yield store
             await store.close()
 
-A store that is only read inherits `FeatureStoreSuite` and has a fixture `store`, open and holding every
-group of `samples`. A store that cannot hold some of the samples names those it can:
+The tests of a store that is only read inherit `FeatureStoreSuite` and have a fixture `store`: an open store
+with every group of `samples`. If a store cannot hold some of the samples, list those that it can hold:
 `samples = (ACCOUNTS,)`.
 """
 
@@ -33,7 +33,7 @@ from hopline.types import ExternalIds, FloatArray
 
 @dataclass(frozen=True)
 class Sample:
-    """A group and its rows.
+    """A feature group and its rows.
 
     Attributes:
         group: the schema.
@@ -49,18 +49,18 @@ class Sample:
 
 
 def _sample(group: FeatureGroup, ids: list[int] | list[str], absent: list[int] | list[str]) -> Sample:
-    # Eighths up to 64 are exact in float16 as well; every number of a sample's first 512 differs.
+    # Eighths up to 64 are exact in float16, too; every number of a sample's first 512 differs.
     numbers = np.arange(len(ids) * group.dim, dtype=np.int64).reshape(len(ids), group.dim)
     return Sample(group, ids, ((numbers * 7 + 3) % 1021 / 8 - 64).astype(np.float32), absent)
 
 
-#: Integer ids: negative ones, zero, and those at the ends of int64.
+#: Integer ids: negative ones, zero, and the limits of int64.
 ACCOUNTS = _sample(
     FeatureGroup("account", 8, feature_names=tuple(f"f{i}" for i in range(8))),
     [7, 0, -1, 42, 2**63 - 1, -(2**63), 1, 10, 100, 4_294_967_296],
     [8, -7, 10**12],
 )
-#: String ids: of several alphabets, and with what separates or marks things elsewhere.
+#: String ids: of several alphabets, and with separators and special characters.
 MERCHANTS = _sample(
     FeatureGroup("merchant", 3, feature_names=("größe", "risk score", "x")),
     [
@@ -81,9 +81,9 @@ MERCHANTS = _sample(
 )
 HALF = _sample(FeatureGroup("half", 5, "float16"), [*range(20)], [20])
 DOUBLE = _sample(FeatureGroup("double", 2, "float64"), [*range(20)], [-1])
-#: One number a row.
+#: One number per row.
 SINGLE = _sample(FeatureGroup("single", 1), ["x", "y", "z"], ["w"])
-#: More rows than stores take in one request.
+#: More rows than stores accept in one request.
 LARGE = _sample(FeatureGroup("large", 16), [3 * i for i in range(2_500)], [1, 2])
 
 SAMPLES = (ACCOUNTS, MERCHANTS, HALF, DOUBLE, SINGLE, LARGE)
@@ -93,8 +93,8 @@ def check_rows(rows: FetchedRows, values: Any, found: Any = True) -> None:
     """Fail unless `rows` are these values: shape, dtype, layout, zeros where a row is not found.
 
     Args:
-        values: [n, dim]; rows that are not found may hold anything.
-        found: bool [n], or one for all.
+        values: [n, dim]; rows that are not found may have any values.
+        found: bool [n], or one value for all rows.
     """
     values = np.asarray(values, np.float32)
     found = np.broadcast_to(np.asarray(found, bool), len(values))
@@ -107,7 +107,7 @@ def check_rows(rows: FetchedRows, values: Any, found: Any = True) -> None:
 
 
 class FeatureStoreSuite:
-    """Reading. The fixture `store` is an open store that holds `samples`.
+    """Tests of reading. The fixture `store` is an open store that holds `samples`.
 
     Attributes:
         samples: the groups that the store holds.
@@ -118,20 +118,20 @@ class FeatureStoreSuite:
     samples: ClassVar[tuple[Sample, ...]] = SAMPLES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a test that takes `sample` once for each of the samples."""
+        """Run a test with an argument `sample` once for each sample."""
         if "sample" in metafunc.fixturenames:
             assert metafunc.cls is not None
             metafunc.parametrize("sample", metafunc.cls.samples, ids=lambda sample: sample.group.name)
 
     async def test_kind_is_one_word(self, store: FeatureStore) -> None:
-        """It labels metrics."""
+        """The kind labels metrics."""
         assert store.kind.isidentifier()
 
     async def test_describe_tells_the_stored_schema(self, store: FeatureStore, sample: Sample) -> None:
         """Names, order, dim and dtype."""
-        told = await store.describe(sample.group.name)
-        assert told == sample.group
-        assert told.hash == sample.group.hash
+        described = await store.describe(sample.group.name)
+        assert described == sample.group
+        assert described.hash == sample.group.hash
 
     async def test_an_unknown_group_is_named(self, store: FeatureStore) -> None:
         """In the error of `describe`."""
@@ -139,7 +139,7 @@ class FeatureStoreSuite:
             await store.describe("no_such_group")
 
     async def test_rows_of_an_unknown_group_are_never_made_up(self, store: FeatureStore) -> None:
-        """A store may look at rows only: then none is found."""
+        """A store may check rows only: then no row is found."""
         group = FeatureGroup("no_such_group", 4)
         try:
             rows = await store.fetch(group, [1, 2])
@@ -148,19 +148,19 @@ class FeatureStoreSuite:
         check_rows(rows, np.zeros((2, 4)), False)
 
     async def test_rows_come_in_the_order_asked_for(self, store: FeatureStore, sample: Sample) -> None:
-        """Whichever order that is."""
+        """In any order."""
         order = np.random.default_rng(0).permutation(len(sample.ids))
         check_rows(await store.fetch(sample.group, _pick(sample, order)), sample.values[order])
 
     async def test_duplicates_get_a_row_each(self, store: FeatureStore, sample: Sample) -> None:
-        """Next to each other or not."""
+        """Adjacent or not."""
         order = [0, 1, 1, 0, 2, 1, 0]
         check_rows(await store.fetch(sample.group, _pick(sample, order)), sample.values[order])
 
     async def test_missing_rows_are_marked_where_they_are(
         self, store: FeatureStore, sample: Sample
     ) -> None:
-        """First, last, between and twice; they are not problems."""
+        """First, last, between and repeated; missing rows are not problems."""
         gone, n = sample.absent, len(sample.ids)
         ids: Any = [gone[0], sample.ids[0], gone[-1], gone[0], sample.ids[n - 1], sample.ids[0], gone[-1]]
         rows = await store.fetch(sample.group, ids)
@@ -170,7 +170,7 @@ class FeatureStoreSuite:
         assert rows.problems == ()
 
     async def test_all_rows_missing(self, store: FeatureStore, sample: Sample) -> None:
-        """The shape is still that of the request."""
+        """The shape is that of the request."""
         rows = await store.fetch(sample.group, sample.absent)
         check_rows(rows, np.zeros((len(sample.absent), sample.group.dim)), False)
 
@@ -192,7 +192,7 @@ class FeatureStoreSuite:
         check_rows(await store.fetch(sample.group, ids[::-2]), sample.values[::-2])
 
     async def test_a_large_request_with_duplicates(self, store: FeatureStore, sample: Sample) -> None:
-        """More rows than the store may take at once."""
+        """More rows than the store accepts in one request."""
         order = np.random.default_rng(1).integers(0, len(sample.ids), 3_000)
         check_rows(await store.fetch(sample.group, _pick(sample, order)), sample.values[order])
 
@@ -212,14 +212,14 @@ class FeatureStoreSuite:
             assert str(sample.ids[0]) in rows.problems[0]
 
     async def test_the_answer_belongs_to_the_caller(self, store: FeatureStore, sample: Sample) -> None:
-        """Writing into it, where that is possible, changes nothing that is stored."""
+        """Writing into the result, if possible, does not change stored rows."""
         rows = await store.fetch(sample.group, _pick(sample, [0, 1]))
         if rows.values.flags.writeable:
             rows.values[:] = 12345
         check_rows(await store.fetch(sample.group, _pick(sample, [0, 1])), sample.values[:2])
 
     async def test_fetches_at_once_get_their_own_rows(self, store: FeatureStore) -> None:
-        """Of several groups and sizes, all under way together."""
+        """Fetches of several groups and sizes, at the same time."""
         rng = np.random.default_rng(2)
 
         async def one(sample: Sample, size: int) -> None:
@@ -230,7 +230,7 @@ class FeatureStoreSuite:
         await asyncio.gather(*(one(sample, size) for size in sizes for sample in self.samples * 2))
 
     async def test_a_cancelled_fetch_leaves_the_store_usable(self, store: FeatureStore) -> None:
-        """Wherever it was: the fetches beside it and after it get their own rows."""
+        """Cancelled at any point: concurrent and later fetches get their own rows."""
         first, last = self.samples[0], self.samples[-1]
         for turns in range(8):
             order = np.random.default_rng(turns).permutation(len(last.ids))[:200]
@@ -246,7 +246,7 @@ class FeatureStoreSuite:
 
 
 class WritableFeatureStoreSuite(FeatureStoreSuite):
-    """Reading and writing. The fixture `empty_store` is an open store without groups."""
+    """Tests of reading and writing. The fixture `empty_store` is an open store without groups."""
 
     @pytest_asyncio.fixture
     async def store(self, empty_store: FeatureStore) -> AsyncIterator[FeatureStore]:
@@ -259,7 +259,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
     async def test_a_created_group_is_there_without_rows(
         self, empty_store: FeatureStore, sample: Sample
     ) -> None:
-        """And was not before."""
+        """It does not exist before."""
         with pytest.raises(FeatureGroupNotFound, match=sample.group.name):
             await empty_store.describe(sample.group.name)
         await empty_store.create(sample.group)
@@ -269,7 +269,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
     async def test_rows_are_written_in_parts_and_over_old_ones(
         self, empty_store: FeatureStore, sample: Sample
     ) -> None:
-        """The others stay."""
+        """Other rows do not change."""
         n = len(sample.ids)
         await empty_store.create(sample.group)
         await empty_store.write(sample.group, _pick(sample, range(2)), sample.values[:2])
@@ -277,13 +277,13 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
         check_rows(await empty_store.fetch(sample.group, sample.ids), sample.values[[0, *range(n - 1)]])
 
     async def test_the_last_of_duplicates_is_kept(self, empty_store: FeatureStore, sample: Sample) -> None:
-        """Within one write as across several."""
+        """Within one write and across several."""
         await empty_store.create(sample.group)
         await empty_store.write(sample.group, _pick(sample, [0, 1, 0]), sample.values[:3])
         check_rows(await empty_store.fetch(sample.group, _pick(sample, [0, 1])), sample.values[[2, 1]])
 
     async def test_any_layout_of_values_is_written(self, empty_store: FeatureStore, sample: Sample) -> None:
-        """Slices, Fortran order; what the caller does to them later does not matter."""
+        """Slices, Fortran order; later changes by the caller have no effect."""
         await empty_store.create(sample.group)
         n = len(sample.ids)
         for values in (np.asfortranarray(sample.values), sample.values.repeat(2, axis=0)[::2]):
@@ -306,7 +306,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
         check_rows(await empty_store.fetch(sample.group, sample.ids), sample.values)
 
     async def test_numbers_that_are_no_ordinary_ones(self, empty_store: FeatureStore) -> None:
-        """NaN, infinities, minus zero and subnormal numbers come back as they were."""
+        """NaN, infinities, minus zero and subnormal numbers are stored unchanged."""
         group = FeatureGroup("odd", 6)
         values = np.array([[np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38]], np.float32)
         await empty_store.create(group)
@@ -316,7 +316,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
         assert rows.values.tobytes() == values.tobytes()
 
     async def test_numbers_are_rounded_to_the_group_s_dtype(self, empty_store: FeatureStore) -> None:
-        """As NumPy rounds them."""
+        """As in NumPy."""
         group = FeatureGroup("coarse", 2, "float16")
         values = np.array([[0.1, 1 / 3]], np.float32)
         await empty_store.create(group)
@@ -324,7 +324,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
         check_rows(await empty_store.fetch(group, ["a"]), values.astype(np.float16))
 
     async def test_an_empty_write_changes_nothing(self, store: FeatureStore, sample: Sample) -> None:
-        """It is no error."""
+        """It is not an error."""
         await store.write(sample.group, [], np.empty((0, sample.group.dim), np.float32))
         check_rows(await store.fetch(sample.group, sample.ids), sample.values)
 
@@ -339,7 +339,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
     async def test_a_group_that_is_created_anew_has_no_old_rows_of_another_width(
         self, store: FeatureStore, sample: Sample
     ) -> None:
-        """They would be shifted."""
+        """Old rows would be shifted."""
         wider = FeatureGroup(sample.group.name, sample.group.dim + 1, sample.group.dtype)
         await store.create(wider)
         assert await store.describe(sample.group.name) == wider
@@ -348,7 +348,7 @@ class WritableFeatureStoreSuite(FeatureStoreSuite):
         check_rows(await store.fetch(wider, _pick(sample, [0, 1])), values.repeat(2, axis=0), [True, False])
 
     async def test_groups_do_not_see_each_other_s_rows(self, empty_store: FeatureStore) -> None:
-        """Though their ids are the same, or their names are parts of each other."""
+        """Even if their ids are equal, or one name contains another."""
         groups = [FeatureGroup(name, 2) for name in ("a", "aa", "b", "a_b")]
         for number, group in enumerate(groups):
             await empty_store.create(group)

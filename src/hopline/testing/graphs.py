@@ -14,15 +14,15 @@ _EDGE = re.compile(r"^(?P<src>[^>@*]+)>(?P<dst>[^>@*]+)(@(?P<time>-?\d+))?(\*(?P
 
 
 def power_law_edges(num_nodes: int, num_edges: int, seed: int = 0, *, exponent: float = 3.0) -> IdArray:
-    """Edges int64 [2, E] with uniform sources and a power law of in-degrees.
+    """Edges int64 [2, E] with uniform sources and power-law in-degrees.
 
     Args:
-        exponent: destinations are the `exponent`-th power of a uniform number, so the larger, the
-            larger the hubs: at 3 the largest of 1 M nodes gets 1 % of all edges.
+        exponent: destinations are the `exponent`-th power of a uniform number, a larger one gives
+            larger hubs: at 3 the largest of 1 M nodes gets 1 % of all edges.
     """
     rng = np.random.default_rng(seed)
     rank = (num_nodes * rng.random(num_edges) ** exponent).astype(np.int64)
-    # Hubs lie anywhere, not in the first rows, whose features would share cache lines.
+    # Hubs are at random rows: features of adjacent rows would share cache lines.
     dst = rng.permutation(num_nodes)[np.minimum(rank, num_nodes - 1)]
     return np.stack([rng.integers(0, num_nodes, num_edges), dst])
 
@@ -71,7 +71,7 @@ def hetero_graph(seed: int = 0, *, num_users: int = 60, num_items: int = 40) -> 
     """Users (string ids, 8 features) and items (integer ids, 5 features), four edge types.
 
     `user__buys__item` has times and 3 attributes, its reverse `item__bought_by__user` has times,
-    `user__follows__user` has weights and self-loops, `item__like__item` has nothing.
+    `user__follows__user` has weights and self-loops, `item__like__item` has neither.
     """
     rng = np.random.default_rng(seed)
     user_ids = [f"user-{i}" for i in range(num_users)]
@@ -103,13 +103,13 @@ def hetero_graph(seed: int = 0, *, num_users: int = 60, num_items: int = 40) -> 
 
 
 def drawn(drawing: str, features: Any = None) -> Graph:
-    """A homogeneous graph with string ids, from a line such as "a>b c>b b>d".
+    """A homogeneous graph with string ids, from a text such as "a>b c>b b>d".
 
     Edges may carry a time and a weight: "a>b@17*0.5". A word without ">" is a node without an edge.
     Nodes are numbered as they first occur.
 
     Args:
-        features: [N, d]; None gives node i the one feature i + 1.
+        features: [N, d]; None: node i has one feature, i + 1.
     """
     ids: dict[str, int] = {}
     ends: list[tuple[str, str]] = []
@@ -121,7 +121,7 @@ def drawn(drawing: str, features: Any = None) -> Graph:
             continue
         edge = _EDGE.match(word)
         if edge is None:
-            raise ValueError(f"{word!r} is no edge: draw it as a>b, a>b@time or a>b@time*weight")
+            raise ValueError(f"{word!r} is not an edge: write it as a>b, a>b@time or a>b@time*weight")
         for name in (edge["src"], edge["dst"]):
             ids.setdefault(name, len(ids))
         ends.append((edge["src"], edge["dst"]))

@@ -1,11 +1,11 @@
-"""librdkafka's mock cluster of one broker in a process of its own, so that it can be stopped and killed.
+"""librdkafka's mock cluster of one broker in a separate process, so that it can be stopped and killed.
 
     python -m hopline.testing.kafka_mock --port 9092
 
-prints the address once it listens, and lives until its standard input ends. It keeps messages in memory,
-some 5 MB of each of the 4 partitions that a topic has. The mock chooses its own port; to come back at the
-old one after a kill it is reached through a proxy, which writes its own port into what the mock tells of
-where it is.
+prints the address once it listens, and runs until its standard input ends. It stores messages in memory,
+about 5 MB for each of the 4 partitions of a topic. The mock chooses its own port. To have the same port
+again after a kill, it is reached through a proxy, which replaces the port in the mock's metadata by its
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from confluent_kafka import cimpl
 
 _CHUNK_BYTES = 2**18
 _HOST = "127.0.0.1"
-#: A new group waits so long for members. The mock's own 3 s would be most of the time of many a test.
+#: Time that a new group waits for members. The mock's default of 3 s would dominate the time of tests.
 _GATHER_MS = 50
 
 
@@ -38,11 +38,13 @@ async def _forward(
 
 async def _serve(port: int, mock_port: int) -> None:
     host = _HOST.encode()
-    told, wanted = host + mock_port.to_bytes(4, "big"), host + port.to_bytes(4, "big")
+    inner_address, outer_address = host + mock_port.to_bytes(4, "big"), host + port.to_bytes(4, "big")
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_connection(_HOST, mock_port)
-        await asyncio.gather(_forward(reader, inner_writer), _forward(inner_reader, writer, told, wanted))
+        await asyncio.gather(
+            _forward(reader, inner_writer), _forward(inner_reader, writer, inner_address, outer_address)
+        )
 
     server = await asyncio.start_server(accept, _HOST, port)
     print(f"{_HOST}:{port}", flush=True)
@@ -52,11 +54,11 @@ async def _serve(port: int, mock_port: int) -> None:
 
 
 def _mock() -> int:
-    """Start the cluster, which lives as long as the process; its port.
+    """Start the cluster, which runs as long as the process; return its port.
 
-    By librdkafka's own functions (rdkafka_mock.h), since the driver's settings leave most of them out.
+    Uses librdkafka's functions (rdkafka_mock.h), since the driver's settings omit most of them.
     """
-    rdkafka = ctypes.CDLL(cimpl.__file__)  # finds what that is linked to
+    rdkafka = ctypes.CDLL(cimpl.__file__)  # resolves the symbols of linked libraries
     new, cluster_new, bootstraps, gather = (
         rdkafka.rd_kafka_new,
         rdkafka.rd_kafka_mock_cluster_new,

@@ -1,4 +1,4 @@
-"""Precomputed files made the plain way: every row as the engine computes it, in batches."""
+"""Writes precomputed files in the simplest way: the engine computes every row, in batches."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def write_table(
     """Compute final rows and write them to a precomputed file.
 
     Args:
-        path: of the file.
-        folder: of the artifact.
-        graph: that it is served on.
-        node_type: whose rows; None takes the head's.
-        rows: int64 [n] that are computed; None takes all, others stay absent.
-        stamp_ms: when they were computed; None is now.
-        changes: other values in what the file says that it is about.
+        path: path of the file.
+        folder: folder of the artifact.
+        graph: graph of the model.
+        node_type: type of the rows; None: the head's type.
+        rows: int64 [n], rows to compute; None: all; other rows are missing.
+        stamp_ms: time of computation; None: now.
+        changes: changed fields of the file's header.
 
     Returns: the path.
     """

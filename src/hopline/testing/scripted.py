@@ -1,12 +1,12 @@
-"""A model whose requests say how it behaves: it doubles a column, or crashes, hangs, leaks or dawdles.
+"""A model that follows commands in requests: it doubles a column, or crashes, hangs, leaks or is slow.
 
-For tests and benchmarks of isolation, in a server's own process or, through `open_scripted`, in one of its
-own. `ScoreRequest(name, columns={"x": [1.0]})` is answered with `{"y": [2.0]}`; `attributes` may say
+For tests and benchmarks of isolation, in a server's own process or, through `open_scripted`, in a separate
+one. `ScoreRequest(name, columns={"x": [1.0]})` is answered with `{"y": [2.0]}`; `attributes` may contain
 
-    do        "crash" ends the process · "exit" ends it in order · "hang" blocks for ever ·
+    do        "crash" kills the process · "exit" exits it in order · "hang" blocks for ever ·
               "fail" raises · "refuse" answers a BadRequest · "huge" allocates 64 GiB
-    leak      bytes that are kept for ever
-    spin_ms   processor time to spend, holding the interpreter
+    leak      bytes that are never freed
+    spin_ms   CPU time to spend, holding the GIL
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FACTORY = "hopline.testing.scripted:open_scripted"
 
 
 class ScriptedComputer(Computer):
-    """See the module; arguments as for `Computer`.
+    """A computer that follows commands in requests; see the module. Arguments as for `Computer`.
 
     Attributes:
-        always: attributes of requests that say nothing themselves.
-        seen: first value of each request, in the order in which they were computed.
+        always: attributes of requests without attributes.
+        seen: first value of each request, in the order of computation.
     """
 
     def __init__(self, *args: Any, always: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -46,13 +46,13 @@ class ScriptedComputer(Computer):
         self._kept: list[Any] = []
 
     def num_seeds(self, request: ScoreRequest) -> int:
-        """As `Computer.num_seeds`."""
+        """See `Computer.num_seeds`."""
         if not request.columns:
             raise BadRequest("the request has no columns")
         return len(request.columns["x"])
 
     def run(self, batch: list[Work]) -> list[ScoreResult | HoplineError | None]:
-        """As `Computer.run`."""
+        """See `Computer.run`."""
         return [self._answer(work.request) for work in batch]
 
     def _answer(self, request: ScoreRequest) -> ScoreResult | HoplineError:
@@ -72,7 +72,7 @@ class ScriptedComputer(Computer):
         return ScoreResult(self.name, self.version, self.graph_version, outputs)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """As `Computer.info`."""
+        """See `Computer.info`."""
         tensors = (TensorInfo("x", "FP64", (-1,)),), (TensorInfo("y", "FP64", (-1,)),)
         return ModelInfo(
             self.name,
@@ -89,19 +89,19 @@ class ScriptedComputer(Computer):
         )
 
     def warm_up(self) -> None:
-        """Nothing is cold."""
+        """Nothing to do."""
 
 
 def open_scripted(orders: Orders) -> QueuedVersion:
-    """A factory; `arguments`:
+    """A model factory; `arguments`:
 
-    fail_if: a file; while it is there, opening fails. exit_if: the same, and the process ends.
+    fail_if: a file; while it exists, opening fails. exit_if: as fail_if, but the process exits.
     threaded: compute on a thread, never on the loop.
     always: as for `ScriptedComputer`.
     """
     arguments = orders.arguments
     if os.path.exists(arguments.get("fail_if", "")):
-        raise ArtifactError("told not to open")
+        raise ArtifactError("opening fails: fail_if exists")
     if os.path.exists(arguments.get("exit_if", "")):
         os._exit(7)
     config = orders.config

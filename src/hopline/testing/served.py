@@ -1,4 +1,4 @@
-"""A version whose answers are a function of the request, given when a test says so."""
+"""A model version whose answers are a function of the request, delivered when a test decides."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from hopline.rollout.served import Scorer
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
-#: "at once" delivers before `accept` returns, "later" in the next turn of the loop, "held" by `answer`.
-When = Literal["at once", "later", "held"]
+#: "immediately" delivers before `accept` returns, "later" in the next turn of the loop, "held" by `answer`.
+When = Literal["immediately", "later", "held"]
 
 
 class FakeVersion:
-    """A `Served` made of a function.
+    """A `Served` whose answers are computed by a function.
 
     Args:
-        name, version: as answers name it.
-        kind: of model.
+        name, version: names in answers.
+        kind: kind of model.
         inputs: column name -> datatype, for tabular models.
         outputs: output name -> (datatype, dims beyond the rows).
         function: request -> arrays by output name, one row for each item.
-        when: it answers.
-        graph_version: "" for one that reads no graph.
-        unknown: node ids that it does not know.
-        id_kind: of node ids.
+        when: when it answers.
+        graph_version: "" for a model without a graph.
+        unknown: unknown node ids.
+        id_kind: type of node ids.
 
     Attributes:
-        asked: every request that it took.
-        cancelled: those of them that were withdrawn.
-        fails: raised, or delivered where it does not answer at once, in place of answers.
-        degraded: fallbacks of its answers.
+        asked: every accepted request.
+        cancelled: withdrawn requests.
+        fails: error in place of answers: raised, or delivered if it does not answer "immediately".
+        degraded: fallbacks in answers.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class FakeVersion:
         )
 
     def accept(self, work: Work) -> None:
-        """Take a request."""
+        """Accept a request."""
         self.asked.append(work)
         work.holder = self
-        if self.when == "at once":
+        if self.when == "immediately":
             if self.fails is not None:
                 work.end()
                 raise self.fails
@@ -95,15 +95,15 @@ class FakeVersion:
             asyncio.get_running_loop().call_soon(self.answer, work)
 
     def reject_early(self) -> None:
-        """Nothing to refuse."""
+        """Nothing to do."""
 
     def withdraw(self, work: Work) -> None:
-        """As `Holder.withdraw`."""
+        """See `Holder.withdraw`."""
         work.end()
         self.cancelled.append(work)
 
     def answer(self, work: Work | None = None) -> None:
-        """Give one request its outcome, or all that have none."""
+        """Deliver the outcome of one request, or of all waiting ones."""
         for each in [work] if work is not None else list(self.asked):
             if not each.ended:
                 each.finish(self.fails if self.fails is not None else self._result(each.request))
@@ -122,7 +122,7 @@ class FakeVersion:
         )
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        """Its interface."""
+        """The interface of the version."""
         return self.interface
 
     def statistics(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class FakeVersion:
 
     @property
     def queued_rows(self) -> int:
-        """Requests without an outcome."""
+        """Number of requests without an outcome."""
         return sum(not each.ended for each in self.asked)
 
     def close(self, why: str) -> None:
@@ -144,13 +144,13 @@ class FakeVersion:
         """Nothing to wait for."""
 
     async def release(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 def hand_in(scorer: Scorer, request: ScoreRequest, deliver: Callable[[Any], object]) -> Work:
-    """Hand a request to a version; returns what can be cancelled.
+    """Pass a request to a version; return its work, which can be cancelled.
 
-    Raises: HoplineError: it was refused at once.
+    Raises: HoplineError: it was refused immediately.
     """
     work = Work(request, deliver)
     scorer.accept(work)

@@ -1,6 +1,6 @@
-"""A service without graph and models, whose answers are plain arithmetic on the ids.
+"""A service without graph and models, whose answers are arithmetic on the ids.
 
-For tests and benchmarks of transports and clients, also in a server process of its own
+For tests and benchmarks of transports and clients, also in a separate server process
 (`hopline.serve.run(config, service="hopline.testing.service:FakeService")`).
 """
 
@@ -77,22 +77,22 @@ def _info(name: str, kind: Any, id_kind: Any, state: str = "READY", reason: str 
 
 
 class FakeService:
-    """Serves these models, versions 1 and 2:
+    """A fake service with these models, versions 1 and 2.
 
     sage     integer ids; the label is id mod 2, the embedding's first column is the id
-    people   string ids "n7", on a graph that is 5 s old; otherwise the same
+    people   string ids "n7", on a graph that is 5 s old; otherwise like sage
     link     pairs of integer ids; the label is whether u < v
-    table    rows of `amount` and `category`, where sage has ids: a row's number is its amount and the
-             length of its category, and 10 for each letter of the request's key, 100 for priority high or
-             200 for low, 1000 for each attribute
+    table    rows of `amount` and `category`; a row's number, in place of sage's id, is its amount plus the
+             length of its category, plus 10 for each letter of the request's key, 100 for priority high or
+             200 for low, and 1000 for each attribute
     slow     like sage, after `as_of` milliseconds
     broken   fails with an unexpected exception
     busy     refuses with Overloaded
     loading  refuses with ModelNotReady
 
     Attributes:
-        num_cancelled: requests withdrawn while they waited.
-        num_waiting: requests that wait now.
+        num_cancelled: requests withdrawn while waiting.
+        num_waiting: requests waiting now.
     """
 
     def __init__(self, config: Config) -> None:
@@ -114,20 +114,20 @@ class FakeService:
         }
 
     async def start(self) -> None:
-        """Be ready."""
+        """Become ready."""
         self._started = True
         self.metrics.queue_requests("slow", "2").set_function(lambda: float(self.num_waiting))
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
         self._started = False
 
     def begin_drain(self) -> None:
-        """Refuse what comes from now on."""
+        """Refuse new requests."""
         self._draining = True
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for the requests that wait; whether all were answered in time."""
+        """Wait for pending requests; return whether all were answered in time."""
         end = time.monotonic() + timeout_s
         while self.num_waiting and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -138,11 +138,11 @@ class FakeService:
         return True
 
     def ready(self) -> bool:
-        """Between start and drain."""
+        """Whether the service is between start and drain."""
         return self._started and not self._draining
 
     def model_names(self) -> tuple[str, ...]:
-        """All of them."""
+        """The names of all models."""
         return tuple(self._models)
 
     def describe(self, name: str, version: str | None = None) -> ModelInfo:
@@ -159,7 +159,7 @@ class FakeService:
         return {}
 
     def index(self) -> list[dict[str, str]]:
-        """Both versions of each model."""
+        """The index: both versions of each model."""
         return [
             {"name": name, "version": version, "state": info.state, "reason": info.reason}
             for name, info in self._models.items()
@@ -181,7 +181,7 @@ class FakeService:
         ]
 
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
-        """Deliver before returning where nothing waits."""
+        """Submit a request; deliver before returning unless it waits."""
         if request.model != "slow":
             deliver(self._answer(request))
             return _Answered()
@@ -195,7 +195,7 @@ class FakeService:
         return task
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
-        """Answer, after the wait that model `slow` asks for."""
+        """Answer a request, after the wait of model `slow`."""
         if request.model == "slow" and not self._draining:
             await self._wait(request)
         return self._answer(request)
@@ -258,7 +258,7 @@ class FakeService:
         )
 
     def _values(self, request: ScoreRequest, info: ModelInfo) -> tuple[AnyArray, AnyArray]:
-        """One number for each requested item, and which ids are unknown."""
+        """One number per requested item, and which ids are unknown."""
         if info.kind == "tabular":
             values = _row_numbers(request)
             return values, values < 0
@@ -294,7 +294,7 @@ class FakeService:
         return values, unknown
 
     def _inline_value(self, node: Any) -> int:
-        """The sum of the neighbours' ids."""
+        """The number of an inline node: the sum of its neighbours' ids."""
         features = np.asarray(node.features, dtype=np.float32)
         if features.shape != (3,) or not np.isfinite(features).all():
             raise BadRequest(f"inline features must be 3 finite numbers, not shape {features.shape}")
@@ -303,7 +303,7 @@ class FakeService:
 
 class _Answered:
     def cancel(self) -> None:
-        """Too late."""
+        """Nothing: the request has been answered."""
 
 
 def _row_numbers(request: ScoreRequest) -> AnyArray:
@@ -329,7 +329,7 @@ def _as_list(ids: Any) -> list[Any]:
 
 
 def _numbers(ids: Any, info: ModelInfo) -> AnyArray:
-    """The number behind each external id, -1 where there is none."""
+    """The number of each external id, -1 if it is unknown."""
     if info.id_kind == "string":
         if any(not isinstance(item, str) for item in ids):
             raise BadRequest(f"model {info.name!r} has string ids")
@@ -347,7 +347,7 @@ def _numbers(ids: Any, info: ModelInfo) -> AnyArray:
 
 
 def _array(name: str, values: AnyArray) -> AnyArray:
-    """The model: label is the parity, probabilities 0.1 and 0.9 by it, logits twice the label."""
+    """An output of the model: label is the parity, probabilities 0.1 and 0.9, logits twice the label."""
     label = values % 2
     if name == "label":
         return label.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What every sink of batch runs must do, as tests. Subclass, and give the fixture `place`, a `SinkPlace`.
+"""Conformance tests of sinks of batch runs. Subclass, and define the fixture `place`, a `SinkPlace`.
 
 class TestMine(SinkSuite):
     @pytest.fixture
@@ -24,7 +24,7 @@ from hopline.jobs.batch.sink import ID_COLUMN, Column, Sink, TableSchema
 from hopline.jobs.batch.sinks import open_sink
 from hopline.types import AnyArray
 
-#: One of each kind.
+#: One column of each kind.
 VECTOR, SCALAR, INTEGER = (
     Column("embedding", "float32", 5),
     Column("probabilities", "float32", 0),
@@ -36,13 +36,13 @@ Columns = dict[str, AnyArray | list[str]]
 
 
 class SinkPlace(ABC):
-    """Somewhere that a sink writes to.
+    """A destination of a sink.
 
     Attributes:
-        address: what `--to` says; empty when a test begins.
-        wrong: addresses that are refused, here or at `open`.
-        columns: that it takes.
-        resumes: rows after which it can go on, or 0 where it cannot.
+        address: value of `--to`; the destination is empty when a test begins.
+        wrong: invalid addresses, refused when parsed or at `open`.
+        columns: supported columns.
+        resumes: rows after which an interrupted run can resume, or 0 if it cannot.
     """
 
     address: str
@@ -52,19 +52,19 @@ class SinkPlace(ABC):
 
     @abstractmethod
     def read(self, ids: Ids, part: str = "") -> dict[str, AnyArray] | None:
-        """What a reader finds now: the rows of ids, in their order; None where it finds no table.
+        """Read as a consumer would: the rows of ids, in their order; None if there is no table.
 
         Raises:
             KeyError: the table lacks some of them.
         """
 
     def open(self) -> Sink:
-        """A sink of the address."""
+        """Create a sink for the address."""
         return open_sink(self.address)
 
 
 def schema_of(place: SinkPlace, num_rows: int, kind: str = "string", **changes: Any) -> TableSchema:
-    """A table for a place."""
+    """The schema of a table for a place."""
     about: dict[str, Any] = {
         "run_id": "0123456789abcdef",
         "model": "m",
@@ -81,14 +81,14 @@ def schema_of(place: SinkPlace, num_rows: int, kind: str = "string", **changes: 
 
 
 def ids_of(schema: TableSchema) -> Ids:
-    """Ids of a table's rows: strings of some alphabets, or integers that are no row numbers."""
+    """Ids of a table's rows: strings of several alphabets, or integers that are not row numbers."""
     if schema.id_kind == "string":
         return [f"{'käse' if row % 3 else 'n'}:{row}" for row in range(schema.num_rows)]
     return [5 * row - 7 for row in range(schema.num_rows)]
 
 
 def values_of(schema: TableSchema, seed: int = 0) -> dict[str, AnyArray]:
-    """Columns of a whole table."""
+    """The columns of a whole table."""
     rng = np.random.default_rng(seed)
     found: dict[str, AnyArray] = {}
     for column in schema.columns:
@@ -101,7 +101,7 @@ def values_of(schema: TableSchema, seed: int = 0) -> dict[str, AnyArray]:
 
 
 def feed(sink: Sink, schema: TableSchema, begin: int, end: int, *, seed: int = 0, step: int = 40) -> None:
-    """Write rows [begin, end); the sink's arrays are gone right after each call."""
+    """Write rows [begin, end); the arrays are overwritten right after each call."""
     ids, values = ids_of(schema), values_of(schema, seed)
     for at in range(begin, end, step):
         last = min(at + step, end)
@@ -115,7 +115,7 @@ def feed(sink: Sink, schema: TableSchema, begin: int, end: int, *, seed: int = 0
 
 
 def write(place: SinkPlace, schema: TableSchema, *, seed: int = 0) -> None:
-    """A whole table."""
+    """Write a whole table."""
     sink = place.open()
     assert sink.open(schema) in (0, schema.num_rows)
     feed(sink, schema, 0, schema.num_rows, seed=seed)
@@ -123,19 +123,19 @@ def write(place: SinkPlace, schema: TableSchema, *, seed: int = 0) -> None:
 
 
 def check(place: SinkPlace, schema: TableSchema, *, seed: int = 0) -> None:
-    """Fail unless a reader finds the table."""
+    """Fail unless a reader gets the whole table."""
     found = place.read(ids_of(schema), schema.part)
-    assert found is not None, "no table is to be seen"
+    assert found is not None, "no table is visible"
     for name, values in values_of(schema, seed).items():
         np.testing.assert_array_equal(found[name], values, err_msg=name)
         assert found[name].shape == values.shape
 
 
-def _write_until_killed(address: str, schema: TableSchema, num_rows: int, told: Connection) -> None:
+def _write_until_killed(address: str, schema: TableSchema, num_rows: int, progress: Connection) -> None:
     sink = open_sink(address)
     sink.open(schema)
     feed(sink, schema, 0, num_rows)
-    told.send("written")
+    progress.send("written")
     signal.pause()
 
 
@@ -143,7 +143,7 @@ NUM_ROWS = 300
 
 
 class SinkSuite:
-    """See the module."""
+    """Conformance tests of a sink; see the module."""
 
     @pytest.mark.parametrize("kind", ["string", "int"])
     def test_a_table_is_there_after_commit_and_not_before(self, place: SinkPlace, kind: str) -> None:
@@ -158,19 +158,19 @@ class SinkSuite:
         check(place, schema)
 
     def test_nothing_is_asked_of_a_place_before_it_is_opened(self, place: SinkPlace) -> None:
-        """Making a sink changes nothing."""
+        """Creating a sink changes nothing."""
         place.open()
         assert place.read([1]) is None
 
     @pytest.mark.parametrize("num_rows", [0, 1, 257])
     def test_tables_of_any_length(self, place: SinkPlace, num_rows: int) -> None:
-        """None, one, and more than a portion."""
+        """None, one, and more than one portion."""
         schema = schema_of(place, num_rows)
         write(place, schema)
         check(place, schema)
 
     def test_rows_come_in_portions_of_any_size(self, place: SinkPlace) -> None:
-        """How the rows are cut makes no difference."""
+        """The division into portions has no effect."""
         schema = schema_of(place, NUM_ROWS)
         sink = place.open()
         sink.open(schema)
@@ -181,7 +181,7 @@ class SinkSuite:
         check(place, schema)
 
     def test_an_attempt_that_is_ended_leaves_nothing_to_be_seen(self, place: SinkPlace) -> None:
-        """Also one that was ended at once."""
+        """Also one that was stopped immediately."""
         schema = schema_of(place, NUM_ROWS)
         sink = place.open()
         sink.open(schema)
@@ -194,7 +194,7 @@ class SinkSuite:
         assert place.read(ids_of(schema)) is None
 
     def test_the_same_run_goes_on_with_what_is_there_for_good(self, place: SinkPlace) -> None:
-        """`open` tells rows that need not be written again."""
+        """`open` returns the rows that need not be written again."""
         schema = schema_of(place, NUM_ROWS)
         sink = place.open()
         sink.open(schema)
@@ -209,7 +209,7 @@ class SinkSuite:
         check(place, schema)
 
     def test_another_run_begins_anew(self, place: SinkPlace) -> None:
-        """Rows of one run never get into another's table."""
+        """Rows of one run never enter the table of another."""
         schema = schema_of(place, NUM_ROWS)
         sink = place.open()
         sink.open(schema)
@@ -223,7 +223,7 @@ class SinkSuite:
         check(place, other, seed=1)
 
     def test_an_older_table_is_there_until_it_is_replaced_whole(self, place: SinkPlace) -> None:
-        """And nothing of it is left then."""
+        """Nothing of the old table remains then."""
         old = schema_of(place, NUM_ROWS)
         write(place, old)
         new = dataclasses.replace(old, run_id="fedcba9876543210", num_rows=200, graph_version="g2")
@@ -241,7 +241,7 @@ class SinkSuite:
             place.read(ids_of(old)[200:])
 
     def test_a_run_that_was_published_may_come_again(self, place: SinkPlace) -> None:
-        """As after a kill between `commit` and the end of the run."""
+        """After a kill between `commit` and the end of the run."""
         schema = schema_of(place, NUM_ROWS)
         write(place, schema)
         sink = place.open()
@@ -252,7 +252,7 @@ class SinkSuite:
         check(place, schema)
 
     def test_tables_of_several_node_types_are_beside_each_other(self, place: SinkPlace) -> None:
-        """Also of a type whose name has marks in it."""
+        """Also of a type whose name has special characters."""
         parts = [
             schema_of(place, 100, part=part, node_type=part, run_id=f"{number:016x}")
             for number, part in enumerate(("user", "a/b"))
@@ -263,7 +263,7 @@ class SinkSuite:
             check(place, schema, seed=seed)
 
     def test_a_killed_writer_leaves_nothing_to_be_seen_and_the_next_goes_on(self, place: SinkPlace) -> None:
-        """kill -9 in the middle of an older table's replacement."""
+        """kill -9 during the replacement of an older table."""
         old = schema_of(place, 50, run_id="fedcba9876543210")
         write(place, old, seed=1)
         schema = schema_of(place, NUM_ROWS)
@@ -285,7 +285,7 @@ class SinkSuite:
         check(place, schema)
 
     def test_wrong_places_are_refused_in_words(self, place: SinkPlace) -> None:
-        """Before anything is computed, and without a password."""
+        """Before anything is computed; messages contain no password."""
         for address in place.wrong:
             with pytest.raises(SinkError) as raised:
                 open_sink(address).open(schema_of(place, 10))

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from hopline.errors import BadRequest
+from hopline.transports.grpc_arriving import Arriving
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacking
 from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
-from hopline.transports.turns import Turns
+from hopline.transports.turns import LARGE_BYTES, Turns
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
@@ -138,7 +139,7 @@ class Call:
         if method.max_bytes is not None and method.max_bytes < self._max_bytes:
             self._max_bytes = method.max_bytes
         #: Received bytes that wait: an incomplete message, or messages of a client that streams.
-        self._kept = bytearray()
+        self._kept = Arriving()
         #: The message of a call without streaming and its compression flag, until the client's end.
         self._message: tuple[int, bytes] | None = None
         #: One complete message of a client that streams, before it is stored.
@@ -280,7 +281,9 @@ class Call:
     def _forget(self) -> None:
         """Drop input and callbacks: references to this call would leave it to the garbage collector."""
         self.on_gone = self.listener = self._message = self._next = None
-        self._kept = bytearray()
+        if len(self._kept) > LARGE_BYTES:
+            self.turns.drop(self._kept)
+        self._kept = Arriving()
         if self._unpacking is not None:
             self._unpacking.cancel()
             self._unpacking = None
@@ -325,26 +328,31 @@ class Call:
             self.is_heard = is_last
             self._take_more(data)
             return
-        was_kept = bool(self._kept)
-        if was_kept:
-            if data:
-                self._keep(data)
-            data = self._whole_of_kept()
         if data:
-            size = self._size(data) or PREFIX_BYTES
-            if self._message is not None or len(data) > size:
-                raise CallError(
-                    StatusCode.INVALID_ARGUMENT,
-                    f"{self._method.name} accepts only one message",
-                )
-            if len(data) < size:
-                self._keep(data)
-            elif was_kept or self._stream.keep(size):
-                self._message = data[0], data[PREFIX_BYTES:]
-            else:
-                raise self._no_room()
+            self._take_one(data)
         if is_last:
             self._begin()
+
+    def _take_one(self, data: bytes) -> None:
+        """Receive data of a client that sends one message."""
+        kept = self._kept
+        if kept:
+            self._keep(data)
+            data = kept.head(PREFIX_BYTES)
+        length = len(kept) or len(data)
+        size = self._size(data) or PREFIX_BYTES
+        if self._message is not None or length > size:
+            raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} accepts only one message")
+        if length < size:
+            if not kept:
+                self._keep(data)
+        elif kept:
+            self._stream.arrived(size)
+            self._message = kept.take(PREFIX_BYTES)[0], kept.take(size - PREFIX_BYTES)
+        elif self._stream.keep(size):
+            self._message = data[0], data[PREFIX_BYTES:]
+        else:
+            raise self._no_room()
 
     def _take_more(self, data: bytes) -> None:
         """Receive data of a client that streams: a single complete message need not be stored first."""
@@ -358,7 +366,7 @@ class Call:
             data, self._next = self._next, None
             self._keep(data)
 
-    def _size(self, data: bytes | bytearray) -> int | None:
+    def _size(self, data: bytes) -> int | None:
         """Return the size of the first message of the data, with its prefix; None if not known yet."""
         if len(data) < PREFIX_BYTES:
             return None
@@ -377,24 +385,13 @@ class Call:
 
     def _has_whole(self) -> bool:
         """Whether the stored data begin with a complete message."""
-        kept = self._kept
-        size = PREFIX_BYTES + int.from_bytes(kept[1:PREFIX_BYTES], "big")
-        return len(kept) >= size
+        head = self._kept.head(PREFIX_BYTES)
+        return len(self._kept) >= PREFIX_BYTES + int.from_bytes(head[1:], "big")
 
     def _keep(self, data: bytes) -> None:
         if not self._stream.keep_arriving(len(data), self._endpoint.max_arriving_bytes):
             raise self._no_room()
-        self._kept += data
-
-    def _whole_of_kept(self) -> bytes:
-        """Return and clear the stored data if they contain a complete message; else return b""."""
-        kept = self._kept
-        size = self._size(kept)
-        if size is None or len(kept) < size:
-            return b""
-        self._kept = bytearray()
-        self._stream.arrived(len(kept))
-        return bytes(kept)
+        self._kept.append(data)
 
     def _no_room(self) -> CallError:
         return CallError(
@@ -441,7 +438,7 @@ class Call:
                 raise self._no_room()
             return data[0], data[PREFIX_BYTES:]
         kept = self._kept
-        size = self._size(kept)
+        size = self._size(kept.head(PREFIX_BYTES))
         if size is None or len(kept) < size:
             if kept and self.is_heard:
                 raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is incomplete")
@@ -450,15 +447,14 @@ class Call:
                 raise CallError(StatusCode.DEADLINE_EXCEEDED, text)
             return None
         self._since = self._endpoint.now
-        flag, message = kept[0], bytes(kept[PREFIX_BYTES:size])
-        del kept[:size]
+        flag, message = kept.take(PREFIX_BYTES)[0], kept.take(size - PREFIX_BYTES)
         self._stream.arrived(size)
         return flag, message
 
     def drop(self) -> None:
         """Drop messages that were not read."""
         size = len(self._kept)
-        self._next, self._kept = None, bytearray()
+        self._next, self._kept = None, Arriving()
         self._stream.arrived(size)
         self._stream.give_back(size)
 

@@ -35,6 +35,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.Conflict: StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: StatusCode.UNAVAILABLE,
     errors.RepositoryUnavailable: StatusCode.UNAVAILABLE,
+    errors.StoreUnavailable: StatusCode.UNAVAILABLE,
     errors.LogFull: StatusCode.UNAVAILABLE,
     errors.LogFailed: StatusCode.UNAVAILABLE,
     errors.WriterUnavailable: StatusCode.UNAVAILABLE,

@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, HoplineError, ModelNotFound
+from hopline.errors import BadRequest, ConfigError, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.observe.metrics import Counter
@@ -47,6 +47,7 @@ from hopline.transports.json_body import check_charset, decode_body, refuse_repe
 from hopline.transports.lifecycle_requests import LifecycleRequests, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.pages import index_page
+from hopline.transports.platform_routes import Predicting, only_model, own_parts, score_body
 from hopline.transports.score_json import (
     deadline_after,
     decode_score,
@@ -103,6 +104,10 @@ class HttpApp:
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = LifecycleRequests(service)
         self._routes: dict[bytes, Route] = {}
+        self._platform = own_parts(config.server)
+        for kind, parts in self._platform.items():
+            if self._find(parts) is not None:
+                raise ConfigError(f"server.{kind}_route: /{'/'.join(parts)} is a route of Hopline's own")
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = itertools.count()
         self._answers: dict[int, Counter] = {}
@@ -127,7 +132,7 @@ class HttpApp:
                 reading = read(request, route.check, self._max_body_bytes)
                 return Reading(reading, functools.partial(self._handle_read, route, request, id_line))
             # The same as `_handle_read`, without a call, since most requests are small.
-            if b"charset" in headers.get(b"content-type", b""):
+            if b";" in headers.get(b"content-type", b""):  # it has parameters
                 check_charset(headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
         except Exception as error:
@@ -142,7 +147,7 @@ class HttpApp:
         """Answer a request after its body was read on a thread, or that failed; never raises."""
         try:
             reading.result()
-            if b"charset" in request.headers.get(b"content-type", b""):
+            if b";" in request.headers.get(b"content-type", b""):
                 check_charset(request.headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
         except Exception as error:
@@ -176,8 +181,21 @@ class HttpApp:
 
     # Scoring
 
+    def _predict(self, request: Request, id_line: bytes) -> Response | Pending:
+        model = only_model(self._service.model_names())
+        body = score_body(request.body)
+        if body is None:
+            return self._score(model, None, request, id_line)
+        request.body, request.is_counted = body, True
+        return self._score(model, None, request, id_line, Predicting)
+
     def _score(
-        self, model: str, version: str | None, request: Request, id_line: bytes
+        self,
+        model: str,
+        version: str | None,
+        request: Request,
+        id_line: bytes,
+        kind: type[Scoring] = Scoring,
     ) -> Response | Pending:
         if version is None and self._reject_early is not None and not may_name_version(request.body):
             self._reject_early(model)
@@ -193,7 +211,7 @@ class HttpApp:
             client_of(request).sign(scoring)
         if self._traces:
             join_trace(scoring, request.headers.get(b"traceparent"))
-        waiting = Scoring(self, scoring, id_line)
+        waiting = kind(self, scoring, id_line)
         waiting.ticket = self._submit(scoring, waiting.deliver)
         return waiting
 
@@ -374,6 +392,11 @@ class HttpApp:
             return Route(self._options, (b"OPTIONS",), oip=False)
         path, _, query = target.partition(b"?")
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
+        if parts == self._platform.get("health"):
+            parts = ["readyz"]
+        is_predict = parts == self._platform.get("predict")
+        if is_predict:  # access is that of the model's own route
+            parts = ["v1", "models", next(iter(self._service.model_names()), ""), "score"]
         route = self._find(parts) or unsupported(parts)
         if route is None:
             text = f"unknown path {path.decode('latin-1')}; see / for an overview"
@@ -384,10 +407,14 @@ class HttpApp:
 
             # Not cached: their number is unlimited.
             return Route(missing, (), is_oip)
+        if is_predict:
+            route = Route(self._predict, (b"POST",), oip=False, check=check_json)
         if query and b"POST" in route.methods:
             route = without_fields(route, query)
         if self._guard is not None:
             route = dataclasses.replace(route, access=self._guard.access_of(parts))
+        if is_predict:  # another model may be the only one by the next request
+            return route
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
         self._routes[target] = route

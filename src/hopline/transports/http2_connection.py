@@ -57,9 +57,9 @@ from hopline.transports.http2_frames import (
     window_update,
 )
 from hopline.transports.http2_head import MAX_HEAD_BYTES, Head, HeadError, HeadReader
-from hopline.transports.http2_held import Held
+from hopline.transports.http2_held import FREE_BYTES, Held
 from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
-from hopline.transports.turns import TURN_S
+from hopline.transports.turns import LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
@@ -213,6 +213,7 @@ class Http2Connection(asyncio.Protocol):
             self._read(data)
 
     def _read(self, data: bytes) -> None:
+        received = len(data)
         if self._buffer:
             data = self._buffer + data
         self._out = []
@@ -241,6 +242,9 @@ class Http2Connection(asyncio.Protocol):
                 self._endpoint.lane.hold(self, b"")
             else:
                 self._endpoint.turns.wait(self)
+        elif received >= LONG_READ_BYTES or (received and self.held.num_arriving > FREE_BYTES):
+            self.pause_reading()
+            self._endpoint.turns.wait(self, to_be_read=True)
 
     def take_low_priority(self, data: bytes) -> None:
         """Read the input that waited in the lane, and resume reading."""

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 from hopline.transports.budget import Budget
+from hopline.transports.http_chunks import OpenChunk
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, Pending, Request, Response
-from hopline.transports.turns import TURN_S
+from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint
@@ -48,8 +49,6 @@ _MAX_STARTED = 16
 #: Bytes that are passed to the parser at a time, unless it reads a body of known length: some 70 of the
 #: shortest requests.
 _PIECE_BYTES = 2048
-#: A read that fills most of the event loop's buffer: more input is likely.
-_LONG_READ_BYTES = 128 * 1024
 #: Limit of a chunked body's framing beyond the body's size: a one-byte chunk has six bytes.
 _MAX_FRAMING_BYTES = 1 << 20
 #: Below this, copying head and body into one buffer is cheaper than two writes.
@@ -119,6 +118,8 @@ class HttpConnection(asyncio.Protocol):
         self._num_headers = 0
         self._head_bytes: int = 0
         self._body: bytes = b""
+        #: The open chunk of a chunked body.
+        self._chunk: OpenChunk | None = None
         #: A body of several pieces; its bytes can be read without a copy.
         self._pieces: io.BytesIO | None = None
         self._body_bytes: int = 0
@@ -147,13 +148,12 @@ class HttpConnection(asyncio.Protocol):
         self._endpoint.lane.leave(self)
         self._endpoint.turns.leave(self)
         self._unread = b""
-        self._release(self._reserved)
+        self._drop_body()
         for request in (self._held, self._current, *self._waiting):
             if request is not None:
                 self._release(request.reserved_bytes)
         self._waiting.clear()
         self._held = self._current = None
-        self._reserved = 0
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.receiver = None
@@ -203,10 +203,10 @@ class HttpConnection(asyncio.Protocol):
             end = position + max(_PIECE_BYTES, min(self._missing_bytes, size - position))
             self._parse(data[position:end])
             position = end
-        if size >= _LONG_READ_BYTES and not self._unread and not self._closed:
-            # The event loop would read megabytes before it serves other connections.
+        is_large = self._body_bytes + self._missing_bytes > _SMALL_BYTES
+        if (size >= LONG_READ_BYTES or (size and is_large)) and not self._unread and not self._closed:
             self.pause_reading()
-            self._endpoint.turns.wait(self)
+            self._endpoint.turns.wait(self, to_be_read=True)
         if whole and self._between and self._last is not None:
             self._endpoint.remember(data, self._last)
 
@@ -281,6 +281,11 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(400, f"not valid HTTP/1.1: {error}")
         if self._between:
             self._head_bytes = 0  # empty lines between requests
+        elif (
+            self._chunk is not None
+            and self._body_bytes + self._chunk.missing(data) > self._endpoint.max_body_bytes
+        ):
+            self._refuse_body()
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head("trailers or chunk extensions" if self._headers_done else "the request head")
         elif self._wire_bytes > 2 * self._body_bytes + MAX_HEAD_BYTES + _MAX_FRAMING_BYTES:
@@ -373,6 +378,8 @@ class HttpConnection(asyncio.Protocol):
         if refusal is not None:
             self._refuse(*refusal)
             return
+        if b"transfer-encoding" in headers:
+            self._chunk = OpenChunk()
         length = headers.get(b"content-length")
         num_bytes = self._missing_bytes = 0 if length is None else int(length)
         if num_bytes > self._endpoint.max_body_bytes:
@@ -412,6 +419,8 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes -= num_bytes
         self._missing_bytes -= num_bytes
         self._body_bytes += num_bytes
+        if self._chunk is not None:
+            self._chunk.came(num_bytes)
         if self._body_bytes > self._endpoint.max_body_bytes:
             self._refuse_body()
         elif self._reserve(self._body_bytes):
@@ -438,9 +447,25 @@ class HttpConnection(asyncio.Protocol):
         if num_bytes:
             self._endpoint.budget.give_back(num_bytes)
 
+    def _drop_body(self) -> None:
+        """Drop the received part of a body."""
+        if self._reserved > LARGE_BYTES:
+            self._endpoint.turns.drop((self._pieces, self._held_body))
+        self._release(self._reserved)
+        self._reserved = 0
+        self._pieces, self._body = None, b""
+        self._held_body = io.BytesIO()
+
     def on_chunk_header(self) -> None:
         """Note that a chunk's size and extensions are read."""
         self._head_bytes = 0
+        if self._chunk is not None:
+            self._chunk.begin()
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is whole."""
+        if self._chunk is not None:
+            self._chunk.end()
 
     def on_message_complete(self) -> None:
         """Handle a complete request."""
@@ -589,10 +614,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse_with(self, refusal: Response) -> None:
         """Answer an incomplete request with a response; later input is dropped."""
-        self._release(self._reserved)
-        self._reserved = 0
-        self._pieces, self._body = None, b""
-        self._held, self._held_body = None, io.BytesIO()
+        self._drop_body()
+        self._held = None
         if self._current is not None or self._waiting:
             self._is_deaf = True
             self._owes_continue = False
@@ -636,9 +659,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.write(_CONTINUE)
         elif not self._between or self._held is not None:
             self._slow_since = self._slow_since or now
-            if now - self._slow_since > self._endpoint.read_timeout_s:
-                self._refuse(408, f"the request did not arrive within {self._endpoint.read_timeout_s} s")
-        elif now - self._since > self._endpoint.keep_alive_timeout_s:
+            if now - self._slow_since > self._endpoint.timeouts.read_s:
+                self._refuse(408, f"the request did not arrive within {self._endpoint.timeouts.read_s} s")
+        elif now - self._since > self._endpoint.timeouts.keep_alive_s:
             self._close()
 
     def close_if_idle(self) -> None:

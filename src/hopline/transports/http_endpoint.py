@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from email.utils import formatdate
 from typing import TypeAlias
 
@@ -27,6 +28,19 @@ Refusal: TypeAlias = Callable[[int, str], Response]
 Screen: TypeAlias = Callable[[Request], Response | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Time limits of a connection.
+
+    Attributes:
+        keep_alive_s: an idle connection is closed after this time, seconds.
+        read_s: time limit for a complete request, seconds.
+    """
+
+    keep_alive_s: float = 75.0
+    read_s: float = 30.0
+
+
 class HttpEndpoint:
     """The shared state of the connections of one listener.
 
@@ -34,8 +48,7 @@ class HttpEndpoint:
         handler: the application.
         refusal: builds responses to requests that are refused while they are read.
         max_body_bytes: larger bodies are refused with 413.
-        keep_alive_timeout_s: idle connections are closed after this time.
-        read_timeout_s: time limit for a complete request.
+        timeouts: limits of idle connections and of slow requests.
         screen: checks the heads of large requests; None allows all.
         spin_s: see `Spinner`.
         is_pressed: see `LowPriorityReads`.
@@ -48,8 +61,7 @@ class HttpEndpoint:
         refusal: Refusal,
         *,
         max_body_bytes: int,
-        keep_alive_timeout_s: float = 75.0,
-        read_timeout_s: float = 30.0,
+        timeouts: Timeouts = Timeouts(),
         screen: Screen | None = None,
         spin_s: float = 0.0,
         is_pressed: Callable[[], bool] = lambda: False,
@@ -58,8 +70,7 @@ class HttpEndpoint:
         self.handler = handler
         self.refusal = refusal
         self.max_body_bytes = max_body_bytes
-        self.keep_alive_timeout_s = keep_alive_timeout_s
-        self.read_timeout_s = read_timeout_s
+        self.timeouts = timeouts
         self.screen = screen
         self.budget = budget or Budget.for_bodies(max_body_bytes)
         self.connections: set[HttpConnection] = set()

@@ -30,6 +30,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.Conflict: 409,
     errors.Unavailable: 503,
     errors.RepositoryUnavailable: 503,
+    errors.StoreUnavailable: 503,
     errors.LogFull: 503,
     errors.LogFailed: 503,
     errors.WriterUnavailable: 503,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hopline.errors import MAX_QUOTED, BadRequest
+from hopline.errors import MAX_QUOTED, BadRequest, quoted
 from hopline.repeated_names import may_repeat
 from hopline.transports.share import PIECE_BYTES
 
@@ -24,6 +24,7 @@ BodyT = TypeVar("BodyT")
 
 #: Precedes the place at the end of msgspec's message; a place contains no text of the caller.
 _AT = " - at `"
+_CHARSET = re.compile(rb'(?<![^\s;,])charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 #: Characters of a wrong value that a message shows.
 _SHOWN = 60
@@ -75,14 +76,14 @@ def decode_body(
 def check_charset(content_type: bytes, body: bytes) -> None:
     """Refuse text with a declared charset other than UTF-8, unless the text is ASCII.
 
-    Raises: BadRequest.
+    Raises: BadRequest: that, or several charsets, of which a reader would silently take one.
     """
-    found = re.search(rb'charset="?([^\s";,]+)', content_type, re.IGNORECASE)
-    if found is None or found[1].lower() in (b"utf-8", b"utf8", b"us-ascii", b"ascii") or body.isascii():
+    found = [charset.decode("latin-1") for charset in _CHARSET.findall(content_type)]
+    if len(found) > 1:
+        raise BadRequest(f"content-type has charset {quoted(', '.join(found))}; send one charset, once")
+    if not found or found[0].lower() in ("utf-8", "utf8", "us-ascii", "ascii") or body.isascii():
         return
-    raise BadRequest(
-        f"content-type has charset {found[1].decode('latin-1')}; send JSON as UTF-8 (RFC 8259, 8.1)"
-    )
+    raise BadRequest(f"content-type has charset {quoted(found[0])}; send JSON as UTF-8 (RFC 8259, 8.1)")
 
 
 def explained(text: str, body: bytes, kind: Any) -> str:

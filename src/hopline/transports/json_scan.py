@@ -24,8 +24,9 @@ _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = 91, 93, 123, 125
 _ENDS = (_COMMA, _CLOSE_LIST, _CLOSE_OBJECT, _QUOTE, _COLON, _OPEN_LIST, _OPEN_OBJECT)
 #: Cost of building an object, a string, a list, in units of a small integer.
 _OBJECT_WEIGHT, _STRING_WEIGHT, _LIST_WEIGHT = 32, 2, 3
-#: Characters of a number, or of a string, that cost as much as one more value.
-_NUMBER_CHARS, _STRING_CHARS = 8, 16
+#: Characters of a number, of a string, or between values, that cost as much as one more value. Blanks are
+#: read several times: `data` of a tensor is read once for its place and once for its values.
+_NUMBER_CHARS, _STRING_CHARS, _BLANKS = 8, 16, 8
 #: Up to this many names of an object are compared pairwise.
 _FEW = 12
 #: Random parameters of the hash of names: clients cannot choose names that collide.
@@ -102,10 +103,14 @@ def _string_end(data, at):  # type: ignore[no-untyped-def]
 def _count(data, counts, lists):  # type: ignore[no-untyped-def]
     """Fill counts and lists (begin and end of the name, items); return the number of lists."""
     n, at, depth, num_lists, current = data.shape[0], 0, 0, 0, -1
-    name_begin, name_end = 0, 0
+    name_begin, name_end, blanks = 0, 0, 0
     while at < n:
         byte = data[at]
-        if byte <= 32 or byte == _COMMA:
+        if byte <= 32:
+            blanks += 1
+            at += 1
+            continue
+        if byte == _COMMA:
             at += 1
             continue
         if byte == _COLON:
@@ -143,6 +148,7 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
         while at < n and data[at] > 32 and data[at] not in _ENDS:
             at += 1
         counts[_WEIGHT] += 1 + (at - begin) // _NUMBER_CHARS
+    counts[_WEIGHT] += blanks // _BLANKS
     return num_lists
 
 

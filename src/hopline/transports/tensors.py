@@ -55,12 +55,14 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         datatype: protocol name.
         shape: as sent.
         values: flat array with the datatype's dtype; for BYTES a list of bytes.
+        exact: float64 values as sent, if the datatype rounds the JSON numbers; else None.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     values: AnyArray | list[bytes]
+    exact: AnyArray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -103,6 +105,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
             raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; expected INT64")
         if values.dtype.kind == "f":
             limit = _EXACT[self.datatype]
+            values = values if self.exact is None else self.exact
             lossless = bool(
                 (np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < limit)).all()
             )
@@ -255,7 +258,7 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], text: bytes) -> 
         raise _uneven(name, dims, count, len(flat))
     if dtype is None:
         return Tensor(name, datatype, dims, [value.encode() for value in flat])
-    return Tensor(name, datatype, dims, _as_array(name, datatype, flat, dtype))
+    return _of_numbers(name, datatype, dims, flat, dtype)
 
 
 def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
@@ -274,7 +277,7 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
     for value in flat:
         if not isinstance(value, wanted) or (isinstance(value, bool) and dtype.kind != "b"):
             raise BadRequest(f"tensor {quoted(name)} is {datatype} but holds {quoted(value)}")
-    return Tensor(name, datatype, dims, _as_array(name, datatype, flat, dtype))
+    return _of_numbers(name, datatype, dims, flat, dtype)
 
 
 def decode_typed(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
@@ -287,7 +290,7 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], values: list[An
         raise _uneven(name, dims, count, len(values))
     if datatype == "BYTES":
         return Tensor(name, datatype, dims, values)
-    return Tensor(name, datatype, dims, _as_array(name, datatype, values, _DTYPES[datatype]))
+    return _of_numbers(name, datatype, dims, values, _DTYPES[datatype])
 
 
 def encode_raw(tensor: Tensor) -> bytes:
@@ -321,10 +324,16 @@ def _any_values(name: str, text: bytes) -> list[Any]:
 _decoder_of_any = msgspec.json.Decoder(list[Any]).decode
 
 
-def _as_array(name: str, datatype: str, values: list[Any], dtype: np.dtype[Any]) -> AnyArray:
+def _of_numbers(
+    name: str, datatype: str, dims: tuple[int, ...], values: list[Any], dtype: np.dtype[Any]
+) -> Tensor:
     try:
-        return np.array(values, dtype)
-    except (OverflowError, ValueError):
+        if dtype.kind != "f" or dtype.itemsize == 8:
+            return Tensor(name, datatype, dims, np.array(values, dtype))
+        exact = np.array(values, np.float64)
+        with np.errstate(over="raise"):
+            return Tensor(name, datatype, dims, np.array(exact, dtype), exact)
+    except (FloatingPointError, OverflowError, ValueError):
         raise BadRequest(f"tensor {quoted(name)} has values that do not fit {datatype}") from None
 
 

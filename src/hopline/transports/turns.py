@@ -5,6 +5,10 @@
 A client may write thousands of requests at a time. Each connection, and each stream of requests, works for
 a bounded time; then its work is postponed and waits here, behind the input of other clients. All postponed
 work shares one such time in each turn of the loop, first come, first served.
+
+An event loop reads up to 256 KB of each connection per turn, and up to 8 MB of a connection that sends
+more. So a connection that sends much is read once, and again when its turn has come: only a few of them in
+each turn of the loop.
 """
 
 from __future__ import annotations
@@ -17,6 +21,12 @@ from typing import Protocol
 #: Seconds that a connection, or a stream of requests, may work before the others have their turn. A request
 #: needs some tens of microseconds, and callers wait for a few milliseconds.
 TURN_S = 1e-3
+#: A read that fills most of a loop's buffer: more has arrived.
+LONG_READ_BYTES = 128 * 1024
+#: Connections that may be read again in one turn of the loop: 2 MB, which take about a millisecond.
+MOST_READS = 8
+#: Releasing this much memory to the system costs a fraction of a millisecond.
+LARGE_BYTES = 1 << 20
 
 
 class Waiting(Protocol):
@@ -24,6 +34,16 @@ class Waiting(Protocol):
 
     def go_on(self) -> None:
         """Work for one turn; wait again if that was not enough."""
+
+
+class _Dropped:
+    """Large memory that is no longer needed; a part of it is released in each turn."""
+
+    def __init__(self, memory: object) -> None:
+        self._memory: object = memory
+
+    def go_on(self) -> None:
+        self._memory = None
 
 
 class Turns:
@@ -38,18 +58,27 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
-        self._waiting: dict[Waiting, None] = {}
+        #: Whether it waits to be read again.
+        self._waiting: dict[Waiting, bool] = {}
         self._is_scheduled = False
 
     def __contains__(self, item: Waiting) -> bool:
         return item in self._waiting
 
-    def wait(self, item: Waiting) -> None:
-        """Postpone an item behind those that already wait; its `go_on` is called once."""
-        self._waiting[item] = None
+    def wait(self, item: Waiting, *, to_be_read: bool = False) -> None:
+        """Queue an item behind those that wait already; its `go_on` is called once.
+
+        Args:
+            to_be_read: all received bytes were read, and more may come then.
+        """
+        self._waiting[item] = to_be_read
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
+
+    def drop(self, memory: object) -> None:
+        """Hold something large until its turn comes: giving 64 MiB back takes some milliseconds."""
+        self.wait(_Dropped(memory))
 
     def leave(self, item: Waiting) -> None:
         """Remove an item that no longer has to continue."""
@@ -58,12 +87,13 @@ class Turns:
     def _turn(self) -> None:
         self._is_scheduled = False
         until = self.clock() + TURN_S
+        num_reads = 0
         try:
             for item in list(self._waiting):
                 if item in self._waiting:  # it was not removed meanwhile
-                    del self._waiting[item]
+                    num_reads += self._waiting.pop(item)
                     item.go_on()
-                    if self.clock() > until:
+                    if num_reads >= MOST_READS or self.clock() > until:
                         break
         finally:
             if self._waiting and not self._is_scheduled:

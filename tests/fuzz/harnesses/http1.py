@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hopline.transports.http_endpoint import HttpEndpoint
 from hopline.transports.http_messages import Pending, Request, Response
-from tests.fuzz.fed import MAX_BODY_BYTES, Transport, pieces
+from tests.fuzz.fed import MAX_BODY_BYTES, Alone, Transport, pieces
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
@@ -52,7 +52,9 @@ def _endpoint() -> HttpEndpoint:
     def refuse(status: int, text: str) -> Response:
         return Response(text.encode(), status)
 
-    return HttpEndpoint(lambda request: Response(b""), refuse, max_body_bytes=MAX_BODY_BYTES)
+    endpoint = HttpEndpoint(lambda request: Response(b""), refuse, max_body_bytes=MAX_BODY_BYTES)
+    endpoint.turns = Alone()
+    return endpoint
 
 
 def _feed(endpoint: HttpEndpoint, parts: list[bytes]) -> Outcome:

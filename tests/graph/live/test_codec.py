@@ -98,8 +98,8 @@ ONE = np.zeros(1, np.bool_)
             Changes({}, {"n": NodeChanges([1], ONE, np.zeros(1, np.float32), np.arange(1))}, 1),
             "features of n",
         ),
-        (Changes({}, {}, 2, ["a"]), "event_ids has 1 rows where 2"),
-        (Changes({}, {}, 0, positions={"s": object()}), "positions are plain values"),
+        (Changes({}, {}, 2, ["a"]), "event_ids has 1 rows; expected 2"),
+        (Changes({}, {}, 0, positions={"s": object()}), "positions must be plain values"),
     ],
 )
 def test_batches_that_do_not_fit_together_are_refused(changes: Changes, message: str) -> None:

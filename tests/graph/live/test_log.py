@@ -82,7 +82,7 @@ def test_files_are_dropped_once_a_snapshot_has_what_they_hold(tmp_path: Path) ->
     assert left == before[-len(left) :]
     assert left[0] <= 25 < left[1]
     assert read(tmp_path, 25) == list(range(25, 51))
-    with pytest.raises(LogDamaged, match=f"begins with sequence {left[0]}, but 3 is wanted"):
+    with pytest.raises(LogDamaged, match=f"begins with sequence {left[0]}, but 3 is needed"):
         read(tmp_path, 3)
     assert log.truncate_before(10**9) == len(left) - 1  # never the one that is written
     write(log, 1)
@@ -113,7 +113,7 @@ def test_a_torn_last_record_is_cut_off_and_reported(
         log = Log.open(tmp_path, LINEAGE)
     assert log.torn is not None
     assert (log.torn.offset, log.torn.sequence) == (whole, 11)
-    assert f"cut off {log.torn.num_bytes} bytes at byte {whole}: record 11" in caplog.text
+    assert f"truncated {log.torn.num_bytes} bytes at byte {whole}: record 11" in caplog.text
     assert 0 < log.torn.num_bytes <= cut
     write(log, 5)
     log.close()
@@ -196,7 +196,7 @@ def test_a_gap_between_files_is_refused(tmp_path: Path) -> None:
     segments = segment.list_segments(tmp_path)
     segments[2][1].unlink()
     with pytest.raises(
-        LogDamaged, match=f"record {segments[2][0]} at byte .*goes on with {segments[3][0]}"
+        LogDamaged, match=f"record {segments[2][0]} at byte .*continues with {segments[3][0]}"
     ):
         read(tmp_path)
 
@@ -221,7 +221,7 @@ def test_a_log_that_ends_before_the_snapshot_goes_on_after_it(tmp_path: Path) ->
     write(log, 2)
     log.close()
     assert read(tmp_path, 9) == [9, 10]
-    with pytest.raises(LogDamaged, match="goes on with 9"):
+    with pytest.raises(LogDamaged, match="continues with 9"):
         read(tmp_path, 5)
 
 
@@ -239,7 +239,7 @@ def test_a_full_disk_refuses_a_record_whole_and_takes_more_once_there_is_room(
 ) -> None:
     folder = small_disk.folder / "log"
     log = Log.open(folder, LINEAGE, segment_bytes=2**23)
-    with pytest.raises(LogFull, match=r"up to sequence \d+ is kept; make room on the disk"):
+    with pytest.raises(LogFull, match=r"up to sequence \d+ are kept; make room on the disk"):
         write(log, 60_000, size)
     refused = log.last + 1
     assert refused > 2**21 / (size + 40)  # what was free was used
@@ -297,7 +297,7 @@ def test_after_a_failed_fdatasync_the_log_goes_on_in_another_file(
     failing.left = failures
     with pytest.raises(LogFailed, match=f"sequences {before + 1} to {before + 2} did not reach") as info:
         log.sync()
-    assert ("unless the machine ends" in str(info.value)) == (failures == 2)
+    assert ("unless the machine stops" in str(info.value)) == (failures == 2)
     assert (log.last, log.synced) == (before, before)
     write(log, 4)
     log.close()
@@ -354,7 +354,7 @@ def test_a_write_that_fails_for_another_reason_leaves_the_log_as_it_was(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", halfway)
-        with pytest.raises(LogFailed, match="up to sequence 3 is kept"):
+        with pytest.raises(LogFailed, match="up to sequence 3 are kept"):
             log.append(4, payload(4))
     write(log, 2)
     log.close()

@@ -56,7 +56,7 @@ class TablePlace(SinkPlace):
     def __init__(self, folder: Path) -> None:
         self.path = folder / "a.precomputed"
         self.address = str(self.path)
-        self.wrong = ("table:", "/proc/a.precomputed")
+        self.wrong = ("precomputed:", "/proc/a.precomputed")
 
     def read(self, ids, part=""):
         path = self.path.with_name(f"a-{quoted(part)}.precomputed") if part else self.path

@@ -61,7 +61,7 @@ def test_nodes_of_a_file(hopline, tmp_path):
 
 
 def test_features_in_a_store_are_refused_with_the_way_out(hopline):
-    with pytest.raises(ConfigError, match="reads the features that lie in the graph folder"):
+    with pytest.raises(ConfigError, match="reads features from the graph folder"):
         hopline("--to", "npy:scores", "--set", "features.store=redis://localhost")
 
 

@@ -77,11 +77,11 @@ def test_rows_that_fit_are_read_where_they_lie():
 
 def test_too_little_memory_is_an_error_that_names_enough():
     with pytest.raises(
-        BatchError, match=r"whose largest neighbourhood is 10,000,001 rows; it takes \d+MiB"
+        BatchError, match=r"whose largest neighbourhood is 10,000,001 rows; it needs \d+MiB"
     ):
         pace(reads(fanout=10_000_001), 256 * MIB, 2, 128 * MIB)
     try:
         pace(reads(fanout=100_000), 256 * MIB, 2, 128 * MIB)
     except BatchError as error:
-        enough = int(str(error).partition("it takes ")[2].partition("MiB")[0])
+        enough = int(str(error).partition("it needs ")[2].partition("MiB")[0])
         assert pace(reads(fanout=100_000), enough * MIB, 2, 128 * MIB).compact_edges >= 100_000

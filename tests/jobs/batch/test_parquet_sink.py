@@ -170,7 +170,7 @@ def test_ids_that_are_no_text_are_refused(place):
     sink = place.open()
     sink.open(schema)
     sink.write(0, values_of(schema) | {"id": ["\ud800"]})
-    with pytest.raises(SinkError, match="strings of UTF-8"):
+    with pytest.raises(SinkError, match="not valid UTF-8"):
         sink.commit()
     sink.abort()
 

@@ -93,13 +93,13 @@ def test_parts_are_files_beside_each_other(tmp_path):
     ("changes", "message"),
     [
         ({"rows": np.arange(N)}, "without a selection"),
-        ({"columns": (LOGITS,)}, "the run has logits: ask for state"),
+        ({"columns": (LOGITS,)}, "this run has logits: add state"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path, changes, message):
     with pytest.raises(SinkError, match=message):
         open_sink(str(tmp_path / "a.precomputed")).open(schema(**changes))
     with pytest.raises(SinkError, match="names no file"):
-        open_sink("table:")
+        open_sink("precomputed:")
     with pytest.raises(SinkError, match="cannot be written"):
         open_sink("/proc/a.precomputed").open(schema())

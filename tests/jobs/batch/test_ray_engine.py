@@ -211,7 +211,7 @@ def test_nodes_named_and_exact(model, cluster, tmp_path):
 def test_a_machine_that_does_not_see_the_files_says_so(model, cluster, tmp_path, monkeypatch):
     folder, graph = model
     monkeypatch.setattr(ray_task, "compute", compute_elsewhere)
-    message = "does not see /elsewhere/model.json .* must lie on a file system that all machines"
+    message = "cannot read /elsewhere/model.json .* must be on a file system that all machines"
     with pytest.raises(BatchError, match=message):
         score(folder, graph, tmp_path / "out", engine=RayEngine)
 

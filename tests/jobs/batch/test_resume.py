@@ -105,7 +105,7 @@ def test_an_interrupted_run_of_other_inputs_is_refused_with_each_difference(larg
     folder, graph = large
     with pytest.raises(Stopped):
         score(folder, graph, tmp_path / "out", advance=stop_after(4), checkpoint_s=0.0)
-    with pytest.raises(RunMismatch, match="exact is False there and True here") as raised:
+    with pytest.raises(RunMismatch, match="exact was False and is now True") as raised:
         score(folder, graph, tmp_path / "out", exact=True)
     assert len(raised.value.differences) == 1
     found = score(folder, graph, tmp_path / "out", exact=True, restart=True)
@@ -122,7 +122,7 @@ def test_other_outputs_are_the_same_run(large, tmp_path):
 def test_two_processes_do_not_work_in_one_folder(large, tmp_path):
     folder, graph = large
     run = BatchRun(folder, graph.path, tmp_path / "w")
-    with pytest.raises(BatchError, match="another process works in"):
+    with pytest.raises(BatchError, match="another process uses"):
         BatchRun(folder, graph.path, tmp_path / "w")
     run.run(lambda: NpyFolder(tmp_path / "out"))
 

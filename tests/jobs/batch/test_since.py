@@ -145,7 +145,7 @@ def test_since_a_run_that_kept_nothing_is_refused(cases, tmp_path):
 def test_since_a_run_of_another_model_is_refused_with_each_difference(cases, tmp_path):
     graph = cases["sage"].graph
     score(cases["sage"].folder, graph, tmp_path / "a", keep=True)
-    with pytest.raises(RunMismatch, match="model is 'sage' there and 'plain' here") as raised:
+    with pytest.raises(RunMismatch, match="model was 'sage' and is now 'plain'") as raised:
         score(cases["plain"].folder, graph, tmp_path / "b", since=tmp_path / "a.run", exact=True)
     assert any("exact" in difference for difference in raised.value.differences)
 

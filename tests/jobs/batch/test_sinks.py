@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from hopline.jobs.batch import parquet_sink, table_sink
+from hopline.jobs.batch import parquet_sink, precomputed_sink
 from hopline.testing.sinks import SinkSuite
 from tests.features.conftest import redis_nodes, redis_server  # noqa: F401
 from tests.jobs.batch import places
@@ -60,7 +60,7 @@ class TestNpy(SinkSuite):
 class TestPrecomputedFile(SinkSuite):
     @pytest.fixture
     def place(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(table_sink, "_NOTE_BYTES", 1)
+        monkeypatch.setattr(precomputed_sink, "_NOTE_BYTES", 1)
         place = places.TablePlace(tmp_path)
         place.resumes = 160
         return place

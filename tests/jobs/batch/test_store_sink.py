@@ -108,7 +108,7 @@ def test_a_redis_that_dies_in_the_middle_is_told_and_the_next_start_goes_on(plac
     sink.open(schema)
     feed(sink, schema, 0, 100)
     own_redis.kill()
-    with pytest.raises(SinkError, match="start the same command again when that is mended"):
+    with pytest.raises(SinkError, match="fix this and start the same command again"):
         feed(sink, schema, 100, NUM_ROWS)
     sink.abort()
     own_redis.start()  # with nothing in it
@@ -127,7 +127,7 @@ def test_a_redis_that_was_started_anew_unseen_is_not_published_from(place, own_r
     own_redis.kill()
     own_redis.start()
     feed(sink, schema, 200, NUM_ROWS)  # a lost connection is made again
-    with pytest.raises(SinkError, match="started anew, and may have lost rows"):
+    with pytest.raises(SinkError, match="has restarted, and may have lost rows"):
         sink.commit()
     assert place.read(ids_of(schema)) is None
 

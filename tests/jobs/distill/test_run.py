@@ -160,7 +160,7 @@ def test_an_unlabelled_graph_is_judged_by_the_teacher(own):
     assert report.judged_by == "teacher"
     assert report.teacher_accuracy is report.student_accuracy is report.mlp_accuracy is None
     assert report.calibration.keys() == {"student"}
-    assert report.why.startswith("it chooses as its teacher on")
+    assert report.why.startswith("it agrees with its teacher on")
 
 
 def test_calibration_is_that_of_a_hand_count():
@@ -204,7 +204,7 @@ def test_the_gate_takes_two_percent(agreement, teacher, student, passes):
 def test_a_student_that_is_too_bad_is_not_written_unless_forced(hopline, own, tmp_path):
     words = ["--epochs", "1", "--report", "report.json"]
     said = hopline(*words, fails=True)
-    assert "Gate: it chooses as its teacher on" in said
+    assert "Gate: it agrees with its teacher on" in said
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["within"], report["written"]) == (False, False)
     assert "at least 98% is needed" in report["why"]
@@ -251,8 +251,8 @@ def test_labels_by_id_are_those_by_row(hopline, own, tmp_path):
     ("text", "error", "match"),
     [
         ("n1,low\nm7,low\n", NodeNotFound, "the graph has no nodes 'm7'"),
-        ("n1,low\nn2,huge\n", BadRequest, "line 2: class 'huge' is unknown; there are low, mid, high"),
-        ("n1,huge\nn2,low\n", BadRequest, "line 1: class 'huge' is unknown; there are low, mid, high"),
+        ("n1,low\nn2,huge\n", BadRequest, "line 2: class 'huge' is unknown; known are low, mid, high"),
+        ("n1,huge\nn2,low\n", BadRequest, "line 1: class 'huge' is unknown; known are low, mid, high"),
         ("n1,2\nn2,3\n", BadRequest, "classes 3 are unknown; the teacher has 0 to 2"),
         ("n1,low,7\n", BadRequest, "line 1: 3 columns"),
         ("", BadRequest, "no node has a class"),
@@ -268,7 +268,7 @@ def test_labels_that_do_not_fit_are_named(own, tmp_path, text, error, match):
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        (np.zeros(N - 1, np.int64), f"299 labels, and the graph has {N} nodes"),
+        (np.zeros(N - 1, np.int64), f"299 labels, but the graph has {N} nodes"),
         (np.zeros(N), "integers"),
         (np.full(N, -1), "no node has a class"),
         (np.full(N, 7), "classes 7 are unknown"),
@@ -344,7 +344,7 @@ def test_bad_words_are_refused_before_any_work(hopline):
         hopline("--plot", "plot.png")
     with pytest.raises(BadRequest, match="nowhere is not a folder"):
         hopline("--report", "nowhere/report.json")
-    with pytest.raises(ConfigError, match="features that lie in the graph folder"):
+    with pytest.raises(ConfigError, match="learns from features of the graph folder"):
         hopline("--set", "features.store=redis://localhost")
     with pytest.raises(ConfigError, match="layers is 0"):
         hopline("--layers", "0")

@@ -97,7 +97,7 @@ def test_no_structure_is_no_columns():
 
 def test_labels_without_labels_are_refused():
     edges, x = drawn(10)
-    with pytest.raises(BadRequest, match="wants the known labels"):
+    with pytest.raises(BadRequest, match="needs known labels"):
         structure_features(edges, x, Settings(structure=("labels",)))
 
 

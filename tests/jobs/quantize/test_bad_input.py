@@ -51,7 +51,9 @@ def test_rows_that_are_no_numbers(cases, refused):
     features = np.full((30, DIM), 3e38, np.float32)  # two of them are infinite
     names = [f"n{i}" for i in range(30)]
     graph = Graph.from_edges([names[:-1] * 3, names[1:] * 3], features, ids=names)
-    refused(BadRequest, r"calibration data: what 1\.node is fed .* no numbers", cases["sage"].folder, graph)
+    refused(
+        BadRequest, r"calibration data: input .* of 1\.node has .* not finite", cases["sage"].folder, graph
+    )
 
 
 def test_a_table_model(cases, refused, tmp_path):
@@ -60,7 +62,7 @@ def test_a_table_model(cases, refused, tmp_path):
     (folder / "model.onnx").write_bytes(b"x")
     columns = (Column("amount", "float"),)
     write_spec(folder, TabularSpec("trees", "1", "binary", columns, ("probabilities",), 2))
-    refused(PackagingError, "trees/1 is a tabular model.*name a graph model", folder, cases["sage"].graph)
+    refused(PackagingError, "trees/1 is a tabular model.*choose a graph model", folder, cases["sage"].graph)
 
 
 def test_a_model_that_is_served_whole(cases, refused, tmp_path):
@@ -92,7 +94,7 @@ def test_no_layer_that_could_be_quantised(cases, refused):
 
 def test_a_layer_to_exclude_that_is_none(cases, refused):
     options = replace(QUICK, exclude=("3.node",))
-    with_names = r"--exclude '3.node': no such layer; there are: 1\.node/"
+    with_names = r"--exclude '3.node': no such layer; the layers are: 1\.node/"
     refused(BadRequest, with_names, cases["states"].folder, cases["states"].graph, options)
 
 
@@ -116,7 +118,7 @@ def test_the_original_is_never_replaced(cases):
 @pytest.mark.parametrize(
     ("content", "error", "match"),
     [
-        ("n1,2\nn2\n", BadRequest, r"line 2: 'n2'; `id,label` is right"),
+        ("n1,2\nn2\n", BadRequest, r"line 2: 'n2'; expected `id,label`"),
         ("n1,2\nn2,40\n", BadRequest, r"label 40 of node 2; the model has classes 0 to 39"),
         ("n1,2\nnobody,1\n", NodeNotFound, "nobody"),
         ("", BadRequest, "no node has a label"),
@@ -132,7 +134,7 @@ def test_labels_that_do_not_fit(cases, tmp_path, content, error, match):
 def test_an_array_of_labels_of_another_length(cases, tmp_path):
     np.save(tmp_path / "labels.npy", np.zeros(7, np.int64))
     case = cases["sage"]
-    with pytest.raises(BadRequest, match=r"int64 \[7\]; integers \[600\] are right"):
+    with pytest.raises(BadRequest, match=r"int64 \[7\]; expected integers \[600\]"):
         read_labels(tmp_path / "labels.npy", read_spec(case.folder), case.graph)
 
 

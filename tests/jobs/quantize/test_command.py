@@ -59,11 +59,15 @@ def test_the_newest_version_that_is_not_quantised_is_taken(hopline):
 @pytest.mark.parametrize(
     ("words", "error", "match"),
     [
-        (["--to", "int4"], BadRequest, "--to 'int4': one of int8, float16, bfloat16"),
+        (["--to", "int4"], BadRequest, "--to 'int4': must be one of int8, float16, bfloat16"),
         (["--fallback-dtype", "int8"], BadRequest, "--fallback-dtype 'int8'"),
-        (["--to", "float16", "--weight-bits", "7"], BadRequest, "--weight-bits 7: is of int8 weights"),
+        (["--to", "float16", "--weight-bits", "7"], BadRequest, "--weight-bits 7: only for int8 weights"),
         (["--version", "9"], ModelNotFound, "no version '9'.*there are: 1"),
-        (["--set", "features.store=redis://localhost"], ConfigError, "lie in the graph folder"),
+        (
+            ["--set", "features.store=redis://localhost"],
+            ConfigError,
+            "reads features from the graph folder",
+        ),
         (["--nodes", "absent.txt"], BadRequest, "absent.txt"),
         (["--nodes", "ids.npy"], BadRequest, "one dimension"),
         (["--nodes", "ids.txt"], NodeNotFound, "stranger"),

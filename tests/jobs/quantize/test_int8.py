@@ -125,5 +125,5 @@ def test_a_weight_beyond_float16_is_refused_with_the_way_out():
     weight, bias, _ = drawn(4)
     weight[3, 3] = 1e6
     layer = Layer("f/product", "f", "product", "w", weight.shape)
-    with pytest.raises(PackagingError, match=r"1e\+06 is beyond float16's 65504; bfloat16"):
+    with pytest.raises(PackagingError, match=r"1e\+06 is beyond float16's 65504; use bfloat16"):
         to_narrow(product(weight, bias, False), [layer], "float16")

@@ -326,7 +326,7 @@ async def test_gaps_are_counted_and_told(caplog):
     await consumer(log, disk, [], source=source, metrics=StreamMetrics(metrics)).run()
     assert b'hopline_stream_gaps_total{partition="fake/a"} 1' in metrics.render()
     assert b'hopline_stream_lost_messages_total{partition="fake/a"} 3' in metrics.render()
-    assert "messages from 5 on are gone (3 lost): trimmed" in caplog.text
+    assert "messages from 5 on were lost (3): trimmed" in caplog.text
 
 
 # Another schema in the midst

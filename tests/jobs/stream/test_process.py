@@ -188,7 +188,7 @@ async def test_it_says_how_it_goes_and_ends_in_order(folder):
             assert (await client.post(url)).status_code == 405
         code, rest = await process.end(signal.SIGTERM)
         assert code == 0, log + rest
-        assert "2 applied, 1 duplicates, 1 put aside" in rest
+        assert "2 applied, 1 duplicates, 1 dead letters" in rest
         found, _ = edges(folder)
         assert found == [5, 8]
 
@@ -208,9 +208,9 @@ async def test_it_stops_with_3_at_an_event_that_it_is_told_to_stop_at(folder):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--rescore", "often"], "request, immediate and schedule:SECONDS"),
+        (["--rescore", "often"], "request, immediate or schedule:SECONDS"),
         (["--rescore", "immediate"], "needs --model, --results"),
-        (["--results", "redis://h/0?stream=r"], "nothing is scored"),
+        (["--results", "redis://h/0?stream=r"], "scores nothing"),
         (["--from", "amqp://h/q"], "not the address of a broker"),
         (["--dead-letters", "/no/such/folder/letters"], "cannot be written"),
     ],

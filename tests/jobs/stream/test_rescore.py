@@ -9,7 +9,7 @@ import pytest
 from hopline.errors import BadRequest, BrokerUnavailable, Overloaded, Unavailable
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.rescore import Rescorer, read_mode
+from hopline.jobs.stream.rescore import RescoreOptions, Rescorer, read_mode
 from hopline.observe.metrics import Metrics
 from hopline.types import ScoreResult
 from tests.jobs.stream.fakes import Disk, FakeSink, FakeSource, FakeWriter, Kept, Log, text
@@ -50,9 +50,8 @@ async def no_sleep(seconds):
 def rescorer(disk, sink, scorer=None, metrics=None, **more):
     metrics = metrics or StreamMetrics(Metrics())
     scorer = scorer or FakeScorer(disk)
-    made = Rescorer(
-        FakeWriter(disk), scorer, sink, metrics, "risk", "user", now=lambda: 7.0, sleep=no_sleep, **more
-    )
+    options = RescoreOptions("risk", "user", **more)
+    made = Rescorer(FakeWriter(disk), scorer, sink, metrics, options, now=lambda: 7.0, sleep=no_sleep)
     return made, scorer
 
 
@@ -66,8 +65,7 @@ async def life(log, disk, sink, **more):
         Kept(),
         StreamMetrics(Metrics()),
         StreamOptions(once=True),
-        after_batch=made.changed,
-        extra_positions=made.positions,
+        listener=made,
         sleep=no_sleep,
     )
     await consumer.run()

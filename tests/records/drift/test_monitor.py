@@ -90,7 +90,7 @@ def test_a_shift_raises_an_alert_that_names_what_moved(started, caplog, change, 
     assert expected <= alerts
     assert alerts <= expected | {("output", "label")}
     for kind, name in expected:
-        assert f"fraud/1: {kind} {name!r} went from watch to alert" in caplog.text
+        assert f"fraud/1: {kind} {name!r} changed from watch to alert" in caplog.text
 
 
 def test_an_alert_ends_when_the_values_come_back(started):
@@ -236,7 +236,7 @@ def test_a_damaged_reference_is_put_aside_and_collected_anew(started, tmp_path, 
     path.write_bytes(path.read_bytes().replace(b"amount", b"amuont"))
     watched.record(traffic.batch(served, 10))
     watched.tick()
-    assert "put aside as reference.damaged" in caplog.text
+    assert "moved to reference.damaged" in caplog.text
     assert watched.report("fraud")["versions"][0]["state"] == "collecting"
     run(watched, clock, traffic, served, 4)
     assert watched.report("fraud")["versions"][0]["state"] == "watching"
@@ -306,5 +306,5 @@ def test_a_folder_is_needed(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"drift\.alert: 0\.05 is below drift\.watch"):
         DriftMonitor(settings(tmp_path, drift__alert=0.05), Metrics())
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="is not writable"):
         DriftMonitor(settings(tmp_path / "file" / "below"), Metrics())

@@ -88,7 +88,7 @@ def test_the_screen_shows_what_moved_and_the_hours(drifted):
     first = full.splitlines()[3:]
     assert first[1].split("│")[2].split() == ["shop"] or "shop" in full
     assert "jewels" in full
-    assert "2 more have moved less" in full
+    assert "2 more with less drift" in full
     assert full.count(":00") >= 3
     assert any(block in full for block in "▁▂▃▄▅▆▇█")
     new = drifted.report("new")

@@ -142,7 +142,7 @@ def test_parquet_is_read_as_csv_is(table, tmp_path):
 
 
 def test_a_table_that_cannot_be_used_is_named(table, tmp_path):
-    with pytest.raises(BadRequest, match="no column 'scoer'; there are 'amount', 'shop'"):
+    with pytest.raises(BadRequest, match="no column 'scoer'; columns are 'amount', 'shop'"):
         from_table(table, Choice(), 0.0, "scoer")
     with pytest.raises(BadRequest, match="cannot be read"):
         from_table(tmp_path / "absent.csv", Choice(), 0.0)
@@ -167,8 +167,8 @@ def test_the_command_writes_what_a_server_reads(table, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name one source"),
-        (["--log", "l", "--table", "t"], "name one source"),
+        ([], "pass one source"),
+        (["--log", "l", "--table", "t"], "pass one source"),
         (["--log", "l"], "--model"),
         (["--graph", "g"], "--graph and --artifact go together"),
     ],

@@ -106,7 +106,7 @@ columns = st.lists(st.integers(-4, 8), min_size=1, max_size=4)
 
 
 @settings(max_examples=150, deadline=None)
-@given(graphs(), columns, st.sampled_from(["at once", "later"]))
+@given(graphs(), columns, st.sampled_from(["immediately", "later"]))
 def test_a_graph_of_steps_answers_what_numpy_does(graph, x, when):
     async def check():
         rig = rig_of(graph, when)
@@ -181,7 +181,7 @@ def answer_in_any_order(rig, data, most=1000):
 @pytest.mark.parametrize("length", [1, 62])
 async def test_a_long_chain(length):
     graph = [("model", ["input", "input"]), *[("model", [f"s{i}", f"s{i}"]) for i in range(length)]]
-    rig = rig_of(graph, "at once")
+    rig = rig_of(graph, "immediately")
     answer = await rig.score(columns={"x": [1.0]})
     np.testing.assert_allclose(answer.outputs[f"s{length}"], [3.0 ** (length + 1)], rtol=1e-5)
 
@@ -190,7 +190,7 @@ async def test_a_chain_needs_no_deep_stack():
     """Models that answer at once, as a cache does, must not call each other inside each other."""
     depths = []
     graph = [("model", ["input", "input"]), *[("model", [f"s{i}", f"s{i}"]) for i in range(20)]]
-    rig = rig_of(graph, "at once")
+    rig = rig_of(graph, "immediately")
     for model in rig.models.values():
         model._function = lambda request, answer=model._function: [
             depths.append(len(inspect.stack(0))),

@@ -273,7 +273,7 @@ async def test_an_ensemble_combines(combine, extra, expected):
     assert answer.outputs["score"].dtype == np.float32
 
 
-@pytest.mark.parametrize("when", ["at once", "later"])
+@pytest.mark.parametrize("when", ["immediately", "later"])
 @pytest.mark.parametrize(
     ("require", "broken", "answered"),
     [
@@ -362,7 +362,7 @@ async def test_rungs_of_all_steps_are_joined():
 # One outcome
 
 
-@pytest.mark.parametrize("when", ["at once", "later", "held"])
+@pytest.mark.parametrize("when", ["immediately", "later", "held"])
 @pytest.mark.parametrize("failing", ["gnn", "trees"])
 async def test_a_failing_step_is_named_and_its_error_kept(when, failing):
     rig = Rig(FRAUD, gnn(when=when), trees(when=when))
@@ -437,7 +437,7 @@ async def test_what_goes_wrong_in_a_step_is_its_own_failure():
 
 
 async def test_a_receiver_that_fails_costs_nobody_anything():
-    rig = Rig(FRAUD, gnn(when="at once"), trees(when="at once"))
+    rig = Rig(FRAUD, gnn(when="immediately"), trees(when="immediately"))
 
     def broken(outcome):
         raise ZeroDivisionError

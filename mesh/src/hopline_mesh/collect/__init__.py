@@ -1,4 +1,4 @@
-"""From Prometheus to snapshots: what to ask, how to read it, and what to make of what is missing."""
+"""From Prometheus to snapshots: the queries, reading the responses, and missing data."""
 
 from hopline_mesh.collect.catalog import queries_for
 from hopline_mesh.collect.collector import Collector

@@ -1,6 +1,6 @@
-"""Makes a snapshot of answers. Knows no HTTP and asks no clock.
+"""Builds a snapshot from responses. Knows no HTTP and no clock.
 
-What a rule here leaves out becomes NaN and a `Gap`: a number that is not there says nothing of the service.
+A value that a rule leaves out becomes NaN and a `Gap`, because a missing number is not an anomaly.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema, kind_of
 from hopline_mesh.snapshot import Gap, Snapshot
 
-#: A larger number is infinite in float32.
+#: Larger numbers are infinite in float32.
 _LARGEST = 3e38
 
-#: How fast it is forgotten how many series a question had: to 0.7 of it in 18 intervals.
+#: Decay of the usual number of series of a query in each interval: to 0.7 in 18 intervals. Fewer series
+#: than the second share of the usual number are reported.
 _FORGET = 0.98
 _FEW = 0.7
 
-#: Intervals in a row after which a question without an answer is no news.
-_PATIENCE = 20
+#: Number of failed intervals in a row after which a query no longer keeps missing services in the snapshot.
+_MAX_FAILURES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A question without an answer.
+    """A failed query.
 
     Attributes:
-        outcome: in which way.
-        reason: why, for people.
+        outcome: kind of the failure.
+        reason: for people.
     """
 
     outcome: Outcome
@@ -49,10 +50,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """An answer whose labels were looked up, and need no more room.
+    """A response whose labels were looked up, and are no longer stored.
 
     Attributes:
-        recalled: which services its series are about.
+        recalled: the services of its series.
         values, times, unreadable, warnings: as in `Answer`.
     """
 
@@ -68,11 +69,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Built:
-    """A snapshot, and what it took.
+    """A snapshot with its statistics.
 
     Attributes:
         snapshot: of the interval.
-        matched: for each query, the series that are of a watched service.
+        matched: for each query, the number of series that belong to a watched service.
         new, held, left_out: see `CollectReport`.
     """
 
@@ -85,7 +86,7 @@ class Built:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """What is left of an answer."""
+    """The usable part of a response."""
 
     query: Query
     ids: IdArray
@@ -94,7 +95,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Found:
-    """What the answers of an interval gave."""
+    """The content of the responses of an interval."""
 
     parts: list[_Part] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
@@ -104,11 +105,11 @@ class _Found:
 
 
 class SnapshotBuilder:
-    """Builds one snapshot after the other.
+    """Builds snapshots in order.
 
     Args:
-        queries: whose answers it gets.
-        schema: columns of the snapshots; all that is asked for must be among them.
+        queries: of the responses.
+        schema: columns of the snapshots; must include the columns of all queries.
         roster: of the snapshots.
         places: finds services in labels, for the same roster.
         options: limits.
@@ -125,29 +126,29 @@ class SnapshotBuilder:
             if missing:
                 raise ConfigError(
                     f"queries {queries.name}: {', '.join(f'{of}.{name}' for name in missing)} "
-                    f"is no column of the mesh, which has {', '.join(columns)}"
+                    f"is not a column of the mesh, which has {', '.join(columns)}"
                 )
         self._queries = queries.queries
         self._schema = schema
         self._roster = roster
         self._places = places
         self._options = options
-        self._nodes = Presence(options.hold_s, options.lost_share)
-        self._edges = Presence(options.hold_s, options.lost_share)
+        self._nodes = Presence(options.keep_missing_s, options.lost_share)
+        self._edges = Presence(options.keep_missing_s, options.lost_share)
         self._usual: dict[str, float] = {}
         self._lacking: dict[str, int] = {}
 
     def read(self, query: Query, answer: Answer) -> Reading:
-        """Look up what an answer is about."""
+        """Look up the services of a response."""
         recalled = self._places.recall(query, answer.labels)
         return Reading(recalled, answer.values, answer.times, answer.unreadable, answer.warnings)
 
     def build(self, time_s: float, asked_s: float, answers: Sequence[Reading | Failure]) -> Built:
-        """One interval.
+        """Build the snapshot of one interval.
 
         Args:
             time_s: of the snapshot.
-            asked_s: the moment that was asked about, by Prometheus' clock.
+            asked_s: time of the queries, by Prometheus' clock.
             answers: one for each query, in order.
         """
         known = len(self._roster)
@@ -167,20 +168,21 @@ class SnapshotBuilder:
             edge_table,
             tuple(found.gaps),
         )
-        there = {
+        matched_rows = {
             part.query.name: int(np.isin(part.ids, nodes if part.query.of == "node" else edges).sum())
             for part in found.parts
             if not part.query.reveals
         }
         matched = [
-            there.get(query.name, count) for query, count in zip(self._queries, found.matched, strict=True)
+            matched_rows.get(query.name, count)
+            for query, count in zip(self._queries, found.matched, strict=True)
         ]
         return Built(snapshot, tuple(matched), len(self._roster) - known, held, left_out + found.no_room)
 
     def _read(self, asked_s: float, answers: Sequence[Reading | Failure]) -> _Found:
         found = _Found()
         failures = [answer for answer in answers if isinstance(answer, Failure)]
-        # When none is answered, one reason says it all.
+        # If all queries failed, one gap is enough.
         down = len(failures) == len(answers) and all(f.outcome in ("unavailable", "late") for f in failures)
         if down:
             found.whole = False
@@ -192,49 +194,49 @@ class SnapshotBuilder:
                 if not down:
                     found.gaps.append(Gap(query.name, answer.reason))
                 continue
-            # What PromQL itself warns of is the same in every interval; what else is, is about parts.
+            # Warnings of PromQL itself are the same in every interval; others mean that parts are missing.
             partial = [text for text in answer.warnings if not text.startswith("PromQL")]
             self._note_whole(query, found, whole=not partial)
             found.gaps.extend(Gap(query.name, f"Prometheus warns: {text}") for text in answer.warnings)
             ids = self._places.find(query, answer.recalled)
             found.no_room += int(np.count_nonzero(ids == NO_ROOM))
             fresh = np.abs(asked_s - answer.times) <= self._options.stale_s
-            there = (ids >= 0) & fresh
-            part = _Part(query, ids[there], answer.values[there] * query.scale)
+            usable = (ids >= 0) & fresh
+            part = _Part(query, ids[usable], answer.values[usable] * query.scale)
             found.matched.append(len(part.ids))
-            said = _said_of(query, answer, ids, fresh)
-            said.extend(_only_numbers(part))
-            said.extend(self._few(query, len(part.ids)))
-            found.gaps.extend(Gap(query.name, text) for text in said)
+            reasons = _left_out(query, answer, ids, fresh)
+            reasons.extend(_only_numbers(part))
+            reasons.extend(self._few(query, len(part.ids)))
+            found.gaps.extend(Gap(query.name, text) for text in reasons)
             found.parts.append(part)
         if not failures and not any(found.matched):
             found.gaps = [
                 gap for gap in found.gaps if gap.reason not in ("no series", "no series any more")
             ]
-            found.gaps.insert(0, Gap("prometheus", "it answers, and has no series of any watched service"))
+            found.gaps.insert(0, Gap("prometheus", "it responds, but has no series of any watched service"))
         return found
 
     def _note_whole(self, query: Query, found: _Found, *, whole: bool) -> None:
-        """Whether what is in no answer may be in the part that is missing.
+        """Note whether missing services may be in a missing part of the responses.
 
-        A question that has not been answered for long does not count: it would hide for ever what is gone.
+        A query that has failed for long is ignored, because it would hide removed services for ever.
         """
         run = self._lacking[query.name] = 0 if whole else self._lacking.get(query.name, 0) + 1
-        if query.reveals and 0 < run <= _PATIENCE:
+        if query.reveals and 0 < run <= _MAX_FAILURES:
             found.whole = False
 
     def _few(self, query: Query, count: int) -> list[str]:
-        """Whether there are far fewer series than there were of late."""
+        """Report if there are far fewer series than recently."""
         if query.per or query.ceiling_of:
-            return []  # these come and go
+            return []  # their number varies
         usual = self._usual.get(query.name, 0.0)
         self._usual[query.name] = max(float(count), usual * _FORGET)
         if count == 0:
             return ["no series any more"] if usual >= 1 else ["no series"]
-        return [f"{count} series, of {usual:.0f} as usual"] if count < _FEW * usual - 1 else []
+        return [f"{count} series instead of the usual {usual:.0f}"] if count < _FEW * usual - 1 else []
 
     def _present(self, time_s: float, found: _Found) -> tuple[IdArray, IdArray, int, int]:
-        """What there is: services, call paths, how many of the services are held, how many left out."""
+        """Return services, call paths, and the numbers of held services and of those beyond the limits."""
         shown = {
             of: [part.ids for part in found.parts if part.query.of == of and part.query.reveals]
             for of in ("node", "edge")
@@ -244,7 +246,7 @@ class SnapshotBuilder:
         before, edges_before = self._nodes.ids, self._edges.ids
         nodes, lost = self._nodes.settle(time_s, nodes_seen, whole=found.whole)
         edges, edges_lost = self._edges.settle(time_s, edges_seen, whole=found.whole)
-        # A call path that is held holds its ends.
+        # A held call path also holds its ends.
         nodes = _distinct([nodes, edges >> 32, edges & 0xFFFFFFFF]) if len(edges_lost) else nodes
         num_nodes, num_edges = len(nodes), len(edges)
         nodes = _at_most(self._options.max_services, nodes, before)
@@ -253,38 +255,45 @@ class SnapshotBuilder:
             edges = edges[np.isin(edges >> 32, nodes) & np.isin(edges & 0xFFFFFFFF, nodes)]
             self._edges.keep_only(edges)
             found.gaps.append(
-                Gap("services", f"{num_nodes - len(nodes)} of {num_nodes} are not watched: max_services")
+                Gap(
+                    "services",
+                    f"{num_nodes - len(nodes)} of {num_nodes} are not watched: the limit is max_services",
+                )
             )
         fitting = len(edges)
         edges = _at_most(self._options.max_edges, edges, edges_before)
         if len(edges) < fitting:
             self._edges.keep_only(edges)
             found.gaps.append(
-                Gap("edges", f"{fitting - len(edges)} of {num_edges} call paths are not watched: max_edges")
+                Gap(
+                    "edges",
+                    f"{fitting - len(edges)} of {num_edges} call paths are not watched: the limit is "
+                    "max_edges",
+                )
             )
         if found.no_room:
             found.gaps.append(
                 Gap(
                     "services",
-                    f"{found.no_room} series are of new names, and {len(self._roster)} names were seen "
-                    "already, which is all that are remembered; a restart forgets them",
+                    f"{found.no_room} series have new names, but {len(self._roster)} names are known "
+                    "already, which is the limit; a restart forgets them",
                 )
             )
         if len(lost):
             found.gaps.append(
                 Gap(
                     "services",
-                    f"{len(lost)} of {num_nodes} are in no answer ({self._named(lost)}); too many at once, "
-                    "or with too few answers, to be gone: kept as not measured",
+                    f"{len(lost)} of {num_nodes} services are in no response ({self._named(lost)}); "
+                    "implausibly many, or some queries failed: they stay as not measured",
                 )
             )
         elif len(edges_lost):
             found.gaps.append(
                 Gap(
                     "edges",
-                    f"{len(edges_lost)} of {num_edges} call paths are in no answer "
-                    f"({self._named(edges_lost, 'edge')}); too many at once, or with too few answers, to "
-                    "be gone: kept as not measured",
+                    f"{len(edges_lost)} of {num_edges} call paths are in no response "
+                    f"({self._named(edges_lost, 'edge')}); implausibly many, or some queries failed: they "
+                    "stay as not measured",
                 )
             )
         return nodes, edges, len(lost), num_nodes - len(nodes) + num_edges - len(edges)
@@ -313,7 +322,7 @@ class SnapshotBuilder:
     def _note_ceiling(
         self, of: str, column: str, above: IdArray, rows: IdArray, values: Column, found: _Found
     ) -> None:
-        """Say which latencies are only known to be large. The values stay: they are a lower bound."""
+        """Report latencies above the last bucket. The values stay, as a lower bound."""
         above = np.intersect1d(above, rows[~np.isnan(values)])
         if len(above):
             found.gaps.append(
@@ -325,7 +334,7 @@ class SnapshotBuilder:
             )
 
     def _named(self, ids: IdArray, of: str = "node") -> str:
-        """The first three, for people."""
+        """Return the first three names, for people."""
         names = [
             self._roster.name(i)
             if of == "node"
@@ -335,29 +344,29 @@ class SnapshotBuilder:
         return ", ".join(names) + (", …" if len(ids) > len(names) else "")
 
 
-def _said_of(query: Query, answer: Reading, ids: IdArray, fresh: NDArray[np.bool_]) -> list[str]:
-    """What was left out of an answer, and why."""
-    said = []
+def _left_out(query: Query, answer: Reading, ids: IdArray, fresh: NDArray[np.bool_]) -> list[str]:
+    """Return reasons for the series that are left out of a response."""
+    reasons = []
     if answer.unreadable:
-        said.append(f"{answer.unreadable} series have a value that is no number")
+        reasons.append(f"{answer.unreadable} series have a value that is not a number")
     if stale := int(np.count_nonzero(~fresh)):
         oldest = float(np.min(answer.times[~fresh]))
-        said.append(f"{stale} series are not of the moment that was asked about, but of {oldest:.0f} s")
+        reasons.append(f"{stale} series have the time {oldest:.0f} s instead of that of the query")
     placeless = int(np.count_nonzero((ids < 0) & (ids != NO_ROOM) & (ids != UNWATCHED)))
     if placeless and placeless == len(ids):
-        said.append(f"none of its {placeless} series has the label {' or '.join(query.service.service)}")
-    return said
+        reasons.append(f"none of its {placeless} series has the label {' or '.join(query.service.service)}")
+    return reasons
 
 
 def _only_numbers(part: _Part) -> list[str]:
-    """Replace by NaN, in place, what the column cannot be; returns what is to be said of it.
+    """Replace impossible values of a column by NaN, in place; returns the reasons.
 
-    NaN itself is how Prometheus says that nothing was observed.
+    NaN itself means that Prometheus observed nothing.
     """
-    values, said = part.values, []
+    values, reasons = part.values, []
     infinite = np.abs(values) > _LARGEST
     if count := int(np.count_nonzero(infinite)):
-        said.append(f"{count} values are infinite")
+        reasons.append(f"{count} values are infinite")
         values[infinite] = np.nan
     kind = "amount" if part.query.per or part.query.ceiling_of else kind_of(part.query.column)
     if kind in ("amount", "share"):
@@ -365,22 +374,22 @@ def _only_numbers(part: _Part) -> list[str]:
         if kind == "share":
             wrong |= values > 1.0 + 1e-6
         if count := int(np.count_nonzero(wrong)):
-            said.append(f"{count} values are not {'within 0 to 1' if kind == 'share' else 'at least 0'}")
+            reasons.append(f"{count} values are not {'within 0 to 1' if kind == 'share' else 'at least 0'}")
             values[wrong] = np.nan
         if kind == "share":
             np.minimum(values, 1.0, out=values)
-    return said
+    return reasons
 
 
 def _distinct(parts: Sequence[IdArray]) -> IdArray:
-    """All ids, ascending, each once."""
+    """Return all ids, ascending, without duplicates."""
     ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
     ids.sort()  # a third of the time of np.unique, which hashes
     return ids[np.append(True, ids[1:] != ids[:-1])] if len(ids) else ids
 
 
 def _at_most(most: int, ids: IdArray, before: IdArray) -> IdArray:
-    """The first `most`, those that were there before first; ascending as they were."""
+    """Return at most `most` ids, previously known ones first; ascending."""
     if len(ids) <= most:
         return ids
     old = np.isin(ids, before, assume_unique=True)

@@ -1,4 +1,4 @@
-"""The sets of queries by name. Knows settings' words; nothing of what is in a set."""
+"""The sets of queries by name. Knows the values of settings, and not the content of a set."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def queries_for(
     window_s: float = 60.0,
     matchers: str = "",
 ) -> QuerySet:
-    """The queries for a mesh.
+    """Return the queries for a mesh.
 
-    Those of Istio and Linkerd get processor and memory of containers with them, for services of the mesh;
-    a file has what it names.
+    For Istio and Linkerd, CPU and memory of containers are included, for services of the mesh; a file
+    has only its own queries.
 
     Args:
-        mesh: whose metrics; "file": those of `query_file`.
+        mesh: source of the metrics; "file": queries of `query_file`.
         query_file: of the user.
-        window_s: that rates are taken over; at least four scrapes.
-        matchers: further matchers for every selector, such as `cluster="eu-1"`.
+        window_s: of rates; at least four scrapes.
+        matchers: added to every selector, such as `cluster="eu-1"`.
 
     Raises:
-        ConfigError: an unknown mesh, no file where one is needed, or a file with something wrong in it.
+        ConfigError: an unknown mesh, a missing file, or an invalid file.
     """
     if mesh == "file":
         if query_file is None:
             raise ConfigError("query_file: not set, but mesh = file needs a file of queries")
         return read_query_file(query_file, window_s, matchers)
     if mesh not in ("istio", "linkerd"):
-        raise ConfigError(f"mesh: {mesh!r} is none of istio, linkerd, file")
+        raise ConfigError(f"mesh: {mesh!r} is not one of istio, linkerd, file")
     found = istio(window_s, matchers) if mesh == "istio" else linkerd(window_s, matchers)
     return found.plus(containers(window_s, matchers), reveal=False)

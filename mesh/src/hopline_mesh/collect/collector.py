@@ -1,4 +1,4 @@
-"""Every interval: asks all questions at once, and makes a snapshot of what is answered in time."""
+"""Collects one interval: sends all queries in parallel, and builds a snapshot from timely responses."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
 
-#: Bytes of an answer above which reading it would hold up others on the event loop.
-_READ_AT_ONCE = 2**20
+#: Bytes of a response above which it is read on a thread, to keep the event loop responsive.
+_READ_ON_LOOP = 2**20
 
-#: Names that the roster may hold, as a multiple of `max_services`.
+#: Maximum number of names in the roster, as a multiple of `max_services`.
 _NAMES_PER_SERVICE = 4
 
 
 @dataclass(slots=True)
 class _Asked:
-    """One question and what became of it."""
+    """One query and its result."""
 
     promql: str
     query: Query | None
@@ -47,26 +47,26 @@ class _Asked:
 class Collector:
     """Collects a mesh from Prometheus.
 
-    Nothing that Prometheus does makes `collect` fail: what cannot be had is NaN in the snapshot, with a gap
-    that says why. The same `Roster` belongs to all snapshots.
+    `collect` does not fail for any response of Prometheus: missing data is NaN in the snapshot, with a gap
+    that gives the reason. All snapshots share the same `Roster`.
 
     Args:
-        client: whom to ask; stays the caller's to close.
-        queries: what to ask.
+        client: of Prometheus; the caller closes it.
+        queries: to send.
         schema: columns of the snapshots; None: those of `queries.schema()`.
         roster: None: a new one.
         options: limits.
-        matchers: of the questions for owners of pods; the queries have theirs in them.
+        matchers: for the queries for owners of pods; the other queries contain theirs.
         steady: a clock that never jumps, seconds.
-        told: is given the report of each interval.
+        on_report: called with the report of each interval.
 
     Raises:
-        ConfigError: a query for a column that the schema does not have, or bad matchers.
+        ConfigError: a query for a column that the schema does not have, or invalid matchers.
 
     Attributes:
         report: of the last interval; None before the first.
-        answered: called when all answers are read, before the snapshot is made of them: who waits for it
-            can get ready meanwhile.
+        answered: called when all responses are read, before the snapshot is built, so that the next stage
+            can prepare.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Collector:
         *,
         matchers: str = "",
         steady: Callable[[], float] = time.monotonic,
-        told: Callable[[CollectReport], None] = lambda report: None,
+        on_report: Callable[[CollectReport], None] = lambda report: None,
     ) -> None:
-        self._told = told
+        self._on_report = on_report
         self._client = client
         self._queries = queries
         self._options = options or CollectOptions()
@@ -103,12 +103,12 @@ class Collector:
         self._reading = asyncio.Lock()
 
     async def collect(self, now_s: float) -> Snapshot:
-        """One interval, which ends now.
+        """Collect the interval that ends now.
 
         Args:
             now_s: our clock, Unix seconds.
 
-        Returns: a snapshot whose time is later than that of the one before.
+        Returns: a snapshot with a later time than the previous one.
         """
         begin_s = self._steady()
         time_s, jump = self._clock.begin(now_s, begin_s)
@@ -124,7 +124,7 @@ class Collector:
                 if one.date_s is not None
             ]
         )
-        # Owners first: the pods are joined to them.
+        # Owners first, because pods are joined to them.
         known = [one.answer for one in of_owners if isinstance(one.answer, Answer)]
         if known and self._owners.learn(known):
             self._places.forget_pods()
@@ -132,13 +132,13 @@ class Collector:
         built = self._builder.build(time_s, asked_s, answers)
         snapshot = _with_gaps(built.snapshot, self._clock_gaps(jump))
         self.report = self._report(built, snapshot, asked, self._steady() - begin_s)
-        self._told(self.report)
+        self._on_report(self.report)
         return snapshot
 
     async def _ask(self, owners: Sequence[str], asked_s: float) -> tuple[list[_Asked], list[_Asked]]:
-        """All queries and the questions for owners, side by side, within the deadline."""
+        """Send all queries and those for owners, in parallel, within the deadline."""
         deadline_s = self._options.deadline_s
-        late = Failure("late", f"Prometheus did not answer within {deadline_s:g} s")
+        late = Failure("late", f"Prometheus did not respond within {deadline_s:g} s")
         asked = [_Asked(query.promql, query, late) for query in self._queries.queries]
         of_owners = [_Asked(text, None, late) for text in owners]
         free = asyncio.Semaphore(self._options.parallel)
@@ -149,7 +149,7 @@ class Collector:
             given_up = [task.cancel() for task in tasks]
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # also where the whole collection is given up
+            finally:  # also if the whole collection is cancelled
                 if any(given_up):
                     await self._client.renew()
         for task in tasks:
@@ -163,10 +163,10 @@ class Collector:
             try:
                 reply = await self._client.query(one.promql, asked_s, self._options.deadline_s)
                 one.at_s, one.date_s, one.bytes = self._steady(), reply.date_s, len(reply.body)
-                if one.bytes < _READ_AT_ONCE:
+                if one.bytes < _READ_ON_LOOP:
                     answer = read_answer(reply.body)
                 else:
-                    # One at a time: what is being read takes three times the room of the answer.
+                    # One at a time: reading needs three times the memory of the response.
                     async with self._reading:
                         answer = await asyncio.to_thread(read_answer, reply.body)
                 one.answer = answer if one.query is None else self._builder.read(one.query, answer)
@@ -183,7 +183,7 @@ class Collector:
             gaps.append(
                 Gap(
                     "clock",
-                    f"Prometheus' clock is {abs(ahead_s):.0f} s {side} ours; it is asked by its own",
+                    f"Prometheus' clock is {abs(ahead_s):.0f} s {side} ours; queries use its time",
                 )
             )
         return gaps

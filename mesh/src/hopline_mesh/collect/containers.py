@@ -1,7 +1,7 @@
-"""What cAdvisor and kube-state-metrics know: processor and memory of pods, and who owns a pod.
+"""Queries for cAdvisor and kube-state-metrics: CPU and memory of pods, and owners of pods.
 
-cAdvisor has no label for a service. Its series are asked for by pod, and joined to the pod's owner here
-rather than in PromQL, where one missing recording rule would leave nothing.
+cAdvisor has no label for a service. Its series are queried by pod, and joined to the pod's owner here. A
+join in PromQL would have no result if one recording rule is missing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from hopline_mesh.collect.promql import check_matchers, duration, selector
 from hopline_mesh.collect.query import Labels, Query
 
-# Series without a container are the sums of a pod's cgroup, and would count all twice; POD is the pause
+# Series without a container are the sums of a pod's cgroup, which would double the result; POD is the pause
 # container.
 _CONTAINERS = 'container!="",container!="POD"'
 
@@ -17,14 +17,14 @@ _pod = Labels(("pod",), ("namespace",), pod=True)
 
 
 def containers(window_s: float = 60.0, matchers: str = "") -> tuple[Query, ...]:
-    """Processor cores and bytes of memory in use (working set), all containers of all pods of a service.
+    """Return queries for CPU cores and bytes of memory in use (working set), over all containers of pods.
 
     Args:
-        window_s: that rates are taken over.
-        matchers: further matchers of every selector.
+        window_s: of rates.
+        matchers: added to every selector.
 
     Raises:
-        ConfigError: a bad window or matcher.
+        ConfigError: an invalid window or matcher.
     """
     matchers, window = check_matchers(matchers), duration(window_s)
     cpu = selector("container_cpu_usage_seconds_total", _CONTAINERS, matchers)
@@ -38,10 +38,10 @@ def containers(window_s: float = 60.0, matchers: str = "") -> tuple[Query, ...]:
 
 
 def owner_queries(matchers: str = "") -> tuple[str, ...]:
-    """Queries that say who owns a pod, the best last; any of them may be empty.
+    """Return queries for the owners of pods, the best last; any of them may be empty.
 
-    The second and third are of kube-state-metrics, whose own labels may have got `exported_` before them;
-    the last is a recording rule of kube-prometheus.
+    The first two are of kube-state-metrics, whose labels may have the prefix `exported_`; the last is a
+    recording rule of kube-prometheus.
     """
     matchers = check_matchers(matchers)
     pod = selector("kube_pod_owner", 'owner_kind!="",owner_kind!="<none>"', matchers)

@@ -1,8 +1,8 @@
-"""What Istio's proxies know: queries for its standard metrics.
+"""Queries for Istio's standard metrics.
 
 Services are workloads, as in Kubernetes' Deployments and cAdvisor's pods. Call paths are read from the
-caller's proxy, so that what the network does to a call is seen; services, and what a call took at the
-server, from the callee's. Each request is counted by both, so every selector names the reporter.
+caller's proxy, which sees effects of the network. Services, and the time of a call at the server, are read
+from the callee's. Both proxies count each request, so every selector names the reporter.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hopline_mesh.collect.promql import (
 )
 from hopline_mesh.collect.query import Labels, Query, QuerySet
 
-#: Answers that are the server's failure. Envoy writes 0 where no answer came before the caller hung up.
-#: gRPC failures arrive with HTTP status 200; these are the codes that OpenTelemetry's semantic conventions
-#: count as a server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
+#: Statuses that are failures of the server. Envoy writes 0 if the caller disconnected before a response.
+#: gRPC failures have HTTP status 200. The codes are those that OpenTelemetry's semantic conventions define
+#: as server errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
 HTTP_FAILURES = "5..|0"
 GRPC_FAILURES = "2|4|12|13|14|15"
 
@@ -33,7 +33,7 @@ _BUCKETS = "istio_request_duration_milliseconds_bucket"
 
 _caller = Labels(("source_workload",), ("source_workload_namespace",))
 _callee = Labels(("destination_workload",), ("destination_workload_namespace",))
-# A caller's proxy learns the callee's workload from the answer; where none came only the name is known.
+# A caller's proxy gets the callee's workload from the response; without one it only has the called name.
 _called = Labels(
     ("destination_workload",),
     ("destination_workload_namespace",),
@@ -49,46 +49,55 @@ def istio(
     server: str = "destination",
     percentile: float = 99.0,
 ) -> QuerySet:
-    """Queries for Istio.
+    """Return queries for Istio.
 
     Args:
-        window_s: that rates are taken over.
-        matchers: further matchers of every selector, such as `cluster="eu-1"`.
-        client: the reporter that stands at the caller; "waypoint" in an ambient mesh.
-        server: the reporter that stands at the callee; "waypoint" in an ambient mesh.
-        percentile: that of `client_ms` and `server_ms`.
+        window_s: of rates.
+        matchers: added to every selector, such as `cluster="eu-1"`.
+        client: the reporter at the caller; "waypoint" in an ambient mesh.
+        server: the reporter at the callee; "waypoint" in an ambient mesh.
+        percentile: of `client_ms` and `server_ms`.
 
     Raises:
-        ConfigError: a bad window or matcher.
+        ConfigError: an invalid window or matcher.
     """
     matchers = check_matchers(matchers)
     window, q = duration(window_s), percentile / 100
-    here, there = (",".join((f'reporter="{r}"', matchers)).rstrip(",") for r in (client, server))
+    at_caller, at_callee = (",".join((f'reporter="{r}"', matchers)).rstrip(",") for r in (client, server))
     return QuerySet(
         "istio",
         (
-            Query("node", "request_rate", _rate(_CALLEE, there, window), _callee),
-            Query("node", "error_share", _failures(_CALLEE, there, window), _callee, per="request_rate"),
-            Query("node", "p50_ms", _latency(0.5, _CALLEE, there, window), _callee, combine="max"),
-            Query("node", "p99_ms", _latency(0.99, _CALLEE, there, window), _callee, combine="max"),
+            Query("node", "request_rate", _rate(_CALLEE, at_callee, window), _callee),
+            Query(
+                "node", "error_share", _failures(_CALLEE, at_callee, window), _callee, per="request_rate"
+            ),
+            Query("node", "p50_ms", _latency(0.5, _CALLEE, at_callee, window), _callee, combine="max"),
+            Query("node", "p99_ms", _latency(0.99, _CALLEE, at_callee, window), _callee, combine="max"),
             Query(
                 "node",
                 "p99_ms",
-                beyond_last_bucket(0.99, _CALLEE, _BUCKETS, there, window=window),
+                beyond_last_bucket(0.99, _CALLEE, _BUCKETS, at_callee, window=window),
                 _callee,
                 reveals=False,
                 ceiling_of=(("p50_ms", 0.5), ("p99_ms", 0.99)),
             ),
-            Query("node", "connections", _connections(there, window), _callee),
-            Query("edge", "request_rate", _rate(_PATH, here, window), _called, _caller),
+            Query("node", "connections", _connections(at_callee, window), _callee),
+            Query("edge", "request_rate", _rate(_PATH, at_caller, window), _called, _caller),
             Query(
-                "edge", "error_share", _failures(_PATH, here, window), _called, _caller, per="request_rate"
+                "edge",
+                "error_share",
+                _failures(_PATH, at_caller, window),
+                _called,
+                _caller,
+                per="request_rate",
             ),
-            Query("edge", "client_ms", _latency(q, _PATH, here, window), _called, _caller, combine="max"),
+            Query(
+                "edge", "client_ms", _latency(q, _PATH, at_caller, window), _called, _caller, combine="max"
+            ),
             Query(
                 "edge",
                 "client_ms",
-                beyond_last_bucket(q, _PATH, _BUCKETS, here, window=window),
+                beyond_last_bucket(q, _PATH, _BUCKETS, at_caller, window=window),
                 _called,
                 _caller,
                 reveals=False,
@@ -97,7 +106,7 @@ def istio(
             Query(
                 "edge",
                 "server_ms",
-                _latency(q, f"{_CALLER}, {_CALLEE}", there, window),
+                _latency(q, f"{_CALLER}, {_CALLEE}", at_callee, window),
                 _callee,
                 _caller,
                 combine="max",
@@ -106,7 +115,7 @@ def istio(
             Query(
                 "edge",
                 "server_ms",
-                beyond_last_bucket(q, f"{_CALLER}, {_CALLEE}", _BUCKETS, there, window=window),
+                beyond_last_bucket(q, f"{_CALLER}, {_CALLEE}", _BUCKETS, at_callee, window=window),
                 _callee,
                 _caller,
                 reveals=False,
@@ -138,10 +147,10 @@ def _latency(q: float, labels: str, matchers: str, window: str) -> str:
 
 
 def _connections(matchers: str, window: str) -> str:
-    """Open TCP connections, from two counters: Envoy's own gauge is not exposed unless asked for.
+    """Return a query for open TCP connections, from two counters; Envoy's own gauge is off by default.
 
-    `last_over_time` forgets a pod that is gone after the window, not after Prometheus' five minutes. Where
-    no connection was closed yet there is no such counter, which is then 0.
+    `last_over_time` drops a deleted pod after the window, not after Prometheus' five minutes. The counter
+    of closed connections does not exist before the first one is closed; then it is 0.
     """
     opened, closed = (
         f"sum by ({_CALLEE}) (last_over_time("

@@ -1,7 +1,7 @@
-"""What Linkerd's proxies know: queries for its standard metrics, with the labels of its own Prometheus.
+"""Queries for Linkerd's standard metrics, with the labels of the Prometheus that Linkerd installs.
 
-Call paths are read from the caller's proxy (`direction="outbound"`), services from the callee's. What a
-call took at the server is not known by call path: the callee's proxy knows the caller's identity only.
+Call paths are read from the caller's proxy (`direction="outbound"`), services from the callee's. The time
+at the server is unknown by call path, because the callee's proxy only has the caller's identity.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _callee = Labels(
 
 
 def linkerd(window_s: float = 60.0, matchers: str = "", *, percentile: float = 99.0) -> QuerySet:
-    """Queries for Linkerd.
+    """Return queries for Linkerd.
 
-    The kubelet's probes are left out, which Linkerd marks. A gRPC status that means failure is one in
-    `classification` already.
+    Probes of the kubelet, which Linkerd marks, are left out. `classification` already includes failures by
+    gRPC status.
 
     Args:
-        window_s: that rates are taken over.
-        matchers: further matchers of every selector.
-        percentile: that of `client_ms`.
+        window_s: of rates.
+        matchers: added to every selector.
+        percentile: of `client_ms`.
 
     Raises:
-        ConfigError: a bad window or matcher.
+        ConfigError: an invalid window or matcher.
     """
     further = check_matchers(matchers)
     window, q = duration(window_s), percentile / 100

@@ -1,4 +1,4 @@
-"""Reads an answer of Prometheus' range API: at each moment of a grid what would have been answered then."""
+"""Reads a response of Prometheus' range API: for each time of a grid the response as of then."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from hopline_mesh.errors import QueryFailed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """Series over a grid of moments.
+    """Series over a grid of times.
 
     Attributes:
         labels: JSON object of each series' labels, as it was sent.
-        values: float64 [series, moments]; NaN and infinite ones as they came.
-        there: bool [series, moments], whether there is a value at all.
-        times: float64 [moments], Unix seconds.
-        warnings: what Prometheus says about the answer.
+        values: float64 [series, times]; NaN and infinite ones unchanged.
+        present: bool [series, times], whether there is a value.
+        times: float64 [times], Unix seconds.
+        warnings: of Prometheus.
     """
 
     labels: list[bytes]
     values: NDArray[np.float64]
-    there: NDArray[np.bool_]
+    present: NDArray[np.bool_]
     times: NDArray[np.float64]
     warnings: tuple[str, ...] = ()
 
     def at(self, number: int) -> Answer:
-        """The answer for one moment."""
-        rows = np.flatnonzero(self.there[:, number])
+        """Return the response for one time."""
+        rows = np.flatnonzero(self.present[:, number])
         labels = self.labels if len(rows) == len(self.labels) else [self.labels[i] for i in rows.tolist()]
         times = np.full(len(rows), self.times[number])
         return Answer(labels, self.values[rows, number], times, warnings=self.warnings)
@@ -60,31 +60,31 @@ _body = msgspec.json.Decoder(_Body)
 
 
 def read_matrix(body: bytes, times: NDArray[np.float64]) -> Matrix:
-    """Read the body of an answer to `/api/v1/query_range`.
+    """Read the body of a response of `/api/v1/query_range`.
 
     Args:
-        times: float64 [moments], evenly spaced: those that were asked about.
+        times: float64 [times], evenly spaced: those of the query.
 
     Raises:
-        QueryFailed: Prometheus says that it failed, or it is not what Prometheus answers.
+        QueryFailed: Prometheus reports a failure, or the body is not a response of Prometheus.
     """
     try:
         answer = _body.decode(body)
         if answer.status != "success" or answer.data is None or answer.data.resultType != "matrix":
-            raise QueryFailed(safe_text(answer.error) or "the answer is not a range of values")
+            raise QueryFailed(safe_text(answer.error) or "the response is not a range of values")
         series = answer.data.result
         shape = (len(series), len(times))
-        values, there = np.full(shape, np.nan), np.zeros(shape, bool)
+        values, present = np.full(shape, np.nan), np.zeros(shape, bool)
         step_s = float(times[1] - times[0]) if len(times) > 1 else 1.0
         for row, each in enumerate(series):
             at = np.fromiter((pair[0] for pair in each.values), np.float64, len(each.values))
             columns = np.rint((at - times[0]) / step_s).astype(np.int64)
             values[row, columns] = [float(pair[1]) for pair in each.values]
-            there[row, columns] = True
+            present[row, columns] = True
     except (*UNREADABLE, IndexError) as error:
         start = safe_text(body[:60].decode("utf-8", "replace"), 60)
-        raise QueryFailed(f"the answer is not that of a Prometheus ({error}): {start!r}") from None
+        raise QueryFailed(f"not a response of Prometheus ({error}): {start!r}") from None
     labels = [bytes(each.metric) for each in series]
     return Matrix(
-        labels, values, there, times, tuple(safe_text(text) for text in answer.warnings or ())[:5]
+        labels, values, present, times, tuple(safe_text(text) for text in answer.warnings or ())[:5]
     )

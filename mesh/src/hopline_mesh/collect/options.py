@@ -1,4 +1,4 @@
-"""What of a mesh is collected, and how patient and how large that may be."""
+"""Options of a collector: its scope, timeouts and limits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from hopline.errors import ConfigError
 
-#: Namespaces that are remembered.
-_MOST_KNOWN = 10_000
+#: Maximum number of cached namespaces.
+_MAX_CACHED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +16,20 @@ class CollectOptions:
     """Settings of a collector.
 
     Attributes:
-        deadline_s: longest that all questions of an interval may take together; below the interval.
-        delay_s: how long before now a snapshot ends, for a Prometheus that gets its samples late.
-        namespaces: regular expressions, each of a whole namespace; only these are watched; () is all.
-        exclude_namespaces: the same, of those that are left out.
-        max_services: in one snapshot. Those that were there before stay, then those that were seen first.
-        max_edges: the same of call paths.
-        parallel: questions under way at once; Prometheus answers 20 by default.
-        hold_s: how long services stay in the snapshot, as not measured, when too many to believe are gone
-            at once or not all questions were answered. Longer than the detector's window.
-        lost_share: what is too many to believe, as a share of all (3 at least).
-        stale_s: a value that holds for a moment further back is left out.
+        deadline_s: timeout of all queries of an interval together; below the interval.
+        delay_s: how long before now a snapshot ends, if Prometheus gets its samples late.
+        namespaces: regular expressions of whole namespaces to watch; () is all.
+        exclude_namespaces: regular expressions of whole namespaces to leave out.
+        max_services: in one snapshot. Known ones stay, then the first new ones are added.
+        max_edges: maximum number of call paths, as `max_services`.
+        parallel: number of queries in parallel; Prometheus allows 20 by default.
+        keep_missing_s: how long missing services stay in the snapshot, as not measured, if an implausible
+            number disappears at the same time or a query failed. Longer than the detector's window.
+        lost_share: the implausible number, as a share of all services (3 at least).
+        stale_s: values that differ from the time of the query by more than this are left out.
 
     Raises:
-        ConfigError: a value out of bounds, or an expression that is none.
+        ConfigError: a value out of bounds, or an invalid regular expression.
     """
 
     deadline_s: float = 5.0
@@ -39,7 +39,7 @@ class CollectOptions:
     max_services: int = 20_000
     max_edges: int = 200_000
     parallel: int = 8
-    hold_s: float = 3600.0
+    keep_missing_s: float = 3600.0
     lost_share: float = 0.3
     stale_s: float = 60.0
 
@@ -50,7 +50,7 @@ class CollectOptions:
             ("max_services", 1),
             ("max_edges", 1),
             ("parallel", 1),
-            ("hold_s", 0.0),
+            ("keep_missing_s", 0.0),
             ("stale_s", 0.001),
         ):
             value = getattr(self, name)
@@ -66,26 +66,26 @@ class CollectOptions:
                     raise ConfigError(f"{name}: {pattern!r} is not a regular expression: {error}") from None
 
     def watched(self) -> NamespaceFilter:
-        """Which namespaces these let through."""
+        """Return the filter for watched namespaces."""
         return NamespaceFilter(self.namespaces, self.exclude_namespaces)
 
 
 class NamespaceFilter:
-    """Says whether a namespace is watched; remembers what it said."""
+    """Decides whether a namespace is watched; caches results."""
 
     def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...]) -> None:
         self._include = [re.compile(pattern) for pattern in include]
         self._exclude = [re.compile(pattern) for pattern in exclude]
-        # Services without a namespace are outside of the cluster; they pass.
+        # Services without a namespace are outside of the cluster and are always watched.
         self._known = {"": True}
 
     def __call__(self, namespace: str) -> bool:
-        """Whether it is, by its whole name."""
+        """Whether a namespace is watched."""
         known = self._known.get(namespace)
         if known is None:
             known = not any(pattern.fullmatch(namespace) for pattern in self._exclude) and (
                 not self._include or any(pattern.fullmatch(namespace) for pattern in self._include)
             )
-            if len(self._known) < _MOST_KNOWN:
+            if len(self._known) < _MAX_CACHED:
                 self._known[namespace] = known
         return known

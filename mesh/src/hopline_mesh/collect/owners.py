@@ -1,4 +1,4 @@
-"""Which workload a pod belongs to: by its owner as kube-state-metrics knows it, else by its name."""
+"""The workloads of pods: from the owner in kube-state-metrics, else from the name of the pod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from hopline_mesh.collect.answer import UNREADABLE, Answer
 
-#: What Kubernetes makes random parts of names of: no vowels, nothing that is mistaken for another.
+#: Characters of random parts of names in Kubernetes: no vowels and no look-alikes.
 _RANDOM = "[bcdfghjklmnpqrstvwxz2456789]"
 _OF_DEPLOYMENT = re.compile(rf"(.+)-{_RANDOM}{{6,10}}-{_RANDOM}{{5}}")
 _OF_STATEFUL_SET = re.compile(r"(.+)-\d{1,4}")
@@ -17,18 +17,17 @@ _OF_OTHER = re.compile(rf"(.+)-{_RANDOM}{{5}}")
 _OF_REPLICA_SET = re.compile(rf"(.+)-{_RANDOM}{{6,10}}")
 _OF_CRON_JOB = re.compile(r"(.+)-\d{8,}")
 
-#: Times that a pod which no answer knows is asked for again.
+#: Number of queries for the owner of an unknown pod.
 _TRIES = 4
 
 _labels = msgspec.json.Decoder(dict[str, str])
 
 
 def workload_by_name(pod: str) -> str:
-    """The workload that a pod's name speaks of.
+    """Return the workload in a pod's name.
 
-    `cart-7d9f8b6c5d-x2x4z` is of the Deployment cart, `db-0` of a StatefulSet, `agent-x2x4z` of a
-    DaemonSet.
-    A name of none of these forms is a workload by itself.
+    `cart-7d9f8b6c5d-x2x4z` belongs to the Deployment cart, `db-0` to a StatefulSet, `agent-x2x4z` to a
+    DaemonSet. A name of another form is itself the workload.
     """
     for form in (_OF_DEPLOYMENT, _OF_STATEFUL_SET, _OF_OTHER):
         if found := form.fullmatch(pod):
@@ -37,7 +36,7 @@ def workload_by_name(pod: str) -> str:
 
 
 class Owners:
-    """Remembers owners, and which pods have none yet."""
+    """A cache of owners, and of pods without a known owner."""
 
     def __init__(self) -> None:
         self._workloads: dict[tuple[str, str], str] = {}
@@ -46,11 +45,11 @@ class Owners:
 
     @property
     def due(self) -> bool:
-        """Whether it is worth asking who owns which pod: at first, and for a pod that is new."""
+        """Whether to query owners: at first, and for new pods."""
         return not self._asked or bool(self._missed)
 
     def find(self, namespace: str, pod: str) -> str:
-        """The workload of a pod."""
+        """Return the workload of a pod."""
         workload = self._workloads.get((namespace, pod))
         if workload is None:
             self._missed.setdefault((namespace, pod), 0)
@@ -58,9 +57,9 @@ class Owners:
         return workload
 
     def learn(self, answers: Sequence[Answer]) -> bool:
-        """Take the answers to `owner_queries`, which replace what was known.
+        """Replace the cache by the responses to `owner_queries`.
 
-        Returns: whether a pod was asked for before that is known now.
+        Returns: whether the owner of a previously unknown pod is known now.
         """
         self._asked = True
         replica_sets: dict[tuple[str, str], str] = {}
@@ -98,7 +97,7 @@ class Owners:
         return bool(known)
 
     def forget_missed(self) -> None:
-        """Pods that are still there will be missed again."""
+        """Forget pods without a known owner; existing ones will be noted again."""
         self._missed.clear()
 
 
@@ -111,6 +110,6 @@ def _workload(
     if kind == "Job":
         found = _OF_CRON_JOB.fullmatch(owner)
         return found[1] if found else owner
-    if kind == "Node":  # a static pod, with the node's name behind its own
+    if kind == "Node":  # a static pod; its name ends with that of the node
         return pod.removesuffix(f"-{owner}")
     return owner

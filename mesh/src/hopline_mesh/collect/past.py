@@ -1,7 +1,7 @@
-"""Collects a mesh as it was: the snapshots that a collector would have taken, many with each question.
+"""Collects the past of a mesh: the snapshots that a collector would have taken, many with each query.
 
-Prometheus answers a range question at each moment as it would have answered then, so the snapshots are the
-same but for what it got late. Knows nothing of detectors.
+Prometheus answers a range query at each time as it would have answered then. So the snapshots are the same,
+except for samples that arrived late. Knows no detectors.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
 from hopline_mesh.snapshot import Snapshot
 
-#: Moments of the first questions, and of later ones at most (Prometheus answers 11,000).
-_FIRST, _MOST = 20, 500
-#: Values that the answers to one round of questions may have together.
-_VALUES = 500_000
-#: Questions under way at once: beside a watch and its dashboards.
+#: Number of times in the first queries, and the maximum in later ones (Prometheus allows 11,000).
+_FIRST_TIMES, _MAX_TIMES = 20, 500
+#: Maximum number of values in the responses to one round of queries.
+_MAX_VALUES = 500_000
+#: Queries in parallel, in addition to those of a watch and of dashboards.
 _PARALLEL = 4
-#: Moments in which the beginning of the data is looked for, twice.
+#: Number of times at which each of two passes looks for the start of the data.
 _LOOKS = 200
-#: Tries of a Prometheus that is away, and seconds before the second one; doubled each time.
+#: Number of tries if Prometheus is unavailable, and seconds before the second one; doubled each time.
 _TRIES, _PAUSE_S = 4, 1.0
-#: Names that the roster may hold, as a multiple of `max_services`.
+#: Maximum number of names in the roster, as a multiple of `max_services`.
 _NAMES_PER_SERVICE = 4
 
 
 class Past:
-    """Asks a Prometheus about intervals that are over.
+    """Queries Prometheus about past intervals.
 
     Args:
-        client: whom to ask; stays the caller's to close.
-        queries: what to ask.
-        interval_s: from one snapshot to the next; they end at multiples of it, as those of a watch.
+        client: of Prometheus; the caller closes it.
+        queries: to send.
+        interval_s: from one snapshot to the next; they end at multiples of it, as in a watch.
         roster: of the snapshots.
-        options: limits; `deadline_s` and `parallel` are those of a watch, and do not count here.
-        matchers: of the questions for owners of pods.
-        longest_s: longest that one question may take.
+        options: limits; `deadline_s` and `parallel` are ignored.
+        matchers: for the queries for owners of pods.
+        longest_s: timeout of one query.
         wall: our clock, Unix seconds.
 
     Raises:
-        ConfigError: bad matchers.
+        ConfigError: invalid matchers.
 
     Attributes:
-        refused: why a question was never answered, by its name.
+        refused: name of a query that always failed -> reason.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Past:
         self._gave_up = False
 
     def moments(self, since_s: float, until_s: float) -> int:
-        """How many snapshots there are between two times."""
+        """Return the number of snapshots between two times."""
         first, last = self._numbers(since_s, until_s)
         return max(0, last - first + 1)
 
     async def begins(self, since_s: float, until_s: float) -> float | None:
-        """From when on there is anything of what is asked for.
+        """Return the start of the data.
 
-        Returns: Unix seconds, a moment or two early at most; None where there is nothing at all.
+        Returns: Unix seconds, at most two intervals early; None if there is no data.
 
         Raises:
-            SourceUnavailable: Prometheus cannot be asked.
-            QueryFailed: it refuses all of these questions.
+            SourceUnavailable: Prometheus is unavailable.
+            QueryFailed: it refuses all of these queries.
         """
         low, high = since_s, until_s
         for _ in range(2):
@@ -121,14 +121,14 @@ class Past:
         return high
 
     async def snapshots(self, since_s: float, until_s: float) -> AsyncIterator[list[Snapshot]]:
-        """The snapshots between two times, oldest first, as many at once as one round of questions gives.
+        """Yield the snapshots between two times, oldest first, in lists from one round of queries each.
 
         Raises:
-            SourceUnavailable: Prometheus cannot be asked, or does not answer in time.
-            QueryFailed: it refuses every question.
+            SourceUnavailable: Prometheus is unavailable, or too slow.
+            QueryFailed: it refuses every query.
         """
         at, last = self._numbers(since_s, until_s)
-        most = _FIRST
+        most = _FIRST_TIMES
         while at <= last:
             count = min(most, last - at + 1)
             answers = await self._round(at, count)
@@ -138,13 +138,13 @@ class Past:
             yield self._built(at, count, answers)
             at += count
             series = sum(len(answer.labels) for answer in answers if isinstance(answer, Matrix))
-            most = max(1, min(_MOST, _VALUES // max(1, series), 4 * count))
+            most = max(1, min(_MAX_TIMES, _MAX_VALUES // max(1, series), 4 * count))
 
     def _numbers(self, since_s: float, until_s: float) -> tuple[int, int]:
         return math.ceil(since_s / self._interval_s), math.floor(until_s / self._interval_s)
 
     async def _first(self, times: NDArray[np.float64]) -> float | None:
-        """The first of these moments at which any question that reveals services has an answer."""
+        """Return the first of these times at which any query that reveals services has a result."""
         asked = [query for query in self._queries if query.reveals]
         found = await asyncio.gather(
             *(self._ask(f"count({query.promql})", times) for query in asked), return_exceptions=True
@@ -155,14 +155,14 @@ class Past:
                 refusals.append(each)
             elif isinstance(each, BaseException):
                 raise each
-            elif each.there.any():
-                firsts.append(float(times[np.flatnonzero(each.there.any(axis=0))[0]]))
+            elif each.present.any():
+                firsts.append(float(times[np.flatnonzero(each.present.any(axis=0))[0]]))
         if len(refusals) == len(found):
             raise refusals[0]
         return min(firsts, default=None)
 
     async def _round(self, first: int, count: int) -> list[Matrix | Failure] | None:
-        """Answers to all questions about these moments; None where that is too much at once."""
+        """Return the responses to all queries for these times; None if that is too much in one round."""
         times = self._interval_s * np.arange(first, first + count, dtype=np.float64)
         pause_s = self._pause_s
         for left in reversed(range(_TRIES)):
@@ -179,7 +179,7 @@ class Past:
             if not away:
                 break
             if count > 1 and (late or len(away) < len(found)):
-                return None  # it is there: that was too much for it
+                return None  # the server is up, so the round was too large
             if not left:
                 raise away[0]
             await asyncio.sleep(pause_s)
@@ -193,13 +193,13 @@ class Past:
         return [each for each in answers if each is not None]
 
     async def _answer(self, query: Query, times: NDArray[np.float64]) -> Matrix | Failure | None:
-        """An answer, why there is none, or None where it would be one about fewer moments."""
+        """Return a response or its failure; None if fewer times may succeed."""
         if query.name not in self.refused:
             try:
                 return await self._ask(query.promql, times)
             except QueryFailed as error:
                 refusal = str(error)
-            try:  # too many samples, or wrong in itself?
+            try:  # find out whether it has too many samples, or is invalid
                 single = await self._ask(query.promql, times[:1])
                 return None if len(times) > 1 else single
             except QueryFailed:
@@ -217,7 +217,7 @@ class Past:
             except TimeoutError:
                 self._gave_up = True
                 raise SourceUnavailable(
-                    f"Prometheus at {self._client.url} did not answer within {self._longest_s:g} s"
+                    f"Prometheus at {self._client.url} did not respond within {self._longest_s:g} s"
                 ) from None
         if self._ahead_s is None and reply.date_s is not None:
             ahead_s = reply.date_s + 0.5 - self._wall()
@@ -225,7 +225,7 @@ class Past:
         return read_matrix(reply.body, times + moved_s)
 
     async def _learn_owners(self, times: NDArray[np.float64]) -> None:
-        """Who owned which pod at the first and last of these moments; without it their names must do."""
+        """Query the owners of pods at the first and last time; without them, names of pods are used."""
         known: list[Answer] = []
         for promql in self._owner_queries:
             for moment in {float(times[0]), float(times[-1])}:

@@ -1,6 +1,6 @@
-"""Finds the slot, or the pair of slots, that a series is about. Names are read once.
+"""Finds the slot, or the pair of slots, of a series. Names are read once.
 
-A service is a slot, a call path `caller << 32 | callee`: both are int64, so that one table serves both.
+A service is a slot, a call path is `caller << 32 | callee`. Both are int64, so one table works for both.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from hopline_mesh.roster import Roster
 
 IdArray = NDArray[np.int64]
 
-#: Series of no service: its labels do not say which; it is of a namespace that is not watched; the roster
-#: has no room for another name.
+#: Ids of series without a service: no label with a name; a namespace that is not watched; the roster is
+#: full.
 NAMELESS, UNWATCHED, NO_ROOM = -1, -2, -3
 _NEW = -4
 
-#: Labels and names that are remembered beside four times what the last interval had.
+#: Maximum number of cached labels and names, in addition to four times those of the last interval.
 _SPARE = 50_000
 
-#: Namespace and service, as they are in labels.
-_Who = tuple[str, str]
+#: Namespace and service, as in the labels.
+_Name = tuple[str, str]
 
 _labels = msgspec.json.Decoder(dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recalled:
-    """What is known of an answer's series at once.
+    """The cached ids of a response's series.
 
     Attributes:
         ids: int64 [n].
-        new: position and labels of those that were not seen before.
+        new: position and labels of series without a cached id.
     """
 
     ids: IdArray
@@ -49,13 +49,13 @@ class Recalled:
 
 
 class Places:
-    """From labels, as they were sent, to services.
+    """Maps labels, as they were sent, to services.
 
     Args:
-        roster: gets a slot for each name that is watched.
-        watched: which namespaces are.
+        roster: gets a slot for each watched name.
+        watched: filter for namespaces.
         owners: of pods.
-        most_names: that the roster may hold; it never forgets one.
+        most_names: maximum number of names in the roster, which never forgets one.
     """
 
     def __init__(self, roster: Roster, watched: NamespaceFilter, owners: Owners, most_names: int) -> None:
@@ -64,12 +64,12 @@ class Places:
         self._owners = owners
         self._most_names = most_names
         self._known: dict[tuple[Labels, Labels | None], dict[bytes, int]] = {}
-        self._slots: dict[_Who, int] = {}
-        #: what was called -> what answers there
-        self._answering: dict[_Who, _Who] = {}
+        self._slots: dict[_Name, int] = {}
+        #: called name -> workload that answers for it
+        self._answering: dict[_Name, _Name] = {}
 
     def begin(self, num_series: int) -> None:
-        """Begin an interval; forget labels where far more are known than the last one had."""
+        """Begin an interval; clear caches that have far more labels than the last one."""
         remembered = sum(map(len, self._known.values())) + len(self._slots) + len(self._answering)
         if remembered > 4 * num_series + _SPARE:
             self._known.clear()
@@ -78,31 +78,31 @@ class Places:
             self._owners.forget_missed()
 
     def forget_pods(self) -> None:
-        """Join pods to their owners anew."""
+        """Join pods to their owners again."""
         for service, caller in list(self._known):
             if service.pod or (caller is not None and caller.pod):
                 del self._known[service, caller]
 
     def recall(self, query: Query, labels: Sequence[bytes]) -> Recalled:
-        """The ids of series that were seen before.
+        """Return the cached ids of series.
 
         Args:
-            labels: JSON objects, as in an answer.
+            labels: JSON objects, as in a response.
         """
         known = self._known.get((query.service, query.caller), {})
         ids = np.fromiter((known.get(raw, _NEW) for raw in labels), np.int64, len(labels))
         return Recalled(ids, [(at, labels[at]) for at in np.flatnonzero(ids == _NEW).tolist()])
 
     def find(self, query: Query, recalled: Recalled) -> IdArray:
-        """The id that each series is about.
+        """Return the id of each series.
 
-        Returns: int64 [n]; below 0 for a series of no service that is watched.
+        Returns: int64 [n]; below 0 for a series without a watched service.
         """
         ids = recalled.ids.copy()
         known = self._known.setdefault((query.service, query.caller), {})
         late = []
         for position, raw in recalled.new:
-            # Another answer of this interval may have had the same labels.
+            # Another response of this interval may have had the same labels.
             place = known.get(raw)
             if place is None:
                 place = self._read(query, raw)
@@ -110,7 +110,7 @@ class Places:
                 late.append((position, raw))
             else:
                 known[raw] = ids[position] = place
-        # What was called and did not answer: by now it is known what answers there, where anything does.
+        # Called names without an answer: by now the workloads that answer for them are known.
         for position, raw in late:
             place = self._read(query, raw, late=True)
             assert place is not None
@@ -118,15 +118,15 @@ class Places:
         return ids
 
     def _read(self, query: Query, raw: bytes, *, late: bool = False) -> int | None:
-        """The id; None where it may be another one when all is read, unless it is late already."""
+        """Return the id; None if it may change after other series are read (never if `late`)."""
         try:
             labels = _labels.decode(raw)
         except UNREADABLE:
             return NAMELESS
-        callee, settled = self._who(query.service, labels)
+        callee, settled = self._name(query.service, labels)
         caller = None
         if query.caller is not None:
-            caller, caller_settled = self._who(query.caller, labels)
+            caller, caller_settled = self._name(query.caller, labels)
             settled = settled and caller_settled
         if not settled and not late:
             return None
@@ -134,33 +134,33 @@ class Places:
             return NAMELESS
         if caller is None:
             return self._slot(callee)
-        # A name gets a slot only where both ends are watched.
+        # A name gets a slot only if both ends are watched.
         if not (self._watched(caller[0]) and self._watched(callee[0])):
             return UNWATCHED
         source, target = self._slot(caller), self._slot(callee)
         return source << 32 | target if source >= 0 and target >= 0 else NO_ROOM
 
-    def _who(self, where: Labels, labels: dict[str, str]) -> tuple[_Who | None, bool]:
-        """Whom the labels name, and whether they always will."""
+    def _name(self, where: Labels, labels: dict[str, str]) -> tuple[_Name | None, bool]:
+        """Return the name in the labels, and whether it is final."""
         service = _first(where.service, labels)
         namespace = _first(where.namespace, labels)
         if where.pod and service:
             service = self._owners.find(namespace, service)
-        who = (namespace, service) if service else None
+        name = (namespace, service) if service else None
         if where.otherwise is None:
-            return who, True
-        called, _ = self._who(where.otherwise, labels)
-        if who is None:
+            return name, True
+        called, _ = self._name(where.otherwise, labels)
+        if name is None:
             return (None, True) if called is None else (self._answering.get(called, called), False)
-        if called is not None and self._answering.setdefault(called, who) != who:
-            # Several workloads answer there: what did not answer is the name that was called.
+        if called is not None and self._answering.setdefault(called, name) != name:
+            # Several workloads answer for the name: assign calls without an answer to the name itself.
             self._answering[called] = called
-        return who, True
+        return name, True
 
-    def _slot(self, who: _Who) -> int:
-        slot = self._slots.get(who)
+    def _slot(self, key: _Name) -> int:
+        slot = self._slots.get(key)
         if slot is None:
-            namespace, service = who
+            namespace, service = key
             name = full_name(namespace, service)
             if not self._watched(namespace):
                 slot = UNWATCHED
@@ -168,7 +168,7 @@ class Places:
                 slot = self._roster.slot(name)
             else:
                 return NO_ROOM
-            self._slots[who] = slot
+            self._slots[key] = slot
         return slot
 
 

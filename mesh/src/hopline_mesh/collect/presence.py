@@ -1,4 +1,4 @@
-"""Tells what is gone from what was not seen. Arrays and times; knows nothing of services."""
+"""Decides whether a missing id is gone or was only not measured. Knows arrays and times, not services."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _NONE = np.empty(0, np.int64)
 
 
 class Presence:
-    """What is there, from what each interval shows.
+    """The present ids, updated from each interval.
 
-    An id that is in no answer is gone, except when not all questions were answered, or so many are gone at
-    once that a part of the answers must be missing: then it stays for a while.
+    An id that is in no response is gone. If a query failed, or an implausible number is missing together,
+    it stays for a while.
 
     Args:
-        hold_s: for how long.
-        lost_share: how many are too many, as a share of all.
-        least: and in number.
+        keep_missing_s: how long a missing id stays.
+        lost_share: the implausible number, as a share of all.
+        least: minimum of the implausible number.
     """
 
-    def __init__(self, hold_s: float, lost_share: float, least: int = 3) -> None:
-        self._hold_s = hold_s
+    def __init__(self, keep_missing_s: float, lost_share: float, least: int = 3) -> None:
+        self._keep_missing_s = keep_missing_s
         self._lost_share = lost_share
         self._least = least
         self._ids: IdArray = _NONE
@@ -30,18 +30,18 @@ class Presence:
 
     @property
     def ids(self) -> IdArray:
-        """All that were there in the last interval, ascending."""
+        """The ids of the last interval, ascending."""
         return self._ids
 
     def settle(self, time_s: float, seen: IdArray, *, whole: bool) -> tuple[IdArray, IdArray]:
         """Judge one interval.
 
         Args:
-            time_s: later than the one before.
-            seen: ascending, each once.
-            whole: whether all questions were answered in full.
+            time_s: later than the previous one.
+            seen: ascending, without duplicates.
+            whole: whether all queries succeeded completely.
 
-        Returns: what is there, ascending; and what of it was not seen.
+        Returns: the present ids, ascending; and those of them that were not seen.
         """
         lost = np.setdiff1d(self._ids, seen, assume_unique=True)
         last_s = self._seen_s[np.searchsorted(self._ids, lost)]
@@ -49,7 +49,7 @@ class Presence:
             len(lost) >= self._least and len(lost) >= self._lost_share * max(1, len(self._ids))
         ):
             lost, last_s = _NONE, last_s[:0]
-        kept = time_s - last_s <= self._hold_s
+        kept = time_s - last_s <= self._keep_missing_s
         lost, last_s = lost[kept], last_s[kept]
         ids = np.concatenate([seen, lost])
         order = np.argsort(ids, kind="stable")
@@ -58,6 +58,6 @@ class Presence:
         return self._ids, lost
 
     def keep_only(self, ids: IdArray) -> None:
-        """Forget all others."""
-        there = np.isin(self._ids, ids, assume_unique=True)
-        self._ids, self._seen_s = self._ids[there], self._seen_s[there]
+        """Forget all other ids."""
+        kept = np.isin(self._ids, ids, assume_unique=True)
+        self._ids, self._seen_s = self._ids[kept], self._seen_s[kept]

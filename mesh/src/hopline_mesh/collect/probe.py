@@ -1,4 +1,4 @@
-"""Asks each query once, and finds out why an answer is empty: for whoever sets a watch up."""
+"""Sends each query once, and finds out why a result is empty: for `hopline mesh queries`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _TEXT = r'"(?:[^"\\]|\\.)*"'
 _SELECTOR = re.compile(rf"([a-zA-Z_:][\w:]*)\s*(?:\{{((?:[^{{}}\"]|{_TEXT})*)\}}|(?=\[))")
 _MATCHER = re.compile(rf"[a-zA-Z_]\w*\s*(?:=~|!~|!=|=)\s*{_TEXT}")
 
-#: How long one further question may take.
-_PATIENCE_S = 10.0
+#: Timeout of one additional query.
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Findings:
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
-        snapshot: one interval, as the watch would have got it.
-        report: how it went.
-        hints: query -> why its answer is empty, where that can be told.
-        scrape_s: how often the series are scraped, seconds; None where that cannot be told.
-        notes: what should be changed, for people.
+        snapshot: one interval, as the watch would have collected it.
+        report: of the collection.
+        hints: query -> reason for its empty result, if it is known.
+        scrape_s: scrape interval of the series, seconds; None if unknown.
+        notes: recommended changes, for people.
     """
 
     snapshot: Snapshot
@@ -48,24 +48,24 @@ class Findings:
 async def probe(
     client: Prometheus, collector: Collector, queries: QuerySet, now_s: float, window_s: float
 ) -> Findings:
-    """Collect one interval, and look into what is missing.
+    """Collect one interval, and explain missing data.
 
     Args:
-        client: whom to ask.
-        collector: a new one of these queries.
+        client: of Prometheus.
+        collector: a new one with these queries.
         queries: those of the collector.
         now_s: our clock, Unix seconds.
-        window_s: that rates are taken over.
+        window_s: of rates.
 
     Raises:
-        SourceUnavailable: Prometheus answers nothing at all.
+        SourceUnavailable: Prometheus responds to no query.
     """
     snapshot = await collector.collect(now_s)
     report = collector.report
     assert report is not None
     if all(query.outcome == "unavailable" for query in report.queries):
         raise SourceUnavailable(report.queries[0].reason)
-    if abs(report.ahead_s) > 0:  # asked about the wrong moment, as is known by now
+    if abs(report.ahead_s) > 0:  # the first collection used the wrong time
         snapshot = await collector.collect(now_s + 0.001)
         report = collector.report
         assert report is not None
@@ -83,40 +83,40 @@ async def probe(
             f"set rate_window_s to {wanted:.0f}"
         )
     if not len(snapshot.nodes):
-        notes.append("no service was found: nothing could be watched")
+        notes.append("no service was found: there is nothing to watch")
     elif not len(snapshot.edge_src):
-        notes.append("no call path was found: causes cannot be told from effects")
+        notes.append("no call path was found: root causes cannot be distinguished from effects")
     return Findings(snapshot, report, hints, scrape_s, tuple(notes))
 
 
 def selectors(promql: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The metrics that an expression reads, each once, with their matchers."""
+    """Return the metrics that an expression reads, without duplicates, with their matchers."""
     found = [(match[1], tuple(_MATCHER.findall(match[2] or ""))) for match in _SELECTOR.finditer(promql)]
     return list(dict.fromkeys(found))
 
 
 async def _why_empty(client: Prometheus, query: Query, time_s: float) -> str:
-    said = []
+    reasons = []
     for metric, matchers in selectors(query.promql):
         counts = await _count(client, metric, (), time_s)
         if counts is None:
             return ""
         if counts == 0:
-            said.append(f"there is no {metric}")
+            reasons.append(f"there is no metric {metric}")
             continue
         if await _count(client, metric, matchers, time_s):
             if query.per:
-                said.append(f"{metric} is there: nothing failed")
+                reasons.append(f"{metric} exists: nothing failed")
             elif not query.ceiling_of:
-                said.append(f"{metric} is there, but has no two samples within the window")
+                reasons.append(f"{metric} exists, but has fewer than two samples within the window")
             continue
         alone = [each for each in matchers if await _count(client, metric, (each,), time_s) == 0]
         what = " and ".join(alone) if alone else ",".join(matchers)
         if query.per and alone:
-            said.append(f"{metric} is there: nothing failed")
+            reasons.append(f"{metric} exists: nothing failed")
         else:
-            said.append(f"there is {metric}, but none with {what}")
-    return "; ".join(dict.fromkeys(said))
+            reasons.append(f"{metric} exists, but not with {what}")
+    return "; ".join(dict.fromkeys(reasons))
 
 
 async def _count(client: Prometheus, metric: str, matchers: tuple[str, ...], time_s: float) -> float | None:
@@ -124,9 +124,9 @@ async def _count(client: Prometheus, metric: str, matchers: tuple[str, ...], tim
 
 
 async def _scrape_s(client: Prometheus, queries: QuerySet, time_s: float) -> float | None:
-    """How often the first metric that is there is scraped: from `up` of one target that has it.
+    """Return the scrape interval of the first existing metric, from `up` of one of its targets.
 
-    Not from the metric itself, of which there may be a million series.
+    The metric itself may have a million series.
     """
     for metric, matchers in dict.fromkeys(
         one for query in queries.queries if query.reveals for one in selectors(query.promql)
@@ -148,15 +148,15 @@ async def _scrape_s(client: Prometheus, queries: QuerySet, time_s: float) -> flo
 
 
 async def _ask(client: Prometheus, promql: str, time_s: float) -> Answer | None:
-    """An answer; None where there is none."""
+    """Return a response; None if the query failed."""
     try:
-        return read_answer((await client.query(promql, time_s, _PATIENCE_S)).body)
+        return read_answer((await client.query(promql, time_s, _TIMEOUT_S)).body)
     except (SourceUnavailable, QueryFailed, ConfigError):
         return None
 
 
 async def _number(client: Prometheus, promql: str, time_s: float, empty: float) -> float | None:
-    """The one value of an expression; None where Prometheus does not say."""
+    """Return the single value of an expression; None if the query failed."""
     answer = await _ask(client, promql, time_s)
     if answer is None:
         return None

@@ -1,7 +1,6 @@
-"""Asks a Prometheus over HTTP; knows nothing of meshes or columns.
+"""A client of Prometheus over HTTP. Knows no meshes or columns.
 
-One client, whose connections are kept. Works with what answers as Prometheus does: Thanos, Mimir,
-VictoriaMetrics.
+It keeps its connections open. Works with compatible servers: Thanos, Mimir, VictoriaMetrics.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from hopline_mesh.errors import QueryFailed, SourceUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back.
+    """A response.
 
     Attributes:
-        body: JSON, not yet read.
-        date_s: the server's clock when it answered, Unix seconds in whole seconds; None where it says none.
+        body: JSON, not yet parsed.
+        date_s: the server's clock at the response, whole Unix seconds; None if it sends none.
     """
 
     body: bytes
@@ -39,15 +38,15 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to be let in.
+    """Authentication for a server.
 
     Attributes:
         token: bearer token.
-        token_file: file of one; read again at every question, for tokens that are renewed.
+        token_file: file with a bearer token; read again for every query, because tokens are renewed.
         user, password: basic authentication.
-        ca_file: PEM certificates that the server's is checked against; None: those of the system.
+        ca_file: PEM CA certificates for the server's certificate; None: those of the system.
         verify: False trusts any certificate.
-        headers: sent with every question, such as X-Scope-OrgID of a Mimir.
+        headers: sent with every query, such as X-Scope-OrgID of Mimir.
     """
 
     token: str = ""
@@ -64,12 +63,12 @@ class Prometheus:
 
     Args:
         url: such as http://prometheus:9090; a path before `/api/v1` may be part of it.
-        access: how to be let in.
-        max_bytes: of one answer; a longer one is not read to its end.
+        access: authentication.
+        max_bytes: of one response; a longer one is not read to its end.
         transport: instead of the network, for tests.
 
     Raises:
-        ConfigError: a URL that is none, both a token and a password, a file that cannot be read.
+        ConfigError: an invalid URL, both a token and a password, a file that cannot be read.
     """
 
     def __init__(
@@ -84,16 +83,14 @@ class Prometheus:
         try:
             address = httpx.URL(url.rstrip("/"))
         except httpx.InvalidURL as error:
-            raise ConfigError(f"prometheus_url: {safe_text(url)!r} is no URL: {error}") from None
+            raise ConfigError(f"prometheus_url: {safe_text(url)!r} is not a URL: {error}") from None
         if address.scheme not in ("http", "https") or not address.host:
             raise ConfigError(f"prometheus_url: {safe_text(url)!r} is not a URL such as http://host:9090")
         user, password = access.user or address.username, access.password or address.password
         if user and (access.token or access.token_file):
-            raise ConfigError(
-                "prometheus: a bearer token and a user name are set; only one of them is sent"
-            )
+            raise ConfigError("prometheus: a bearer token and a user name are set; set only one of them")
         self._url = address.copy_with(username=None, password=None)
-        #: Without a password, for messages.
+        #: The URL without a password, for messages.
         self.url = str(self._url)
         self._token_file = access.token_file
         self._token = access.token
@@ -101,7 +98,7 @@ class Prometheus:
         self._transport = transport
 
         def connect() -> httpx.AsyncClient:
-            # Compressing what goes through a cluster's own network costs the server more than sending it.
+            # Within a cluster's network, compression costs the server more than the transfer.
             return httpx.AsyncClient(
                 headers={"Accept-Encoding": "identity", **(access.headers or {})},
                 auth=httpx.BasicAuth(user, password) if user else None,
@@ -124,14 +121,14 @@ class Prometheus:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def renew(self) -> None:
-        """Let go of all connections and make new ones, after questions were given up.
+        """Close all connections and open new ones, after queries were cancelled.
 
-        A question that is cancelled at the wrong moment keeps its connection's place in the pool for ever;
-        after enough of them nothing could be asked any more.
+        A query that is cancelled at the wrong moment keeps its connection's place in the pool for ever;
+        after enough of them no query could be sent any more.
         """
         if self._transport is not None:
             return
@@ -140,16 +137,16 @@ class Prometheus:
             await before.aclose()
 
     async def query(self, promql: str, time_s: float, timeout_s: float) -> Reply:
-        """Ask for the value of an expression at one moment.
+        """Query the value of an expression at one time.
 
         Args:
             promql: the expression.
             time_s: Unix seconds by the server's clock.
-            timeout_s: after which the server may give up; the caller cancels for itself.
+            timeout_s: after which the server may stop; the caller cancels the query itself.
 
         Raises:
-            SourceUnavailable: no connection, or the server is overloaded, starting or in trouble.
-            QueryFailed: it refuses the question, or answers too much.
+            SourceUnavailable: no connection, or the server is overloaded, starting or failing.
+            QueryFailed: the server refuses the query, or the response is too long.
         """
         fields = {
             "query": promql,
@@ -161,13 +158,13 @@ class Prometheus:
     async def query_range(
         self, promql: str, start_s: float, end_s: float, step_s: float, timeout_s: float
     ) -> Reply:
-        """Ask for the values of an expression at moments that are evenly spaced.
+        """Query the values of an expression at evenly spaced times.
 
         Args:
             start_s, end_s: the first and the last, Unix seconds by the server's clock.
             step_s: between them.
 
-        Raises: as `query`.
+        Raises: see `query`.
         """
         fields = {
             "query": promql,
@@ -179,9 +176,9 @@ class Prometheus:
         return await self._exchange("POST", "/api/v1/query_range", fields)
 
     async def get(self, path: str) -> Reply:
-        """Ask for something else, such as `/api/v1/status/buildinfo`.
+        """Request another path, such as `/api/v1/status/buildinfo`.
 
-        Raises: as `query`.
+        Raises: see `query`.
         """
         return await self._exchange("GET", path, None)
 
@@ -190,11 +187,11 @@ class Prometheus:
             try:
                 return await self._once(method, path, fields)
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                # The server closed a kept connection at the moment in which it was used again.
+                # The server closed an idle connection while it was reused: retry once.
                 return await self._once(method, path, fields)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = safe_text(error) or type(error).__name__
-            raise SourceUnavailable(f"Prometheus at {self.url} cannot be asked: {reason}") from None
+            raise SourceUnavailable(f"Prometheus at {self.url} is unavailable: {reason}") from None
 
     async def _once(self, method: str, path: str, fields: Mapping[str, str] | None) -> Reply:
         request = self._http.build_request(
@@ -219,7 +216,7 @@ class Prometheus:
             size += len(part)
             if size > self._max_bytes:
                 raise QueryFailed(
-                    f"the answer is longer than {self._max_bytes // 2**20} MiB; it was not read"
+                    f"the response is longer than {self._max_bytes // 2**20} MiB; it was not read"
                 )
         return b"".join(parts)
 
@@ -236,27 +233,27 @@ class Prometheus:
         if not token:
             return {}
         if not re.fullmatch(r"[!-~]+", token):
-            raise ConfigError(
-                "prometheus: the bearer token has blanks or other characters that none may have"
-            )
+            raise ConfigError("prometheus: the bearer token has blanks or other invalid characters")
         return {"Authorization": f"Bearer {token}"}
 
     def _refused(self, status: int, body: bytes, location: str) -> QueryFailed | SourceUnavailable:
         reason = _reason(body)
-        where = f"Prometheus at {self.url} answers HTTP {status}"
+        where = f"Prometheus at {self.url} returned HTTP {status}"
         if status in (401, 403):
             return QueryFailed(
-                f"{where}: a token or password is missing, wrong or not allowed to ask{reason}"
+                f"{where}: a token or password is missing, wrong or has no permission{reason}"
             )
         if 300 <= status < 400:
-            return QueryFailed(f"{where}, a redirection to {safe_text(location)!r}; give that URL instead")
+            return QueryFailed(
+                f"{where}, a redirection to {safe_text(location)!r}; configure that URL instead"
+            )
         if status in (408, 429) or status >= 500:
             return SourceUnavailable(f"{where}{reason}")
         return QueryFailed(f"{where}{reason}")
 
 
 def _reason(body: bytes) -> str:
-    """What a refusal says, with ": " before it."""
+    """Return the message of a refusal, with ": " before it."""
     try:
         found = msgspec.json.decode(body[:100_000])
     except UNREADABLE:

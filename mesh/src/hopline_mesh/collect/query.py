@@ -1,6 +1,6 @@
-"""What is asked of Prometheus for one column, and how an answer's series say whose they are.
+"""A query to Prometheus for one column, and the labels that name the services of its series.
 
-Plain values that are checked when they are made; knows no mesh and no HTTP.
+Plain values that are checked when they are created; knows no mesh and no HTTP.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Literal
 from hopline.errors import ConfigError
 from hopline_mesh.schema import EDGE_FEATURES, NODE_FEATURES, Schema
 
-#: How values of one service (or call path) that come in several series become one.
+#: How values of several series of one service (or call path) are combined.
 Combine = Literal["sum", "max"]
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Which labels of a series name a service.
+    """The labels of a series that name a service.
 
     Attributes:
-        service: labels in order of preference: the first counts that is there, and is neither empty nor
-            "unknown".
-        namespace: the same for its namespace; () where names have none.
+        service: labels in order of preference: the first that exists and is neither empty nor "unknown" is
+            used.
+        namespace: labels of its namespace, in the same way; () if names have none.
         pod: the label names a pod; its owner is the service.
-        otherwise: what to read where `service` gives nothing. A name that was found in it is replaced by
-            that of `service` wherever one series had both: a call that never arrived knows the name that
-            was called, and not what would have answered.
+        otherwise: labels to read if `service` gives nothing. Its name is replaced by that of `service` if
+            any series had both: a call that never arrived has only the name that was called, not the
+            workload behind it.
     """
 
     service: tuple[str, ...]
@@ -39,22 +39,22 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question, and the column that its answer fills.
+    """One query, and the column that its response fills.
 
     Attributes:
         of: whether its series are of services or of call paths.
         column: of the schema.
-        promql: as it is sent; gives an instant vector.
-        service: of a call path, the callee.
-        caller: of a call path, the caller; else None.
+        promql: the expression; returns an instant vector.
+        service: labels of the service; for a call path, of the callee.
+        caller: for a call path, labels of the caller; else None.
         scale: values are multiplied by it.
         combine: for several series of one service.
-        per: divide by this column (failures per second by requests per second). Where that is above 0 and
-            the answer has no series, the result is 0: a service without failures has no such series.
-        reveals: a service (or call path) that is in the answer exists.
-        ceiling_of: for a check of histograms. (column, quantile) of each column that was read from the same
-            buckets; the values are shares of observations within the last bucket that has a limit. A
-            quantile above that share is at least as large as the limit, and no more is known.
+        per: divide by this column (failures per second by requests per second). If that is above 0 and
+            the response has no series, the result is 0: a service without failures has no such series.
+        reveals: a service (or call path) in the response exists.
+        ceiling_of: for a check of histograms. (column, quantile) of each column from the same buckets; the
+            values are shares of observations within the last finite bucket. A quantile above that share is
+            at least as large as the bucket's limit; its exact value is unknown.
     """
 
     of: Literal["node", "edge"]
@@ -73,29 +73,29 @@ class Query:
             raise ConfigError(f"{self.name}: its query is empty")
         if (self.of == "edge") != (self.caller is not None):
             raise ConfigError(
-                f"{self.name}: a call path has labels of caller and callee, a service of itself"
+                f"{self.name}: a call path needs labels of caller and callee, a service only its own"
             )
         if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ConfigError(f"{self.name}: scale is {self.scale}; it has to be above 0")
+            raise ConfigError(f"{self.name}: scale is {self.scale}; it must be above 0")
         if self.per == self.column:
-            raise ConfigError(f"{self.name}: it cannot be divided by itself")
+            raise ConfigError(f"{self.name}: per is the column itself; name another column")
 
     @property
     def name(self) -> str:
-        """Such as "node.request_rate"."""
+        """Name of the query, such as "node.request_rate"."""
         return f"{self.of}.{self.column}" + (" (last bucket)" if self.ceiling_of else "")
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySet:
-    """All that is asked in one interval.
+    """All queries of one interval.
 
     Attributes:
         name: for people.
-        queries: at most one for each column, checks of histograms aside.
+        queries: at most one for each column, plus checks of histograms.
 
     Raises:
-        ConfigError: a column twice, or one that is divided by a column which is not there.
+        ConfigError: a duplicate column, or a division by a missing column.
     """
 
     name: str
@@ -105,7 +105,7 @@ class QuerySet:
         seen: set[str] = set()
         for query in self.queries:
             if query.name in seen:
-                raise ConfigError(f"queries {self.name}: {query.name} is asked for twice")
+                raise ConfigError(f"queries {self.name}: {query.name} has two queries")
             seen.add(query.name)
         for query in self.queries:
             needed = [query.per] if query.per else [column for column, _ in query.ceiling_of]
@@ -113,32 +113,34 @@ class QuerySet:
                 if f"{query.of}.{column}" not in seen:
                     raise ConfigError(f"queries {self.name}: {query.name} needs {query.of}.{column}")
         if not any(query.reveals for query in self.queries):
-            raise ConfigError(f"queries {self.name}: none of them says which services there are")
+            raise ConfigError(
+                f"queries {self.name}: none of them reveals services; set reveals = true for one"
+            )
 
     @property
     def by_pod(self) -> bool:
-        """Whether some series have to be joined to services through their pod's owner."""
+        """Whether some series are joined to services by their pod's owner."""
         return any(query.service.pod for query in self.queries)
 
     def columns(self, of: Literal["node", "edge"]) -> tuple[str, ...]:
-        """The columns that are filled; those of the default schema first, in its order."""
+        """Return the columns of the queries; those of the default schema first, in its order."""
         known = NODE_FEATURES if of == "node" else EDGE_FEATURES
         asked = [query.column for query in self.queries if query.of == of and not query.ceiling_of]
         return (*(name for name in known if name in asked), *(name for name in asked if name not in known))
 
     def schema(self) -> Schema:
-        """The default columns, whether they are asked for or not, and the others that are."""
+        """Return the schema: all default columns, and other columns of the queries."""
         return Schema(
             (*NODE_FEATURES, *(name for name in self.columns("node") if name not in NODE_FEATURES)),
             (*EDGE_FEATURES, *(name for name in self.columns("edge") if name not in EDGE_FEATURES)),
         )
 
     def plus(self, others: Iterable[Query], *, reveal: bool = True) -> QuerySet:
-        """These queries, and others for columns that are not asked for yet.
+        """Return these queries, plus others for columns without a query.
 
         Args:
             others: more queries.
-            reveal: False: what only the others know is no part of the mesh.
+            reveal: False: services that only the others show are not part of the mesh.
         """
         asked = {query.name for query in self.queries}
         new = [query for query in others if query.name not in asked]

@@ -1,4 +1,4 @@
-"""Reads a file of the user's own queries, and says by path and line what is wrong with one."""
+"""Reads a file of the user's own queries, and reports errors with path and line."""
 
 from __future__ import annotations
 
@@ -43,12 +43,11 @@ def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> Q
 
     Args:
         path: the file.
-        window_s: what `$window` stands for.
-        matchers: what `$matchers` stands for, and further matchers of built-in queries that are extended.
+        window_s: value of `$window`.
+        matchers: value of `$matchers`; also added to built-in queries that the file extends.
 
     Raises:
-        ConfigError: the file cannot be read or something in it is wrong; the message starts with the path
-            and the line.
+        ConfigError: the file cannot be read or is invalid; the message starts with the path and the line.
     """
     try:
         text = path.read_text()
@@ -63,7 +62,7 @@ def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> Q
 
 
 class _QueryFile:
-    """A file that is being read."""
+    """The reader of one file."""
 
     def __init__(self, path: Path, text: str, tree: dict[str, Any], window_s: float, matchers: str) -> None:
         self._path = path
@@ -86,11 +85,11 @@ class _QueryFile:
         for of in kinds:
             items = self._tree.get(of, [])
             if not isinstance(items, list):
-                self._wrong("", 0, of, f"write [[{of}]], once for each query")
+                self._wrong("", 0, of, f"must be [[{of}]], once for each query")
             for number, item in enumerate(items):
                 for one in self._of_item(of, number, self._table(of, number, item), defaults):
                     if any(one.name == other.name for other in queries):
-                        self._wrong(of, number, "column", f"{one.name} is asked for twice")
+                        self._wrong(of, number, "column", f"{one.name} has two queries")
                     queries.append(one)
                     places.append((of, number))
         base = [
@@ -103,18 +102,18 @@ class _QueryFile:
             if query.per and not any(o.of == of and o.column == query.per for o in every):
                 self._wrong(of, number, "per", f"there is no query for {of}.{query.per}")
         if not every:
-            raise ConfigError(f"{self._path}: it has no queries; write [[node]] and [[edge]], or extends")
+            raise ConfigError(f"{self._path}: it has no queries; add [[node]] and [[edge]], or extends")
         try:
             return QuerySet(self._path.name, tuple(every))
         except ConfigError as error:
             raise ConfigError(f"{self._path}: {error}") from None
 
     def _extended(self) -> list[Query]:
-        """Queries of the built-in sets that this one extends, less those it does without."""
+        """Return queries of the built-in sets that this file extends, minus those of `without`."""
         named = self._tree.get("extends", [])
         names = [named] if isinstance(named, str) else named
         if not isinstance(names, list) or any(name not in _BUILT_IN for name in names):
-            self._wrong("", 0, "extends", f"it names any of {', '.join(_BUILT_IN)}; got {named!r}")
+            self._wrong("", 0, "extends", f"must be a list of {', '.join(_BUILT_IN)}; got {named!r}")
         queries: list[Query] = []
         for name in names:
             if name == "containers":
@@ -127,20 +126,25 @@ class _QueryFile:
         columns = {f"{query.of}.{query.column}" for query in queries}
         if not isinstance(without, list) or any(name not in columns for name in without):
             self._wrong(
-                "", 0, "without", f"a list of what is extended, such as node.connections; got {without!r}"
+                "",
+                0,
+                "without",
+                f"must be a list of extended columns, such as node.connections; got {without!r}",
             )
         return [query for query in queries if f"{query.of}.{query.column}" not in without]
 
     def _of_item(
         self, of: Literal["node", "edge"], number: int, item: dict[str, Any], defaults: dict[str, Any]
     ) -> list[Query]:
-        """The query of one table; of a histogram also the check of its last bucket."""
+        """Return the query of one table; for a histogram also the check of its last bucket."""
         for key in item:
             if key not in _KEYS[of]:
                 self._wrong(of, number, key, f"unknown key{_closest(key, _KEYS[of])}")
         column = self._text(of, number, item, "column")
         if not _COLUMN.fullmatch(column):
-            self._wrong(of, number, "column", f"{column!r} is not of a-z, 0-9 and _, such as request_rate")
+            self._wrong(
+                of, number, "column", f"{column!r} may have only a-z, 0-9 and _, such as request_rate"
+            )
         scale = item.get("scale", 1.0)
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < 1e30:
             self._wrong(of, number, "scale", f"{scale!r} is not a number above 0")
@@ -164,17 +168,17 @@ class _QueryFile:
             caller = self._labels(of, number, merged, "caller", "caller_namespace")
         if "histogram" not in item:
             if "quantile" in item:
-                self._wrong(of, number, "quantile", "it belongs to a histogram")
+                self._wrong(of, number, "quantile", "allowed only with histogram")
             promql = self._promql(of, number, item, "query")
             return [Query(of, column, promql, service, caller, float(scale), combine, per, reveals)]
         if "query" in item or per:
-            self._wrong(of, number, "histogram", "it goes with neither query nor per")
+            self._wrong(of, number, "histogram", "not allowed together with query or per")
         q = item.get("quantile")
         if isinstance(q, bool) or not isinstance(q, (int, float)) or not 0 < q < 1:
             self._wrong(of, number, "quantile", f"{q!r} is not a number between 0 and 1, such as 0.99")
         found = _SELECTOR.fullmatch(self._promql(of, number, item, "histogram"))
         if found is None or not found[1].endswith("_bucket"):
-            self._wrong(of, number, "histogram", 'it is like http_duration_seconds_bucket{job="shop"}')
+            self._wrong(of, number, "histogram", 'must be like http_duration_seconds_bucket{job="shop"}')
         metric, matchers = found[1], (found[2] or "").strip().removesuffix(",")
         parts = [service] if caller is None else [caller, service]
         labels = ", ".join(
@@ -195,9 +199,9 @@ class _QueryFile:
                 window=duration(self._window_s), matchers=self._matchers
             )
         except (KeyError, ValueError):
-            self._wrong(of, number, key, "after $ comes window or matchers; write $$ for a $ of a pattern")
-        if said := _unbalanced(promql):
-            self._wrong(of, number, key, said)
+            self._wrong(of, number, key, "only $window and $matchers are known; write $$ for a literal $")
+        if problem := _unbalanced(promql):
+            self._wrong(of, number, key, problem)
         return promql
 
     def _labels(
@@ -205,7 +209,7 @@ class _QueryFile:
     ) -> Labels:
         if key not in item:
             self._wrong(
-                of, number, "", f"{key} is missing: the label with its name, here or under [labels]"
+                of, number, "", f"{key} is missing: set the label with the name, here or under [labels]"
             )
         return Labels(self._names(of, number, item, key), self._names(of, number, item, namespace), pod=pod)
 
@@ -215,7 +219,7 @@ class _QueryFile:
         if not isinstance(names, list) or not all(
             isinstance(name, str) and _LABEL.fullmatch(name) for name in names
         ):
-            self._wrong(of, number, key, f"{value!r} is not the name of a label, or a list of some")
+            self._wrong(of, number, key, f"{value!r} is not the name of a label or a list of names")
         return tuple(names)
 
     def _text(self, of: str, number: int, item: dict[str, Any], key: str) -> str:
@@ -236,7 +240,7 @@ class _QueryFile:
         raise ConfigError(f"{self._path}:{self._line(table, number, key)}: {where}: {reason}")
 
     def _line(self, table: str, number: int, key: str) -> int:
-        """The line of a key within the nth table of a name; of the table where the key is not found."""
+        """Return the line of a key within the nth table of a name; if it is missing, that of the table."""
         current, seen, start = "", -1, 1
         for line, text in enumerate(self._lines, 1):
             if header := _TABLE.fullmatch(text):
@@ -261,7 +265,7 @@ def _closest(key: str, known: Sequence[str]) -> str:
 
 
 def _unbalanced(promql: str) -> str:
-    """What is wrong with brackets and quotes; Prometheus itself judges the rest."""
+    """Return the problem with brackets and quotes, or ""; Prometheus itself checks everything else."""
     pairs = {")": "(", "]": "[", "}": "{"}
     open_now: list[str] = []
     quote = ""
@@ -279,7 +283,7 @@ def _unbalanced(promql: str) -> str:
         elif character in "([{":
             open_now.append(character)
         elif character in pairs and (not open_now or open_now.pop() != pairs[character]):
-            return f"{character!r} closes what was not opened"
+            return f"{character!r} has no opening bracket"
     if quote:
-        return f"a text that {quote} begins has no end"
+        return f"a text that starts with {quote} has no end"
     return f"{open_now[-1]!r} is not closed" if open_now else ""

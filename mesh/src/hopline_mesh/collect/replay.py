@@ -1,4 +1,4 @@
-"""Plays a recording as if it were live: for demonstrations and tests."""
+"""Replays a recording as if it were live: for demonstrations and tests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hopline_mesh.snapshot import Gap, Snapshot
 
 
 class Replay:
-    """Gives one recorded snapshot for each interval, and what was known of changes at its time.
+    """Returns one recorded snapshot for each interval, with planned changes and troubles at its time.
 
-    Takes the place of a `Collector`. Behind the last snapshot it is blind: all that was there stays, as not
-    measured, with a gap.
+    Replaces a `Collector`. After the last snapshot it is blind: all services stay as not measured, with a
+    gap.
 
     Args:
-        recording: what to play, from its first snapshot to its last.
+        recording: played from its first snapshot to its last.
 
     Raises:
-        SnapshotInvalid: it has no snapshots.
+        SnapshotInvalid: the recording has no snapshots.
 
     Attributes:
         schema, roster: of the snapshots.
@@ -41,20 +41,20 @@ class Replay:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Replay:
-        """Play a folder, such as `hopline mesh evaluate` reads.
+        """Replay a folder in the format of `hopline mesh evaluate`.
 
         Raises:
-            SnapshotInvalid: it cannot be read, or is empty.
+            SnapshotInvalid: the folder cannot be read, or is empty.
         """
         return cls(read_folder(folder))
 
     @property
     def left(self) -> int:
-        """Snapshots that were not given yet."""
+        """Number of remaining snapshots."""
         return len(self._recording.snapshots) - self._next
 
     async def collect(self, now_s: float) -> Snapshot:
-        """The next snapshot, as if it had been taken now.
+        """Return the next snapshot with the present time.
 
         Args:
             now_s: our clock, Unix seconds.
@@ -68,9 +68,9 @@ class Replay:
         return dataclasses.replace(snapshot, time_s=now_s)
 
     def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
-        """What was known when the last snapshot was taken, with its times moved to now.
+        """Return planned changes and troubles of the last snapshot, with times moved to now.
 
         Args:
-            now_s: not needed here; as for a watch of Kubernetes.
+            now_s: unused; for compatibility with a watch of Kubernetes.
         """
         return self._recording.contexts[max(0, self._next - 1)].moved(self._moved_s), ()

@@ -1,27 +1,27 @@
-"""What an interval's collection took and gave, as numbers for metrics and for people."""
+"""The report of a collection, for metrics and for people."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: `ok` and `empty` were answered; `late`: not within the deadline; `unavailable`: no connection, or a
-#: server in trouble; `refused`: the question is wrong or not allowed, or the answer cannot be read.
+#: `ok` and `empty` succeeded; `late`: not within the deadline; `unavailable`: no connection, or a failing
+#: server; `refused`: the query is invalid or not permitted, or the response cannot be read.
 Outcome = Literal["ok", "empty", "late", "unavailable", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
-    """One question.
+    """The report of one query.
 
     Attributes:
         name: such as "node.request_rate".
-        outcome: how it went.
-        reason: why, for people; "" where it went well.
-        duration_s: until it was answered and read.
-        series: in the answer.
-        matched: of these, how many were of a service (or call path) that is watched.
-        bytes: of the answer.
+        outcome: of the query.
+        reason: for people; "" if it succeeded.
+        duration_s: until the response was read.
+        series: number in the response.
+        matched: number of series that belong to a watched service or call path.
+        bytes: of the response.
     """
 
     name: str
@@ -35,18 +35,18 @@ class QueryReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectReport:
-    """One interval.
+    """The report of one interval.
 
     Attributes:
         time_s: of the snapshot.
-        duration_s: from the first question to the snapshot.
+        duration_s: from the first query to the snapshot.
         queries: in the order of the query set.
-        services, edges: in the snapshot.
-        new_services: of these, never seen before.
-        held_services: of these, not seen now and kept as not measured.
-        left_out: services and call paths beyond the limits.
+        services, edges: numbers in the snapshot.
+        new_services: number of services that were never seen before.
+        held_services: number of missing services that stay as not measured.
+        left_out: number of services and call paths beyond the limits.
         ahead_s: how far Prometheus' clock is ahead of ours.
-        gaps: how many were reported.
+        gaps: number of gaps.
     """
 
     time_s: float
@@ -62,15 +62,15 @@ class CollectReport:
 
     @property
     def failed(self) -> int:
-        """Questions without an answer."""
+        """Number of failed queries."""
         return sum(query.outcome not in ("ok", "empty") for query in self.queries)
 
     @property
     def series(self) -> int:
-        """Of all answers."""
+        """Number of series in all responses."""
         return sum(query.series for query in self.queries)
 
     @property
     def bytes(self) -> int:
-        """Of all answers."""
+        """Size of all responses."""
         return sum(query.bytes for query in self.queries)

@@ -1,4 +1,4 @@
-"""`hopline mesh`: watch a service mesh, and what belongs to it. One line for each command."""
+"""The commands of `hopline mesh`, one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hopline mesh demo`: a simulated mesh, faults, and the watch on it, without anything else."""
+"""`hopline mesh demo`: a simulated mesh with faults, and a watch on it. Needs no other process."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from typing import Annotated
 
 import typer
 
-#: Incidents that a check waits for, and how fast it plays.
+#: Number of incidents that --check waits for, and its speed.
 _CHECKED, _CHECK_SPEED = 2, 60.0
 
 
 def demo(
     services: Annotated[int, typer.Option(help="Number of services, at least 6.", min=6, max=500)] = 12,
-    seed: Annotated[int, typer.Option(help="Another seed gives another mesh.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the mesh; the same seed gives the same mesh.", min=0)
+    ] = 0,
     speed: Annotated[
-        float, typer.Option(help="Simulated seconds in a second, up to 100.", min=1.0, max=100.0)
+        float, typer.Option(help="Simulated seconds per second, up to 100.", min=1.0, max=100.0)
     ] = 30.0,
-    port: Annotated[int, typer.Option(help="Of the page; 0 takes a free one.", min=0, max=65535)] = 9092,
+    port: Annotated[
+        int, typer.Option(help="Port of the page; 0 chooses a free one.", min=0, max=65535)
+    ] = 9092,
     check: Annotated[
-        bool, typer.Option("--check", help="Play two faults, see that they are found, then exit.")
+        bool, typer.Option("--check", help="Inject two faults, check that both are detected, and exit.")
     ] = False,
 ) -> None:
-    """Play a day of a simulated mesh: look at the page while things go wrong and the watch finds them."""
+    """Watch a simulated mesh for a simulated day, with faults and planned changes, and show the page."""
     from hopline_mesh.demo import SimulatedFeed, play
 
     feed = SimulatedFeed(
@@ -30,12 +34,12 @@ def demo(
     play(
         feed,
         0 if check else port,
-        lambda what: typer.echo(f"{feed.name}\npage  {what.page}\nCtrl-C ends it\n"),
+        lambda started: typer.echo(f"{feed.name}\npage  {started.page}\nCtrl-C stops it\n"),
     )
     if not check:
         return
     missed = ", ".join(fault.kind for fault, found in feed.found.items() if not found)
     if missed or feed.false:
-        typer.echo(f"not found: {missed or 'none'}; incidents for nothing: {feed.false}", err=True)
+        typer.echo(f"undetected faults: {missed or 'none'}; false incidents: {feed.false}", err=True)
         raise typer.Exit(1)
-    typer.echo("each fault was named first or second, and there was no incident for nothing")
+    typer.echo("each fault was the first or second suspect, and there was no false incident")

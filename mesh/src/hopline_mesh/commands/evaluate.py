@@ -1,4 +1,4 @@
-"""`hopline mesh evaluate`: judge detectors on a folder of snapshots."""
+"""`hopline mesh evaluate`: evaluate detectors on a recorded mesh."""
 
 from __future__ import annotations
 
@@ -24,45 +24,50 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of nodes, edges and labels.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder with the recording: nodes, edges and labels.")
+    ],
     detector: Annotated[
         str,
         typer.Option(
             help="tagae, static, percentile, sigma, maximum, isolation_forest, pca or untrained; several "
-            "with commas; all: each."
+            "separated by commas; or all."
         ),
     ] = "tagae",
     train: Annotated[
         str | None,
         typer.Option(
             metavar="A..B",
-            help="Learn from the time A to B, judge all the rest: Unix seconds or ISO-8601.",
+            help="Training period; all other time is the test. Unix seconds or ISO-8601.",
             show_default=False,
         ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(help="Seconds after an event's end in which an incident still finds it.")
+        float,
+        typer.Option(help="Seconds after an event's end in which an incident still counts as detection."),
     ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Write the report and drawings of the scores here.", show_default=False
+            metavar="FOLDER",
+            help="Write the report and plots of the anomaly scores to this folder.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Let detectors learn from a recorded mesh and find what is known to have gone wrong in it."""
+    """Train detectors on a recorded mesh, and compare their incidents with its labelled events."""
     from hopline_mesh.evaluate.folder import read_folder
     from hopline_mesh.evaluate.report import DETECTORS, Report, write_report
 
     names = list(DETECTORS) if detector == "all" else [name for name in detector.split(",") if name]
     if not names or set(names) - set(DETECTORS):
         unknown = ", ".join(sorted(set(names) - set(DETECTORS))) or "none"
-        raise BadRequest(f"--detector {unknown}: there are {', '.join(DETECTORS)}, and all")
+        raise BadRequest(f"--detector {unknown}: unknown; choose from {', '.join(DETECTORS)}, or all")
     if grace < 0:
         raise BadRequest(f"--grace {grace:g}: must be at least 0")
     if report is not None and report.exists() and not report.is_dir():
-        raise BadRequest(f"--report {report}: is a file; name a folder")
+        raise BadRequest(f"--report {report}: is a file; give a folder")
     recording = read_folder(folder)
     if train is not None:
         recording = _trained_on(recording, train)
@@ -73,7 +78,7 @@ def evaluate(
         for name in names:
             verdicts[name], judged = _judge(name, recording, grace, advance)
             found.append(judged)
-    told = Report(
+    result = Report(
         name=recording.name,
         train=recording.train,
         test=recording.test,
@@ -86,22 +91,22 @@ def evaluate(
         detectors=tuple(found),
     )
     if report is not None:
-        write_report(told, recording, verdicts, report)
+        write_report(result, recording, verdicts, report)
     if as_json:
-        typer.echo(msgspec.json.encode(told))
+        typer.echo(msgspec.json.encode(result))
     else:
-        show(told, Console())
+        show(result, Console())
 
 
 def show(report: Report, console: Console) -> None:
-    """Print a report: a line for each detector, then kinds of events of each."""
+    """Print a report: one line for each detector, then each one's kinds of events."""
     from hopline_mesh.evaluate.plain import plain
 
     judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
     console.print(Text(f"{plain(report.name)}: {judged}, {report.interval_s:g} s each"))
     if report.events_in_training:
         console.print(
-            f"{report.events_in_training} events begin in the training: a detector may take them as normal",
+            f"{report.events_in_training} events begin in the training: detectors may learn them as normal",
             style="yellow",
             highlight=False,
         )
@@ -137,7 +142,7 @@ def show(report: Report, console: Console) -> None:
     for one in report.detectors:
         if one.unjudged:
             console.print(
-                f"{one.detector} said nothing of {one.unjudged} intervals: learning, or too much missing",
+                f"{one.detector} did not judge {one.unjudged} intervals: learning, or too few measurements",
                 style="yellow",
                 highlight=False,
             )
@@ -173,7 +178,7 @@ def _judge(
 
 
 def _trained_on(recording: Recording, text: str) -> Recording:
-    """The recording with this training, and all the rest as its test."""
+    """Return the recording with this training period, and all other time as its test period."""
     from hopline_mesh.evaluate.periods import without
     from hopline_mesh.evaluate.recording import Period
     from hopline_mesh.evaluate.times import clock, parse
@@ -182,19 +187,19 @@ def _trained_on(recording: Recording, text: str) -> Recording:
     start_s, end_s = parse(first), parse(last)
     if not dots or start_s is None or end_s is None or start_s >= end_s:
         raise BadRequest(
-            f"--train {text}: write A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
+            f"--train {text}: must be A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
         )
     times = [snapshot.time_s for snapshot in recording.snapshots]
     train = Period(start_s, end_s)
     whole = Period(times[0], times[-1] + max(recording.interval_s, 1.0))
     test = without(whole, [train])
     for what, inside in (
-        ("no snapshot is in it", any(moment in train for moment in times)),
-        ("no snapshot is left to judge", any(moment in period for moment in times for period in test)),
+        ("no snapshot is in this period", any(moment in train for moment in times)),
+        ("no snapshot is left for the test", any(moment in period for moment in times for period in test)),
     ):
         if not inside:
             raise BadRequest(
-                f"--train {text}: {what}; the recording is of {clock(times[0])} to {clock(times[-1])}"
+                f"--train {text}: {what}; the recording is from {clock(times[0])} to {clock(times[-1])}"
             )
     return replace(recording, train=(train,), test=test)
 
@@ -205,7 +210,7 @@ def _number(value: float | None, form: str) -> str:
 
 @contextlib.contextmanager
 def _bars(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar for each detector, on stderr; nothing where that is no terminal."""
+    """A progress bar for each detector, on stderr; nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
@@ -213,7 +218,7 @@ def _bars(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
 
         def advance(name: str, done: float) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None)  # how long learning takes is not known
+                tasks[name] = bars.add_task(name, total=None)  # the time of the training is unknown
             elif done:
                 bars.update(tasks[name], completed=done, total=1.0)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Options that the commands of a mesh watch share, and the settings that come of them."""
+"""Options that several commands share, and the settings that they give."""
 
 from __future__ import annotations
 
@@ -11,40 +11,48 @@ import typer
 from hopline.errors import BadRequest
 from hopline_mesh.settings import DEFAULT_FILE, MeshSettings, load_settings
 
-PrometheusUrl = Annotated[str | None, typer.Option(metavar="URL", help="Prometheus.", show_default=False)]
+PrometheusUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="URL of Prometheus.", show_default=False)
+]
 MeshKind = Annotated[
     str | None,
-    typer.Option(help="Whose metrics: istio, linkerd or file (see --query-file).", show_default=False),
+    typer.Option(
+        help="Source of the metrics: istio, linkerd or file (see --query-file).", show_default=False
+    ),
 ]
 QueryFile = Annotated[
-    Path | None, typer.Option(help="Queries for each column, for --mesh file.", show_default=False)
+    Path | None,
+    typer.Option(help="File with a query for each column, for --mesh file.", show_default=False),
 ]
 SettingsFile = Annotated[
-    Path | None, typer.Option(help="Settings file. Default: hopline-mesh.toml, if there is one.")
+    Path | None, typer.Option(help="Settings file. Default: hopline-mesh.toml, if it exists.")
 ]
 AnySetting = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Any setting: --set window_size=60; repeatable.", show_default=False),
+    typer.Option(
+        "--set", help="Set any setting, such as --set window_size=60; repeatable.", show_default=False
+    ),
 ]
 
 
 def resolve_settings(
     file: Path | None, flags: dict[str, Any], settings: list[str] | None = None
 ) -> MeshSettings:
-    """Settings of a command: file, environment, flags, and `--set key=value` above them.
+    """Return the settings of a command: file, environment, flags, and `--set key=value` above them.
 
     Args:
-        file: None is hopline-mesh.toml, if there is one.
-        flags: key -> value; None where a flag was not given.
+        file: None is hopline-mesh.toml, if it exists.
+        flags: key -> value; None if a flag was not given.
 
     Raises:
-        ConfigError: see `load_settings`. BadRequest: a `--set` without "=".
+        ConfigError: see `load_settings`.
+        BadRequest: a `--set` without "=".
     """
     given = dict(flags)
     for item in settings or []:
         name, equals, value = item.partition("=")
         if not equals:
-            raise BadRequest(f"--set {item}: write key=value, such as window_size=60")
+            raise BadRequest(f"--set {item}: must be key=value, such as window_size=60")
         given[name.rpartition(".")[2]] = value
     if file is None and DEFAULT_FILE.is_file():
         file = DEFAULT_FILE

@@ -1,4 +1,4 @@
-"""`hopline mesh queries`: what Prometheus would be asked, and what it would answer."""
+"""`hopline mesh queries`: print the queries to Prometheus, and test them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = {"ok": "green", "empty": "yellow"}
 def queries(
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Ask this Prometheus each query once.", show_default=False),
+        typer.Option(metavar="URL", help="Send each query once to this Prometheus.", show_default=False),
     ] = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,
@@ -33,7 +33,10 @@ def queries(
     settings: AnySetting = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print what is asked; with --url also what comes back, and why where nothing does (then exit 1)."""
+    """Print the queries; with --url run them and explain empty results.
+
+    Exits with 1 if a query fails or no service is found.
+    """
     if query_file is not None and mesh is None:
         mesh = "file"
     flags = {"prometheus_url": url, "mesh": mesh, "query_file": query_file}
@@ -91,23 +94,23 @@ def _show(asked: QuerySet, found: Findings, settings: MeshSettings) -> None:
     table = Table("column", "series", "of the mesh", "ms", "", box=None)
     for query, each in zip(asked.queries, report.queries, strict=True):
         colour = _COLOURS.get(each.outcome, "red")
-        said = found.hints.get(query.name) or each.reason
+        note = found.hints.get(query.name) or each.reason
         if each.outcome == "empty" and query.ceiling_of and not each.reason:
-            said = "no latency is above it"
+            note = "no latency is above the last bucket"
         numbers = (str(each.series), str(each.matched), f"{1000 * each.duration_s:.0f}")
-        table.add_row(f"[{colour}]{query.name}[/]", *numbers, _plain(said))
+        table.add_row(f"[{colour}]{query.name}[/]", *numbers, _plain(note))
     console.print(table)
     names = [snapshot.roster.name(slot) for slot in snapshot.nodes.tolist()]
     few = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
     console.print(_plain(f"\n{len(names)} services ({few}), {len(snapshot.edge_src)} call paths"))
     if found.scrape_s is not None:
         window = settings.source.rate_window_s
-        console.print(f"scraped every {found.scrape_s:.3g} s; rates are taken over {window:g} s")
+        console.print(f"scraped every {found.scrape_s:.3g} s; window of rates {window:g} s")
     known = {query.name for query in asked.queries}
     for note in (*found.notes, *(gap.reason for gap in snapshot.gaps if gap.what not in known)):
         console.print(f"[yellow]{_plain(note)}[/]")
 
 
 def _plain(text: str) -> str:
-    """Without what rich would take for markup."""
+    """Escape characters that rich would parse as markup."""
     return text.replace("[", "\\[")

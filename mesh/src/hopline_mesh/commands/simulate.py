@@ -1,4 +1,4 @@
-"""`hopline mesh simulate`: a mesh that exists only here, with real metrics and a Kubernetes API."""
+"""`hopline mesh simulate`: a simulated mesh with real metrics and a Kubernetes API."""
 
 from __future__ import annotations
 
@@ -24,31 +24,34 @@ _PRESETS = ("plain", "calm", "high-churn")
 
 def simulate(
     services: Annotated[int, typer.Option(help="Number of services.")] = 12,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same mesh.")] = 0,
-    port: Annotated[int, typer.Option(help="Of /metrics, /state and orders; 0 takes a free one.")] = 9400,
+    seed: Annotated[int, typer.Option(help="Seed of the mesh; the same seed gives the same mesh.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port of /metrics, /state and control requests; 0 chooses a free one.")
+    ] = 9400,
     kubernetes_port: Annotated[
-        int, typer.Option(help="Of the Kubernetes API's look-alike; 0 takes a free one.")
+        int, typer.Option(help="Port of the simulated Kubernetes API; 0 chooses a free one.")
     ] = 9401,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     rate: Annotated[float, typer.Option(help="Requests per second that enter the mesh.")] = 150.0,
-    daily: Annotated[float, typer.Option(help="By how much the load swings over a day, 0 to 0.9.")] = 0.0,
-    autoscale: Annotated[bool, typer.Option(help="Whether the number of pods follows the load.")] = True,
+    daily: Annotated[float, typer.Option(help="Amplitude of the load over a day, 0 to 0.9.")] = 0.0,
+    autoscale: Annotated[bool, typer.Option(help="Scale the number of pods with the load.")] = True,
     missing: Annotated[
-        float, typer.Option(help="Share of scrapes that fail; of a recording, of measurements.")
+        float,
+        typer.Option(help="Share of scrapes that fail; in a recording, share of missing measurements."),
     ] = 0.0,
-    speed: Annotated[float, typer.Option(help="Simulated seconds for each second.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Simulated seconds per second.")] = 1.0,
     per_pod: Annotated[
         bool,
         typer.Option(
-            help="Count requests by pod, as in a real mesh; by service there are a third of the lines, "
-            "for hundreds of services."
+            help="Count requests by pod, as in a real mesh. By service there are a third of the lines; use "
+            "it for hundreds of services."
         ),
     ] = True,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KIND@T[+SECONDS][:TARGET]",
-            help="A fault T simulated seconds after the start, such as memory_leak@300+600:cart or "
+            help="Inject a fault T simulated seconds after the start, such as memory_leak@300+600:cart or "
             "edge_latency@300:web>cart; repeatable.",
             show_default=False,
         ),
@@ -57,37 +60,39 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="KIND@T[:SERVICE][=PODS]",
-            help="A planned change, such as scale@300:cart=7 or rollout@300:cart; repeatable.",
+            help="Make a planned change, such as scale@300:cart=7 or rollout@300:cart; repeatable.",
             show_default=False,
         ),
     ] = None,
     prometheus_config: Annotated[
         Path | None,
-        typer.Option(help="Write a configuration with which Prometheus scrapes it.", show_default=False),
+        typer.Option(
+            help="Write a configuration for a Prometheus that scrapes the mesh.", show_default=False
+        ),
     ] = None,
     scrape_interval: Annotated[
         float, typer.Option(help="Seconds between scrapes, for --prometheus-config.")
     ] = 15.0,
     seconds: Annotated[
-        float | None, typer.Option("--for", help="End after so many seconds.", show_default=False)
+        float | None, typer.Option("--for", help="Stop after this number of seconds.", show_default=False)
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
-            help="Serve nothing: write a recording for `hopline mesh evaluate` into this new folder.",
+            help="Do not serve; write a recording for `hopline mesh evaluate` to this new folder.",
             show_default=False,
         ),
     ] = None,
-    hours: Annotated[float, typer.Option(help="Length of the recording.")] = 24.0,
+    hours: Annotated[float, typer.Option(help="Length of the recording in hours.")] = 24.0,
     preset: Annotated[
         str,
         typer.Option(
-            help="Of the recording: plain (only --fault and --operation), calm, or high-churn (pods "
-            "replaced all the time, and faults)."
+            help="Content of the recording: plain (only --fault and --operation), calm, or high-churn "
+            "(pods are replaced all the time, with faults)."
         ),
     ] = "plain",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One line of JSON with what was started or written.")
+        bool, typer.Option("--json", help="Print one line of JSON with the URLs or the recording.")
     ] = False,
 ) -> None:
     """Simulate a service mesh: metrics of Istio, cAdvisor and kube-state-metrics, pods, and faults."""
@@ -108,11 +113,9 @@ def simulate(
         _record(_run(preset, plan, seed), record, as_json)
         return
     if preset != "plain":
-        raise BadRequest(
-            f"--preset {preset} is for --record; faults of a running mesh are given by --fault"
-        )
+        raise BadRequest(f"--preset {preset} needs --record; use --fault for faults of a running mesh")
     if not scrape_interval >= 0.001 or (seconds is not None and not seconds >= 0.0):
-        raise BadRequest("--scrape-interval has to be at least 0.001 s, and --for at least 0 s")
+        raise BadRequest("--scrape-interval must be at least 0.001 s, and --for at least 0 s")
     from hopline_mesh.simulate.live import Live
 
     live = Live(plan, seed, speed, per_pod=per_pod)
@@ -128,7 +131,9 @@ def _run(preset: str, plan: MeshPlan, seed: int) -> Simulation:
     if preset == "plain":
         return simulated(replace(plan, daily=plan.daily or 0.35, missing=plan.missing or 0.001), seed)
     if plan.faults or plan.operations:
-        raise BadRequest(f"--preset {preset} has faults and operations of its own")
+        raise BadRequest(
+            f"--preset {preset} defines its faults and operations; remove --fault and --operation"
+        )
     if preset == "calm":
         return calm(plan.hours, plan.services, seed=seed)
     return high_churn(plan.hours, plan.services, seed=seed, quiet_hours=min(4.0, plan.hours / 4))
@@ -143,7 +148,7 @@ def _record(run: Simulation, folder: Path, as_json: bool) -> None:
     with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
         task = progress.add_task("Simulating", total=len(run))
         write(run, folder, folder.resolve().name, lambda: progress.advance(task))
-    told = {
+    written = {
         "folder": str(folder),
         "snapshots": len(run),
         "services": run.plan.services,
@@ -151,7 +156,7 @@ def _record(run: Simulation, folder: Path, as_json: bool) -> None:
         "operations": len(run.operations),
     }
     typer.echo(
-        json.dumps(told) if as_json else f"{folder}: {len(run):,} snapshots, {len(run.faults)} faults"
+        json.dumps(written) if as_json else f"{folder}: {len(run):,} snapshots, {len(run.faults)} faults"
     )
 
 
@@ -182,7 +187,7 @@ def _serve(
             api = Server(host, kubernetes_port, web.handler(live.log))
             stack.callback(api.close)
         except OSError as error:
-            raise BadRequest(f"cannot listen at {host}: {error}; name other ports, or 0") from error
+            raise BadRequest(f"cannot listen on {host}: {error}; choose other ports, or 0") from error
         if config is not None:
             try:
                 config.write_text(prometheus_config(server.port, scrape_s, host), encoding="utf-8")
@@ -193,8 +198,10 @@ def _serve(
         if as_json:
             typer.echo(json.dumps({"metrics": f"{url}/metrics", "control": url, "kubernetes": api_url}))
         else:
-            typer.echo(f"Metrics at {url}/metrics, Kubernetes' API at {api_url}")
-            typer.echo(f'state: {url}/state; a fault: curl {url}/faults -d \'{{"kind": "memory_leak"}}\'')
+            typer.echo(f"metrics: {url}/metrics; Kubernetes API: {api_url}")
+            typer.echo(
+                f'state: {url}/state; inject a fault: curl {url}/faults -d \'{{"kind": "memory_leak"}}\''
+            )
         end_s = None if seconds is None else time.monotonic() + seconds
         while not stop.wait(0.5 if end_s is None else max(0.0, min(0.5, end_s - time.monotonic()))):
             if end_s is not None and time.monotonic() >= end_s:

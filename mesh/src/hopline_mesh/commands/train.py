@@ -1,4 +1,4 @@
-"""`hopline mesh train`: learn what is normal before the watch begins."""
+"""`hopline mesh train`: learn the baseline before the first watch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-#: Names that are told of a list.
+#: Maximum number of names that a message lists.
 _NAMED = 5
 
 
@@ -43,13 +43,15 @@ def train(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]", help="Learn from the training of a recorded mesh.", show_default=False
+            metavar="[DIR]", help="Learn from the training period of this recording.", show_default=False
         ),
     ] = None,
     from_prometheus: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Learn from the last 24h, 7d … of Prometheus.", show_default=False
+            metavar="TIME",
+            help="Learn from the last TIME of Prometheus, such as 24h or 7d.",
+            show_default=False,
         ),
     ] = None,
     without: Annotated[
@@ -57,7 +59,7 @@ def train(
         typer.Option(
             "--except",
             metavar="A..B",
-            help="Do not learn from the time A to B: Unix seconds or ISO-8601; repeatable.",
+            help="Leave out the time from A to B: Unix seconds or ISO-8601; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -66,23 +68,21 @@ def train(
     query_file: QueryFile = None,
     interval: Annotated[
         float | None,
-        typer.Option(help="Seconds from one snapshot to the next, as the watch's.", show_default=False),
+        typer.Option(help="Seconds between snapshots, equal to those of the watch.", show_default=False),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the watch's state.", show_default=False)
+        Path | None, typer.Option(help="Folder of the watch's saved state.", show_default=False)
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Let go of what a watch has left in the state folder.")
+        bool, typer.Option("--replace", help="Delete the state in the state folder first.")
     ] = False,
     config: SettingsFile = None,
     settings: AnySetting = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was learned as one JSON object.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Learn what is normal in a mesh, so that the next watch judges from its first snapshot on."""
+    """Learn the baseline of a mesh, so that the next watch judges from its first snapshot."""
     if (folder is None) == (from_prometheus is None):
-        raise BadRequest("name either a folder or --from-prometheus with a time, such as 24h")
+        raise BadRequest("give either a folder or --from-prometheus with a time, such as 24h")
     flags = {
         "prometheus_url": prometheus,
         "mesh": mesh,
@@ -93,16 +93,16 @@ def train(
     resolved = resolve_settings(config, flags, settings)
     span_s = None if from_prometheus is None else _seconds(from_prometheus)
     excepted = [_period(each) for each in without or []]
-    from hopline_mesh.watch.learn import Home, learn
+    from hopline_mesh.watch.learn import TargetFolder, learn
 
-    with Home(resolved, replace=replace) as home, _bars(quiet=as_json) as advance:
+    with TargetFolder(resolved, replace=replace) as target, _bars(quiet=as_json) as advance:
         if folder is not None:
             source, seen, notes = _recorded(folder, resolved)
         else:
             assert span_s is not None
-            source, seen, notes = _kept(resolved, span_s, advance)
+            source, seen, notes = _of_prometheus(resolved, span_s, advance)
         advance("Learning", 0, None)
-        learned = learn(seen, resolved, home, source=source, without=excepted, notes=notes)
+        learned = learn(seen, resolved, target, source=source, without=excepted, notes=notes)
     if as_json:
         typer.echo(msgspec.json.encode(learned))
     else:
@@ -110,7 +110,7 @@ def train(
 
 
 def show(learned: Learned, console: Console) -> None:
-    """Print what was learned: a line for each column."""
+    """Print the result of a training: one line for each column."""
     from hopline_mesh.evaluate.times import clock
 
     def say(text: str, style: str = "") -> None:
@@ -134,24 +134,24 @@ def show(learned: Learned, console: Console) -> None:
     if learned.false_alarms_per_day >= 0.01:
         alarms = f"about {learned.false_alarms_per_day:.2g} false alarms a day are expected"
     else:
-        alarms = "hardly a deviation came near a threshold"
-    say(f"by {hours:.1f} hours, {alarms}; asked for were {learned.calibrated_to:g} a day at most")
+        alarms = "almost no deviation came near a threshold"
+    say(f"from {hours:.1f} hours: {alarms}; the limit is {learned.calibrated_to:g} a day")
     for count, what in (
-        (learned.not_measured, "in which nothing was measured"),
-        (learned.excepted, "that were excepted"),
+        (learned.not_measured, "without any measurement"),
+        (learned.excepted, "by --except"),
     ):
         if count:
-            say(f"{count:,} intervals left out, {what}", "yellow")
+            say(f"{count:,} intervals left out: {what}", "yellow")
     for out in learned.abnormal[:_NAMED]:
-        say(f"not learned from, since it was no normal time: {out.told()}", "yellow")
+        say(f"left out as abnormal: {out.text()}", "yellow")
     if more := len(learned.abnormal[_NAMED:]):
-        say(f"and {more} more of such times", "yellow")
+        say(f"and {more} more abnormal times", "yellow")
     if rare := learned.rare_services:
         few = ", ".join(rare[:_NAMED]) + (", …" if len(rare) > _NAMED else "")
-        say(f"too rarely seen to learn of: {few}", "yellow")
+        say(f"too few measurements to learn from: {few}", "yellow")
     for note in learned.notes:
         say(note, "yellow")
-    say(f"kept in {learned.state_dir}: the next watch with the same settings begins with it")
+    say(f"saved in {learned.state_dir}: the next watch with the same settings starts with it")
 
 
 def _recorded(folder: Path, settings: MeshSettings) -> tuple[str, list[Seen], list[str]]:
@@ -162,13 +162,11 @@ def _recorded(folder: Path, settings: MeshSettings) -> tuple[str, list[Seen], li
     recording = read_folder(folder)
     seen = of_recording(recording, settings, queries_of(settings).schema(), time.time())
     moved_s = recording.training()[0][0].time_s - seen[0].snapshot.time_s
-    notes = (
-        [f"its times were moved back by {moved_s / 86_400:.0f} days, out of the future"] if moved_s else []
-    )
+    notes = [f"its times are in the future: moved back by {moved_s / 86_400:.0f} days"] if moved_s else []
     return str(folder), seen, notes
 
 
-def _kept(
+def _of_prometheus(
     settings: MeshSettings, span_s: float, advance: Callable[[str, int, int | None], None]
 ) -> tuple[str, list[Seen], list[str]]:
     from hopline_mesh.watch.learn_from import of_prometheus
@@ -176,7 +174,7 @@ def _kept(
     now_s = time.time()
     seen, notes = asyncio.run(
         of_prometheus(
-            settings, now_s - span_s, now_s, lambda done, total: advance("Asking Prometheus", done, total)
+            settings, now_s - span_s, now_s, lambda done, total: advance("Querying Prometheus", done, total)
         )
     )
     return f"Prometheus at {settings.source.prometheus_url}", seen, notes
@@ -186,7 +184,7 @@ def _seconds(text: str) -> float:
     found = _SPAN.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds <= 366 * 86_400:
-        raise BadRequest(f"--from-prometheus {text}: write a time such as 90m, 24h or 7d, a year at most")
+        raise BadRequest(f"--from-prometheus {text}: must be a time such as 90m, 24h or 7d, at most a year")
     return seconds
 
 
@@ -198,7 +196,7 @@ def _period(text: str) -> Period:
     start_s, end_s = parse(first), parse(last)
     if not dots or start_s is None or end_s is None or start_s >= end_s:
         raise BadRequest(
-            f"--except {text}: write A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
+            f"--except {text}: must be A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
         )
     return Period(start_s, end_s)
 
@@ -207,13 +205,13 @@ class _Rate(ProgressColumn):
     """Snapshots a second."""
 
     def render(self, task: Task) -> Text:
-        """The rate of a task, once there is one."""
+        """Return the rate of a task, if it is known."""
         return Text(f"{task.speed:,.0f} snapshots/s" if task.speed else "", style="progress.data.speed")
 
 
 @contextlib.contextmanager
 def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A bar for each stage, on stderr; nothing where that is no terminal."""
+    """A progress bar for each stage, on stderr; nothing if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:

@@ -1,4 +1,4 @@
-"""`hopline mesh warm`: compile the kernels of the watch now, so that its first start does not have to."""
+"""`hopline mesh warm`: compile the kernels of the watch before its first start."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SIGNATURES = Path(__file__).parents[1] / "signatures.txt"
 def warm(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Compile the watch's kernels into Numba's cache, for images and hosts that shall start quickly.
+    """Compile the watch's kernels into Numba's cache, so that a first start is fast; for images and hosts.
 
-    The cache is where `hopline warm` has it.
+    The cache is that of `hopline warm`.
     """
     from hopline.jobs.kernels import signatures
 

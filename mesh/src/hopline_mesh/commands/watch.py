@@ -1,4 +1,4 @@
-"""`hopline mesh watch`: collect a snapshot of the mesh every interval, judge it, and tell."""
+"""`hopline mesh watch`: collect a snapshot of the mesh every interval, judge it, and send alerts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ def watch(
     prometheus: PrometheusUrl = None,
     alertmanager: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Alertmanager; repeatable. Default: none.", show_default=False),
+        typer.Option(
+            metavar="URL", help="URL of an Alertmanager; repeatable. Default: none.", show_default=False
+        ),
     ] = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,
     interval: Annotated[
-        float | None, typer.Option(help="Seconds from one snapshot to the next.", show_default=False)
+        float | None, typer.Option(help="Seconds between snapshots.", show_default=False)
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Folder of the state.", show_default=False)] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the saved state.", show_default=False)
+    ] = None,
     config: SettingsFile = None,
     settings: AnySetting = None,
 ) -> None:
-    """Watch a mesh until SIGTERM: every interval one snapshot, a verdict, and alerts of what is wrong."""
+    """Watch a mesh until SIGTERM: every interval a snapshot and a verdict, and alerts for incidents."""
     resolved = resolve_settings(
         config,
         {

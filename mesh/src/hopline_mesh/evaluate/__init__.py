@@ -1,4 +1,4 @@
-"""Judge a detector on any mesh that was recorded: folder format, scoring, baselines."""
+"""Evaluation of detectors on recorded meshes: folder format, scoring, simple detectors to compare with."""
 
 from hopline_mesh.evaluate.recording import Event, Period, Recording
 from hopline_mesh.evaluate.scores import Scores, score

@@ -1,4 +1,4 @@
-"""Reads a folder of snapshots (mesh/docs/evaluate.md has the format) as a `Recording`."""
+"""Reads a folder of snapshots as a `Recording`; mesh/docs/evaluate.md describes the format."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hopline_mesh.snapshot import Snapshot
 
 
 def read_folder(folder: Path) -> Recording:
-    """The recording that a folder holds.
+    """Read the recording in a folder.
 
-    Training and test periods that it does not name are chosen (`periods.complete`).
+    Missing training and test periods are chosen (`periods.complete`).
 
     Raises:
-        SnapshotInvalid: anything is wrong with it; the message tells each, with file, line and column.
+        SnapshotInvalid: the folder has errors; the message lists them, with file, line and column.
         ModuleNotFoundError: it has Parquet files, and pyarrow is not installed.
     """
     problems = Problems()
     if not folder.is_dir():
-        raise SnapshotInvalid(f"{folder}: no such folder; it must hold nodes.csv, edges.csv and labels.csv")
-    told = manifest.read(folder, problems)
+        raise SnapshotInvalid(f"{folder}: no such folder; it must have nodes.csv, edges.csv and labels.csv")
+    declared = manifest.read(folder, problems)
     nodes = _table(
         folder, "nodes", ("time", "service"), "it has a row for each service and interval", problems
     )
@@ -50,15 +50,15 @@ def read_folder(folder: Path) -> Recording:
     changes, troubles = known.read_changes(folder, problems), known.read_troubles(folder, problems)
     if nodes is None or edges is None:
         problems.check()
-        raise AssertionError("a table that is not there is a problem")
+        raise AssertionError("a missing table is a problem")
     snapshots = _snapshots(nodes, edges, problems)
     if not len(nodes):
         problems.add(nodes.name, "has no rows")
     problems.check()
     times = [snapshot.time_s for snapshot in snapshots]
-    interval_s = told.interval_s or (float(np.median(np.diff(times))) if len(times) > 1 else 0.0)
+    interval_s = declared.interval_s or (float(np.median(np.diff(times))) if len(times) > 1 else 0.0)
     whole = Period(times[0], times[-1] + max(interval_s, 1.0))
-    train, test = complete(whole, events, told.train, told.test)
+    train, test = complete(whole, events, declared.train, declared.test)
     _check_periods(train, test, times, problems)
     problems.check()
     return Recording(
@@ -68,8 +68,8 @@ def read_folder(folder: Path) -> Recording:
         train=train,
         test=test,
         interval_s=interval_s,
-        cpu_limits=told.cpu_limits,
-        name=told.name or folder.resolve().name,
+        cpu_limits=declared.cpu_limits,
+        name=declared.name or folder.resolve().name,
     )
 
 
@@ -86,7 +86,8 @@ def _snapshots(nodes: Table, edges: Table, problems: Problems) -> list[Snapshot]
     )
     if not node_columns and not edge_columns:
         problems.add(
-            nodes.name, "has no column of measurements, nor has edges; such as request_rate or p99_ms"
+            nodes.name,
+            "has no column of measurements, and neither has edges; add one such as request_rate or p99_ms",
         )
         return []
     schema = Schema(node_columns, edge_columns)
@@ -146,7 +147,7 @@ def _ends(edges: Table, column: str, roster: Roster, problems: Problems) -> NDAr
         slot = roster.find(name)
         if slot is None:
             if name:
-                problems.add(edges.where(row, column), f"{name!r} is no service of the nodes")
+                problems.add(edges.where(row, column), f"{name!r} is not a service of the nodes")
         else:
             found[row] = slot
     return found
@@ -169,7 +170,7 @@ def _in_order(table: Table, times: NDArray[np.float64], problems: Problems) -> b
 
 
 def _once(table: Table, keys: NDArray[Any], column: str, problems: Problems) -> None:
-    """A problem for each row that says again what an earlier one said."""
+    """Add a problem for each duplicate row."""
     first: dict[int, int] = {}
     if len(np.unique(keys)) == len(keys):
         return
@@ -177,7 +178,7 @@ def _once(table: Table, keys: NDArray[Any], column: str, problems: Problems) -> 
         if key in first:
             problems.add(
                 table.where(row, column),
-                f"{table.columns[column][row]!r} has a row of that time already, at "
+                f"{table.columns[column][row]!r} already has a row for that time, at "
                 f"{table.where(first[key]).rsplit(', ', 1)[1]}",
             )
         else:
@@ -196,7 +197,8 @@ def _check_periods(
         if not any(moment in period for moment in times for period in periods):
             problems.add(
                 f"{manifest.FILE}, {key}",
-                f"no snapshot is in it; the recording is of {clock(times[0])} to {clock(times[-1])}",
+                "no snapshot is in this period; the recording is from "
+                f"{clock(times[0])} to {clock(times[-1])}",
             )
     for one in train:
         for other in test:

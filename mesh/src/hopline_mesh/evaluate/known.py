@@ -1,4 +1,4 @@
-"""What a folder knows besides measurements: labels of what went wrong, planned changes, troubles."""
+"""Reads labels, planned changes and troubles of a folder."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import TypeVar, get_args
 import msgspec
 import numpy as np
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble, TroubleKind
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
 from hopline_mesh.evaluate.problems import Problems
 from hopline_mesh.evaluate.recording import Event
 from hopline_mesh.evaluate.table import Table, find, has_columns, read
 
-#: How long what has ended is still told, as the watch itself keeps it.
+#: How long ended changes and troubles are listed, as in the watch.
 KEPT_S = 600.0
 
 _LABEL_COLUMNS = ("start", "end", "service", "source", "destination", "kind")
 _ITEM_COLUMNS = ("start", "end", "service", "kind", "detail")
 _CHANGE_COLUMNS = (*_ITEM_COLUMNS, "before", "after")
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 def read_events(folder: Path, services: Collection[str], problems: Problems) -> list[Event]:
-    """`labels.csv`, ordered by start; `services` are those of the nodes."""
+    """Read `labels.csv`, ordered by start; `services` are those of the nodes."""
     path = find(
-        folder, "labels", problems, needed=True, of="it has what went wrong (a header alone: nothing)"
+        folder,
+        "labels",
+        problems,
+        needed=True,
+        of="it has the events that went wrong (a header alone: none)",
     )
     table = None if path is None else read(path, problems)
     if table is None or not has_columns(table, ("start", "end", "kind"), problems):
@@ -46,17 +50,18 @@ def read_events(folder: Path, services: Collection[str], problems: Problems) -> 
                 table.where(row, missing), "is empty; a call path needs a source and a destination"
             )
         elif not (service or destination):
-            problems.add(table.where(row, "service"), "is empty; a label names a service, or a call path")
+            problems.add(table.where(row, "service"), "is empty; a label needs a service, or a call path")
         if service and source and destination and service not in (source, destination):
             problems.add(
                 table.where(row, "service"),
-                f"is {service!r}; of a call path it is the end to blame, {source!r} or {destination!r}; "
-                "empty is the destination",
+                f"is {service!r}; for a call path it must be the root cause, {source!r} or "
+                f"{destination!r}; empty means the destination",
             )
         for column, name in (("service", service), ("source", source), ("destination", destination)):
             if name and name not in services:
                 problems.add(
-                    table.where(row, column), f"{name!r} is no service of the nodes{_near(name, services)}"
+                    table.where(row, column),
+                    f"{name!r} is not a service of the nodes{_near(name, services)}",
                 )
         events.append(
             Event(
@@ -72,21 +77,21 @@ def read_events(folder: Path, services: Collection[str], problems: Problems) -> 
 
 
 def read_changes(folder: Path, problems: Problems) -> list[Change]:
-    """`changes.csv`; a service may be one that was never measured."""
+    """Read `changes.csv`; its services may be unmeasured ones."""
     return _items(folder, "changes", Change, get_args(ChangeKind), problems)
 
 
-def read_troubles(folder: Path, problems: Problems) -> list[Trouble]:
-    """`troubles.csv`; a service may be one that was never measured."""
-    return _items(folder, "troubles", Trouble, get_args(TroubleKind), problems)
+def read_troubles(folder: Path, problems: Problems) -> list[KubernetesTrouble]:
+    """Read `troubles.csv`; its services may be unmeasured ones."""
+    return _items(folder, "troubles", KubernetesTrouble, get_args(TroubleKind), problems)
 
 
 def contexts_at(
-    times: Sequence[float], changes: Sequence[Change], troubles: Sequence[Trouble]
+    times: Sequence[float], changes: Sequence[Change], troubles: Sequence[KubernetesTrouble]
 ) -> list[Context]:
-    """What was known at each time: what had begun by then, without its end where that was still to come.
+    """Return changes and troubles at each time: those that had begun, without an end in the future.
 
-    What ended more than `KEPT_S` before is forgotten.
+    Those that ended more than `KEPT_S` before are left out.
     """
     by_change, by_trouble = _at(times, changes), _at(times, troubles)
     return [
@@ -131,7 +136,7 @@ def _items(
     items = []
     for row, kind in enumerate(table.columns["kind"]):
         if kind not in kinds:
-            problems.add(table.where(row, "kind"), f"{kind!r} is none of {', '.join(kinds)}")
+            problems.add(table.where(row, "kind"), f"{kind!r} is not one of {', '.join(kinds)}")
         if row in end_of and end_of[row] < starts[row]:
             problems.add(table.where(row, "end"), "is before the start")
         pods = [count[row] for count in counts] if of is Change else []
@@ -140,11 +145,14 @@ def _items(
 
 
 def _counts(table: Table, column: str, problems: Problems) -> list[int | None]:
-    """A column of numbers of pods; None where a cell is empty, or there is no such column."""
+    """Return a column of numbers of pods; None if a cell is empty, or the column is missing."""
     counts: list[int | None] = []
     for row, text in enumerate(table.columns.get(column, [""] * len(table))):
         if text and not text.isdecimal():
-            problems.add(table.where(row, column), f"{text!r} is no number of pods; leave the cell empty")
+            problems.add(
+                table.where(row, column),
+                f"{text!r} is not a number of pods; leave the cell empty if it is unknown",
+            )
         counts.append(int(text) if text.isdecimal() else None)
     return counts
 
@@ -152,7 +160,7 @@ def _counts(table: Table, column: str, problems: Problems) -> list[int | None]:
 def _only(table: Table, known: Sequence[str], problems: Problems) -> None:
     for column in table.columns:
         if column not in known:
-            problems.add(f"{table.name}, {column}", f"no such column; there are {', '.join(known)}")
+            problems.add(f"{table.name}, {column}", f"unknown column; allowed are {', '.join(known)}")
 
 
 def _near(name: str, services: Collection[str]) -> str:

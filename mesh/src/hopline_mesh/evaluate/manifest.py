@@ -1,4 +1,4 @@
-"""`mesh.toml`: what a folder of snapshots says of itself. Every key may be left out."""
+"""`mesh.toml`: settings of a folder of snapshots. Every key is optional."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYS = ("name", "interval_s", "train", "test", "cpu_limits")
 
 @dataclass(frozen=True)
 class Manifest:
-    """Its content; None and empty where it does not say.
+    """The content of `mesh.toml`; None and empty for missing keys.
 
     Attributes:
         name: for tables.
@@ -39,7 +39,7 @@ class Manifest:
 
 
 def read(folder: Path, problems: Problems) -> Manifest:
-    """The folder's, or an empty one where it has none."""
+    """Read the manifest of a folder; an empty one if the file is missing."""
     try:
         found = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -48,17 +48,17 @@ def read(folder: Path, problems: Problems) -> Manifest:
         problems.add(FILE, f"cannot be read: {error.strerror}")
         return Manifest()
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problems.add(FILE, f"is no TOML: {error}")
+        problems.add(FILE, f"is not valid TOML: {error}")
         return Manifest()
     for key in sorted(set(found) - set(_KEYS)):
-        problems.add(f"{FILE}, {key}", f"no such key; there are {', '.join(_KEYS)}")
+        problems.add(f"{FILE}, {key}", f"unknown key; allowed are {', '.join(_KEYS)}")
     name = found.get("name")
     if name is not None and not isinstance(name, str):
-        problems.add(f"{FILE}, name", f"{name!r} is no text")
+        problems.add(f"{FILE}, name", f"{name!r} is not text")
         name = None
     interval_s = found.get("interval_s")
     if interval_s is not None and not _positive(interval_s):
-        problems.add(f"{FILE}, interval_s", f"{interval_s!r} is no number above 0")
+        problems.add(f"{FILE}, interval_s", f"{interval_s!r} is not a number above 0")
         interval_s = None
     limits = found.get("cpu_limits", {})
     if not isinstance(limits, dict) or not all(_positive(value) for value in limits.values()):
@@ -74,7 +74,7 @@ def read(folder: Path, problems: Problems) -> Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write `mesh.toml` of what is known."""
+    """Write `mesh.toml` with the known keys."""
     lines = []
     if manifest.name is not None:
         lines.append(f"name = {_quoted(manifest.name)}")
@@ -102,13 +102,13 @@ def _periods(found: dict[str, Any], key: str, problems: Problems) -> tuple[Perio
         else:
             problems.add(
                 f"{FILE}, {key}",
-                f"{_shown(pair)} is no period; write [[start, end], ...], each a time, start before end",
+                f"{_shown(pair)} is not a period; it must be [[start, end], ...], with start before end",
             )
     for before, after in itertools.pairwise(periods):
         if after.start_s < before.end_s:
             problems.add(
                 f"{FILE}, {key}",
-                f"the period from {clock(after.start_s)} begins before the one before it ends, "
+                f"the period from {clock(after.start_s)} begins before the previous one ends, "
                 f"{clock(before.end_s)}; put them in order",
             )
     return tuple(periods)
@@ -131,5 +131,5 @@ def _positive(value: object) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string, which JSON's escapes are a part of."""
+    """Return a TOML basic string; JSON's escapes are valid in it."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

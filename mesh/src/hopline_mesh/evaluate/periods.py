@@ -1,8 +1,8 @@
-"""What is training and what is test, where a folder does not say.
+"""Chooses the training and test periods if a folder does not define them.
 
-Given a test, the training is the longest stretch without an event outside of it. Given a training, the test
-is all the rest. Given neither, the longest stretch without an event is cut in half: the first half is the
-training, the rest of the recording is the test, so that false alarms are counted in normal time too.
+With a test, the training is the longest stretch without an event outside of it. With a training, the test
+is all other time. With neither, the first half of the longest stretch without an event is the training, and
+all other time is the test, so that false alarms are also counted in normal time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def complete(
     train: tuple[Period, ...] | None,
     test: tuple[Period, ...] | None,
 ) -> tuple[tuple[Period, ...], tuple[Period, ...]]:
-    """Training and test periods; what is given stays as it is.
+    """Return training and test periods; given ones are unchanged.
 
     Args:
         whole: the time of the recording.
-    Returns: training and test; the training is empty where events and the test leave no time at all.
+    Returns: training and test; the training is empty if events and the test leave no time.
     """
     if train is not None:
         return train, test if test is not None else without(whole, train)
@@ -37,7 +37,7 @@ def complete(
 
 
 def without(whole: Period, taken: Sequence[Period]) -> tuple[Period, ...]:
-    """What is left of a period, in order."""
+    """Return the parts of a period that are not taken, in order."""
     left = []
     at = whole.start_s
     for period in sorted(taken, key=lambda period: period.start_s):

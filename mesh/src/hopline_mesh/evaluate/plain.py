@@ -1,8 +1,8 @@
-"""Names of others as people can be shown them."""
+"""Makes names from outside safe to show."""
 
 from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """The text without what a terminal obeys and XML cannot write; a mark stands in its place."""
+    """Replace characters that control a terminal or are invalid in XML by a mark."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

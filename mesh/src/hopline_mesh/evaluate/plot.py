@@ -1,8 +1,7 @@
-"""Scores over time with what happened and what was reported, SVG written by hand.
+"""A plot of anomaly scores over time with events and incidents, as SVG.
 
-A row for each test period. Behind the line of scores, on a logarithmic scale: green where an event was
-found, grey where it was missed, from its start to its end; below it a bar for each incident, red where it
-is false.
+It has one row for each test period. Behind the line of anomaly scores, on a logarithmic scale, each event
+is green if it was detected and grey if it was missed. Below is a bar for each incident, red if it is false.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _WIDTH, _LEFT, _RIGHT, _TOP = 1200, 60, 20, 80
 _PANEL, _BARS, _BETWEEN = 150, 14, 60
 _LOW, _HIGH = 0.1, 100.0
 _FOUND, _MISSED, _FALSE, _LINE = "#a6dba0", "#bbbbbb", "#ee6677", "#4477aa"
-#: Points of a line: more than pixels say nothing.
+#: Maximum number of points of a line; more than the pixels are useless.
 _POINTS = 2400
 
 
 def draw(name: str, recording: Recording, verdicts: Sequence[Verdict], scores: Scores) -> str:
-    """SVG text, one panel for each test period."""
+    """Return the SVG text, with one panel for each test period."""
     periods = recording.test
     height = _TOP + len(periods) * (_PANEL + _BARS + _BETWEEN)
     parts = [
@@ -37,8 +36,8 @@ def draw(name: str, recording: Recording, verdicts: Sequence[Verdict], scores: S
         _text(
             _LEFT,
             42,
-            f"{scores.found} of {scores.events} events found, {scores.false_episodes} false episodes in "
-            f"{scores.hours:.1f} h",
+            f"{scores.found} of {scores.events} events detected, {scores.false_episodes} false incidents "
+            f"in {scores.hours:.1f} h",
             color="#555555",
         ),
         *_legend(),
@@ -62,8 +61,8 @@ def _panel(period: Period, top: int, verdicts: Sequence[Verdict], scores: Scores
         if event.start_s not in period:
             continue
         found = outcome.episode is not None
-        said = f"found after {outcome.minutes:.1f} min" if outcome.minutes is not None else "missed"
-        title = f"{event.kind} {event.service}, {clock(event.start_s)}: {said}"
+        result = f"detected after {outcome.minutes:.1f} min" if outcome.minutes is not None else "missed"
+        title = f"{event.kind} {event.service}, {clock(event.start_s)}: {result}"
         parts.append(
             f'<rect x="{x(event.start_s):.1f}" y="{top}" width="{x(event.end_s) - x(event.start_s):.1f}" '
             f'height="{_PANEL}" fill="{_FOUND if found else _MISSED}"><title>'
@@ -77,7 +76,7 @@ def _panel(period: Period, top: int, verdicts: Sequence[Verdict], scores: Scores
         if episode.start_s not in period:
             continue
         width = max(2.0, x(episode.end_s) - x(episode.start_s))
-        first = episode.first.suspects[0].service if episode.first.suspects else "nobody"
+        first = episode.first.suspects[0].service if episode.first.suspects else "no suspect"
         parts.append(
             f'<rect x="{x(episode.start_s):.1f}" y="{top + _PANEL + 3}" width="{width:.1f}" '
             f'height="{_BARS - 4}" fill="{_FALSE if episode.id in false else "#228833"}"><title>'
@@ -90,7 +89,7 @@ def _panel(period: Period, top: int, verdicts: Sequence[Verdict], scores: Scores
 
 
 def _lines(verdicts: Sequence[Verdict], top: int, x: Callable[[float], float]) -> list[str]:
-    """The scores; of many intervals that share a pixel, the largest."""
+    """Return the line of anomaly scores; for several intervals in a pixel, the largest."""
     if not verdicts:
         return []
     stride = max(1, math.ceil(len(verdicts) / _POINTS))
@@ -127,8 +126,8 @@ def _legend() -> list[str]:
     parts = []
     at = _LEFT
     for color, text in (
-        (_LINE, "score, 1 is the threshold"),
-        (_FOUND, "event, found"),
+        (_LINE, "anomaly score, 1 is the threshold"),
+        (_FOUND, "event, detected"),
         (_MISSED, "event, missed"),
         ("#228833", "incident"),
         (_FALSE, "false incident"),

@@ -1,15 +1,15 @@
-"""All that is wrong with a folder, told at once: file, line, column, and what would be right."""
+"""Collects the errors of a folder, to report them together: file, line, column, and what would be right."""
 
 from __future__ import annotations
 
 from hopline_mesh.errors import SnapshotInvalid
 
-#: More than this are counted, not told.
-_TOLD = 20
+#: Maximum number of reported errors; further ones are only counted.
+_REPORTED = 20
 
 
 class Problems:
-    """Collects what is wrong; nothing is raised until `check`."""
+    """A list of errors; `check` raises them."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -18,18 +18,18 @@ class Problems:
         return len(self._found)
 
     def add(self, where: str, what: str) -> None:
-        """Note one: `where` is such as "nodes.csv, line 3, p99_ms"."""
+        """Add an error; `where` is such as "nodes.csv, line 3, p99_ms"."""
         self._found.append(f"{where}: {what}")
 
     def check(self) -> None:
-        """Go on only if there is none.
+        """Raise if there are errors.
 
         Raises:
-            SnapshotInvalid: there are; the message has the first twenty, one a line.
+            SnapshotInvalid: there are errors; the message has the first twenty, one per line.
         """
         if not self._found:
             return
-        told = self._found[:_TOLD]
-        if len(self._found) > _TOLD:
-            told.append(f"and {len(self._found) - _TOLD} more")
-        raise SnapshotInvalid("\n".join(told))
+        lines = self._found[:_REPORTED]
+        if len(self._found) > _REPORTED:
+            lines.append(f"and {len(self._found) - _REPORTED} more")
+        raise SnapshotInvalid("\n".join(lines))

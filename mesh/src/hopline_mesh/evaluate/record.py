@@ -1,4 +1,4 @@
-"""Writes a folder of snapshots, all at once or as they come."""
+"""Writes a folder of snapshots, from a recording or one snapshot at a time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from types import TracebackType
 from typing import Any, Self, TextIO, TypeVar
 
 from hopline.errors import ConfigError
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import manifest
 from hopline_mesh.evaluate.recording import Event, Recording
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 class Recorder:
-    """Appends snapshots to a new folder; `close` writes the rest.
+    """Appends snapshots to a new folder; `close` writes the other files.
 
-    Gaps are not kept: their cells are empty, and why is not part of the format. Nor is an interval without
-    any service.
+    Gaps are not stored: their cells are empty, and the format has no reasons. An interval without any
+    service is not stored either.
 
     Args:
-        folder: is made; must not hold a recording.
+        folder: created if it is missing; must not have a recording.
         schema: of all snapshots.
 
     Raises:
@@ -37,18 +37,18 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         for stem in ("nodes", "edges", "labels", "changes", "troubles"):
             for path in folder.glob(f"{stem}.*"):
-                raise ConfigError(f"{folder} has a recording ({path.name}); name a new folder")
+                raise ConfigError(f"{folder} has a recording ({path.name}); choose a new folder")
         self._folder = folder
         self._schema = schema
         self._events: list[Event] = []
         self._changes: dict[tuple[str, str, float], Change] = {}
-        self._troubles: dict[tuple[str, str, float], Trouble] = {}
+        self._troubles: dict[tuple[str, str, float], KubernetesTrouble] = {}
         self._files: list[TextIO] = []
         self._nodes = self._open("nodes", ["time", "service", *schema.node_features])
         self._edges = self._open("edges", ["time", "source", "destination", *schema.edge_features])
 
     def add(self, snapshot: Snapshot, context: Context | None = None) -> None:
-        """Append an interval, and note what was known of it.
+        """Append an interval, with its planned changes and troubles.
 
         Raises:
             SnapshotInvalid: its columns are not those of the recorder.
@@ -79,11 +79,11 @@ class Recorder:
                 self._troubles[trouble.kind, trouble.service, trouble.start_s] = trouble
 
     def label(self, event: Event) -> None:
-        """Note something that went wrong."""
+        """Add a labelled event."""
         self._events.append(event)
 
-    def close(self, told: manifest.Manifest | None = None) -> None:
-        """Write labels, changes and troubles, and `mesh.toml` where there is something to tell in it."""
+    def close(self, settings: manifest.Manifest | None = None) -> None:
+        """Write labels, changes and troubles, and `mesh.toml` if there are settings."""
         labels = self._open("labels", ["start", "end", "service", "source", "destination", "kind"])
         for event in sorted(self._events, key=lambda event: event.start_s):
             path = event.path or ("", "")
@@ -93,8 +93,8 @@ class Recorder:
                 self._items(stem, items)
         for file in self._files:
             file.close()
-        if told is not None:
-            manifest.write(self._folder, told)
+        if settings is not None:
+            manifest.write(self._folder, settings)
 
     def __enter__(self) -> Self:
         return self
@@ -102,11 +102,11 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close, unless that was done."""
+        """Close, unless it is closed."""
         if not all(file.closed for file in self._files):
             self.close()
 
-    def _items(self, stem: str, items: Iterable[Change | Trouble]) -> None:
+    def _items(self, stem: str, items: Iterable[Change | KubernetesTrouble]) -> None:
         more = ["before", "after"] if stem == "changes" else []
         writer = self._open(stem, ["start", "end", "service", "kind", "detail", *more])
         for item in sorted(items, key=lambda item: item.start_s):
@@ -115,7 +115,7 @@ class Recorder:
             writer.writerow([repr(item.start_s), end, item.service, item.kind, item.detail, *pods])
 
     def _open(self, stem: str, header: Sequence[str]) -> Any:
-        # Lines end as RFC 4180 has it: then the module quotes names that have any line break in them.
+        # Line ends of RFC 4180, so that the module quotes names with any kind of line break.
         file = (self._folder / f"{stem}.csv").open("w", newline="", encoding="utf-8")
         self._files.append(file)
         writer = csv.writer(file)
@@ -143,5 +143,5 @@ def write_folder(recording: Recording, folder: Path) -> None:
 
 
 def _cells(values: FloatArray) -> list[list[str]]:
-    """Nine digits: as many as bring a float32 back as it was. "" where nothing was measured."""
+    """Return values with nine digits, which restore a float32 exactly; "" for not measured."""
     return [["" if value != value else f"{value:.9g}" for value in row] for row in values.tolist()]

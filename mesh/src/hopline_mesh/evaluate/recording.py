@@ -1,6 +1,6 @@
-"""A mesh that was recorded: its snapshots, what was known of changes, and what is known to have gone wrong.
+"""A recorded mesh: its snapshots, planned changes and troubles, and labelled events.
 
-Knows values in memory and how time is cut into training and test; nothing of files or detectors.
+Knows values in memory and the split into training and test, but no files or detectors.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TypeVar
 
 import msgspec
 
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.snapshot import Snapshot
 
 _DAY_S = 86_400.0
-_Item = TypeVar("_Item", Change, Trouble)
+_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 class Period(msgspec.Struct, frozen=True):
-    """A stretch of time, Unix seconds; `start_s` belongs to it, `end_s` does not."""
+    """A period of time, Unix seconds; it includes `start_s` and excludes `end_s`."""
 
     start_s: float
     end_s: float
@@ -31,15 +31,15 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that is known to have gone wrong.
+    """A labelled event: a known fault.
 
     Attributes:
         start_s: when it began, Unix seconds.
-        end_s: when its effect was over.
-        service: where it comes from. Of a call path, the end that is to blame: the callee, or a caller
+        end_s: when its effect ended.
+        service: the root cause. For a call path, the end that is the root cause: the callee, or a caller
             that calls too often.
-        caller: where it comes from a call path, its caller; else None.
-        kind: such as "cpu_contention"; scores are also given by kind.
+        caller: for a call path, its caller; else None.
+        kind: such as "cpu_contention"; scores are also reported by kind.
         callee: the call path's callee; None is `service`.
     """
 
@@ -52,27 +52,27 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> tuple[str, str] | None:
-        """Caller and callee, where it comes from a call path."""
+        """Caller and callee of a fault of a call path; else None."""
         return None if self.caller is None else (self.caller, self.callee or self.service)
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """What a detector is judged on.
+    """A recording to evaluate detectors on.
 
     Attributes:
         snapshots: oldest first, one schema and roster.
-        contexts: what was known at the time of each snapshot.
-        events: what went wrong, ordered by start.
-        train: what a detector may learn from.
-        test: what it is judged on; no part of `train`.
+        contexts: planned changes and troubles at the time of each snapshot.
+        events: labelled events, ordered by start.
+        train: training periods.
+        test: test periods; disjoint from `train`.
         interval_s: seconds from one snapshot to the next.
-        cpu_limits: cores that a service may use, where known; static thresholds on a share of it need it.
+        cpu_limits: CPU limit of services in cores, where known, for static thresholds.
         name: for tables.
 
     Raises:
-        SnapshotInvalid: not one context for each snapshot, snapshots out of order, a training period that
-            overlaps a test period.
+        SnapshotInvalid: not one context for each snapshot, snapshots out of order, or a training period
+            that overlaps a test period.
     """
 
     snapshots: Sequence[Snapshot]
@@ -95,7 +95,7 @@ class Recording:
             if after <= before:
                 raise SnapshotInvalid(
                     f"{self.name}: the snapshot at {after:.0f} s follows the one at {before:.0f} s; "
-                    "they must be in order, and no time twice"
+                    "they must be in order, without duplicate times"
                 )
         for one in self.train:
             for other in self.test:
@@ -106,23 +106,23 @@ class Recording:
                     )
 
     def training(self) -> tuple[list[Snapshot], list[Context]]:
-        """Snapshots and contexts of the training periods, as `Detector.fit` takes them."""
+        """Return snapshots and contexts of the training periods, for `Detector.fit`."""
         return self._within(self.train)
 
     def testing(self) -> tuple[list[Snapshot], list[Context]]:
-        """Snapshots and contexts of the test periods, one `Detector.step` each."""
+        """Return snapshots and contexts of the test periods, for one `Detector.step` each."""
         return self._within(self.test)
 
     def test_events(self) -> list[Event]:
-        """Events that begin in a test period."""
+        """Return events that begin in a test period."""
         return [event for event in self.events if any(event.start_s in period for period in self.test)]
 
     def in_playing_order(self) -> Recording:
-        """The same, with all that was recorded before the training moved to after its end.
+        """Return the recording with the part before the training moved after its end.
 
-        A detector is given time in one direction only. Where the faults were injected before the normal
-        time was recorded, the earlier part is played last: all its times are moved by the same whole number
-        of days, so that time of day stays what it was.
+        A detector sees time in one direction only. If faults were injected before the normal time, the
+        earlier part is played last: all its times are moved by the same whole number of days, so the time
+        of day is unchanged.
         """
         begin = min((period.start_s for period in self.train), default=None)
         if begin is None or not self.snapshots or self.snapshots[0].time_s >= begin:

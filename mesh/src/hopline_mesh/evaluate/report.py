@@ -1,4 +1,4 @@
-"""What `hopline mesh evaluate` found: scores of one or more detectors on one recording."""
+"""The report of `hopline mesh evaluate`: scores of one or more detectors on one recording."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DETECTORS = ("tagae", *BASELINES)
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """One detector's scores and how long it took.
+    """The scores and times of one detector.
 
     Attributes:
         detector: its name.
         scores: see `Scores`.
-        fit_s: seconds that learning took.
+        fit_s: seconds of the training.
         step_ms: median milliseconds of an interval.
-        unjudged: intervals of which it said nothing, for it was still learning or too much was missing.
+        unjudged: number of intervals without a verdict, while learning or with too few measurements.
     """
 
     detector: str
@@ -37,17 +37,17 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All that is told of a recording.
+    """The report on a recording.
 
     Attributes:
         name: of the recording.
-        train: that was learned from.
-        test: that was judged.
-        snapshots: how many of each: training, test.
-        events_in_training: events that begin in the training, and so may be taken as normal.
+        train: training periods.
+        test: test periods.
+        snapshots: numbers in training and test.
+        events_in_training: number of events that begin in the training, and so may be learned as normal.
         interval_s: seconds from one snapshot to the next.
         grace_s: see `scores`.
-        detectors: best last, as they were asked for.
+        detectors: in the order of the request.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def detector(name: str, recording: Recording) -> Detector:
-    """A fresh detector by name.
+    """Create a detector by name.
 
     Raises:
         ConfigError: no such detector.
@@ -71,14 +71,14 @@ def detector(name: str, recording: Recording) -> Detector:
 
         return Tagae()
     if name not in BASELINES:
-        raise ConfigError(f"no detector {name!r}; there are {', '.join(DETECTORS)}")
+        raise ConfigError(f"no detector {name!r}; choose from {', '.join(DETECTORS)}")
     return baseline(name, recording)
 
 
 def write_report(
     report: Report, recording: Recording, verdicts: dict[str, list[Verdict]], folder: Path
 ) -> None:
-    """Write `report.json` and a drawing of each detector, `<detector>.svg`, into a new or old folder."""
+    """Write `report.json` and a plot of each detector, `<detector>.svg`, to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
     for judged in report.detectors:

@@ -1,4 +1,4 @@
-"""Lets a detector learn from a recording's training and judge its test."""
+"""Trains a detector on a recording's training period and runs it on the test period."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hopline_mesh.incident import Verdict
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a detector said of a test, and how long it took.
+    """The verdicts of a detector on a test, and its times.
 
     Attributes:
         verdicts: one for each snapshot, oldest first.
-        fit_s: seconds that learning took.
+        fit_s: seconds of the training.
         step_ms: median milliseconds of an interval.
     """
 
@@ -28,7 +28,7 @@ class Judgement:
     step_ms: float
 
     def score(self, recording: Recording, *, grace_s: float = GRACE_S) -> Scores:
-        """Compare with the events of the recording that was judged."""
+        """Compare the verdicts with the events of the recording."""
         return score(
             self.verdicts, recording.test_events(), interval_s=recording.interval_s, grace_s=grace_s
         )
@@ -37,11 +37,11 @@ class Judgement:
 def judge(
     detector: Detector, recording: Recording, *, progress: Callable[[float], None] | None = None
 ) -> Judgement:
-    """Let a detector learn, then judge.
+    """Train a detector, then run it on the test.
 
     Args:
         recording: in playing order (`Recording.in_playing_order`).
-        progress: is told how much of the test is done, 0 to 1.
+        progress: called with the finished share of the test, 0 to 1.
     """
     began = time.perf_counter()
     detector.fit(*recording.training())

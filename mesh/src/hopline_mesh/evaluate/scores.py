@@ -1,9 +1,9 @@
-"""How good the verdicts on a recording are. No point-adjusted scores: it counts when an incident begins.
+"""Scores of the verdicts on a recording. They are not point-adjusted: only the start of an incident counts.
 
-An *episode* is one incident, placed at the time of the first verdict that names it: earlier nobody is told.
-An event is found where an episode begins between its start and its end plus a grace. An episode counts for
-one event at most, and is false where it begins in no event's window. An episode that was under way when an
-event began does not find it.
+An *episode* is one incident, at the time of the first verdict that names it, because no alert was sent
+before. An event is detected if an episode begins between its start and its end plus a grace. An episode can
+detect only one event, and is false if it begins outside every event's window. An episode that was open when
+an event began does not detect it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from hopline_mesh.evaluate.recording import Event
 from hopline_mesh.incident import Incident, Verdict
 
-#: Metrics lag, and a rule that must hold for two minutes fires two minutes late.
+#: Metrics have a delay, and a rule with a duration of two minutes fires two minutes late.
 GRACE_S = 120.0
 
 
@@ -24,7 +24,7 @@ class Episode(msgspec.Struct, frozen=True):
     """One incident as it was reported.
 
     Attributes:
-        id: the incident's.
+        id: of the incident.
         start_s: time of the first verdict that named it.
         end_s: time of the last one.
         first: as it was first reported.
@@ -39,14 +39,14 @@ class Episode(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one event.
+    """The result for one event.
 
     Attributes:
-        event: what happened.
-        episode: the one that found it; None where it was missed.
+        event: the labelled event.
+        episode: the one that detected it; None if it was missed.
         minutes: from its start to the first report.
-        rank: place of its cause among the suspects as first reported, 1 for the first; None if not there.
-        rank_at_end: the same, among the suspects as last reported.
+        rank: rank of its root cause among the suspects as first reported, from 1; None if it is missing.
+        rank_at_end: rank among the suspects as last reported.
     """
 
     event: Event
@@ -68,22 +68,22 @@ class KindScores(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """What a detector did with a recording.
+    """The scores of a detector on a recording.
 
     Attributes:
-        events: how many there were.
-        found: how many of them were found.
-        false_episodes: episodes that began in no event's window.
-        under_way: events during which an incident was under way, whenever it began. Of a detector whose
-            alarm is on most of the time nearly all are; it is told for comparison, and counts for nothing.
-        false_per_hour: false episodes by hour of the test.
+        events: number of events.
+        found: number of detected events.
+        false_episodes: number of episodes that began outside every event's window.
+        under_way: number of events during which an incident was open, whenever it began. It is nearly all
+            for a detector whose alarm is on most of the time; it is reported only for comparison.
+        false_per_hour: false episodes per hour of the test.
         hours: of the test: snapshots times interval.
-        minutes_to_detect: median over found events, from an event's start to the first report.
-        root_cause_top1: share of found events whose cause was the first suspect when first reported.
-        root_cause_top3: the same for the first three.
-        root_cause_top1_at_end: share of found events whose cause was the first suspect as last reported.
-        by_kind: the same for each kind of event.
-        outcomes: event by event.
+        minutes_to_detect: median over detected events, from an event's start to the first report.
+        root_cause_top1: share of detected events with the root cause as first suspect when first reported.
+        root_cause_top3: as `root_cause_top1`, among the first three.
+        root_cause_top1_at_end: as `root_cause_top1`, when last reported.
+        by_kind: scores of each kind of event.
+        outcomes: of each event.
         false: the false episodes.
     """
 
@@ -102,7 +102,7 @@ class Scores(msgspec.Struct, frozen=True):
     false: tuple[Episode, ...]
 
     def figures(self) -> dict[str, int | float | None]:
-        """The numbers alone, rounded, as benchmarks and `--json` give them."""
+        """Return only the numbers, rounded, for benchmarks and `--json`."""
         return {
             "found": self.found,
             "events": self.events,
@@ -120,13 +120,13 @@ class Scores(msgspec.Struct, frozen=True):
 def score(
     verdicts: Sequence[Verdict], events: Sequence[Event], *, interval_s: float, grace_s: float = GRACE_S
 ) -> Scores:
-    """Compare verdicts with what is known to have happened.
+    """Compare verdicts with labelled events.
 
     Args:
         verdicts: on all snapshots of the test, oldest first.
         events: those that began in the time of the test (`Recording.test_events`).
-        interval_s: seconds that a snapshot stands for.
-        grace_s: how long after an event's end an episode may begin and still find it.
+        interval_s: seconds of one snapshot.
+        grace_s: how long after an event's end an episode may begin and still detect it.
     """
     found: dict[int, Episode] = {}
     false = []
@@ -177,7 +177,7 @@ def score(
 
 
 def episodes(verdicts: Sequence[Verdict]) -> list[Episode]:
-    """Incidents in the order in which they were first reported; of one verdict, as it lists them."""
+    """Return incidents in the order of their first report; within a verdict, in its order."""
     seen: dict[str, Episode] = {}
     for verdict in verdicts:
         for incident in verdict.incidents:
@@ -190,10 +190,10 @@ def episodes(verdicts: Sequence[Verdict]) -> list[Episode]:
 
 
 def rank(event: Event, incident: Incident) -> int | None:
-    """Place of the event's cause among the suspects, from 1; None where it is not among them.
+    """Return the rank of the event's root cause among the suspects, from 1; None if it is missing.
 
-    Of an event at a service that service must be named. Of an event at a call path, the end that is to
-    blame, or the call path itself; the other end alone is not enough.
+    For a fault of a service, the suspect must be that service. For a fault of a call path, it must be the
+    end that is the root cause, or the call path itself; the other end alone is not enough.
     """
     for place, suspect in enumerate(incident.suspects, start=1):
         path = None if suspect.caller is None else (suspect.caller, suspect.service)

@@ -1,6 +1,6 @@
-"""A table in a CSV or Parquet file: cells by column, and where each came from.
+"""A table in a CSV or Parquet file: cells by column, with the line of each row.
 
-Knows no meaning of columns but their kind of number.
+Knows the kind of number of columns, and no other meaning.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hopline_mesh.evaluate.times import parse
 from hopline_mesh.schema import kind_of
 
 _ENDINGS = (".csv", ".parquet")
-#: What a share may be off by rounding.
+#: Tolerance of a share, for rounding.
 _ROUNDING = 1e-6
 
 
 class Table:
-    """A table that was read whole.
+    """A table in memory.
 
     Attributes:
         name: of the file.
-        columns: header -> cells as text, "" where there is none.
-        lines: of each row, as editors count them; of a Parquet file, rows from 1.
+        columns: header -> cells as text, "" for empty ones.
+        lines: line number of each row, as in editors; for a Parquet file, rows from 1.
     """
 
     def __init__(self, name: str, columns: dict[str, list[str]], lines: Sequence[int]) -> None:
@@ -41,12 +41,12 @@ class Table:
         return len(self.lines)
 
     def where(self, row: int, column: str = "") -> str:
-        """Such as "nodes.csv, line 3, p99_ms"."""
+        """Return the location of a cell, such as "nodes.csv, line 3, p99_ms"."""
         place = f"{self.name}, {self._line} {self.lines[row]}"
         return f"{place}, {column}" if column else place
 
     def times(self, column: str, problems: Problems) -> NDArray[np.float64]:
-        """Unix seconds of each row; NaN, and a problem, where a cell is no time, or empty."""
+        """Return Unix seconds of each row; NaN and a problem for a cell that is not a time."""
         known: dict[str, float | None] = {}
         found = np.full(len(self), np.nan)
         for row, text in enumerate(self.columns[column]):
@@ -54,15 +54,15 @@ class Table:
             if seconds is None:
                 problems.add(
                     self.where(row, column),
-                    f"{text!r} is no time; it must be Unix seconds such as 1661140279, or ISO-8601 such as "
-                    "2022-08-22T03:51:19Z",
+                    f"{text!r} is not a time; it must be Unix seconds such as 1661140279, or ISO-8601 such "
+                    "as 2022-08-22T03:51:19Z",
                 )
             else:
                 found[row] = seconds
         return found
 
     def numbers(self, column: str, problems: Problems) -> NDArray[np.float32]:
-        """The column as measured values; NaN where a cell is empty or `NaN`."""
+        """Return the column as measured values; NaN for empty cells or `NaN`."""
         cells = self.columns[column]
         try:
             found = np.array([float(text or "nan") for text in cells])
@@ -77,7 +77,7 @@ class Table:
             for row in np.flatnonzero(found < 0):
                 problems.add(
                     self.where(int(row), column),
-                    f"{cells[row]} is less than 0; only columns that end in _delta may be",
+                    f"{cells[row]} is less than 0; only columns that end in _delta may be negative",
                 )
         if kind == "share":
             for row in np.flatnonzero((found > 1 + _ROUNDING) & np.isfinite(found)):
@@ -88,10 +88,10 @@ class Table:
         return narrow
 
     def names(self, column: str, problems: Problems) -> list[str]:
-        """The column as names; a problem where one is empty."""
+        """Return the column as names; a problem for each empty one."""
         for row, text in enumerate(self.columns[column]):
             if not text:
-                problems.add(self.where(row, column), "no name; each row needs one")
+                problems.add(self.where(row, column), "is empty; each row needs a name")
         return self.columns[column]
 
     def _number(self, row: int, column: str, problems: Problems) -> float:
@@ -99,31 +99,33 @@ class Table:
         try:
             return float(text or "nan")
         except ValueError:
-            problems.add(self.where(row, column), f"{text!r} is no number; leave the cell empty if missing")
+            problems.add(
+                self.where(row, column), f"{text!r} is not a number; leave the cell empty if it is missing"
+            )
             return float("nan")
 
 
 def find(folder: Path, stem: str, problems: Problems, *, needed: bool, of: str) -> Path | None:
-    """The table of this name, as CSV or Parquet.
+    """Find the table of this name, as CSV or Parquet.
 
     Args:
-        needed: whether it is a problem that there is none.
-        of: what it holds, for people.
+        needed: whether a missing table is a problem.
+        of: its content, for people.
     """
     paths = [folder / f"{stem}{ending}" for ending in _ENDINGS]
-    there = [path for path in paths if path.is_file()]
-    if len(there) > 1:
-        problems.add(str(folder), f"has both {there[0].name} and {there[1].name}; keep one")
+    existing = [path for path in paths if path.is_file()]
+    if len(existing) > 1:
+        problems.add(str(folder), f"has both {existing[0].name} and {existing[1].name}; keep one")
         return None
-    if not there:
+    if not existing:
         if needed:
             problems.add(str(folder), f"no {stem}.csv or {stem}.parquet; {of}")
         return None
-    return there[0]
+    return existing[0]
 
 
 def read(path: Path, problems: Problems) -> Table | None:
-    """The table, or None and a problem where it cannot be read at all."""
+    """Read a table; None and a problem if it cannot be read."""
     table = _read_parquet(path, problems) if path.suffix == ".parquet" else _read_csv(path, problems)
     if table is not None and "" in table.columns:
         problems.add(f"{path.name}, line 1", "a column has no name")
@@ -131,7 +133,7 @@ def read(path: Path, problems: Problems) -> Table | None:
 
 
 def has_columns(table: Table, needed: Sequence[str], problems: Problems) -> bool:
-    """Whether it has all of these columns; a problem for each that it has not."""
+    """Whether the table has all of these columns; adds a problem for each missing one."""
     missing = [column for column in needed if column not in table.columns]
     for column in missing:
         problems.add(table.name, f"no column {column!r}; it has {', '.join(table.columns) or 'none'}")
@@ -145,11 +147,11 @@ def _read_csv(path: Path, problems: Problems) -> Table | None:
             reader = csv.reader(file)
             header = next(reader, None)
             if header is None:
-                problems.add(path.name, "is empty; its first line names the columns")
+                problems.add(path.name, "is empty; its first line must have the names of the columns")
                 return None
             twice = sorted({column for column in header if header.count(column) > 1})
             if twice:
-                problems.add(f"{path.name}, line 1", f"column {', '.join(twice)} comes more than once")
+                problems.add(f"{path.name}, line 1", f"column {', '.join(twice)} is repeated")
                 return None
             rows, lines = [], []
             line = reader.line_num + 1
@@ -170,7 +172,7 @@ def _read_csv(path: Path, problems: Problems) -> Table | None:
         problems.add(path.name, f"cannot be read: {error.strerror}")
         return None
     except csv.Error as error:
-        problems.add(f"{path.name}, line {line}", f"is no CSV: {error}")
+        problems.add(f"{path.name}, line {line}", f"is not CSV: {error}")
         return None
     cells = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in header]
     return Table(path.name, dict(zip(header, cells, strict=True)), lines)
@@ -188,7 +190,7 @@ def _read_parquet(path: Path, problems: Problems) -> Table | None:
     try:
         found = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        problems.add(path.name, f"is no Parquet file: {error}")
+        problems.add(path.name, f"is not a Parquet file: {error}")
         return None
     columns = {
         name: [_text(value) for value in found.column(name).to_pylist()] for name in found.column_names

@@ -1,18 +1,20 @@
-"""Times as people and programs write them: Unix seconds, or ISO-8601."""
+"""Parses and prints times: Unix seconds, or ISO-8601."""
 
 from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
 
-#: From 2000 to 2200; milliseconds and nanoseconds by mistake are far beyond.
+#: Valid range, 2000 to 2200; milliseconds or nanoseconds by mistake are far outside.
 _FIRST_S, _LAST_S = 946_684_800.0, 7_258_118_400.0
 
 
 def parse(text: str) -> float | None:
-    """Unix seconds of `1661140279`, `1661140279.5`, `2022-08-22T03:51:19Z` or `2022-08-22 03:51:19+02:00`.
+    """Parse `1661140279`, `1661140279.5`, `2022-08-22T03:51:19Z` or `2022-08-22 03:51:19+02:00`.
 
-    Without an offset it is UTC. None where it is no such time, or not between 2000 and 2200.
+    Without an offset it is UTC.
+
+    Returns: Unix seconds; None if the text is not a time, or not between 2000 and 2200.
     """
     try:
         seconds = float(text)
@@ -26,5 +28,5 @@ def parse(text: str) -> float | None:
 
 
 def clock(seconds: float) -> str:
-    """`2022-08-22 03:51:19`, in UTC."""
+    """Return a time such as `2022-08-22 03:51:19`, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

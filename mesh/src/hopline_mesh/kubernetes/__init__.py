@@ -1,5 +1,5 @@
-"""What Kubernetes knows of a mesh: planned changes, and troubles that it reports itself.
+"""Kubernetes as a source of planned changes and troubles.
 
-`watcher` asks the API server, `feed` understands what it hears, and `hopline_mesh.changes.Context` is what
-comes out. The two are apart: the feed is told everything, the time included.
+`watcher` reads objects from the API server, `feed` interprets them, and the result is a
+`hopline_mesh.changes.Context`. The feed gets all input as arguments, including the time.
 """

@@ -1,7 +1,7 @@
-"""Asks the API server: lists in pages, watches as streams of lines.
+"""A client of the API server: lists in pages, watches as streams of lines.
 
-Follows https://kubernetes.io/docs/reference/using-api/api-concepts/. Objects are decoded to the few fields
-that are read; one that cannot be decoded is left out and named, and spoils nothing else.
+Follows https://kubernetes.io/docs/reference/using-api/api-concepts/. Only the fields that are read are
+decoded. An object that cannot be decoded is left out and reported, and does not affect others.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hopline_mesh.kubernetes.feed import EventType
 from hopline_mesh.kubernetes.objects import Object
 from hopline_mesh.kubernetes.resources import Resource
 
-#: Longest line of a watch; etcd holds no object above 1.5 MB.
+#: Longest line of a watch; etcd stores no object above 1.5 MB.
 LINE_BYTES = 16 * 2**20
-#: Objects of one page, as kubectl asks for.
+#: Objects of one page, as in kubectl.
 PAGE = 500
 
 
 class Refused(QueryFailed):
-    """The API server answers with an error.
+    """The API server responds with an error.
 
     Attributes:
-        status: HTTP's.
-        retry_after_s: how long it asks to wait; 0 where it does not say.
+        status: HTTP status.
+        retry_after_s: requested wait; 0 if there is none.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
@@ -43,13 +43,13 @@ class Refused(QueryFailed):
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for what, in seconds.
+    """Timeouts, in seconds.
 
     Attributes:
         connect: for a connection.
-        answer: for an answer to begin, and between two parts of a list.
-        idle: between two lines of a watch. Servers send a bookmark every minute or so: a connection that is
-            silent for longer may have been cut without a word.
+        answer: for the start of a response, and between two parts of a list.
+        idle: between two lines of a watch. Servers send a bookmark about every minute, so a connection that
+            is silent for longer may be broken.
     """
 
     connect: float = 5.0
@@ -59,12 +59,12 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of a list.
+    """A page of a list.
 
     Attributes:
         objects: decoded.
-        version: `resourceVersion` of the list, from which a watch goes on.
-        unread: why objects could not be read.
+        version: `resourceVersion` of the list, from which a watch continues.
+        unread: reasons why objects could not be read.
     """
 
     objects: list[Object]
@@ -77,10 +77,10 @@ class WatchEvent:
     """One line of a watch.
 
     Attributes:
-        kind: what happened to the object; None for a bookmark, and for an object that cannot be read.
-        body: the object, None with `kind`.
-        version: `resourceVersion` from which the watch goes on.
-        unread: why it could not be read, or "".
+        kind: of the event; None for a bookmark, and for an object that cannot be read.
+        body: the object; None if `kind` is None.
+        version: `resourceVersion` from which the watch continues.
+        unread: why the object could not be read, or "".
     """
 
     kind: EventType | None
@@ -128,8 +128,8 @@ class Api:
     """One API server.
 
     Args:
-        credentials: who asks.
-        timeouts: see there.
+        credentials: address and authentication.
+        timeouts: of requests.
     """
 
     def __init__(self, credentials: Credentials, timeouts: Timeouts | None = None) -> None:
@@ -148,15 +148,15 @@ class Api:
     async def pages(
         self, resource: Resource, namespace: str | None, fields: str
     ) -> AsyncGenerator[Page, None]:
-        """All objects there are, page by page.
+        """Yield all objects, page by page.
 
         Args:
             fields: field selector.
 
         Raises:
-            Refused: by the server; 410 if the list took so long that its state is no longer kept.
-            QueryFailed: what it answers is no list.
-            SourceUnavailable: it does not answer.
+            Refused: by the server; 410 if the list took so long that its version is no longer stored.
+            QueryFailed: the response is not a list.
+            SourceUnavailable: the server does not respond.
             ConfigError: credentials cannot be read.
         """
         follow = ""
@@ -193,13 +193,13 @@ class Api:
     async def watch(
         self, resource: Resource, namespace: str | None, fields: str, version: str, for_s: int
     ) -> AsyncGenerator[WatchEvent, None]:
-        """What happens from a version on, until the server ends the stream (after `for_s` by its clock).
+        """Yield events after a version, until the server ends the stream (after `for_s` by its clock).
 
-        The first thing that comes is a bookmark of `version` itself: the server took the watch.
+        The first event is a bookmark of `version` itself: the server accepted the watch.
 
         Raises:
-            Refused: 410 if that version is too old, be it as an answer or within the stream.
-            QueryFailed: a line that is no event.
+            Refused: 410 if that version is too old, as the status or within the stream.
+            QueryFailed: a line is not an event.
             SourceUnavailable: the connection broke, or was silent for too long.
             ConfigError: credentials cannot be read.
         """
@@ -244,7 +244,7 @@ class Api:
                 raise Refused(status.code, f"{resource.name}: {status.message or status.code}", wait_s)
             version = _VERSIONS.decode(event.object).metadata.resource_version
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise QueryFailed(f"{resource.name}: a line of the watch is no event: {error}") from None
+            raise QueryFailed(f"{resource.name}: a line of the watch is not an event: {error}") from None
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
             return WatchEvent(None, None, version)
         try:
@@ -260,7 +260,7 @@ class Api:
         return found
 
     async def _send(self, path: str, query: dict[str, Any], read_s: float) -> httpx.Response:
-        # A credential plugin may take its time, and a file may lie on a network.
+        # On a thread: a credential plugin may be slow, and a file may be on a network.
         token = await asyncio.to_thread(self._credentials.token)
         client = await self._connected()
         request = client.build_request(
@@ -278,7 +278,7 @@ class Api:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             unavailable = self._unavailable(error)
             if isinstance(error, httpx.ConnectError) and isinstance(_cause(error), ssl.SSLError):
-                # The certificate may have been replaced: the next try reads it anew.
+                # The certificate may have been replaced: the next try reads it again.
                 await self.close()
             raise unavailable from None
         if response.status_code != 200:
@@ -311,7 +311,7 @@ class Api:
         message = message or response.reason_phrase or "refused"
         return Refused(
             response.status_code,
-            f"{self._credentials.url}{path} answered {response.status_code}: {message}",
+            f"{self._credentials.url}{path} returned status {response.status_code}: {message}",
             wait_s,
         )
 

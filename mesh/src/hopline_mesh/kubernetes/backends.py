@@ -1,6 +1,6 @@
-"""Which pods stand behind which service, and whose pods they are.
+"""The relations between services, pods and workloads.
 
-Endpoints name pods, pods name their workload; either may be heard of first.
+Endpoints name pods, and pods name their workload; either may arrive first.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from hopline_mesh.kubernetes.workload import WorkloadKey
 
 Key = tuple[str, str]
 
-#: Workloads that keep running; others (a Job's pods) are of no interest where no service names them.
+#: Kinds of workloads that keep running; pods of others (Jobs) are ignored unless a service names them.
 LASTING = frozenset({"Deployment", "StatefulSet", "DaemonSet", "Rollout", "ReplicaSet"})
 
 
 class Backends:
-    """Pods, workloads and services, and what leads from one to the other."""
+    """Pods, workloads and services, and their relations."""
 
     def __init__(self) -> None:
         self.pods: dict[Key, PodState] = {}
         self._slices: dict[Key, tuple[str, tuple[Key, ...], int]] = {}
         self._slices_of: dict[str, set[Key]] = {}
-        # A pod comes once for each slice that names it: twice where a service has IPv4 and IPv6.
+        # A service is listed once for each slice that names the pod: twice if it has IPv4 and IPv6.
         self._services_of_pod: dict[Key, tuple[str, ...]] = {}
         self._pods_of: dict[WorkloadKey, set[Key]] = {}
-        # Kept when the last pod is gone: a service that has none at the moment is still that workload's.
+        # Kept when the last pod is gone: the service still belongs to the workload.
         self._services_of: dict[WorkloadKey, frozenset[str]] = {}
 
     @property
     def services(self) -> Iterable[str]:
-        """Names of all services that have endpoints, be the list of them empty."""
+        """Names of all services with endpoint slices, also empty ones."""
         return self._slices_of.keys()
 
     def __contains__(self, service: object) -> bool:
         return service in self._slices_of
 
     def ready(self, service: str) -> int:
-        """Number of a service's endpoints that get requests."""
+        """Return the number of a service's endpoints that get requests."""
         return sum(self._slices[key][2] for key in self._slices_of.get(service, ()))
 
     def services_of_slice(self, key: Key) -> tuple[str, ...]:
-        """The service that a slice belongs to, none where it is not known."""
+        """Return the service of a slice; empty if it is unknown."""
         known = self._slices.get(key)
         return () if known is None else (known[0],)
 
     def slice_keys(self) -> list[Key]:
-        """All slices that are known."""
+        """Return all known slices."""
         return list(self._slices)
 
     def pods_of(self, workload: WorkloadKey) -> set[Key]:
-        """Pods of a workload, those that are ending among them."""
+        """Return the pods of a workload, including those that are ending."""
         return self._pods_of.get(workload, set())
 
     def services_of_pod(self, key: Key) -> tuple[str, ...]:
-        """Services that a pod stands behind; where none names it, those of its workload."""
+        """Return the services of a pod; if none names it, those of its workload."""
         named = self._services_of_pod.get(key)
         if named:
             return tuple(sorted(set(named)))
@@ -65,9 +65,9 @@ class Backends:
         return self.services_of(pod.workload) if pod is not None else ()
 
     def services_of(self, workload: WorkloadKey) -> tuple[str, ...]:
-        """Services that a workload stands behind; where there never was one, a name like a service's.
+        """Return the services of a workload; if it never had one, a name in the form of a service's.
 
-        Callers that serve nobody have no service; collectors name them by their workload.
+        A workload that only calls others has no service; collectors use its own name.
         """
         known = [name for name in self._services_of.get(workload, ()) if name in self._slices_of]
         if known:
@@ -75,7 +75,7 @@ class Backends:
         return (f"{workload.namespace}/{workload.name}",) if workload.kind in LASTING else ()
 
     def put_pod(self, key: Key, pod: PodState) -> None:
-        """A pod is there, or is as it is now."""
+        """Store a new or changed pod."""
         known = self.pods.get(key)
         if known is not None and known.workload != pod.workload:
             self._unlink(key, known)
@@ -86,14 +86,14 @@ class Backends:
             self._services_of[pod.workload] = self._services_of.get(pod.workload, frozenset()) | {*named}
 
     def drop_pod(self, key: Key) -> PodState | None:
-        """A pod is gone; returns what was known of it."""
+        """Remove a pod; returns its last state."""
         pod = self.pods.pop(key, None)
         if pod is not None:
             self._unlink(key, pod)
         return pod
 
     def put_slice(self, body: EndpointSlice) -> str | None:
-        """Endpoints are as they are now; returns the service's name, None for a slice of no service."""
+        """Store new or changed endpoints; returns the service's name, None for a slice without one."""
         service = service_of(body)
         if service is None:
             self.drop_slice(body.metadata.key)
@@ -109,7 +109,7 @@ class Backends:
         return service
 
     def drop_slice(self, key: Key) -> str | None:
-        """Endpoints are gone; returns the service's name if these were its last ones."""
+        """Remove endpoints; returns the service's name if these were its last ones."""
         known = self._slices.get(key)
         if known is None:
             return None
@@ -117,7 +117,7 @@ class Backends:
         return None if known[0] in self._slices_of else known[0]
 
     def forget(self, workload: WorkloadKey) -> None:
-        """A workload is gone: drop what was kept of it, unless pods are left."""
+        """Drop the services of a workload that is gone, unless pods are left."""
         if workload not in self._pods_of:
             self._services_of.pop(workload, None)
 
@@ -162,7 +162,7 @@ class Backends:
 
 
 def service_of(body: EndpointSlice) -> str | None:
-    """The name of the service that a slice belongs to."""
+    """Return the name of the service that a slice belongs to."""
     labels = body.metadata.labels
     if labels is None or not labels.service_name:
         return None

@@ -1,4 +1,4 @@
-"""From settings to a watch of the cluster, or to one that says why there is none."""
+"""Creates the watch of the cluster from the settings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hopline_mesh.settings import MeshSettings
 def kubernetes_watch(
     settings: MeshSettings, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT
 ) -> KubernetesWatch:
-    """The watch that the settings ask for.
+    """Create the watch of the cluster.
 
     Raises:
-        ConfigError: `kubernetes = require` and there is no way to reach a cluster, or credentials that
-            are named cannot be read.
+        ConfigError: `kubernetes = require` without credentials for a cluster, or configured credentials
+            cannot be read.
     """
     wanted = settings.kubernetes
     credentials: Credentials | None = None
@@ -41,13 +41,13 @@ def kubernetes_watch(
             credentials = in_cluster(env, account)
         if credentials is None:
             absent = (
-                "planned changes are not known: not in a pod with a service account; "
+                "planned changes are unknown: not in a pod with a service account; "
                 "set kubernetes_url or kubeconfig, or kubernetes = never"
             )
             if wanted.kubernetes == "require":
                 raise ConfigError(f"kubernetes: {absent}")
         else:
-            # What is wrong with files that were named is said at once, not an hour later.
+            # Report invalid files at the start, not an hour later.
             credentials.token()
             credentials.tls()
     return KubernetesWatch(

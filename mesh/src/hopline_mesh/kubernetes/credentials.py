@@ -1,7 +1,7 @@
-"""Where the API server is, and how to show who asks.
+"""The address of the API server, and credentials for it.
 
-In a pod that is the service account: an address in the environment, and a token and a certificate as files,
-which Kubernetes replaces while the pod runs. Elsewhere see `kubeconfig`.
+In a pod these are the service account: an address in the environment, and a token and a certificate as
+files, which Kubernetes replaces while the pod runs. Elsewhere see `kubeconfig`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """How to reach an API server.
+    """The address of an API server, and credentials.
 
     Attributes:
         url: its address.
-        token: the bearer token as of now, "" for none; asked for before each request, since it changes.
-        tls: makes a TLS context, None for plain HTTP; asked for again after a failed connection.
+        token: returns the present bearer token, "" for none; called before each request, because it
+            changes.
+        tls: creates a TLS context, None for plain HTTP; called again after a failed connection.
     """
 
     url: str
@@ -33,7 +34,7 @@ class Credentials:
 
 
 def in_cluster(env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Credentials | None:
-    """Those of the pod's service account; None outside of a cluster, or where no token is mounted."""
+    """Return credentials of the pod's service account; None outside of a cluster, or without a token."""
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (account / "token").is_file():
         return None
@@ -42,12 +43,12 @@ def in_cluster(env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> 
 
 
 def from_files(url: str, token_file: Path | None, ca_file: Path | None) -> Credentials:
-    """Those that lie in files.
+    """Return credentials from files.
 
     Args:
-        url: of the API server; with http:// no certificate is asked for (`kubectl proxy`, tests).
+        url: of the API server; with http:// no certificate is checked (`kubectl proxy`, tests).
         token_file: None sends no token.
-        ca_file: PEM; None trusts what the system trusts.
+        ca_file: PEM; None uses the system's certificates.
     """
 
     def token() -> str:
@@ -58,7 +59,7 @@ def from_files(url: str, token_file: Path | None, ca_file: Path | None) -> Crede
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{token_file}: the token of Kubernetes cannot be read: {error}") from None
         if not (found.isascii() and found.isprintable()):
-            raise ConfigError(f"{token_file}: the token of Kubernetes has characters that no token has")
+            raise ConfigError(f"{token_file}: the token of Kubernetes has invalid characters")
         return found
 
     def tls() -> ssl.SSLContext | None:

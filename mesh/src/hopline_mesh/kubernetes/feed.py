@@ -1,8 +1,8 @@
-"""Turns what the API server says into planned changes and troubles of services.
+"""Turns objects of the API server into planned changes and troubles of services.
 
-A state machine: it is told of objects and of the time, and asks nobody. Most of what it knows follows from
-the objects as they are, so that a missed event costs nothing; what has to be seen happening (a new number
-of pods, a new description of them, a pod that begins to end) is noted when it is.
+A state machine: objects and the time are its input, and it makes no requests. Most of its state follows
+from the present objects, so a missed event does no harm. Transitions (a new number of pods, a new pod
+template, a pod that begins to end) are recorded when they are seen.
 """
 
 from __future__ import annotations
@@ -10,36 +10,43 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from hopline_mesh.changes import Change, Context, Trouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.kubernetes.ailments import Ailments
 from hopline_mesh.kubernetes.backends import LASTING, Backends, Key, service_of
 from hopline_mesh.kubernetes.history import History
-from hopline_mesh.kubernetes.objects import Autoscaler, EndpointSlice, Event, Object, Pod, WorkloadObject
+from hopline_mesh.kubernetes.objects import (
+    Autoscaler,
+    EndpointSlice,
+    KubernetesEvent,
+    Object,
+    Pod,
+    WorkloadObject,
+)
 from hopline_mesh.kubernetes.operations import Operations
-from hopline_mesh.kubernetes.pod import PodState, evidence_of, owner_of, pod_state
+from hopline_mesh.kubernetes.pod import PodState, failures_of, owner_of, pod_state
 from hopline_mesh.kubernetes.resources import ENDPOINT_SLICES, Resource
 from hopline_mesh.kubernetes.words import Words
 from hopline_mesh.kubernetes.workload import Workload, WorkloadKey, workload_of
 
 EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 
-#: No news for this long while the clock ran on: the process was stopped, or the clock was set.
+#: Without input for this time, the process was stopped or the clock was set.
 JUMP_S = 300.0
-#: Changes that follow each other are put together up to this length.
+#: Changes that follow each other are merged up to this length.
 LONGEST_S = 900.0
 
 
 class ChangeFeed:
-    """What is known of planned changes and troubles.
+    """The known planned changes and troubles.
 
-    Time is an argument everywhere (Unix seconds). Not for use by several threads at once.
+    Time is an argument everywhere (Unix seconds). Not thread-safe.
 
     Args:
-        stuck_after_s: a change that comes no nearer to its aim for this long is trouble.
-        calm_s: how long after its last sign an OOM kill or crash loop is over.
-        keep_s: how long what ended is listed.
-        merge_s: a change or trouble of a service that begins this soon after another of its kind is the
-            same one.
+        stuck_after_s: a change without progress for this time is stuck.
+        calm_s: time after the last sign at which an OOM kill or crash loop ends.
+        keep_s: how long ended changes and troubles are listed.
+        merge_s: a change or trouble of a service that begins within this time after another of its kind is
+            merged with it.
     """
 
     def __init__(
@@ -54,9 +61,9 @@ class ChangeFeed:
         self._backends = Backends()
         self._workloads: dict[WorkloadKey, Workload] = {}
         self._autoscalers: dict[Key, tuple[WorkloadKey, int, int]] = {}
-        # A service whose pods are replaced all the time is not in one change that never ends.
+        # LONGEST_S: frequent changes of a service must not become one change that never ends.
         self._changes: History[Change] = History(keep_s, merge_s, LONGEST_S)
-        self._troubles: History[Trouble] = History(keep_s, merge_s)
+        self._troubles: History[KubernetesTrouble] = History(keep_s, merge_s)
         self._ailments = Ailments(self._backends, self._troubles)
         self._operations = Operations(
             self._backends, self._workloads, self._ailments, stuck_after_s, self._changes, keep_s
@@ -67,19 +74,19 @@ class ChangeFeed:
         self._now_s: float | None = None
 
     def listing(self, resource: Resource, namespace: str | None) -> Listing:
-        """A list begins to arrive, in pages."""
+        """Start a list, which arrives in pages."""
         return Listing(self, resource, namespace)
 
     def replaced(
         self, resource: Resource, namespace: str | None, objects: Iterable[Object], now_s: float
     ) -> None:
-        """A whole list arrived: exactly these objects exist in this namespace (None: in all)."""
+        """Apply a whole list: exactly these objects exist in this namespace (None: in all)."""
         listing = self.listing(resource, namespace)
         listing.page(objects, now_s)
         listing.done(now_s)
 
     def changed(self, resource: Resource, kind: EventType, body: Object, now_s: float) -> None:
-        """A watch told of one object."""
+        """Apply an event of a watch."""
         self._advance(now_s)
         if kind == "DELETED":
             self._drop(resource, body.metadata.key, now_s)
@@ -87,34 +94,34 @@ class ChangeFeed:
             self._put(resource, body, now_s, listed=False, first=False)
 
     def lost(self, resource: Resource, namespace: str | None, now_s: float) -> None:
-        """Nothing is heard of a resource any more; may be told again while it is so."""
+        """Note that a resource is unavailable; may be called repeatedly."""
         self._lost.add((resource.name, namespace))
         self._operations.lost(resource.kind, now_s)
 
     def heard(self, resource: Resource, namespace: str | None, now_s: float) -> None:
-        """The watch of a resource is open again."""
+        """Note that the watch of a resource is open again."""
         self._lost.discard((resource.name, namespace))
         if not any(name == resource.name for name, _ in self._lost):
             self._operations.heard(resource.kind, now_s)
 
     def context(self, now_s: float) -> Context:
-        """All that is known now, in the order of its beginnings; what ended is kept for `keep_s`."""
+        """Return planned changes and troubles by start, including those that ended within `keep_s`."""
         self._advance(now_s)
         self._operations.look(now_s)
         self._ailments.look(self._operations.failed, now_s)
         self._changes.expire(now_s)
         self._troubles.expire(now_s)
         changes = [*self._changes.items(), *self._operations.under_way(self._words.of)]
-        troubles = [*self._troubles.items(), *self._ailments.going_on()]
+        troubles = [*self._troubles.items(), *self._ailments.ongoing()]
         return Context(
             tuple(sorted(changes, key=lambda each: each.start_s)),
             tuple(sorted(troubles, key=lambda each: each.start_s)),
         )
 
     def services_of_workload(self, namespace: str, name: str) -> tuple[str, ...]:
-        """The services, as `namespace/service`, that a workload of any kind stands behind.
+        """Return the services, as `namespace/service`, that a workload of any kind serves.
 
-        Where it stands behind none, `namespace/name` alone if there is such a workload; else nothing.
+        If it serves none: `namespace/name` if there is such a workload; else nothing.
         """
         found: dict[str, None] = {}
         for kind in sorted(LASTING):
@@ -129,7 +136,7 @@ class ChangeFeed:
         return frozenset(self._backends.services)
 
     def sizes(self) -> dict[str, int]:
-        """How many objects and notes are kept, by what they are."""
+        """Return the number of stored objects and notes by kind."""
         return {
             "pods": len(self._backends.pods),
             "endpoint_slices": len(self._backends.slice_keys()),
@@ -154,7 +161,7 @@ class ChangeFeed:
                 self._operations.workload_changed(key, old, new, now_s, listed)
         elif isinstance(body, Autoscaler):
             self._put_autoscaler(body, now_s)
-        elif isinstance(body, Event):
+        elif isinstance(body, KubernetesEvent):
             self._put_event(body, now_s)
 
     def _drop(self, resource: Resource, key: Key, now_s: float) -> None:
@@ -192,7 +199,7 @@ class ChangeFeed:
         workload = owner_of(body)
         new = pod_state(body, workload)
         self._backends.put_pod(key, new)
-        self._ailments.pod_seen(key, new, evidence_of(body, self._calm_s), now_s)
+        self._ailments.pod_seen(key, new, failures_of(body, self._calm_s), now_s)
         if new.ending_s is not None and new.planned and (old is None or old.ending_s is None):
             self._operations.pod_ending(key, new, self._words.of_ending(key, new), now_s)
         if new != old or key in self._ailments.pods:
@@ -208,14 +215,14 @@ class ChangeFeed:
 
     def _put_slice(self, body: EndpointSlice, now_s: float, first: bool) -> None:
         before = frozenset(self._backends.services_of_slice(body.metadata.key))
-        there = service_of(body) in self._backends
+        existed = service_of(body) in self._backends
         service = self._backends.put_slice(body)
         for name in before:
             if name not in self._backends:
                 self._operations.service_removed(name, now_s)
         if service is None:
             return
-        if not there and not first:
+        if not existed and not first:
             self._operations.service_added(service, now_s)
         else:
             self._operations.review_service(service, now_s)
@@ -226,13 +233,13 @@ class ChangeFeed:
         self._autoscalers[body.metadata.key] = (workload, status.current_replicas, status.desired_replicas)
         self._operations.autoscaled(workload, status.current_replicas, status.desired_replicas, now_s)
 
-    def _put_event(self, body: Event, now_s: float) -> None:
+    def _put_event(self, body: KubernetesEvent, now_s: float) -> None:
         target = body.involved_object
         scaled = self._autoscalers.get((target.namespace, target.name))
         self._words.heard(body, scaled[0] if scaled is not None else None, now_s)
 
     def _advance(self, now_s: float) -> None:
-        """Notice that the clock was set, or that the process did not run."""
+        """Detect that the clock was set, or that the process did not run."""
         if self._now_s is not None:
             step_s = now_s - self._now_s
             if step_s < 0 or step_s > JUMP_S:
@@ -242,7 +249,7 @@ class ChangeFeed:
 
 
 class Listing:
-    """One list of objects that arrives in pages; one that is not finished does no harm."""
+    """One list of objects that arrives in pages; an unfinished one does no harm."""
 
     def __init__(self, feed: ChangeFeed, resource: Resource, namespace: str | None) -> None:
         self._feed = feed
@@ -252,14 +259,14 @@ class Listing:
         self._missing = {key for key in feed._keys(resource) if namespace in (None, key[0])}
 
     def page(self, objects: Iterable[Object], now_s: float) -> None:
-        """Some of the objects."""
+        """Apply some of the objects."""
         self._feed._advance(now_s)
         for each in objects:
             self._missing.discard(each.metadata.key)
             self._feed._put(self._resource, each, now_s, listed=True, first=self._first)
 
     def done(self, now_s: float) -> None:
-        """These were all: what was known and did not come is gone."""
+        """Finish the list: known objects that were not in it are gone."""
         self._feed._advance(now_s)
         for key in self._missing:
             self._feed._drop(self._resource, key, now_s)

@@ -1,6 +1,6 @@
-"""What has ended, for as long as it matters: of each service the last change and trouble of each kind.
+"""Ended changes and troubles: for each service the last one of each kind.
 
-Bounded by the number of services, however often things change.
+Bounded by the number of services, for any number of changes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from hopline_mesh.changes import Change, Trouble
+from hopline_mesh.changes import Change, KubernetesTrouble
 
-Item = TypeVar("Item", Change, Trouble)
+Item = TypeVar("Item", Change, KubernetesTrouble)
 
 
 class History(Generic[Item]):
     """Ended changes, or ended troubles.
 
     Args:
-        keep_s: what ended longer ago is dropped.
-        merge_s: what begins this soon after the end of another of its kind is one with it: pods that are
-            moved one after the other, a container that comes up and falls over again.
-        longest_s: what is this long already is not made longer by that.
+        keep_s: items that ended longer ago are dropped.
+        merge_s: an item that begins within this time after another of its kind is merged with it: pods that
+            are moved one at a time, a container that starts and crashes again.
+        longest_s: items of this length are not merged.
     """
 
     def __init__(self, keep_s: float, merge_s: float, longest_s: float = math.inf) -> None:
@@ -35,20 +35,20 @@ class History(Generic[Item]):
         return len(self._ended)
 
     def items(self) -> list[Item]:
-        """All of them."""
+        """Return all items."""
         return list(self._ended.values())
 
     def add(self, item: Item) -> None:
-        """Something ended."""
+        """Add an ended item."""
         start_s = self.reopened_s(item.kind, item.service, item.start_s)
-        # The order is that of the ends.
+        # Keep the order of the ends.
         self._ended.pop((item.kind, item.service), None)
         self._ended[item.kind, item.service] = (
             item if start_s is None else msgspec.structs.replace(item, start_s=start_s)
         )
 
     def reopened_s(self, kind: str, service: str, start_s: float) -> float | None:
-        """When the one that a new beginning goes on with began; None if it is a new one."""
+        """Return the start of the ended item that a new one continues; None if it continues none."""
         known = self._ended.get((kind, service))
         if known is None or start_s - (known.end_s or 0.0) > self._merge_s:
             return None
@@ -57,13 +57,13 @@ class History(Generic[Item]):
         return min(known.start_s, start_s)
 
     def reopen(self, kind: str, service: str) -> None:
-        """What ended goes on, and is listed elsewhere."""
+        """Remove an ended item that continues; it is listed elsewhere."""
         self._ended.pop((kind, service), None)
 
     def expire(self, now_s: float) -> bool:
-        """Drop what is too old; returns whether there was any.
+        """Drop old items; returns whether anything changed.
 
-        After the clock was set back, nothing ended later than now.
+        If the clock was set back, ends after now are set to now.
         """
         old = [key for key, item in self._ended.items() if (item.end_s or 0.0) < now_s - self._keep_s]
         for key in old:

@@ -1,6 +1,6 @@
-"""Credentials from a kubeconfig file, for development: from a desk to a cluster elsewhere.
+"""Credentials from a kubeconfig file, for development: from a workstation to a cluster.
 
-Read are contexts with certificates, tokens, token files and credential plugins (`exec`), as of
+Supports contexts with certificates, tokens, token files and credential plugins (`exec`), as of
 https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/ and client-authentication.v1.
 """
 
@@ -22,23 +22,23 @@ from typing import Any
 from hopline.errors import ConfigError
 from hopline_mesh.kubernetes.credentials import Credentials, from_files
 
-#: A credential plugin may ask a cloud.
+#: Timeout of a credential plugin, which may call a cloud API.
 PLUGIN_S = 60.0
-#: Tokens are renewed before they are no longer valid.
+#: Tokens are renewed this long before they expire.
 EARLY_S = 60.0
 
 
 def from_kubeconfig(
     file: Path, context: str | None = None, clock: Callable[[], float] = time.time
 ) -> Credentials:
-    """Those of a context of a kubeconfig file.
+    """Return the credentials of a context of a kubeconfig file.
 
     Args:
         context: its name; None is the file's current one.
         clock: Unix seconds, for tokens that expire.
 
     Raises:
-        ConfigError: the file, or what it refers to, cannot be read or is not understood.
+        ConfigError: the file, or a file that it names, cannot be read or is invalid.
     """
     import yaml
 
@@ -77,7 +77,7 @@ def from_kubeconfig(
             certificate = plugin.status()["clientCertificateData"].encode()
             key = plugin.status().get("clientKeyData", "").encode()
         if certificate and key:
-            # OpenSSL reads them from files only.
+            # OpenSSL reads certificates only from files.
             with tempfile.NamedTemporaryFile() as both:
                 both.write(certificate + b"\n" + key)
                 both.flush()
@@ -94,7 +94,7 @@ def from_kubeconfig(
 
 
 def default_kubeconfig(env: Mapping[str, str] = os.environ) -> Path | None:
-    """The first file of KUBECONFIG that exists, else ~/.kube/config, else None."""
+    """Return the first file of KUBECONFIG that exists, else ~/.kube/config, else None."""
     listed = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
     for file in listed or [Path.home() / ".kube" / "config"]:
         if file.is_file():
@@ -111,7 +111,7 @@ def _entry(tree: dict[str, Any], group: str, inside: str, name: Any, file: Path)
 
 
 def _pem(part: Mapping[str, Any], name: str, file: Path) -> bytes:
-    """A certificate or key, given inline or as a file; empty where it is not given."""
+    """Return a certificate or key, given inline or as a file; empty if it is not given."""
     try:
         if part.get(f"{name}-data"):
             return base64.b64decode(part[f"{name}-data"], validate=True)
@@ -121,7 +121,7 @@ def _pem(part: Mapping[str, Any], name: str, file: Path) -> bytes:
 
 
 class _Plugin:
-    """A program that prints credentials, as those of clouds do; asked again when they expire."""
+    """A program that prints credentials, as cloud providers have; run again when they expire."""
 
     def __init__(
         self, spec: Mapping[str, Any], cluster: Mapping[str, Any], file: Path, clock: Callable[[], float]
@@ -129,7 +129,7 @@ class _Plugin:
         self._file = file
         self._clock = clock
         command = str(spec.get("command", ""))
-        # A path with a slash is meant from where the file lies, a name alone is looked for.
+        # A path with a slash is relative to the file; a plain name is searched in PATH.
         self._command = [str(file.parent / command) if "/" in command else command]
         self._command += [str(each) for each in spec.get("args") or ()]
         self._env = {str(each["name"]): str(each["value"]) for each in spec.get("env") or ()}
@@ -161,9 +161,9 @@ class _Plugin:
             if until is not None:
                 self._until_s = datetime.fromisoformat(until).timestamp() - EARLY_S
         except subprocess.CalledProcessError as error:
-            said = (error.stderr or "").strip()[-300:]
+            output = (error.stderr or "").strip()[-300:]
             raise ConfigError(
-                f"{self._file}: {self._command[0]} exited with {error.returncode}: {said}"
+                f"{self._file}: {self._command[0]} exited with {error.returncode}: {output}"
             ) from None
         except (
             OSError,
@@ -173,6 +173,8 @@ class _Plugin:
             TypeError,
             AttributeError,
         ) as error:
-            raise ConfigError(f"{self._file}: {self._command[0]} gave no credentials: {error}") from None
+            raise ConfigError(
+                f"{self._file}: {self._command[0]} returned no credentials: {error}"
+            ) from None
         self._status = status
         return self._status

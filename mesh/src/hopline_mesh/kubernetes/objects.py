@@ -1,8 +1,8 @@
-"""The fields of Kubernetes' objects that are read, and no others.
+"""The fields of Kubernetes objects that are read.
 
-The names are those of the API (https://kubernetes.io/docs/reference/kubernetes-api/). What a server may
-leave out has a default, and what it may send as null (Go's nil slices) may be None. Skipping all other
-fields is what makes decoding quick.
+The names are those of the API (https://kubernetes.io/docs/reference/kubernetes-api/). Fields that a server
+may leave out have a default, and fields that may be null (Go's nil slices) may be None. Decoding is fast
+because all other fields are skipped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import msgspec
 
 
 class Part(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Base of all, which inherit its form: names are written as the API does."""
+    """Base class of all objects; field names are in the camel case of the API."""
 
 
 class Owner(Part, frozen=True):
-    """Who made an object; at most one owner is the controller."""
+    """An owner of an object; at most one owner is the controller."""
 
     kind: str
     name: str
@@ -25,7 +25,7 @@ class Owner(Part, frozen=True):
 
 
 class Labels(Part, frozen=True):
-    """Labels that say what belongs together."""
+    """Labels that relate objects to each other."""
 
     service_name: str = msgspec.field(default="", name="kubernetes.io/service-name")
     pod_template_hash: str = msgspec.field(default="", name="pod-template-hash")
@@ -62,13 +62,13 @@ class Condition(Part, frozen=True):
 
 
 class Waiting(Part, frozen=True):
-    """Why a container does not run."""
+    """The reason why a container does not run."""
 
     reason: str = ""
 
 
 class Terminated(Part, frozen=True):
-    """How a container ended."""
+    """The end of a container."""
 
     reason: str = ""
     exit_code: int = 0
@@ -77,7 +77,7 @@ class Terminated(Part, frozen=True):
 
 
 class ContainerState(Part, frozen=True):
-    """At most one of them is set; neither: it runs, or is not known."""
+    """The state of a container; at most one field is set; neither: it runs, or its state is unknown."""
 
     waiting: Waiting | None = None
     terminated: Terminated | None = None
@@ -93,13 +93,13 @@ class ContainerStatus(Part, frozen=True):
 
 
 class PodSpec(Part, frozen=True):
-    """Where a pod runs."""
+    """The node of a pod."""
 
     node_name: str = ""
 
 
 class PodStatus(Part, frozen=True):
-    """How a pod is."""
+    """The status of a pod."""
 
     phase: str = ""
     conditions: tuple[Condition, ...] | None = None
@@ -116,13 +116,13 @@ class Pod(Part, frozen=True):
 
 
 class EndpointConditions(Part, frozen=True):
-    """Whether an endpoint gets requests; None is to be read as yes."""
+    """Whether an endpoint gets requests; None means yes."""
 
     ready: bool | None = None
 
 
 class Target(Part, frozen=True):
-    """What an endpoint or an autoscaler is about."""
+    """The object that an endpoint or an autoscaler refers to."""
 
     kind: str = ""
     name: str = ""
@@ -144,21 +144,21 @@ class EndpointSlice(Part, frozen=True):
 
 
 class RollingUpdate(Part, frozen=True):
-    """Of a StatefulSet: pods below the partition keep their old version."""
+    """The partition of a StatefulSet: pods below it keep their old version."""
 
-    # Deployments have other fields here, which may be numbers or percentages and are not read.
+    # Deployments have other fields here (numbers or percentages), which are not read.
     partition: int | None = None
 
 
 class Strategy(Part, frozen=True):
-    """How pods are replaced: RollingUpdate, Recreate or (by hand) OnDelete."""
+    """The way pods are replaced: RollingUpdate, Recreate or (by hand) OnDelete."""
 
     type: str = "RollingUpdate"
     rolling_update: RollingUpdate | None = None
 
 
 class WorkloadSpec(Part, frozen=True):
-    """What a Deployment, StatefulSet or DaemonSet is to be."""
+    """The wanted state of a Deployment, StatefulSet or DaemonSet."""
 
     replicas: int | None = None
     paused: bool = False
@@ -168,7 +168,7 @@ class WorkloadSpec(Part, frozen=True):
 
 
 class WorkloadStatus(Part, frozen=True):
-    """What one of them is; DaemonSets have names of their own for the counts."""
+    """The present state of a Deployment, StatefulSet or DaemonSet; DaemonSets have other counts."""
 
     observed_generation: int = 0
     replicas: int = 0
@@ -193,13 +193,13 @@ class WorkloadObject(Part, frozen=True):
 
 
 class AutoscalerSpec(Part, frozen=True):
-    """What is scaled."""
+    """The workload that is scaled."""
 
     scale_target_ref: Target = Target()
 
 
 class AutoscalerStatus(Part, frozen=True):
-    """How many pods there are, and how many there shall be."""
+    """The present and wanted number of pods."""
 
     current_replicas: int = 0
     desired_replicas: int = 0
@@ -213,8 +213,8 @@ class Autoscaler(Part, frozen=True):
     status: AutoscalerStatus = AutoscalerStatus()
 
 
-class Event(Part, frozen=True):
-    """`v1` Event: something that happened, in words."""
+class KubernetesEvent(Part, frozen=True):
+    """`v1` Event: a text about something that happened."""
 
     metadata: Meta
     reason: str = ""
@@ -224,4 +224,4 @@ class Event(Part, frozen=True):
     event_time: datetime | None = None
 
 
-Object = Pod | EndpointSlice | WorkloadObject | Autoscaler | Event
+Object = Pod | EndpointSlice | WorkloadObject | Autoscaler | KubernetesEvent

@@ -1,4 +1,4 @@
-"""A planned change under way, and how one is judged to be getting nowhere."""
+"""A planned change, its progress and its failure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from hopline_mesh.changes import ChangeKind
 from hopline_mesh.kubernetes.workload import Workload, WorkloadKey
 
-#: Why a change went wrong: `idle` nothing moved for too long; `overdue` the controller says so;
-#: `unstartable` a container cannot be started; `sick` new pods fall over, which is a trouble of its own.
+#: Why a change failed: `idle`: no progress for too long; `overdue`: the controller reports it;
+#: `unstartable`: a container cannot be started; `sick`: new pods crash, which is a separate trouble.
 Cause = Literal["idle", "overdue", "unstartable", "sick"]
 
 
@@ -19,15 +19,16 @@ class Operation:
     """A change of one workload, or of one service as such (`added`, `removed`).
 
     Attributes:
-        kind: what changes.
+        kind: of the change.
         subject: the workload, or the name of the service.
         start_s: when it began.
         detail: for people.
         pods_since_s: pods that were created at or after this time belong to it.
-        best: the smallest distance from the aim so far.
-        best_s: when that was reached. Pods that come up and fall over again are no progress.
-        size: of `scale`, how many pods there were to be before; wanted: and are to be.
-        hold_s: it does not end before this time.
+        best: the smallest distance from completion so far.
+        best_s: when that was reached. Pods that start and crash again are not progress.
+        size: for `scale`, the wanted number of pods before.
+        wanted: for `scale`, the wanted number of pods now.
+        earliest_end_s: the change does not end before this time.
     """
 
     kind: ChangeKind
@@ -39,29 +40,29 @@ class Operation:
     best_s: float
     size: int | None = None
     wanted: int | None = None
-    hold_s: float = -math.inf
+    earliest_end_s: float = -math.inf
 
     def aim(self, detail: str, now_s: float) -> None:
-        """It has another aim now, or more of the same to do."""
+        """Set a new aim."""
         self.detail = detail
         self.best, self.best_s = math.inf, now_s
 
     def note(self, distance: int, now_s: float) -> None:
-        """How far it is from its aim now."""
+        """Note the present distance from completion."""
         if distance < self.best:
             self.best, self.best_s = distance, now_s
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A change of a workload went wrong, and is not expected change any more.
+    """A failed change of a workload, which is no longer a planned change.
 
     Attributes:
-        cause: why.
-        since_s: when that was found.
+        cause: of the failure.
+        since_s: when it was detected.
         detail: for people.
-        template, desired: what was wanted. Another wish is another change.
-        distance: how far it had come.
+        template, desired: the wanted state. Another wanted state is another change.
+        distance: from completion.
     """
 
     cause: Cause
@@ -72,5 +73,5 @@ class Failure:
     distance: float
 
     def about(self, workload: Workload) -> bool:
-        """Whether the workload is still to be what it failed to become."""
+        """Whether the wanted state of the workload is still the failed one."""
         return (self.template, self.desired) == (workload.template, workload.desired)

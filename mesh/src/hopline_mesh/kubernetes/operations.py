@@ -1,6 +1,6 @@
-"""Planned changes: how they begin, end, and turn out to go wrong.
+"""Planned changes: their beginnings, ends and failures.
 
-Knows workloads, pods and services by what the feed keeps of them; nothing of the API.
+Knows workloads, pods and services in the form of the feed, and not the API.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from hopline_mesh.kubernetes.operation import Cause, Failure, Operation
 from hopline_mesh.kubernetes.pod import PodState
 from hopline_mesh.kubernetes.workload import Workload, WorkloadKey
 
-#: Watches of different kinds of objects are not in step: what belongs together arrives within this time.
+#: Watches of different kinds of objects are not synchronous: related events arrive within this time.
 TOGETHER_S = 10.0
-#: A pod that takes longer to end keeps its service in change no more: requests go elsewhere by now.
+#: A pod that takes longer to end no longer prolongs a drain, because requests go to other pods by then.
 ENDING_S = 120.0
 
 _OF_WORKLOADS: tuple[ChangeKind, ...] = ("rollout", "scale", "drain")
 
 
 class Operations:
-    """Changes under way, and those that ended a while ago.
+    """The open planned changes.
 
     Args:
         backends: pods and services.
-        workloads: states by key; kept up to date by the feed.
-        ailments: what is wrong with pods.
-        stuck_after_s: a change that comes no nearer to its aim for this long is stuck. A Deployment may ask
-            for less by its `progressDeadlineSeconds`.
-        history: of those that ended.
+        workloads: states by key; the feed updates them.
+        ailments: failures of pods.
+        stuck_after_s: a change without progress for this time is stuck. The `progressDeadlineSeconds` of a
+            Deployment may be shorter.
+        history: of ended changes.
         keep_s: how long a removed service is listed.
     """
 
@@ -56,7 +56,7 @@ class Operations:
         self._lately: dict[WorkloadKey, float] = {}
         self._ending: dict[WorkloadKey, dict[Key, float]] = {}
         self._unheard: dict[str, float] = {}
-        # Changes of workloads that failed, until they do not any more.
+        # Failed changes of workloads, until the failure is over.
         self.failed: dict[WorkloadKey, Failure] = {}
 
     def __len__(self) -> int:
@@ -65,11 +65,11 @@ class Operations:
     def workload_changed(
         self, key: WorkloadKey, old: Workload | None, new: Workload, now_s: float, listed: bool
     ) -> None:
-        """A workload is there, or is as it is now.
+        """Note a new or changed workload.
 
         Args:
-            old: as it was; None if it was not known.
-            listed: it comes from a list rather than from a watch, so that its beginnings were not seen.
+            old: the previous state; None if it was unknown.
+            listed: it comes from a list, not from a watch, so the start of its changes was not seen.
         """
         if old is not None and old.uid == new.uid:
             if new.template != old.template and not new.by_hand:
@@ -80,7 +80,7 @@ class Operations:
         self.review(key, now_s, listed=listed)
 
     def workload_gone(self, key: WorkloadKey, now_s: float) -> None:
-        """A workload was deleted; its pods follow."""
+        """Note a deleted workload; its pods follow."""
         self.failed.pop(key, None)
         for kind in ("rollout", "scale"):
             self._end((key, kind), now_s, "deleted")
@@ -89,7 +89,7 @@ class Operations:
         self.review(key, now_s)
 
     def pod_ending(self, key: Key, pod: PodState, why: str, now_s: float) -> None:
-        """A pod begins to end, as somebody wished."""
+        """Note a planned end of a pod."""
         workload = pod.workload
         self._ending.setdefault(workload, {})[key] = now_s
         drain = self._open.get((workload, "drain"))
@@ -105,30 +105,30 @@ class Operations:
             self._begin("drain", workload, now_s, why)
 
     def pod_gone(self, key: Key, pod: PodState, now_s: float) -> None:
-        """A pod is no more."""
+        """Note a pod that is gone."""
         ending = self._ending.get(pod.workload)
         if ending is not None:
             drain = self._open.get((pod.workload, "drain"))
             if ending.pop(key, None) is not None and drain is not None:
-                # The workload's numbers, which say that it is replaced, may be those of before.
-                drain.hold_s = now_s + TOGETHER_S
+                # The numbers of the workload may be older than the end of the pod.
+                drain.earliest_end_s = now_s + TOGETHER_S
             if not ending:
                 del self._ending[pod.workload]
         self.review(pod.workload, now_s)
 
     def service_added(self, service: str, now_s: float) -> None:
-        """A service is there that was not."""
+        """Note a new service."""
         self._end((service, "removed"), now_s)
         self._begin("added", service, now_s, "new service")
         self.review_service(service, now_s)
 
     def service_removed(self, service: str, now_s: float) -> None:
-        """A service and its endpoints are deleted."""
+        """Note a deleted service."""
         self._end((service, "added"), now_s)
         self._begin("removed", service, now_s, "service deleted")
 
     def autoscaled(self, target: WorkloadKey, size: int, desired: int, now_s: float) -> None:
-        """An autoscaler says how many pods there are and shall be; for workloads that are not watched."""
+        """Note the present and wanted size of an autoscaler; for workloads that are not watched."""
         if target in self._workloads:
             return
         if size != desired:
@@ -138,12 +138,12 @@ class Operations:
             self._end((target, "scale"), now_s)
 
     def review_service(self, service: str, now_s: float) -> None:
-        """Endpoints of a service changed."""
+        """Note changed endpoints of a service."""
         if (service, "added") in self._open and self._backends.ready(service):
             self._end((service, "added"), now_s)
 
     def review(self, key: WorkloadKey, now_s: float, listed: bool = False) -> None:
-        """Judge a workload's changes by what is known now."""
+        """Judge a workload's changes by its present state."""
         state = self._workloads.get(key)
         failure = self.failed.get(key)
         if failure is not None:
@@ -167,17 +167,17 @@ class Operations:
                 self._judge(operation, key, state, now_s)
 
     def look(self, now_s: float) -> None:
-        """Judge by the time that has passed."""
+        """Judge all changes by the time that has passed."""
         self._lately = {key: end_s for key, end_s in self._lately.items() if now_s - end_s <= TOGETHER_S}
         for (subject, kind), operation in list(self._open.items()):
             if isinstance(subject, WorkloadKey):
                 unheard_s = self._unheard_since_s(operation)
                 if unheard_s is not None and now_s - unheard_s > self._stuck_after_s:
-                    self._end((subject, kind), now_s, "not heard of since")
+                    self._end((subject, kind), now_s, "Kubernetes is unavailable since then")
                 else:
                     self.review(subject, now_s)
             elif kind == "removed" and now_s - operation.start_s > self._keep_s:
-                # It does not end: it is only old news.
+                # A removal does not end; it is no longer listed.
                 del self._open[subject, kind]
             elif kind == "added" and now_s - operation.start_s > self._stuck_after_s:
                 self._end((subject, kind), now_s)
@@ -185,10 +185,10 @@ class Operations:
             self.review(key, now_s)
 
     def shift(self, by_s: float, now_s: float) -> None:
-        """The clock was set, or the process stopped for a while: waiting times go on where they were."""
+        """Shift waiting times, because the clock was set or the process was stopped for a while."""
         for operation in self._open.values():
             operation.best_s += by_s
-            operation.hold_s += by_s
+            operation.earliest_end_s += by_s
             operation.start_s = min(operation.start_s, now_s)
         for ending in self._ending.values():
             for key in ending:
@@ -196,17 +196,17 @@ class Operations:
         self._lately.clear()
 
     def lost(self, kind: str, now_s: float) -> None:
-        """Objects of a kind are not heard of any more."""
+        """Note that objects of a kind are unavailable."""
         self._unheard.setdefault(kind, now_s)
 
     def heard(self, kind: str, now_s: float) -> None:
-        """They are again; what did not move meanwhile was only not seen to move."""
+        """Note that objects of a kind are available again; progress in between was not visible."""
         if self._unheard.pop(kind, None) is not None:
             for operation in self._open.values():
                 operation.best_s = now_s
 
     def under_way(self, detail: Callable[[Operation], str]) -> Iterator[Change]:
-        """Changes that go on; `detail` puts them into words."""
+        """Yield the open changes; `detail` returns the text of each."""
         for operation in self._open.values():
             for service in self._services(operation.subject):
                 yield _change(operation, service, None, detail(operation))
@@ -238,20 +238,21 @@ class Operations:
         if operation.kind == "rollout":
             return state is None or state.by_hand or (state.settled and not state.rolling)
         if operation.kind == "scale":
-            # A workload without pods is meant to serve nobody for as long as it is so.
+            # A workload that is scaled to zero is not expected to serve; the change stays open.
             return state is not None and state.resized and state.desired > 0
-        if now_s < operation.hold_s or any(
+        if now_s < operation.earliest_end_s or any(
             now_s - seen_s <= ENDING_S for seen_s in self._ending.get(key, {}).values()
         ):
             return False
         if state is not None:
             return state.available >= state.desired
-        # It is deleted, or of a kind that is not watched: others serve, or the services are deleted too.
-        there = [service for service in self._backends.services_of(key) if service in self._backends]
-        return not there or any(self._backends.ready(service) for service in there)
+        # It is deleted, or of a kind that is not watched: other pods serve, or the services are deleted
+        # too.
+        existing = [service for service in self._backends.services_of(key) if service in self._backends]
+        return not existing or any(self._backends.ready(service) for service in existing)
 
     def _over(self, failure: Failure, key: WorkloadKey, state: Workload) -> bool:
-        """Whether a failure is past."""
+        """Whether a failure is over."""
         if not failure.about(state) or (state.settled and not state.overdue):
             return True
         if failure.cause == "overdue":
@@ -261,7 +262,7 @@ class Operations:
         return not (self._ailments.pods & self._backends.pods_of(key))
 
     def _unheard_since_s(self, operation: Operation) -> float | None:
-        """Since when nothing is heard of what an operation is about; None where that is not so."""
+        """Return since when the objects of an operation are unavailable; None if they are available."""
         assert isinstance(operation.subject, WorkloadKey)
         kinds = {operation.subject.kind, *(["Pod"] if operation.kind == "drain" else [])}
         return min((self._unheard[kind] for kind in kinds if kind in self._unheard), default=None)
@@ -276,7 +277,7 @@ class Operations:
         listed: bool = False,
         pods: tuple[int, int] | tuple[None, None] = (None, None),
     ) -> Operation:
-        """Open an operation, or return the one that goes on; `pods` before and after, of `scale`."""
+        """Open an operation, or return the open one; `pods` before and after, for `scale`."""
         operation = self._open.get((subject, kind))
         if operation is not None:
             if pods[1] is not None:
@@ -287,7 +288,7 @@ class Operations:
         start_s = now_s
         drain = self._open.get((subject, "drain"))
         if kind in ("rollout", "scale") and drain is not None and now_s - drain.start_s <= TOGETHER_S:
-            # Its pods were heard of before the change that ends them.
+            # The ends of its pods arrived before the change that causes them.
             start_s = drain.start_s
             del self._open[subject, "drain"]
         for service in self._services(subject):
@@ -313,7 +314,7 @@ class Operations:
         self, key: WorkloadKey, state: Workload | None, cause: Cause, detail: str, now_s: float
     ) -> None:
         for kind in _OF_WORKLOADS:
-            self._end((key, kind), now_s, f"went wrong: {detail}")
+            self._end((key, kind), now_s, f"failed: {detail}")
         if state is not None:
             self.failed[key] = Failure(cause, now_s, detail, state.template, state.desired, state.distance)
 
@@ -322,6 +323,6 @@ class Operations:
 
 
 def _change(operation: Operation, service: str, end_s: float | None, detail: str) -> Change:
-    """The operation, as a change of one of its services."""
+    """Return the operation as a change of one of its services."""
     start_s, pods = operation.start_s, (operation.size, operation.wanted)
     return Change(operation.kind, service, start_s, end_s, detail, *pods)

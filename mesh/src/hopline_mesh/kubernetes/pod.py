@@ -1,6 +1,6 @@
-"""One pod: whose it is, whether it is being ended on purpose, and what is wrong with it.
+"""One pod: its workload, whether its end is planned, and its failures.
 
-Pure functions of the object, so that what was missed while the connection was down is seen all the same.
+Pure functions of the object, so events that were missed while the connection was down do no harm.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hopline_mesh.changes import TroubleKind
 from hopline_mesh.kubernetes.objects import ContainerStatus, Pod
 from hopline_mesh.kubernetes.workload import WorkloadKey
 
-#: The kubelet forgets earlier failures of a container that ran this long; one that did is no crash loop.
+#: The kubelet forgets earlier failures of a container that ran this long, so it is not a crash loop.
 STEADY_S = 600.0
-#: Failed starts that are no accident of the start's order any more.
+#: Number of restarts from which it is a crash loop, and not an effect of the order of starts.
 RESTARTS = 3
-#: A container that is waiting for one of these will not start without somebody changing something.
+#: A container with one of these waiting reasons will not start until someone changes something.
 UNSTARTABLE = frozenset(
     {
         "ImagePullBackOff",
@@ -30,20 +30,20 @@ UNSTARTABLE = frozenset(
         "RunContainerError",
     }
 )
-#: Ends of pods that nobody asked for, though Kubernetes carries them out in order: the machine does not
-#: answer any more, lacks memory or disk, or the pod was in the way of a more important one.
+#: Reasons of unplanned ends of pods, which Kubernetes carries out gracefully: the node does not respond any
+#: more, lacks memory or disk, or the pod was preempted by a more important one.
 _UNPLANNED = frozenset(
     {"DeletionByTaintManager", "DeletionByPodGC", "TerminationByKubelet", "PreemptionByScheduler"}
 )
 
 
-class Evidence(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a pod.
+class PodFailure(msgspec.Struct, frozen=True):
+    """One failure of a pod.
 
     Attributes:
-        kind: which trouble.
-        since_s: when it began, as far as can be told; Unix seconds.
-        until_s: when it no longer counts unless it is seen again; infinite while it goes on.
+        kind: of the trouble.
+        since_s: when it began, as far as is known; Unix seconds.
+        until_s: when it ends unless it is seen again; infinite while it lasts.
         detail: for people.
     """
 
@@ -54,17 +54,17 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class PodState(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a pod.
+    """The stored state of a pod.
 
     Attributes:
         uid: of the object; a StatefulSet's next pod has the same name and another uid.
-        workload: whose pod it is.
-        node: machine that it runs on.
+        workload: its owner.
+        node: that it runs on.
         created_s: when it was created, Unix seconds.
-        ending_s: since when it is being ended; None if it is not.
-        planned: whether that was asked for.
+        ending_s: when its termination began; None if it is not terminating.
+        planned: whether the termination was requested.
         unstartable: why it cannot start, or "".
-        evicted: whether it was moved away by the eviction API (`kubectl drain`, autoscalers of machines).
+        evicted: whether the eviction API removed it (`kubectl drain`, cluster autoscalers).
     """
 
     uid: str
@@ -78,7 +78,7 @@ class PodState(msgspec.Struct, frozen=True, gc=False):
 
 
 def pod_state(pod: Pod, workload: WorkloadKey) -> PodState:
-    """Shorten an object of the API."""
+    """Return the stored state of an object of the API."""
     ending = pod.metadata.deletion_timestamp
     reason = ""
     for condition in pod.status.conditions or ():
@@ -89,7 +89,7 @@ def pod_state(pod: Pod, workload: WorkloadKey) -> PodState:
         waiting = status.state.waiting if status.state is not None else None
         if waiting is not None and waiting.reason in UNSTARTABLE:
             unstartable = f"container {status.name}: {waiting.reason}"
-    # The timestamp is that of the end; the grace period was added to it.
+    # The timestamp is the deadline: the request plus the grace period.
     ending_s = None
     if ending is not None:
         ending_s = ending.timestamp() - (pod.metadata.deletion_grace_period_seconds or 0)
@@ -106,12 +106,12 @@ def pod_state(pod: Pod, workload: WorkloadKey) -> PodState:
 
 
 def owner_of(pod: Pod) -> WorkloadKey:
-    """The workload that a pod belongs to, the pod itself where that is none.
+    """Return the workload of a pod; the pod itself if it has none.
 
-    Of a Deployment's pods the ReplicaSet between is seen through.
+    For a pod of a Deployment it is the Deployment, not the ReplicaSet in between.
 
-    A ReplicaSet's name is its Deployment's, a dash and the hash that its pods carry as a label, so there is
-    no need to watch ReplicaSets (of which each Deployment keeps ten old ones).
+    A ReplicaSet's name is its Deployment's, a dash and the hash that its pods carry as a label. So there is
+    no need to watch ReplicaSets (each Deployment keeps ten old ones).
     """
     labels = pod.metadata.labels
     for owner in pod.metadata.owner_references or ():
@@ -130,12 +130,12 @@ def owner_of(pod: Pod) -> WorkloadKey:
     return WorkloadKey(pod.metadata.namespace, "Pod", pod.metadata.name)
 
 
-def evidence_of(pod: Pod, calm_s: float) -> tuple[Evidence, ...]:
-    """What is wrong with a pod.
+def failures_of(pod: Pod, calm_s: float) -> tuple[PodFailure, ...]:
+    """Return the failures of a pod.
 
-    A killed process is trouble for `calm_s` after its end. A crash loop is a container that the kubelet
-    makes wait, or one that has come back for the third time or later from a run of less than ten minutes,
-    until it has stayed up for `calm_s`.
+    An OOM kill lasts for `calm_s` after the end of the process. A crash loop is a container in the back-off
+    of the kubelet, or one with the third or a later restart after a run of less than ten minutes, until it
+    has run for `calm_s`.
     """
     found = []
     for status in _containers(pod):
@@ -147,21 +147,21 @@ def evidence_of(pod: Pod, calm_s: float) -> tuple[Evidence, ...]:
             if end is not None and end.reason == "OOMKilled":
                 at_s = _seconds(end.finished_at, 0.0)
                 detail = f"container {status.name} ran out of memory"
-                found.append(Evidence("oom_kill", at_s, at_s + calm_s, detail))
+                found.append(PodFailure("oom_kill", at_s, at_s + calm_s, detail))
                 break
         finished_s = _seconds(ended.finished_at if ended is not None else None, 0.0)
         detail = f"container {status.name} restarted {status.restart_count} times"
         if waiting is not None and waiting.reason == "CrashLoopBackOff":
-            found.append(Evidence("crash_loop", finished_s, math.inf, detail))
+            found.append(PodFailure("crash_loop", finished_s, math.inf, detail))
         elif ended is not None and status.restart_count >= RESTARTS:
             ran_s = finished_s - _seconds(ended.started_at, 0.0)
             if ran_s < STEADY_S:
-                found.append(Evidence("crash_loop", finished_s, finished_s + calm_s, detail))
+                found.append(PodFailure("crash_loop", finished_s, finished_s + calm_s, detail))
     return tuple(found)
 
 
 def _containers(pod: Pod) -> tuple[ContainerStatus, ...]:
-    # Init containers are among them for the sidecars that are written as such.
+    # Init containers are included, because sidecars may be declared as such.
     return (pod.status.container_statuses or ()) + (pod.status.init_container_statuses or ())
 
 

@@ -1,7 +1,7 @@
-"""Keeps the feed in step with one resource: lists it once, then watches what changes.
+"""Keeps the feed up to date for one resource: lists it once, then watches for changes.
 
-Goes on from the last version that was heard of after every interruption, and lists again only when the
-server no longer knows that version (410 Gone).
+After an interruption it resumes from the last version that it received. It lists again only if the server
+no longer has that version (410 Gone).
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often to ask, in seconds.
+    """Intervals of requests, in seconds.
 
     Attributes:
-        first, longest: of waits after failures, which double from one to the other, less up to a half.
-        refused: between two tries where asking is not allowed, or the server knows no such objects.
-        watch: of one watch; each is up to twice as long, so that not all end at once.
-        grace: an interruption that is shorter than this is not worth telling.
+        first, longest: waits after failures; each doubles up to the longest, minus a random part up to
+            half.
+        refused: wait after a request that is not permitted, or for objects that the server does not have.
+        watch: duration of one watch; each is up to twice as long, so that they do not all end together.
+        grace: shorter interruptions are not reported.
     """
 
     first: float = 0.5
@@ -44,8 +45,8 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What a reflector did so far."""
+class RequestCounts:
+    """Numbers of requests and events of a reflector so far."""
 
     lists: int = 0
     watches: int = 0
@@ -55,15 +56,15 @@ class Tally:
 
 
 class Reflector:
-    """Lists and watches one resource, for as long as `run` runs.
+    """Lists and watches one resource while `run` runs.
 
     Args:
         api: the server.
-        resource: what.
-        namespace: where; None is everywhere.
-        scope: of that, which namespaces count.
-        feed: is told.
-        pace: see there.
+        resource: to watch.
+        namespace: None is all.
+        scope: namespaces whose objects are used.
+        feed: gets the objects.
+        pace: intervals of requests.
         clock: Unix seconds.
         sleep: waits.
         rng: numbers in [0, 1).
@@ -83,8 +84,9 @@ class Reflector:
         rng: Callable[[], float] = random.random,
     ) -> None:
         self.resource = resource
-        self.tally = Tally()
-        #: Set once it was listed; `answered` also where that is not allowed, or there are no such objects.
+        self.counts = RequestCounts()
+        #: Set after the first list; `answered` also if listing is not permitted, or there are no such
+        #: objects.
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()
         self._api = api
@@ -99,36 +101,36 @@ class Reflector:
         self._fields = ",".join((*resource.fields, *outside))
         self._version: str | None = None
         self._reason = "not listed yet"
-        self._told = False
+        self._is_logged = False
         self._since_s = clock()
         self._garbled = 0
         self._backoff = Backoff(pace.first, pace.longest, rng)
 
     @property
     def name(self) -> str:
-        """For people: the resource, and its namespace."""
+        """The resource and its namespace, for people."""
         return self.resource.name if self._namespace is None else f"{self.resource.name}@{self._namespace}"
 
     def missing(self) -> str:
-        """Why nothing is heard at present, "" where something is."""
+        """Return the reason why the resource is unavailable at present; "" if it is available."""
         if not self._reason or (self.synced.is_set() and self._clock() - self._since_s < self._pace.grace):
             return ""
         return self._reason
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """List and watch until the task is cancelled."""
         while True:
             wait_s = 0.0
             try:
                 if self._version is None:
                     await self._list()
                 if not await self._watch():
-                    # A server that ends every watch at once is not to be asked without pause.
+                    # Pause if the server ends every watch immediately.
                     wait_s = self._backoff.next()
             except (MeshError, ConfigError) as error:
                 wait_s = self._failed(error)
-            except Exception as error:  # what cannot be understood must not silence a resource for good
-                log.exception("kubernetes %s: begins anew", self.name)
+            except Exception as error:  # an unexpected response must not stop the resource for ever
+                log.exception("kubernetes %s: lists again", self.name)
                 self._version = None
                 self._note(f"{type(error).__name__}: {error}")
                 wait_s = self._backoff.next()
@@ -137,7 +139,7 @@ class Reflector:
     async def _list(self) -> None:
         listing = self._feed.listing(self.resource, self._namespace)
         version = ""
-        self.tally.lists += 1
+        self.counts.lists += 1
         async with aclosing(self._api.pages(self.resource, self._namespace, self._fields)) as pages:
             async for page in pages:
                 inside = [each for each in page.objects if each.metadata.namespace in self._scope]
@@ -146,16 +148,16 @@ class Reflector:
                 self._unread(page.unread)
         if not version:
             raise QueryFailed(
-                f"{self.resource.name}: a list without resourceVersion cannot be watched from"
+                f"{self.resource.name}: the list has no resourceVersion, so it cannot be watched"
             )
         listing.done(self._clock())
         self._version = version
         self._heard()
 
     async def _watch(self) -> bool:
-        """Follow the stream to its end; returns whether anything came."""
+        """Follow the stream to its end; returns whether it had events or lasted for a while."""
         assert self._version is not None
-        self.tally.watches += 1
+        self.counts.watches += 1
         for_s = max(1, int(self._pace.watch * (1 + self._rng())))
         came = False
         started_s = self._clock()
@@ -166,7 +168,7 @@ class Reflector:
                 if event.unread:
                     self._unread([event.unread])
                 elif event.kind is not None and event.body is not None:
-                    self.tally.events += 1
+                    self.counts.events += 1
                     if event.body.metadata.namespace in self._scope:
                         self._feed.changed(self.resource, event.kind, event.body, self._clock())
                 if event.version and event.version != self._version:
@@ -178,19 +180,19 @@ class Reflector:
 
     def _heard(self) -> None:
         if self._reason:
-            if self._told:
-                log.info("kubernetes %s: is heard of", self.name)
-            self._reason, self._told = "", False
+            if self._is_logged:
+                log.info("kubernetes %s: works again", self.name)
+            self._reason, self._is_logged = "", False
         self._feed.heard(self.resource, self._namespace, self._clock())
         self.synced.set()
         self.answered.set()
 
     def _failed(self, error: MeshError | ConfigError) -> float:
-        """Take note of a failure; returns seconds to wait."""
-        self.tally.failures += 1
+        """Note a failure; returns seconds to wait."""
+        self.counts.failures += 1
         status = error.status if isinstance(error, Refused) else 0
         if status == 410:
-            # The ordinary end of a watch that was interrupted for long: list again.
+            # Normal after a long interruption: list again.
             log.debug("kubernetes %s: version %s is gone, listing again", self.name, self._version)
             self._version = None
         else:
@@ -205,7 +207,7 @@ class Reflector:
         elif isinstance(error, QueryFailed):
             self._garbled += 1
             if self._garbled > 1:
-                # Going on from the same version gives the same line.
+                # Resuming from the same version would give the same line.
                 self._version = None
                 self._garbled = 0
         return wait_s
@@ -213,11 +215,11 @@ class Reflector:
     def _note(self, reason: str) -> None:
         if not self._reason:
             self._since_s = self._clock()
-        # An API server that is replaced cuts all watches at once, and is back within seconds.
+        # A replaced API server cuts all watches together, and is back within seconds.
         lasting = not self.synced.is_set() or self._clock() - self._since_s >= self._pace.grace
-        if lasting and not self._told:
+        if lasting and not self._is_logged:
             log.warning("kubernetes %s: %s", self.name, reason)
-            self._told = True
+            self._is_logged = True
         elif not self._reason:
             log.info("kubernetes %s: interrupted: %s", self.name, reason)
         self._reason = reason
@@ -225,7 +227,7 @@ class Reflector:
 
     def _unread(self, reasons: list[str]) -> None:
         if reasons:
-            self.tally.unread += len(reasons)
+            self.counts.unread += len(reasons)
             log.warning(
                 "kubernetes %s: %d objects cannot be read, the first: %s",
                 self.name,

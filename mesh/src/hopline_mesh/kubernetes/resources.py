@@ -1,6 +1,6 @@
-"""What is listed and watched: where it is in the API, and which part of it is asked for.
+"""The watched resources: their place in the API, and field selectors.
 
-The manifests in mesh/deploy grant what stands here and nothing else; a test compares them.
+The manifests in mesh/deploy grant exactly these resources; a test compares them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hopline_mesh.kubernetes.objects import Autoscaler, EndpointSlice, Event, Pod, WorkloadObject
+from hopline_mesh.kubernetes.objects import Autoscaler, EndpointSlice, KubernetesEvent, Pod, WorkloadObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +16,12 @@ class Resource:
     """One kind of object.
 
     Attributes:
-        name: by which Hopline speaks of it; unique.
+        name: in messages and gaps; unique.
         group: of the API; "" is the core group.
         version: of the group.
         plural: in the URL, and in RBAC.
-        kind: of the objects, as owners and targets name them.
-        type: what its objects are decoded to.
+        kind: of the objects, as in owner and target references.
+        type: of the decoded objects.
         fields: field selector; the server leaves out what does not match.
     """
 
@@ -34,14 +34,14 @@ class Resource:
     fields: tuple[str, ...] = ()
 
     def path(self, namespace: str | None = None) -> str:
-        """The URL's path, of one namespace or (None) of all."""
+        """Return the path of the URL, for one namespace or (None) for all."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         return (
             f"{root}/{self.plural}" if namespace is None else f"{root}/namespaces/{namespace}/{self.plural}"
         )
 
 
-# A pod that is done (of a Job, or evicted for want of memory) serves nobody, and there may be many of them.
+# Completed pods (of a Job, or evicted for lack of memory) serve nothing, and there may be many of them.
 PODS = Resource("pods", "", "v1", "pods", "Pod", Pod, ("status.phase!=Succeeded", "status.phase!=Failed"))
 ENDPOINT_SLICES = Resource(
     "endpointslices", "discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", EndpointSlice
@@ -57,20 +57,22 @@ AUTOSCALERS = Resource(
     "HorizontalPodAutoscaler",
     Autoscaler,
 )
-# Of a cluster's many events only those of autoscalers (why a size was chosen) and of machines (cordoned).
+# Only events of autoscalers (the reason of a size) and of nodes (cordoned); a cluster has many others.
 AUTOSCALER_EVENTS = Resource(
     "events.autoscalers",
     "",
     "v1",
     "events",
     "Event",
-    Event,
+    KubernetesEvent,
     ("involvedObject.kind=HorizontalPodAutoscaler",),
 )
-NODE_EVENTS = Resource("events.nodes", "", "v1", "events", "Event", Event, ("involvedObject.kind=Node",))
+NODE_EVENTS = Resource(
+    "events.nodes", "", "v1", "events", "Event", KubernetesEvent, ("involvedObject.kind=Node",)
+)
 
-#: Everything that is watched. Workloads come before pods and those before endpoints, so that most of what
-#: names something else finds it known; any order gives the same result.
+#: All watched resources. Workloads come before pods and pods before endpoints, so that most references are
+#: known when they arrive; any order gives the same result.
 RESOURCES = (
     DEPLOYMENTS,
     STATEFUL_SETS,
@@ -82,5 +84,5 @@ RESOURCES = (
     NODE_EVENTS,
 )
 
-#: Without these nothing is known; without the others something.
+#: Without these there are no planned changes at all; without the others some are missing.
 NEEDED = (PODS, ENDPOINT_SLICES, DEPLOYMENTS)

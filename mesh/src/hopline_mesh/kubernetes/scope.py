@@ -1,4 +1,4 @@
-"""Which namespaces are watched, and how much of that the API server can be asked to sort out."""
+"""The watched namespaces, and the part of the selection that the API server can do."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import re
 
 from hopline.errors import ConfigError
 
-#: A name of a namespace, which as a regular expression means itself.
+#: A name of a namespace, which matches only itself as a regular expression.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
-#: Answers that are kept; clusters that make namespaces all the time have no more of them at once.
+#: Maximum number of cached results; no cluster has more namespaces at the same time.
 KNOWN = 10_000
 
 
 class Scope:
-    """Namespaces that match one of some patterns (all, where there are none), and none of others.
+    """Namespaces that match any of `wanted` (all, if it is empty) and none of `left_out`.
 
     Args:
         wanted, left_out: regular expressions for whole names.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: an invalid regular expression.
     """
 
     def __init__(self, wanted: tuple[str, ...] = (), left_out: tuple[str, ...] = ()) -> None:
@@ -41,13 +41,13 @@ class Scope:
         return known
 
     def places(self) -> tuple[str | None, ...]:
-        """Where to ask: in each namespace alone if all are given by name, else (None) everywhere."""
+        """Return the namespaces for separate requests if all are plain names; else (None), for all."""
         if self._wanted and all(_NAME.fullmatch(each) for each in self._wanted):
             return tuple(dict.fromkeys(each for each in self._wanted if each in self))
         return (None,)
 
     def selectors(self) -> tuple[str, ...]:
-        """Field selectors that leave out what is to be left out, as far as it is given by name."""
+        """Return field selectors that leave out namespaces which are given as plain names."""
         return tuple(f"metadata.namespace!={each}" for each in self._left_out if _NAME.fullmatch(each))
 
 
@@ -55,4 +55,4 @@ def _compile(setting: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{setting}: {pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(f"{setting}: {pattern!r} is not a regular expression: {error}") from None

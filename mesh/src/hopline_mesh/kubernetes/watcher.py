@@ -1,6 +1,6 @@
-"""All that is watched of a cluster, from the first list to the last stream; what the watch loop asks.
+"""Watches all needed objects of a cluster, for the loop of the watch.
 
-Without a cluster, or where it refuses, the watch of the mesh goes on and says what is missing.
+Without a cluster, or without permissions, the watch of the mesh continues and reports gaps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hopline_mesh.changes import Context
 from hopline_mesh.kubernetes.api import Api, Timeouts
 from hopline_mesh.kubernetes.credentials import Credentials
 from hopline_mesh.kubernetes.feed import ChangeFeed
-from hopline_mesh.kubernetes.reflector import Pace, Reflector, Tally
+from hopline_mesh.kubernetes.reflector import Pace, Reflector, RequestCounts
 from hopline_mesh.kubernetes.resources import NODE_EVENTS, RESOURCES
 from hopline_mesh.kubernetes.scope import Scope
 from hopline_mesh.snapshot import Gap
@@ -25,11 +25,10 @@ class KubernetesWatch:
     """Watches a cluster while it is open (`async with`).
 
     Args:
-        credentials: None watches nothing, and `gaps` says why.
-        feed: keeps what is heard; None makes one.
-        scope: namespaces that are watched. Where all are given by name, the account needs rights in these
-            alone.
-        absent: why there are no credentials, for people; "" where that is as it was wanted.
+        credentials: None watches nothing, and `gaps` gives the reason.
+        feed: interprets the objects; None creates one.
+        scope: namespaces to watch. If all are plain names, the account needs permissions only in these.
+        absent: the reason for missing credentials, for people; "" if that is intended.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class KubernetesWatch:
         for resource in RESOURCES:
             for namespace in scope.places():
                 if namespace is not None and resource is NODE_EVENTS:
-                    continue  # Machines are in no namespace that somebody would name.
+                    continue  # events of nodes are not in the namespaces that users name
                 self._reflectors.append(
                     Reflector(self._api, resource, namespace, scope, self.feed, pace, clock=clock)
                 )
@@ -80,7 +79,7 @@ class KubernetesWatch:
             await self._api.close()
 
     async def wait_listed(self, timeout_s: float) -> bool:
-        """Wait until everything was listed once that may be, or the time is over.
+        """Wait until all permitted objects were listed once, or until the timeout.
 
         Returns: whether everything was listed.
         """
@@ -92,11 +91,11 @@ class KubernetesWatch:
         return all(each.synced.is_set() for each in self._reflectors)
 
     def context(self, now_s: float) -> Context:
-        """Planned changes and troubles as far as they are known."""
+        """Return the known planned changes and troubles."""
         return self.feed.context(now_s)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """What is not heard of at present, and why."""
+        """Return a gap for each resource that is unavailable at present, with the reason."""
         gaps = [Gap("kubernetes", self._absent)] if self._absent else []
         for task, reflector in zip(self._tasks, self._reflectors, strict=False):
             if task.done() and not task.cancelled() and task.exception() is not None:
@@ -105,6 +104,6 @@ class KubernetesWatch:
                 gaps.append(Gap(f"kubernetes.{reflector.name}", reflector.missing()))
         return tuple(gaps)
 
-    def tallies(self) -> dict[str, Tally]:
-        """What was done for each resource so far."""
-        return {each.name: each.tally for each in self._reflectors}
+    def counts(self) -> dict[str, RequestCounts]:
+        """Return the number of requests and events of each resource so far."""
+        return {each.name: each.counts for each in self._reflectors}

@@ -1,18 +1,18 @@
-"""What events say of a change, for people: why an autoscaler chose a size, which machine was cordoned."""
+"""Texts from events, for people: why an autoscaler chose a size, which node was cordoned."""
 
 from __future__ import annotations
 
 from hopline_mesh.kubernetes.backends import Key
-from hopline_mesh.kubernetes.objects import Event
+from hopline_mesh.kubernetes.objects import KubernetesEvent
 from hopline_mesh.kubernetes.operation import Operation
 from hopline_mesh.kubernetes.pod import PodState
 from hopline_mesh.kubernetes.workload import WorkloadKey
 
-#: Notes of each kind at most; the oldest go first.
+#: Maximum number of notes of each kind; the oldest are dropped first.
 LIMIT = 10_000
-#: An autoscaler's event comes this long before the change that it is about, at most.
+#: Maximum time between an autoscaler's event and the change that it describes.
 TOGETHER_S = 60.0
-#: Longest text that is passed on.
+#: Maximum length of a text.
 LENGTH = 200
 
 
@@ -20,7 +20,7 @@ class Words:
     """Notes from events.
 
     Args:
-        keep_s: how long a reason is of interest.
+        keep_s: how long a reason is used.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -31,11 +31,11 @@ class Words:
     def __len__(self) -> int:
         return len(self._reasons) + len(self._cordoned)
 
-    def heard(self, event: Event, target: WorkloadKey | None, now_s: float) -> None:
-        """An event happened, or was listed.
+    def heard(self, event: KubernetesEvent, target: WorkloadKey | None, now_s: float) -> None:
+        """Note an event of a watch or a list.
 
         Args:
-            target: of an autoscaler's event, what it scales.
+            target: for an autoscaler's event, the workload that it scales.
         """
         at = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
         at_s = now_s if at is None else at.timestamp()
@@ -54,7 +54,7 @@ class Words:
             del self._cordoned[next(iter(self._cordoned))]
 
     def of(self, operation: Operation) -> str:
-        """An operation's detail, with the autoscaler's reason."""
+        """Return an operation's detail, with the autoscaler's reason."""
         reason = (
             self._reasons.get(operation.subject) if isinstance(operation.subject, WorkloadKey) else None
         )
@@ -63,7 +63,7 @@ class Words:
         return f"{operation.detail}; autoscaler: {reason[1]}"
 
     def of_ending(self, key: Key, pod: PodState) -> str:
-        """Why a pod ends."""
+        """Return why a pod ends."""
         if pod.node in self._cordoned:
             return f"pods move away from {pod.node}, which is cordoned"
         return "pods are evicted" if pod.evicted else "pods are deleted"

@@ -1,8 +1,8 @@
-"""A Deployment, StatefulSet or DaemonSet: how many pods it is to have and has, and whether it is changing.
+"""A Deployment, StatefulSet or DaemonSet: its wanted and actual number of pods, and whether it is changing.
 
-Pure values; the rules for each kind are those of `kubectl rollout status`
+Pure values. The rules for each kind are those of `kubectl rollout status`
 (https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#deployment-status), with one
-difference: pods that fall over later, with nothing being changed, are no rollout.
+difference: pods that crash later, without a change, are not a rollout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEADLINE_S = 600.0
 
 
 class WorkloadKey(NamedTuple):
-    """Which workload."""
+    """The identity of a workload."""
 
     namespace: str
     kind: str
@@ -27,21 +27,21 @@ class WorkloadKey(NamedTuple):
 
 
 class Workload(msgspec.Struct, frozen=True, gc=False):
-    """One workload at one moment.
+    """The state of one workload at one time.
 
     Attributes:
-        uid: of the object; another one of the same name has another.
-        desired: pods that it is to have.
-        replicas: pods that it has, without those that are being ended.
-        updated: those of the newest version.
-        available: those that serve.
-        template: differs wherever the pods' description differs.
-        observed: whether the numbers are about what is asked for now.
-        rolling: whether the controller says that pods are being replaced.
-        deadline_s: how long it may go without progress.
-        overdue: the controller's word that it went longer, or "".
-        held: old pods that are to stay (a StatefulSet's partition).
-        by_hand: pods are replaced when somebody deletes them, or (paused) not at all.
+        uid: of the object; a new object of the same name has another.
+        desired: wanted number of pods.
+        replicas: number of pods, without terminating ones.
+        updated: number of pods of the newest version.
+        available: number of pods that serve.
+        template: a hash of the pod template.
+        observed: whether the numbers refer to the present specification.
+        rolling: whether the controller is replacing pods.
+        deadline_s: maximum time without progress.
+        overdue: the controller's message that this time is exceeded, or "".
+        held: number of old pods that must stay (a StatefulSet's partition).
+        by_hand: pods are replaced only when a user deletes them, or (paused) not at all.
     """
 
     uid: str
@@ -59,7 +59,7 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def distance(self) -> int:
-        """Pods that are still to be created, replaced, ended or made available; 0: as it is to be."""
+        """Number of pods to create, replace, end or make available; 0 in the wanted state."""
         return (
             max(0, self.desired - self.held - self.updated)
             + max(0, self.replicas - self.held - self.updated if self.rolling else 0)
@@ -69,17 +69,17 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def settled(self) -> bool:
-        """Whether all is as it is to be."""
+        """Whether the wanted state is reached."""
         return self.observed and self.distance == 0
 
     @property
     def resized(self) -> bool:
-        """Whether all is as it is to be but for the pods' version."""
+        """Whether the wanted state is reached, except for the version of pods."""
         return self.observed and self.replicas == self.desired and self.available >= self.desired
 
 
 def workload_of(kind: str, body: WorkloadObject) -> Workload:
-    """Read an object of the API."""
+    """Return the state of an object of the API."""
     if kind == "DaemonSet":
         return _daemon_set(body)
     if kind == "StatefulSet":
@@ -95,7 +95,7 @@ def _deployment(body: WorkloadObject) -> Workload:
     overdue = ""
     if progressing is not None and progressing.reason == "ProgressDeadlineExceeded":
         overdue = progressing.message or "its progress deadline is exceeded"
-    going_on = (
+    is_progressing = (
         progressing is not None
         and progressing.status == "True"
         and progressing.reason in ("NewReplicaSetCreated", "FoundNewReplicaSet", "ReplicaSetUpdated")
@@ -108,9 +108,9 @@ def _deployment(body: WorkloadObject) -> Workload:
         available=status.available_replicas or 0,
         template=crc32(bytes(spec.template)),
         observed=observed,
-        # Old pods beside new ones are a rollout whatever the condition says.
+        # Old pods together with new ones are a rollout for any condition.
         rolling=not spec.paused
-        and (going_on or bool(overdue) or status.replicas > status.updated_replicas),
+        and (is_progressing or bool(overdue) or status.replicas > status.updated_replicas),
         deadline_s=float(spec.progress_deadline_seconds or DEADLINE_S),
         overdue=overdue,
         held=max(0, status.replicas - status.updated_replicas) if spec.paused else 0,
@@ -128,9 +128,9 @@ def _stateful_set(body: WorkloadObject) -> Workload:
     by_hand = strategy is not None and strategy.type == "OnDelete"
     held = desired if by_hand else min(partition, desired)
     two_versions = status.update_revision != status.current_revision
-    # Once all pods are of one version, controllers before 1.30 count none of them as updated.
+    # If all pods are of one version, controllers before 1.30 count none of them as updated.
     updated = status.updated_replicas if two_versions else status.replicas
-    # Servers before 1.22 do not know `availableReplicas`.
+    # Servers before 1.22 do not have `availableReplicas`.
     available = status.available_replicas
     return Workload(
         uid=body.metadata.uid,

@@ -1,9 +1,9 @@
 """Vector code of a layer's attention, written as LLVM instructions; see `lanes` for why and how.
 
 A score is a sum of a * leaky(m) over the channels of m = source + target + edge, and leaky(m) is
-0.6 m + 0.4 |m| for a slope of 0.2. The first part is linear: each source's is computed once for all who
-listen to it, an edge's takes as many products as it has numbers, and the target's is the same in all of
-its scores, which a softmax does not see. What is left for each channel is |m| and one product.
+0.6 m + 0.4 |m| for a slope of 0.2. The first part is linear: each source's is computed once for all nodes
+that attend to it, an edge's needs as many products as it has numbers, and the target's is the same in all
+of its scores, which a softmax cancels. So each channel needs only |m| and one product.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hopline_mesh.model.lanes import AHEAD, HAS_AVX512, HAS_BFLOAT16
 LINE, FOLD = 0.6, 0.4
 #: Numbers of heads and channels for which there is vector code.
 VECTOR_HEADS = ((4, 32), (4, 16), (2, 32), (2, 16))
-#: Scores whose exponentials and their sums are normal float32 numbers as they are.
+#: Largest score whose exponential, and sums of such, are normal float32 numbers without a shift.
 _SAFE_SCORE = 60.0
 
 
@@ -124,11 +124,11 @@ def halve_edges(typingctx: Any, e: Any, d_edge: Any, usual: Any, begin: Any, end
 def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) -> Any:
     """Attention of many nodes with up to four heads of so many channels.
 
-    Loops over all nodes one after the other, not all of a node's steps in one: lists are short, and a
-    node's scores, exponentials and sums each wait for the ones before, while nodes wait for nothing.
+    Each step loops over all nodes, because lists are short, and a node's scores, exponentials and sums
+    depend on each other, while nodes are independent.
 
     Args:
-        all_at_once: whether there are registers for all heads; else one after the other.
+        all_at_once: whether there are registers for all heads; else heads are computed in order.
     """
     per_head = channels // LANES
     vectors = heads * per_head
@@ -197,7 +197,7 @@ def make_attend(heads: int, channels: int, *, all_at_once: bool = HAS_AVX512) ->
                 return found
 
             def add_halves(p: Value, held: range, many: Sequence[Value]) -> Sequence[Value]:
-                """The same of numbers that `halve_edges` made, with weights that are pairs too."""
+                """As for float32 numbers, for those of `halve_edges`, with weights in pairs too."""
                 numbers = emit.at(
                     edge_halves, emit.times(builder.mul(whole(edges, p), groups), 2 * QUAD.count)
                 )

@@ -77,9 +77,9 @@ def attend(
 
 
 def compile_ahead(heads: int, channels: int, capability: int) -> Any:
-    """Machine code for a GPU that need not be there, into Triton's cache (TRITON_CACHE_DIR).
+    """Compile for a GPU that may be missing, into Triton's cache (TRITON_CACHE_DIR).
 
-    For images: a first launch then finds it, where Triton specialises the launch in the same way.
+    For images: a first launch then uses the cache, if Triton specialises the launch in the same way.
 
     Args:
         capability: of the GPU, such as 80 or 90.

@@ -1,4 +1,4 @@
-"""Memory of a pass, kept from step to step: packed weights, rows of each layer, and the plan of both."""
+"""Memory of a pass, reused in each step: packed weights, rows of each layer, and the plan of both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def packed(matrix: FloatArray, depth: int | None = None) -> FloatArray:
     """A weight [out, in] as the product's kernel reads it: panels [in, 32], the last filled up with 0.
 
     Args:
-        depth: inputs, where there shall be more; 0 for those that there are not.
+        depth: number of inputs, if it must be larger; additional ones are 0.
     """
     columns, inputs = matrix.shape
     depth = inputs if depth is None else depth
@@ -45,7 +45,7 @@ def packed(matrix: FloatArray, depth: int | None = None) -> FloatArray:
 
 
 def packed_halves(matrix: FloatArray, depth: int | None = None) -> FloatArray:
-    """The same as bfloat16, two inputs beside each other: panels [in / 2, 32, 2], in a float32's memory."""
+    """Pack a weight as bfloat16, in pairs of inputs: panels [in / 2, 32, 2], in a float32's memory."""
     columns, inputs = matrix.shape
     depth = inputs if depth is None else depth
     depth += depth % 2
@@ -58,7 +58,7 @@ def packed_halves(matrix: FloatArray, depth: int | None = None) -> FloatArray:
 
 
 def packed_bytes(matrix: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The same in eight bits, four inputs beside each other: panels [in / 4, 32, 4].
+    """Pack a weight in eight bits, in groups of four inputs: panels [in / 4, 32, 4].
 
     Returns: panels and, for each column, its scale and where its sums start (int32); memory of float32.
     """
@@ -93,7 +93,7 @@ def rows_of(matrix: FloatArray, columns: int, rows: int | None = None) -> FloatA
     """A weight [out, in] as one row of `columns` for each input.
 
     Args:
-        rows: how many there shall be, if more; 0 for inputs that there are not.
+        rows: number of rows, if it must be larger; additional ones are 0.
     """
     result = aligned((max(1, matrix.shape[1] if rows is None else rows), columns))
     result[: matrix.shape[1], : matrix.shape[0]] = matrix.T
@@ -135,14 +135,14 @@ def vectors(columns: int) -> int:
 
 
 class Buffers:
-    """What a pass reads and writes, and where it lies.
+    """The buffers of a pass, and their addresses.
 
     Args:
-        halves: whether products are of bfloat16, and those of what a layer makes for the next one of eight
-            bits, if the processor can.
+        halves: whether products use bfloat16, and those from one layer to the next eight bits, if the CPU
+            can.
         usual_edge: float32 [d_edge], numbers that most call paths have.
-        keep: whether rows of all layers are there after a pass; else each layer's take the place of those
-            below it, and a pass touches little more than half of the memory.
+        keep: whether rows of all layers exist after a pass; else each layer's rows replace those below it,
+            and a pass uses little more than half of the memory.
 
     Attributes:
         plan: int64, as `plan.py` has it; addresses of inputs are set by each pass.
@@ -260,7 +260,7 @@ class Buffers:
         self._keep(at.NOTHING, aligned((widest,)))
 
     def fit(self, num_nodes: int, num_edges: int) -> bool:
-        """Make room for so many; returns whether memory moved, and with it what was kept in it."""
+        """Allocate memory for more rows; returns whether memory moved, which loses its content."""
         moved = False
         if num_nodes > self.num_nodes:
             self.num_nodes = num_nodes * 5 // 4 + 8 if self.num_nodes else num_nodes

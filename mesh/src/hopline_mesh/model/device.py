@@ -1,4 +1,4 @@
-"""Where a model runs: what a device needs, and the encoder that uses it. Loads torch for a GPU only."""
+"""The device of a model: its requirements, and the encoder for it. Loads torch only for a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopline_mesh.model.weights import FloatArray, Weights
 
 
 class AnyEncoder(Protocol):
-    """What `Encoder` and `GpuEncoder` both do."""
+    """The interface of `Encoder` and `GpuEncoder`."""
 
     def reconstruct(
         self,
@@ -39,7 +39,7 @@ def encoder_for(
         threads, usual_edge: on the CPU; see `Encoder`.
 
     Raises:
-        ConfigError: there is no such device; see `check_device`.
+        ConfigError: the device is unusable; see `check_device`.
     """
     if device == "cpu":
         return Encoder(weights, threads=threads, usual_edge=usual_edge)
@@ -50,10 +50,10 @@ def encoder_for(
 
 
 def check_device(device: str) -> None:
-    """Find out whether a device can be used.
+    """Check that a device is usable.
 
     Raises:
-        ConfigError: it cannot; the message says what is missing.
+        ConfigError: it is not; the message says what is missing.
     """
     if device == "cpu":
         return
@@ -62,11 +62,11 @@ def check_device(device: str) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError("device: torch finds no CUDA device here; cpu is right")
+        raise ConfigError("device: torch finds no CUDA device; use cpu")
     if importlib.util.find_spec("triton") is None:
         raise ConfigError(f"device: {device} needs Triton; pip install triton")
     try:
         torch.zeros(1, device=device)
-    except RuntimeError as error:  # a device with this number is not there, is full, or is too old
+    except RuntimeError as error:  # no device with this number, or it is full or too old
         first = str(error).splitlines()[0]
-        raise ConfigError(f"device: {device} cannot be used: {first}; cpu needs none") from None
+        raise ConfigError(f"device: {device} cannot be used: {first}; use cpu") from None

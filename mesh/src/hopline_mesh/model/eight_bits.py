@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hopline.kernels.cpu_level import features
 from hopline_mesh.model.emit import FLOAT, I32, LANES, VECTOR, Emit, Value
 from hopline_mesh.model.lanes import HAS_BFLOAT16, PANEL, TILE_ROWS
 
 #: Whether the processor multiplies numbers of eight bits: four products in the time of one.
-HAS_EIGHT_BITS = HAS_BFLOAT16 and bool(get_host_cpu_features().get("avx512vnni"))
+HAS_EIGHT_BITS = HAS_BFLOAT16 and "avx512vnni" in features()
 #: The largest whole number, and what is added to those of rows.
 LARGEST, SHIFT = 127.0, 128
 

@@ -1,11 +1,11 @@
-"""Embeddings of a mesh, and what they say of it: the model as it runs each step.
+"""Embeddings of a mesh, and values decoded from them: the model as it runs in each step.
 
     x, h ──► layer 1 ──► … ──► z ──► nodes: expected numbers of each service
               ▲  e                ├──► edges: expected numbers of each call path   (with g)
               │                   └──► links: is there a call path?
-              who listens to whom
+              neighbours of each service
 
-Compiled, in memory that is kept from step to step; small meshes by one thread, larger ones by two.
+Compiled, in memory that is reused in each step; one thread for small meshes, two for larger ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hopline_mesh.model.products import MOST_ROWS, Plan
 from hopline_mesh.model.second import SecondThread, has_second
 from hopline_mesh.model.weights import FloatArray, Weights
 
-#: Nodes plus edges from which a second thread is worth its while.
+#: Nodes plus edges from which a second thread is faster.
 SHARED_FROM = 1000
 #: Rows and edges of a piece of work at most: tens of microseconds; of a small mesh less, so that threads
 #: end at nearly the same time.
@@ -37,7 +37,7 @@ _NOT_READY: tuple[int, *tuple[object, ...]] = (-1,)
 
 
 class Reconstruction(NamedTuple):
-    """What the model expects; views of memory that the next pass overwrites.
+    """Expected values of the model; views of memory that the next pass overwrites.
 
     Attributes:
         z: float32 [n, d_out], embeddings.
@@ -53,17 +53,17 @@ class Reconstruction(NamedTuple):
 
 
 class Encoder:
-    """A model's weights, ready to be applied. Not for several threads at once.
+    """Applies a model's weights. Not thread-safe.
 
     Args:
         weights: not changed any more.
-        capacity: nodes and edges to make room for at once; more are made room for when they come.
+        capacity: nodes and edges to allocate memory for first; it grows when needed.
         threads: 1 or 2; None = 2 where there are two processors.
-        bfloat16: whether both sides of products are rounded to bfloat16 (sums are float32), and what a
-            layer makes for the next one to eight bits with a scale for each row, if the processor can;
-            None = where it can, which takes half the time or a quarter. False = all is float32.
-        usual_edge: float32 [d_edge], numbers that most call paths have, such as 1 for what is nearly always
-            there: they cost nothing, and change nothing. Default: 0.
+        bfloat16: whether both sides of products are rounded to bfloat16 (sums are float32), and those from
+            one layer to the next to eight bits with a scale for each row, if the CPU can; None = if it can,
+            which takes half or a quarter of the time. False = everything is float32.
+        usual_edge: float32 [d_edge], numbers that most call paths have, such as 1 for columns that are
+            nearly always measured: they cost no time, and do not change results. Default: 0.
         keep: whether rows of all layers are kept after a pass, for `LiveEmbeddings`.
     """
 
@@ -94,7 +94,7 @@ class Encoder:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that a pass uses besides its inputs and the graph."""
+        """Bytes that a pass uses, without its inputs and the graph."""
         return self.buffers.num_bytes
 
     def encode(

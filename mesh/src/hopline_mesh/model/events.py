@@ -1,8 +1,8 @@
-"""Embeddings that are kept up to date between passes: one event, the rows it reaches, nothing else.
+"""Embeddings between passes: an event recomputes only the rows that depend on it.
 
-An edge that comes, goes or changes, or a node whose numbers change, reaches few rows: the node, those that
-listen to it, those that listen to them. They are computed by the same code as a whole pass, so that after
-any events the embeddings are those of a pass over what there is then.
+An edge that appears, disappears or changes, or a node whose numbers change, affects few rows: the node, and
+the nodes that attend to it directly or through another one. They are computed by the same code as a whole
+pass, so after any events the embeddings are those of a whole pass.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hopline_mesh.model.graph import BoolArray, IntArray, MeshGraph
 from hopline_mesh.model.touched import delete_entry, insert_entry, refresh, rename_edge
 from hopline_mesh.model.weights import FloatArray, Weights
 
-#: Room for edges beyond those of the last pass.
+#: Memory for additional edges after the last pass.
 _SPARE_EDGES = 64
 
 
 class LiveEmbeddings:
-    """The state of one mesh's embeddings. Not for several threads at once.
+    """The state of one mesh's embeddings. Not thread-safe.
 
-    In float32: the order in which call paths came changes the last digits, and rounding to bfloat16 would
-    make a thousandth of that.
+    It uses float32: the order of call paths changes the last digits, and rounding to bfloat16 would turn
+    that into a thousandth.
 
     Args:
         weights: of the model.
@@ -97,7 +97,7 @@ class LiveEmbeddings:
             x: float32 [d_in].
             h: float32 [d_temporal]; None = as before.
 
-        Returns: int32, the nodes whose embeddings were computed anew.
+        Returns: int32, the nodes whose embeddings were recomputed.
         """
         self._x[node] = x
         if h is not None:

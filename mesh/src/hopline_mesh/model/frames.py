@@ -1,4 +1,4 @@
-"""What training reads: one interval's inputs and what should be reconstructed from them."""
+"""The data of a training: inputs and targets of one interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Frame:
         targets: int32 [e], callees.
         e: float32 [e, d_edge], finite.
         g: float32 [e, d_edge_temporal], finite.
-        node_targets: float32 [n, n_node_targets]; NaN = not measured, does not count.
+        node_targets: float32 [n, n_node_targets]; NaN = not measured, ignored.
         edge_targets: float32 [e, n_edge_targets]; NaN likewise.
     """
 
@@ -40,7 +40,7 @@ class Frame:
         """Compare the arrays with a model's sizes.
 
         Raises:
-            SnapshotInvalid: a wrong shape, an edge to no node, an input that is not finite.
+            SnapshotInvalid: a wrong shape, an edge to a missing node, an input that is not finite.
         """
         n, e = len(self.x), len(self.sources)
         for name, size in (

@@ -73,7 +73,7 @@ class _Size:
 
 
 class GpuEncoder:
-    """`Encoder` on a GPU; same arguments, same results up to TF32's 10 bits of fraction. Not for threads.
+    """`Encoder` on a GPU; same arguments, same results up to TF32's 10 bits of fraction. Not thread-safe.
 
     Args:
         weights: not changed any more.
@@ -102,9 +102,7 @@ class GpuEncoder:
 
     def _begin_cuda(self, tf32: bool) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError(
-                f"device {self._device}: PyTorch sees no CUDA device; device 'cpu' needs none"
-            )
+            raise ConfigError(f"device {self._device}: PyTorch finds no CUDA device; use device 'cpu'")
         try:
             from hopline_mesh.model import attention_triton
         except ImportError as error:

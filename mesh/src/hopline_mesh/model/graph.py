@@ -1,7 +1,7 @@
 """A mesh's call paths as lists: for each node its callers, and its callees.
 
-Built anew only where call paths differ from those of the step before, in memory that is kept. Knows
-positions of nodes (0 to n - 1); `at_slots` makes them from a snapshot's slots.
+Rebuilt only if call paths differ from those of the previous step, in reused memory. Knows positions of
+nodes (0 to n - 1); `at_slots` creates them from a snapshot's slots.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Lists(NamedTuple):
 
 
 class MeshGraph:
-    """Call paths of one step; the next `update` replaces them. Not for several threads at once.
+    """Call paths of one step; the next `update` replaces them. Not thread-safe.
 
     Attributes:
         num_nodes: nodes of this step.
         num_edges: edges of this step.
-        callers: whom each node is called by: CSC by destination.
-        callees: whom each node calls.
+        callers: callers of each node: CSC by destination.
+        callees: callees of each node.
         version: counts how often the lists changed.
     """
 
@@ -76,7 +76,7 @@ class MeshGraph:
             num_nodes: n.
             sources: int32 [e], callers by position, below n.
             targets: int32 [e], callees.
-            node_mask: bool [n], False for rows that only fill up; their edges are left out of the lists.
+            node_mask: bool [n], False for padding rows; their edges are left out of the lists.
 
         Returns: whether anything differs from the step before.
 
@@ -119,7 +119,7 @@ class MeshGraph:
         return len(self._sources)
 
     def reserve(self, num_nodes: int, num_edges: int) -> None:
-        """Make room for so many; what was there is forgotten."""
+        """Allocate memory for more edges; its content is lost."""
         self._grow(num_nodes, num_edges)
         self.num_nodes = self.num_edges = 0
 
@@ -149,7 +149,7 @@ class MeshGraph:
         sources = np.empty(len(edge_src), np.int32)
         targets = np.empty(len(edge_dst), np.int32)
         if not to_positions(nodes, edge_src, edge_dst, self._positions, sources, targets):
-            raise SnapshotInvalid("an edge's end is no node of the snapshot")
+            raise SnapshotInvalid("an edge's end is not a node of the snapshot")
         return self.update(len(nodes), sources, targets)
 
     def _grow(self, num_nodes: int, num_edges: int) -> None:
@@ -244,7 +244,7 @@ def to_positions(
     nodes: IntArray, edge_src: IntArray, edge_dst: IntArray, positions: IntArray, sources: IntArray,
     targets: IntArray,
 ) -> bool:  # fmt: skip
-    """Slots to positions; False where an end is no node. `positions` is -1 everywhere, and is left so."""
+    """Convert slots to positions; False if an end is not a node. `positions` stays -1 everywhere."""
     for i in range(len(nodes)):
         positions[nodes[i]] = i
     lowest = np.int32(0)

@@ -1,8 +1,8 @@
 """Vector code of the encoder's inner loops, written as LLVM instructions.
 
-Loops that LLVM vectorises by itself keep neither the listener's row nor the attention vector in registers,
-and add up each head lane by lane. Here both are said outright, for vectors of 16 float32 numbers; LLVM
-splits them where the processor's are shorter. Addresses are int64; nothing is checked.
+Loops that LLVM vectorises automatically keep neither the target row nor the attention vector in registers,
+and add up each head lane by lane. Here both are explicit, for vectors of 16 float32 numbers; LLVM splits
+them if the CPU's are shorter. Addresses are int64; nothing is checked.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.extending import intrinsic
 
+from hopline.kernels.cpu_level import features
 from hopline_mesh.model.emit import FLOAT, HALVES, I32, I64, LANES, VECTOR, Emit, Value
 
-HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))
+HAS_AVX512 = "avx512f" in features()
 #: Columns of a block of packed weights: two vectors.
 PANEL = 2 * LANES
 #: Rows and columns of the larger tile of a product: as many as there are registers for their sums.
 TILE_ROWS, TILE_COLUMNS = (12, PANEL) if HAS_AVX512 else (6, LANES)
 #: Whether the processor multiplies bfloat16 numbers: two products in the time of one.
-HAS_BFLOAT16 = bool(get_host_cpu_features().get("avx512bf16"))
+HAS_BFLOAT16 = "avx512bf16" in features()
 #: Entries ahead of which a row is asked for. Lists have so many entries of room at their end.
 AHEAD = 6
 
@@ -84,8 +84,8 @@ def make_tile(rows: int, columns: int, *, halves: bool = False) -> Any:
 #: `depth` columns, `b` is packed [depth, 32]; a `start_step` of 0 starts all rows with the same bias.
 many_rows = make_tile(TILE_ROWS, TILE_COLUMNS)
 one_row = make_tile(1, PANEL)
-#: The same of bfloat16: `depth` counts pairs, `b` is packed [depth, 32, 2]. Where the processor has none
-#: they are compiled as something else, and not to be run.
+#: As `tile`, for bfloat16: `depth` counts pairs, `b` is packed [depth, 32, 2]. On CPUs without bfloat16
+#: they are compiled as something else, and must not be run.
 many_halves = make_tile(TILE_ROWS, TILE_COLUMNS, halves=HAS_BFLOAT16)
 one_half = make_tile(1, PANEL, halves=HAS_BFLOAT16)
 

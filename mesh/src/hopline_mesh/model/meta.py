@@ -1,10 +1,9 @@
 """The meta-model: one score of a mesh from the scores of its parts.
 
-Parts differ in how much they vary. For each part normal time tells how often a score is as high (its tail
-probability: counted up to the 90th percentile, above that an exponential tail fitted to the excesses, as in
-peaks over threshold). Two things are out of bounds: one part that is much too high, and many that are a
-little too high at once. Both are measured against how high they were in normal time, so that 1.0 is the
-threshold.
+Parts vary differently. For each part, normal time gives the tail probability of a score: counted up to the
+90th percentile, and above that from an exponential tail fitted to the excesses, as in peaks over threshold.
+Two cases are out of bounds: one part that is much too high, and many parts that are a little too high
+together. Both are compared with normal time, so that 1.0 is the threshold.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class MetaModel:
 
         Args:
             scores: float64 [intervals, parts], finite.
-            percentile: of normal time that shall be within bounds.
+            percentile: share of normal time that must be within bounds.
 
         Raises:
             MeshError: fewer than 20 intervals, no part, or scores that are not finite.
@@ -84,7 +83,7 @@ class MetaModel:
             scores: float64 [parts], in the order of `fit`.
 
         Raises:
-            MeshError: of another number of parts: it must be learned anew.
+            MeshError: another number of parts: it must be learned again.
         """
         if len(scores) != self.num_parts:
             raise MeshError(f"the meta-model knows {self.num_parts} parts, not {len(scores)}")
@@ -95,7 +94,7 @@ class MetaModel:
         return np.array([surprise.max(), surprise.sum()])
 
     def export(self) -> tuple[dict[str, Any], dict[str, Scores]]:
-        """What a state file keeps: a JSON object, and arrays."""
+        """Return the state: a JSON object, and arrays."""
         return {"parts": self.num_parts}, {
             "quantiles": self.quantiles,
             "excess": self.excess,

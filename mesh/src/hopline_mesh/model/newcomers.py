@@ -1,7 +1,7 @@
-"""First rows of nodes that were not there before: what their neighbours had, weighted by traffic.
+"""First rows of new nodes: the mean of their neighbours' rows, weighted by traffic.
 
-A new service with an empty past would look like nothing that was ever seen. Until it has a past of its own
-it is taken to be like those that it talks to.
+A new service with an empty history would look like no known service. Until it has a history it is expected
+to behave like its neighbours.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def from_neighbours(graph: MeshGraph, rows: FloatArray, known: BoolArray, shares
     """Fill rows of new nodes with the mean of their known neighbours' rows.
 
     Args:
-        graph: of now; callers and callees both are neighbours.
-        rows: float32 [n, d], of the step before where known (embeddings, temporal rows); filled in place.
+        graph: present graph; callers and callees both are neighbours.
+        rows: float32 [n, d], of the previous step if known (embeddings, temporal rows); filled in place.
         known: bool [n], which nodes have a row.
         shares: float32 [e], weight of each edge; NaN and 0 count as very little, not as nothing.
 
-    Returns: bool [n], which nodes have a row now; one that knows nobody known is left as it was.
+    Returns: bool [n], which nodes have a row now; a node without known neighbours is unchanged.
     """
     filled = known.copy()
     mean_of_known(graph.sources, graph.targets, shares, known, rows, np.zeros(len(known)), filled)

@@ -1,8 +1,9 @@
-"""A large mesh in parts, by namespace: who belongs to which part, and whom a part must see besides.
+"""Splits a large mesh into parts by namespace, with the services that each part depends on.
 
-A part's *core* are its own services. Its *halo* are those that the core's embeddings depend on: whom they
-listen to in the last layer, whom those listen to in the layer before, and the callers of the core, whose
-embeddings the edges into the core need. With a whole halo a part gives what the whole mesh does.
+A part's *core* are its own services. Its *halo* are the services that the core's embeddings depend on:
+those that the core attends to in the last layer, those that these attend to in the layer before, and the
+callers of the core, whose embeddings the edges into the core need. With a complete halo the results of a
+part equal those of the whole mesh.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hopline_mesh.model.graph import BoolArray, IntArray, Lists, MeshGraph
 from hopline_mesh.model.shape import ModelShape
 from hopline_mesh.model.weights import FloatArray, Weights
 
-#: Services above which a mesh is in parts: up to here one pass keeps within 50 ms on two cores.
+#: Services above which a mesh is split: up to this size one pass takes at most 50 ms on two cores.
 WHOLE_UP_TO = 20_000
 
 
@@ -45,7 +46,7 @@ class Part(NamedTuple):
 
 
 def group_sizes(groups: IntArray, most: int) -> IntArray:
-    """Put namespaces together into parts of at most `most` services; a larger one is a part of its own.
+    """Group namespaces into parts of at most `most` services; a larger namespace is a separate part.
 
     Args:
         groups: int32 [n], the namespace of each node, from 0.
@@ -66,14 +67,14 @@ def group_sizes(groups: IntArray, most: int) -> IntArray:
 
 
 def split(graph: MeshGraph, parts: IntArray, shape: ModelShape, hops: int | None = None) -> list[Part]:
-    """Cut a mesh into parts.
+    """Split a mesh into parts.
 
     Args:
         graph: of the whole mesh.
         parts: int32 [n], the part of each node, from 0.
-        shape: of the model, for whom a layer listens to.
-        hops: layers of which the halo is kept; None = all, and results are those of the whole mesh. 1 keeps
-            only those at the other end of an edge that crosses the boundary.
+        shape: of the model, for the neighbours of each layer.
+        hops: number of layers of the halo; None = all, and results are those of the whole mesh. 1 keeps
+            only nodes at the other end of an edge that crosses the boundary.
     """
     n = graph.num_nodes
     found = []
@@ -120,7 +121,7 @@ class _Ready:
 
 
 class PartEncoder:
-    """One model over the parts of a mesh, several at a time. Not for several threads at once.
+    """One model over the parts of a mesh, several in parallel. Not thread-safe.
 
     Args:
         weights: of the model, the same for all parts.
@@ -160,7 +161,7 @@ class PartEncoder:
         """As `Encoder.reconstruct`, part by part; arrays are new ones.
 
         Args:
-            parts: int32 [n], the part of each node; the mesh is cut anew where they or the graph changed.
+            parts: int32 [n], the part of each node; the mesh is split again if they or the graph changed.
             hops: as of `split`.
         """
         if self._version != (graph, graph.version) or not np.array_equal(self._cut, parts):

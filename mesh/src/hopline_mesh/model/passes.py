@@ -1,8 +1,8 @@
 """The compiled pass: products, attention, decoders, for rows `begin` to `end` of a plan.
 
-Within a layer each node needs only its own row and what others were before, so that products of the next
-layer follow attention while a row is in the cache. Between layers all rows must be there: a pass has
-one phase for the first products, one for each layer and one for the edges.
+Within a layer each node needs only its own row and rows of the previous layer, so products of the next
+layer follow attention while a row is in the cache. Between layers all rows must be complete: a pass has one
+phase for the first products, one for each layer and one for the edges.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -59,8 +59,7 @@ from hopline_mesh.model.threads import DONE, PHASE_WORDS, PHASES, fetch_add
 
 _ONE = np.float32(1.0)
 _GENTLE = np.float32(0.2)
-#: Nodes whose attention is computed together: what they listen to is still in the first cache when it is
-#: summed up.
+#: Number of nodes whose attention is computed together: their neighbours' rows stay in the first cache.
 FEW = TILE_ROWS
 
 
@@ -72,13 +71,13 @@ def note_address(plan: Plan, place: int, array: NDArray[Any]) -> None:
 
 @njit(nogil=True, cache=True)
 def scores_of(plan: Plan, rounded: int) -> int:
-    """Address of scratch for entries' scores, behind that for rounded rows and those who listen."""
+    """Address of scratch for entries' scores, after that for rounded rows and target rows."""
     return rounded + plan[at.ROUNDED_BYTES] + 2 * FEW * plan[at.HEADS] * plan[at.CHANNELS] * 4
 
 
 @njit(nogil=True, cache=True)
 def linear_scores(plan: Plan, layer: int, begin: int, end: int) -> None:
-    """The linear part of the scores of those who are listened to in a layer; see `attention`."""
+    """Compute the linear part of the source scores in a layer; see `attention`."""
     here = at.LAYERS + at.LAYER_PLACES * layer
     heads, channels = plan[at.HEADS], plan[at.CHANNELS]
     source, attention = plan[here + at.SOURCE_ROWS], plan[here + at.ATTENTION]
@@ -116,14 +115,14 @@ def next_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) ->
 
 @njit(nogil=True, cache=True)
 def listening_rows(plan: Plan, layer: int, begin: int, end: int, rounded: int, into: int) -> int:
-    """Who listens in a layer, with the temporal term, and what each adds of its own.
+    """Compute target rows of a layer, with the temporal term, and each node's own term.
 
     A few rows, right before attention reads them: they stay in the first cache.
 
     Args:
         rounded: address of this thread's scratch; into: address of room for two blocks of rows.
 
-    Returns: address where row 0 would lie of their own.
+    Returns: address of row 0 of the own terms.
     """
     here = at.LAYERS + at.LAYER_PLACES * layer
     width, d_t = plan[at.HEADS] * plan[at.CHANNELS] * 4, plan[at.D_TEMPORAL]
@@ -396,7 +395,7 @@ def run_shared(plan: Plan, control: Plan) -> None:
 
 @njit(nogil=True, cache=True)
 def serve(plan: Plan, control: Plan) -> None:
-    """The second thread's life; ends when told to stop."""
+    """The main loop of the second thread; ends at the stop signal."""
     seen = await_work(control, 0)
     while seen >= 0:
         if join(control):

@@ -26,7 +26,7 @@ LAYERS, LAYER_PLACES = 64, 22
     LINEAR_ROWS, EDGE_LINEAR, SOURCE_SCALES, SOURCE_START, TARGET_SCALES, TARGET_START,
 ) = range(22)  # fmt: skip
 
-#: Phases of a pass beside its layers 1 to L: 0 is the first products; these follow the layers.
+#: Phases of a pass in addition to its layers 1 to L: 0 is the first products; these follow the layers.
 DECODE_NODES, DECODE_EDGES = 1, 2
-#: How many phases there are beside the layers.
+#: How many phases there are in addition to the layers.
 PHASES_BESIDE = 3

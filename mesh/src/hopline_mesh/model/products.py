@@ -103,7 +103,7 @@ def multiply_halves(
 
 @njit(nogil=True, cache=True)
 def factor(plan: Plan, rows: int, columns: int, begin: int, end: int, rounded: int) -> Below:
-    """What `multiply_by` takes of float32 rows: these, or in `rounded` as bfloat16 where the plan says so.
+    """Return the factor for `multiply_by` of float32 rows: the rows, or bfloat16 in `rounded`, by the plan.
 
     Returns: address of row 0, bytes of a row.
     """
@@ -186,7 +186,7 @@ def state_products(plan: Plan, layer: int, begin: int, end: int, rounded: int) -
 
 @njit(nogil=True, cache=True)
 def products(plan: Plan, layer: int, below: Below, depth: int, begin: int, end: int) -> None:
-    """The same of rows as `factor` gave them, of so many columns."""
+    """As above, for rows of `factor`, with a number of columns."""
     here = at.LAYERS + at.LAYER_PLACES * layer
     width = plan[at.HEADS] * plan[at.CHANNELS] * 4
     multiply_by(

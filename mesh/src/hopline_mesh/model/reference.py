@@ -1,4 +1,4 @@
-"""The model in NumPy, edge by edge: slow, short, and what the others are compared with."""
+"""The model in NumPy, edge by edge: slow and short, the reference for the other implementations."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def attend(
     softmax over the entries of i.
 
     Args:
-        source: float32 [n, hidden], of who is listened to.
-        target: float32 [n, hidden], of who listens; with the temporal term.
+        source: float32 [n, hidden], rows of the neighbours.
+        target: float32 [n, hidden], rows of the attending nodes, with the temporal term.
         edge: float32 [e, hidden].
         attention: float32 [heads, hidden / heads].
-        ends: int32 [2, e]: who is listened to, and who listens.
+        ends: int32 [2, e]: neighbour, and attending node.
 
-    Returns: float32 [n, hidden]; 0 for a node that listens to nobody.
+    Returns: float32 [n, hidden]; 0 for a node without neighbours.
     """
     heads, channels = attention.shape
     result = np.zeros_like(target)
@@ -133,7 +133,7 @@ def decode(
     g: FloatArray,
     rounded: Rounding = exact,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """What the embeddings say of nodes, edges and of who calls whom.
+    """Decode embeddings: expected values of nodes and edges, and logits of call paths.
 
     Args:
         z: float32 [n, d_out].

@@ -54,7 +54,7 @@ def has_second(threads: int | None) -> bool:
 
 
 class SecondThread:
-    """Started when it is first needed, ended with its owner.
+    """The second thread: started when it is first needed, stopped with its owner.
 
     Args:
         serve: compiled; takes `arguments` and, last, the block by which threads agree.
@@ -175,7 +175,7 @@ def await_work(control: Control, seen: int) -> int:
 
 @njit(nogil=True, cache=True)
 def join(control: Control) -> bool:
-    """Take part in the pass; False where it is over by now. `leave` follows in any case."""
+    """Join the pass; False if it is over already. Always call `leave` afterwards."""
     write(control, BUSY, 1)
     return bool(read(control, OPEN) != 0)
 
@@ -188,6 +188,6 @@ def leave(control: Control) -> None:
 
 @njit(nogil=True, cache=True)
 def stop(control: Control) -> None:
-    """Tell the second thread to end."""
+    """Send the stop signal to the second thread."""
     write(control, STOP, 1)
     advance(control)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hopline.errors import ConfigError
 
-#: Whom a node listens to in a layer: those that call it, or those that it calls.
+#: The neighbours that a node attends to in a layer: its callers, or its callees.
 Direction = Literal["callers", "callees"]
 
 
@@ -27,13 +27,13 @@ class ModelShape:
         d_out: width of an embedding `z`.
         d_edge_temporal: columns of an edge's temporal row `g`, which only the edge decoder reads; 0 = none.
         d_decoder: width of the decoders' hidden layer.
-        directions: for each layer whom a node listens to; () = callees and callers in turn, so that a
-            caller hears of the services that it waits for.
-        edge_layers: how many layers, the first ones, read `e`; it takes as long as the rest of attention.
-        shared: whether a layer makes the same of a node that is listened to and of one that listens, but
-            for the temporal term, as PyG's `share_weights` does: half the products of a pass.
-        own_inputs: whether a node's own `x` goes into its own embedding. False: only its temporal row and
-            what its neighbours show do (its `x` still takes part in whom it attends to).
+        directions: for each layer the neighbours of a node; () = callees and callers in turn, so that a
+            caller gets information about the services that it waits for.
+        edge_layers: number of layers, from the first, that read `e`; this doubles the time of attention.
+        shared: whether source and target rows of a layer use the same weights, except for the temporal
+            term, as PyG's `share_weights`: half the products of a pass.
+        own_inputs: whether a node's own `x` is an input of the node's embedding. False: only its temporal
+            row and its neighbours are (its `x` still influences the attention weights).
 
     Raises:
         ConfigError: sizes that do not fit each other.
@@ -79,11 +79,13 @@ class ModelShape:
                 f"the model has {self.layers} layers, but directions for {len(self.directions)}"
             )
         if unknown := set(self.directions) - {"callers", "callees"}:
-            raise ConfigError(f"a layer listens to callers or callees, not to {', '.join(sorted(unknown))}")
+            raise ConfigError(
+                f"the directions of a layer are callers or callees, not {', '.join(sorted(unknown))}"
+            )
 
     @property
     def listens(self) -> tuple[Direction, ...]:
-        """For each layer whom a node listens to."""
+        """The neighbours of a node in each layer."""
         if self.directions:
             return self.directions
         turns: tuple[Direction, ...] = ("callees", "callers")

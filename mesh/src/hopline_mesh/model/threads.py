@@ -1,9 +1,8 @@
 """Two threads that share the work of one pass, handed out in small pieces.
 
-The second thread lives in compiled code without the interpreter lock, asleep (futex) between passes. It
-takes pieces of each phase as the first does; whoever comes late finds less left, so that a second processor
-that is busy elsewhere delays nothing but the piece it holds. Numba's own pools cost 20 to 50 µs a phase,
-and the interpreter lock that a Python thread must get costs more.
+The second thread runs compiled code without the interpreter lock, and sleeps (futex) between passes. Both
+threads take pieces of each phase, so a CPU that is busy elsewhere delays only the piece that it holds.
+Numba's own pools cost 20 to 50 µs a phase, and the interpreter lock of a Python thread costs more.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _WAIT, _WAKE = 128, 129  # of this process only
 #: Whether a second thread can sleep and be woken here.
 HAS_FUTEX = sys.platform == "linux" and _FUTEX >= 0
 
-#: Places in the block by which threads agree, int64; each has a cache line of its own.
+#: Places in the block by which threads agree, int64; each has a separate cache line.
 EPOCH, OPEN, BUSY, STOP, SOON, ASLEEP, PHASES = 0, 8, 16, 24, 32, 40, 48
 #: Of a phase: the next piece to take, and how many are done.
 PHASE_WORDS, DONE = 16, 8

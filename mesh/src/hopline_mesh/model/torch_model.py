@@ -1,6 +1,6 @@
 """The model in PyTorch, for training: the same weights by the same names, differentiable.
 
-Several graphs at once are one graph without edges between them.
+Several graphs are one graph without edges between them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compiled: which rows a change reaches, layer by layer, and their recomputation.
 
-A row of layer l depends on its own row and on those it listens to, one layer down. So the rows that differ
-after a layer are those that differed before it, those that listen to them, and who listens along a
-changed edge. Everything else keeps its row.
+A row of layer l depends on its own row and on its neighbours' rows, one layer down. So the rows that differ
+after a layer are those that differed before it, the nodes that attend to them, and the nodes that attend
+along a changed edge. All other rows are unchanged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hopline_mesh.model.products import Plan
 def refresh(
     plan: Plan, reverse: Plan, rows: IntArray, count: int, ends: IntArray, marks: IntArray, stamp: int
 ) -> int:
-    """Bring all embeddings up to date after a change.
+    """Update all embeddings after a change.
 
     Args:
         plan: of the whole graph, as the last pass left it, with changed inputs and lists.
-        reverse: int64 [layers, 3]: addresses of the lists that tell who listens to a node in a layer, and
-            which end of an edge listens there: 0 the caller, 1 the callee.
+        reverse: int64 [layers, 3]: addresses of the lists of nodes that attend to a node in a layer, and
+            the attending end of an edge: 0 the caller, 1 the callee.
         rows: int32 [n], the nodes whose own inputs changed come first; left with those whose z changed.
         count: how many nodes' inputs changed.
         ends: int32 [2 * k], caller and callee of each edge that changed, came or went.

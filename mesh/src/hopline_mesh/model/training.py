@@ -1,8 +1,8 @@
 """Learns a model from intervals that are taken as normal: self-supervised, deterministic under a seed.
 
-The loss is the Huber loss of what should be reconstructed, over what was measured, and the cross entropy of
-call paths: all pairs of a mesh up to 1,000 nodes, above that five pairs without one for each.
-The last part of the intervals is held out; the weights that do best on it are returned.
+The loss is the Huber loss of the measured targets, and the cross entropy of call paths: all pairs of a mesh
+up to 1,000 nodes, above that five pairs without a call path for each one. The last part of the intervals is
+the validation set; the weights with the lowest validation loss are returned.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how hard to learn.
+    """Hyperparameters of a training.
 
     Attributes:
-        steps: at most so many.
-        patience: evaluations without gain after which it ends.
+        steps: maximum number.
+        patience: number of evaluations without improvement after which it stops.
         every: steps between two evaluations.
         learning_rate: of Adam, at first; it falls to 0 along a cosine.
         batch_frames: intervals of a step, fewer where they have many nodes.
         batch_nodes: nodes of a step.
-        held_out: share of the intervals, the last ones, that are only looked at.
-        denoise: share of nodes whose own `x` a step hides (sets to 0), so that they are told from their
-            neighbours and their past.
+        held_out: share of the intervals, the last ones, for validation.
+        denoise: share of nodes whose own `x` a step masks (sets to 0), so that they are reconstructed from
+            their neighbours and their past.
         huber: error from which the loss grows linearly.
         link_weight: weight of the call paths' loss.
     """
@@ -136,7 +136,7 @@ def fine_tune(
     schedule: Schedule | None = None,
     progress: Progress | None = None,
 ) -> Weights:
-    """Learn on from present weights, gently; the weights given are left as they are.
+    """Continue a training from given weights, with a small learning rate; the given weights are unchanged.
 
     Raises:
         MeshError: fewer than two intervals with nodes.
@@ -256,7 +256,7 @@ def _take(frames: Sequence[Frame], order: Iterator[int], schedule: Schedule) -> 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """PyTorch on one processor meanwhile: the other one watches the mesh."""
+    """Limit PyTorch to one CPU; the watch uses the other one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

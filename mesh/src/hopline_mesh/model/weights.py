@@ -1,7 +1,7 @@
 """A model's weights: named float32 arrays, in memory or in one file with a checksum.
 
 The file is a line of JSON (format, shape, names), the arrays' bytes in that order, and the SHA-256 of all
-before it. It is written beside its place and moved there, so that it is whole or not there.
+before it. It is written to a temporary file and then renamed, so that it is never incomplete.
 """
 
 from __future__ import annotations

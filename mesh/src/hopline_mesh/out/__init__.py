@@ -1,4 +1,4 @@
-"""Everything that leaves the watch: alerts, gRPC, metrics, a JSON API and a page.
+"""The outputs of the watch: alerts, gRPC, metrics, a JSON API and a page.
 
-All of it reads one `Board`, to which the watch publishes each verdict.
+All of them read one `Board`, to which the watch publishes each verdict.
 """

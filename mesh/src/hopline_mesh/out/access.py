@@ -1,11 +1,11 @@
-"""Which permission a path of HTTP and a method of gRPC ask for, of a watch."""
+"""The permission that each HTTP path and gRPC method of a watch needs."""
 
 from __future__ import annotations
 
 from hopline.transports.grpc_access import Asked
 from hopline.transports.http_access import OPEN, Access
 
-#: Those that are not here ask for `admin`.
+#: Methods that are missing here need `admin`.
 _METHODS: dict[str, Asked] = {
     "Check": "open",
     "Watch": "open",
@@ -15,17 +15,17 @@ _METHODS: dict[str, Asked] = {
     "GetIncidents": "read",
     "GetGraph": "read",
     "GetEmbeddings": "read",
-    "TellEvents": "score",
+    "ReportEvents": "score",
 }
 
 
 def permission_of(method: str) -> Asked:
-    """What a method of the watch asks for, by its name."""
+    """Return the permission that a method of the watch needs, by its name."""
     return _METHODS.get(method, "admin")
 
 
 def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
-    """What a path of the watch asks for.
+    """Return the permission that a path of the watch needs.
 
     Args:
         parts: the path without its slashes, decoded.
@@ -35,10 +35,10 @@ def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
         case ["" | "healthz" | "readyz"] | [
             "page",
             _,
-        ]:  # the page itself tells nothing; what it asks for does
+        ]:  # the files of the page have no data; its requests need the permission
             return OPEN
         case ["metrics"] if open_metrics:
             return OPEN
-        case ["v1", "mesh", "events"]:  # no verdict depends on them
+        case ["v1", "mesh", "events"]:  # events change no verdict
             return Access(change="score")
     return Access()

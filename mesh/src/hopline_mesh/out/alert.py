@@ -1,7 +1,7 @@
 """An incident as an alert of Alertmanager: labels that never change, annotations that do.
 
-Alertmanager knows an alert by its labels alone, so those of an incident are made once, when it opens, and
-kept; suspects may change their order later.
+Alertmanager identifies an alert by its labels. So the labels of an incident are created once, when it
+opens, and never change, even if the order of its suspects does.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _SUSPECTS, _EVIDENCE = 5, 4
 
 
 class Alert(msgspec.Struct):
-    """What is told of one incident.
+    """The alert of one incident.
 
     Attributes:
-        id: the incident's.
-        labels: its identity; made once.
+        id: of the incident.
+        labels: its identity; created once.
         annotations: as of the newest verdict.
         start_s: Unix seconds.
-        end_s: when it was over; None while it goes on.
-        told_end: names of the Alertmanagers that took its end.
+        end_s: when the incident ended; None while it is open.
+        end_accepted_by: names of the Alertmanagers that accepted its end.
     """
 
     id: str
@@ -39,20 +39,20 @@ class Alert(msgspec.Struct):
     annotations: dict[str, str]
     start_s: float
     end_s: float | None = None
-    told_end: set[str] = set()
+    end_accepted_by: set[str] = set()
 
     def update(self, incident: Incident, page_url: str) -> None:
-        """What the newest verdict says. Labels stay."""
+        """Set the annotations from the newest verdict. Labels do not change."""
         self.annotations = annotations_of(incident, page_url)
 
     def posted(self, now_s: float, until_s: float) -> dict[str, Any]:
-        """The alert as Alertmanager takes it.
+        """Return the alert in the form that Alertmanager accepts.
 
         Args:
             now_s: the time.
-            until_s: when it ends by itself, unless it is posted again before.
+            until_s: when Alertmanager resolves the alert if it is not posted again.
         """
-        # A clock that was set back must not make an alert that ends before it begins: those are refused.
+        # Alertmanager refuses an alert that ends before it begins, which a clock set back would create.
         start_s = min(self.start_s, now_s - 0.001)
         end_s = until_s if self.end_s is None else max(min(self.end_s, now_s), start_s + 0.001)
         body = {
@@ -67,12 +67,12 @@ class Alert(msgspec.Struct):
 
 
 def alert_of(incident: Incident, extra: Mapping[str, str], page_url: str) -> Alert:
-    """The alert of an incident that opens.
+    """Create the alert of an incident that opens.
 
     Args:
-        incident: as it is now; its first suspect gives the labels `service` and `namespace`.
+        incident: its first suspect gives the labels `service` and `namespace`.
         extra: labels that every alert has.
-        page_url: where people find the page, "" for nowhere.
+        page_url: URL of the page; "" if there is no page.
     """
     labels = {"alertname": ALERT_NAME, **extra, "incident": clean(incident.id, _MAX_LABEL)}
     if incident.suspects:
@@ -80,13 +80,13 @@ def alert_of(incident: Incident, extra: Mapping[str, str], page_url: str) -> Ale
         labels["service"] = clean(service, _MAX_LABEL)
         if namespace := namespace_of(service):
             labels["namespace"] = clean(namespace, _MAX_LABEL)
-    # Alertmanager drops empty labels, and refuses an alert without any other.
+    # Alertmanager drops empty labels, and refuses an alert with no other label.
     labels = {name: value for name, value in labels.items() if value}
     return Alert(incident.id, labels, annotations_of(incident, page_url), incident.start_s)
 
 
 def annotations_of(incident: Incident, page_url: str) -> dict[str, str]:
-    """What is said of an incident now."""
+    """Return the annotations of an incident as of now."""
     found = {
         "summary": clean(summary(incident), 500),
         "suspects": _bounded(suspects_text(incident.suspects, most=_SUSPECTS, evidence=_EVIDENCE)),

@@ -1,4 +1,4 @@
-"""One Alertmanager and its API v2 (`POST /api/v2/alerts`); nothing of incidents."""
+"""A client of one Alertmanager and its API v2 (`POST /api/v2/alerts`). Knows no incidents."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from urllib.parse import urlsplit
 from hopline.errors import ConfigError
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 
-#: Of an answer that refuses, in messages.
+#: Characters of an error response that messages show.
 _MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerTarget:
-    """Where an Alertmanager is, and how it is asked.
+    """The address and credentials of an Alertmanager.
 
     Attributes:
-        url: with the prefix it is served under, if it has one; `user:password@` is sent as basic auth.
-        token_file: file with a bearer token, read anew for each post.
-        ca_file: PEM certificates that its own is checked with; None takes the system's.
+        url: with its path prefix, if it has one; `user:password@` is sent as basic auth.
+        token_file: file with a bearer token, read again for each post.
+        ca_file: PEM CA certificates for its server certificate; None uses the system's.
         cert_file, key_file: PEM client certificate and key.
-        timeout_s: for one post, from connecting to the end of the answer.
+        timeout_s: for one post, from connecting to the end of the response.
     """
 
     url: str
@@ -37,7 +37,7 @@ class AlertmanagerTarget:
 
     @property
     def name(self) -> str:
-        """The address without credentials, for metrics and messages."""
+        """Address without credentials, for metrics and messages."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
@@ -46,7 +46,7 @@ class Alertmanager:
     """A client of one Alertmanager.
 
     Raises:
-        ConfigError: an address or files that cannot be used.
+        ConfigError: the address or a file is invalid.
     """
 
     def __init__(self, target: AlertmanagerTarget) -> None:
@@ -57,10 +57,10 @@ class Alertmanager:
             self.name = target.name
             url = httpx.URL(target.url)
         except (httpx.InvalidURL, ValueError) as error:
-            raise ConfigError(f"alertmanager_urls: one of them is no URL: {error}") from None
+            raise ConfigError(f"alertmanager_urls: one of them is not a URL: {error}") from None
         if url.scheme not in ("http", "https") or not url.host:
             raise ConfigError(f"alertmanager_urls: {self.name!r} is not a URL such as http://host:9093")
-        # Credentials move from the address to a header here, so that no log shows them.
+        # Send credentials in a header instead of the address, so that no log shows them.
         auth = httpx.BasicAuth(url.username, url.password) if url.username else None
         self._url = str(url.copy_with(userinfo=b"", path=f"{url.path.rstrip('/')}/api/v2/alerts"))
         self._client = httpx.AsyncClient(
@@ -68,11 +68,11 @@ class Alertmanager:
         )
 
     async def post(self, alerts: list[dict[str, Any]]) -> None:
-        """Hand alerts over.
+        """Post alerts.
 
         Raises:
-            SourceUnavailable: it cannot be reached, is too slow, or fails; worth another try.
-            QueryFailed: it refuses them.
+            SourceUnavailable: Alertmanager is unreachable, too slow, or fails; retry later.
+            QueryFailed: Alertmanager refuses the alerts.
         """
         import httpx
 
@@ -80,20 +80,21 @@ class Alertmanager:
         if self.target.token_file is not None:
             headers["authorization"] = f"Bearer {_token(self.target.token_file)}"
         try:
-            # httpx's own limit is for each piece of an answer, which may drip for ever.
+            # httpx's own timeout applies to each part of a response, so a slow one could take for ever.
             async with asyncio.timeout(self.target.timeout_s):
-                answer = await self._client.post(self._url, json=alerts, headers=headers)
+                response = await self._client.post(self._url, json=alerts, headers=headers)
         except TimeoutError:
             raise SourceUnavailable(
-                f"Alertmanager {self.name} did not answer within {self.target.timeout_s:g} s"
+                f"Alertmanager {self.name} did not respond within {self.target.timeout_s:g} s"
             ) from None
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise SourceUnavailable(f"Alertmanager {self.name} cannot be reached: {reason}") from None
-        if answer.is_success:
+        if response.is_success:
             return
-        text = f"Alertmanager {self.name} answered {answer.status_code}: {answer.text[:_MAX_TEXT].strip()}"
-        if answer.status_code >= 500 or answer.status_code in (408, 429):
+        body = response.text[:_MAX_TEXT].strip()
+        text = f"Alertmanager {self.name} returned status {response.status_code}: {body}"
+        if response.status_code >= 500 or response.status_code in (408, 429):
             raise SourceUnavailable(text)
         raise QueryFailed(text)
 

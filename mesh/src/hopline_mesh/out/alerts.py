@@ -1,7 +1,7 @@
-"""Incidents to Alertmanagers: fired, told again every interval while they go on, resolved at the end.
+"""Sends incidents to Alertmanagers: fires alerts, repeats them every interval, resolves them at the end.
 
-The watch hands each verdict to `send`, which only notes what is to be told; one task for each Alertmanager
-tells it, so that one that hangs holds up neither the watch nor another one.
+The watch passes each verdict to `send`, which only queues alerts. One task for each Alertmanager posts
+them, so a slow Alertmanager delays neither the watch nor another Alertmanager.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from hopline_mesh.settings import MeshSettings
 
 logger = logging.getLogger(__name__)
 
-#: Alerts that are told at a time; beyond it the newest incidents are only on the page.
+#: Maximum number of alerts at a time; above it the newest incidents are only on the page.
 MAX_ALERTS = 256
-#: How long an end is kept, and told to an Alertmanager that does not take it: there it ended by itself.
+#: How long posting the end of an alert is retried; by then Alertmanager has resolved the alert itself.
 _KEEP_END_S = 3600.0
-#: Seconds before a failed post is tried again: the first pause; each one is twice the one before.
+#: Seconds before the first retry of a failed post; each further pause is twice as long.
 _FIRST_PAUSE_S = 0.5
 
 
 class Alerts:
-    """Tells Alertmanagers of incidents.
+    """Sends incidents to Alertmanagers as alerts.
 
     Args:
-        targets: all of them get every alert; may be empty.
+        targets: each gets every alert; may be empty.
         interval_s: seconds from one verdict to the next.
-        hold_s: an alert ends by itself so long after it was last told, for a watch that died. At least 3
-            intervals; None is 4 intervals or 4 minutes, as Prometheus does it for its own rules, so that a
-            restart in between is not seen.
-        labels: that every alert has besides `alertname`, `incident`, `service` and `namespace`.
-        page_url: where people find the page; "" leaves links out.
-        metrics: where posts are counted.
+        timeout_s: Alertmanager resolves an alert this long after the last post, for a watch that died. At
+            least 3 intervals. None is 4 intervals or 4 minutes, as Prometheus does for its own rules, so a
+            restart within that time has no effect.
+        labels: labels of every alert, in addition to `alertname`, `incident`, `service` and `namespace`.
+        page_url: URL of the page; "" leaves links out.
+        metrics: counts posts.
         clock: Unix seconds.
     """
 
@@ -53,27 +53,29 @@ class Alerts:
         targets: Sequence[AlertmanagerTarget] = (),
         *,
         interval_s: float = 15.0,
-        hold_s: float | None = None,
+        timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         page_url: str = "",
         metrics: MeshMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._hold_s = max(4 * interval_s, 240.0) if hold_s is None else max(3 * interval_s, hold_s)
+        self._timeout_s = (
+            max(4 * interval_s, 240.0) if timeout_s is None else max(3 * interval_s, timeout_s)
+        )
         self._labels = dict(labels or {})
         self._page_url = page_url
         self._metrics = metrics or MeshMetrics()
         self._clock = clock
         self._alerts: dict[str, Alert] = {}
         self._sent_s = 0.0
-        self._tellers = [_Teller(Alertmanager(target), self, interval_s) for target in targets]
+        self._senders = [_AlertSender(Alertmanager(target), self, interval_s) for target in targets]
         self._too_many = False
 
     async def send(self, verdict: Verdict) -> None:
-        """Tell what a verdict says, soon. Never waits for an Alertmanager and never fails.
+        """Queue the alerts of a verdict. Never waits for an Alertmanager and never fails.
 
-        To be called once an interval also while nothing can be judged ("blind", with the incidents that go
-        on): alerts that are not told again end by themselves.
+        Call it once an interval, also for "blind" verdicts (with the open incidents): Alertmanager resolves
+        alerts that are not posted again.
         """
         self._sent_s = now = self._clock()
         for incident in verdict.incidents:
@@ -85,62 +87,65 @@ class Alerts:
                 self._alerts[incident.id] = alert
             alert.update(incident, self._page_url)
             if incident.end_s is None:
-                alert.end_s = None  # it may go on after all
-                alert.told_end.clear()
+                alert.end_s = None  # the incident was reopened
+                alert.end_accepted_by.clear()
             elif alert.end_s is None:
                 alert.end_s = now
         if verdict.state not in ("blind", "learning"):
-            # What a verdict does not name is over, also where the watch forgot it in a restart.
+            # An incident that the verdict does not name has ended, even if a restart lost it.
             named = {incident.id for incident in verdict.incidents}
             for alert in self._alerts.values():
                 if alert.end_s is None and alert.id not in named:
                     alert.end_s = now
         self._forget(now)
-        for teller in self._tellers:
-            teller.wake()
+        for sender in self._senders:
+            sender.wake()
 
     def export(self) -> dict[str, Any]:
-        """What a restart needs, so that each incident keeps its one identity; fit for JSON."""
+        """Return the state for a restart, so that each incident keeps its identity; JSON-compatible."""
         return {"alerts": msgspec.to_builtins(list(self._alerts.values()))}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `export` gave.
+        """Restore the state of `export`.
 
-        Raises: StateDamaged: it is something else.
+        Raises:
+            StateDamaged: the state has another form.
         """
         try:
             alerts = msgspec.convert(state["alerts"], list[Alert])
         except (msgspec.ValidationError, KeyError, TypeError) as error:
-            raise StateDamaged(f"the kept alerts cannot be read: {error}") from None
+            raise StateDamaged(f"the saved alerts cannot be read: {error}") from None
         self._alerts = {alert.id: alert for alert in alerts}
 
     async def close(self, wait_s: float = 0.0) -> None:
-        """End; what goes on is not resolved, since a restarted watch takes it up.
+        """Stop posting. Open alerts are not resolved, because a restarted watch continues them.
 
         Args:
-            wait_s: how long posts under way may take.
+            wait_s: how long running posts may take.
         """
-        await asyncio.gather(*(teller.close(wait_s) for teller in self._tellers))
+        await asyncio.gather(*(sender.close(wait_s) for sender in self._senders))
 
     def outstanding(self, name: str) -> list[Alert]:
-        """What an Alertmanager has to be told now."""
-        return [each for each in self._alerts.values() if each.end_s is None or name not in each.told_end]
+        """Return the alerts to post to an Alertmanager now."""
+        return [
+            each for each in self._alerts.values() if each.end_s is None or name not in each.end_accepted_by
+        ]
 
     def posted(self, alerts: list[Alert]) -> list[dict[str, Any]]:
-        """The body of a post."""
+        """Return the body of a post."""
         now = self._clock()
-        # Counted from the verdict: tries to post must not keep alive what a watch that hangs left.
-        return [alert.posted(now, self._sent_s + self._hold_s) for alert in alerts]
+        # The timeout starts at the verdict: retries must not prolong the alerts of a watch that hangs.
+        return [alert.posted(now, self._sent_s + self._timeout_s) for alert in alerts]
 
-    def told(self, name: str, alerts: list[Alert], ended: set[str]) -> None:
-        """An Alertmanager took these; of those in `ended` it took the end."""
+    def accepted(self, name: str, alerts: list[Alert], ended: set[str]) -> None:
+        """Note that an Alertmanager accepted alerts; for ids in `ended` it accepted the end."""
         for alert in alerts:
             if alert.id in ended:
-                alert.told_end.add(name)
+                alert.end_accepted_by.add(name)
         self._metrics.alerts_sent(name).inc(len(alerts))
 
     def failed(self, name: str) -> None:
-        """A post failed."""
+        """Count a failed post."""
         self._metrics.alerts_failed(name).inc()
 
     def _has_room(self) -> bool:
@@ -151,26 +156,27 @@ class Alerts:
             self._too_many = False
             return True
         if not self._too_many:
-            logger.error("more than %d incidents at a time: further ones raise no alert", MAX_ALERTS)
+            logger.error("more than %d open incidents: further ones raise no alert", MAX_ALERTS)
         self._too_many = True
         return False
 
     def _forget(self, now: float) -> None:
-        # Those that were told are kept as well: an incident that begins anew keeps its labels.
+        # Accepted alerts are kept for a while too: an incident that reopens keeps its labels.
         for alert in list(self._alerts.values()):
             if alert.end_s is not None and not 0 <= now - alert.end_s < _KEEP_END_S:
                 del self._alerts[alert.id]
 
 
 def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") -> Alerts:
-    """The alerts that settings ask for.
+    """Create the alerts for the settings.
 
     Args:
-        settings: `alerts` above all.
-        metrics: where posts are counted.
-        page_url: where the page is, for settings that do not say where people find it.
+        settings: mainly `alerts`.
+        metrics: counts posts.
+        page_url: URL of the page, if the settings have none.
 
-    Raises: ConfigError: an address or files that cannot be used.
+    Raises:
+        ConfigError: an address or a file is invalid.
     """
     asked = settings.alerts
     targets = [
@@ -181,15 +187,15 @@ def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") 
     return Alerts(
         targets,
         interval_s=settings.source.interval_s,
-        hold_s=asked.alert_hold_s,
+        timeout_s=asked.alert_timeout_s,
         labels=labels,
         page_url=asked.page_url or page_url,
         metrics=metrics,
     )
 
 
-class _Teller:
-    """Tells one Alertmanager, in a task of its own."""
+class _AlertSender:
+    """Posts to one Alertmanager, in a separate task."""
 
     def __init__(self, alertmanager: Alertmanager, alerts: Alerts, interval_s: float) -> None:
         self.name = alertmanager.name
@@ -202,14 +208,14 @@ class _Teller:
         self._is_down = False
 
     def wake(self) -> None:
-        """There may be something to tell."""
+        """Post soon; there may be something to post."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"alerts to {self.name}")
         self._idle.clear()
         self._due.set()
 
     async def close(self, wait_s: float) -> None:
-        """End the task."""
+        """Stop the task."""
         if self._task is not None:
             if wait_s:
                 with contextlib.suppress(TimeoutError):
@@ -227,10 +233,10 @@ class _Teller:
             await self._due.wait()
             self._due.clear()
             try:
-                await self._tell()
+                await self._post()
             except HoplineError as error:
                 self._failed(str(error))
-            except Exception as error:  # the task must outlive whatever one post runs into
+            except Exception as error:  # the task must survive any failure of a post
                 logger.exception("posting to Alertmanager %s failed", self.name)
                 self._failed(str(error))
             else:
@@ -241,19 +247,19 @@ class _Teller:
             self._due.set()
             pause_s = min(2 * pause_s, self._longest_pause_s)
 
-    async def _tell(self) -> None:
+    async def _post(self) -> None:
         alerts = self._alerts.outstanding(self.name)
         if not alerts:
             return
         ended = {alert.id for alert in alerts if alert.end_s is not None}
         await self._alertmanager.post(self._alerts.posted(alerts))
-        self._alerts.told(self.name, alerts, ended)
+        self._alerts.accepted(self.name, alerts, ended)
         if self._is_down:
-            logger.info("Alertmanager %s takes alerts again", self.name)
+            logger.info("Alertmanager %s accepts alerts again", self.name)
             self._is_down = False
 
     def _failed(self, reason: str) -> None:
         self._alerts.failed(self.name)
-        if not self._is_down:  # told once, not at every try
-            logger.warning("%s; alerts are kept and tried again", reason)
+        if not self._is_down:  # logged once, not at every retry
+            logger.warning("%s; the watch keeps retrying", reason)
         self._is_down = True

@@ -1,4 +1,4 @@
-"""What is told between two intervals: events in, embeddings of now out. Knows JSON and nothing of paths."""
+"""The API between two intervals: events in, current embeddings out. Knows JSON, and no URL paths."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
 from hopline_mesh.event import Event
 from hopline_mesh.tagae.live import LiveState
 
-#: Events of one request, and services of one answer.
+#: Maximum number of events of one request, and of services of one response.
 MAX_EVENTS = MAX_SERVICES = 1000
-#: Events that are taken in one turn of the loop.
-_IN_A_TURN = 16
+#: Events that are applied in one turn of the event loop.
+_EVENTS_PER_TURN = 16
 
 
 class Between(Protocol):
-    """Where embeddings of now come from; implemented by the watch."""
+    """A source of current embeddings; implemented by the watch."""
 
     @property
     def now(self) -> LiveState | None:
-        """The state, where there is one."""
+        """The state; None before the first request for it."""
 
     async def state(self) -> LiveState:
-        """The state, made where there is none.
+        """Return the state; create it if it is missing.
 
         Raises:
-            ModelNotReady: nothing was judged yet, or without a model.
+            ModelNotReady: there is no verdict or no model yet.
         """
 
     def take(self, event: Event) -> list[str]:
-        """Have the state that there is take an event; as `LiveState.take`."""
+        """Apply an event to the state; see `LiveState.take`."""
 
 
 class Events(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a request that tells events, oldest first."""
+    """The body of a request with events, oldest first."""
 
     events: list[Event]
 
@@ -47,36 +47,43 @@ _read = msgspec.json.Decoder(Events).decode
 
 
 def read_events(body: bytes) -> list[Event]:
-    """Raises: BadRequest: not such a body."""
+    """Parse the body of a request with events.
+
+    Raises:
+        BadRequest: the body is invalid.
+    """
     try:
         return _read(body).events
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f'a JSON object {{"events": […]}} is needed: {error}') from None
+        raise BadRequest(f'the body must be a JSON object {{"events": […]}}: {error}') from None
 
 
 async def state_of(between: Between | None) -> LiveState:
-    """The state, made where there is none.
+    """Return the state; create it if it is missing.
 
     Raises:
-        ModelNotReady: there is nothing to make it from.
+        ModelNotReady: there is no verdict or no model yet.
     """
     if between is None:
-        raise ModelNotReady("there are no embeddings: the watch has not begun", retry_after_s=15.0)
+        raise ModelNotReady("there are no embeddings: the watch has not started", retry_after_s=15.0)
     return between.now or await between.state()
 
 
 async def take_events(between: Between | None, events: Sequence[Event]) -> dict[str, Any]:
-    """Take all events that can be taken; what cannot is told, and costs the others nothing.
+    """Apply events; an invalid one is reported and does not affect the others.
 
-    In a large mesh an event may take a millisecond: others on the event loop have turns between a few.
+    In a large mesh an event may take a millisecond, so the event loop gets a turn after every few events.
 
-    Returns: how many were taken, what was wrong with the others, the services that they touched, and how
-        many microseconds that took.
+    Returns: the number of accepted events, the errors of the refused ones, the services whose embeddings
+        changed, and the time in microseconds.
 
-    Raises: BadRequest: there are none. RequestTooLarge: more than allowed. ModelNotReady: as `state_of`.
+    Raises:
+        BadRequest: no events.
+        RequestTooLarge: too many events.
+        ModelNotReady: see `state_of`.
     """
     if not events:
-        raise BadRequest("events: there are none; at least one is needed")
+        raise BadRequest("events: the list is empty; at least one event is needed")
     if len(events) > MAX_EVENTS:
         raise RequestTooLarge(f"{len(events)} events in one request; at most {MAX_EVENTS} are allowed")
     state = await state_of(between)
@@ -84,20 +91,20 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
     touched: dict[str, None] = {}
     refused = []
     taken_s = 0.0
-    for begin in range(0, len(events), _IN_A_TURN):
+    for begin in range(0, len(events), _EVENTS_PER_TURN):
         if begin:
             await asyncio.sleep(0)
         began = time.perf_counter()
-        for number, event in enumerate(events[begin : begin + _IN_A_TURN], begin):
+        for number, event in enumerate(events[begin : begin + _EVENTS_PER_TURN], begin):
             try:
                 touched.update(dict.fromkeys(between.take(event)))
             except BadRequest as error:
-                refused.append({"event": number, "why": str(error)})
+                refused.append({"event": number, "reason": str(error)})
         taken_s += time.perf_counter() - began
     names = list(touched)
     return {
         "time_s": state.time_s,
-        "taken": len(events) - len(refused),
+        "accepted": len(events) - len(refused),
         "refused": refused,
         "touched": len(names),
         "services": names[:MAX_SERVICES],
@@ -106,12 +113,13 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
 
 
 def embeddings(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
-    """Embeddings of now, of some services; of the first ones where none is named.
+    """Return current embeddings of the named services; without names, of the first services.
 
-    Raises: BadRequest: one that was not in the last interval, or more than are told at once.
+    Raises:
+        BadRequest: too many services, or one that was not in the last interval.
     """
     if len(services) > MAX_SERVICES:
-        raise BadRequest(f"{len(services)} services are named; at most {MAX_SERVICES} are allowed")
+        raise BadRequest(f"{len(services)} services in one request; at most {MAX_SERVICES} are allowed")
     return {
         "time_s": state.time_s,
         "embeddings": [

@@ -1,7 +1,7 @@
-"""The board: what the watch knows at present, for all who read it.
+"""The board: the present state of the watch, for all outputs.
 
 Lives in one process on one event loop. The watch publishes each verdict; alerts, gRPC, metrics and the page
-read. Knows nothing of how it is sent.
+read it. Knows no transport.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from hopline_mesh.out.record import Record, seen_in
 from hopline_mesh.out.subscription import Subscription
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
-#: Scores of one interval: float32 [n], one for each of the snapshot's `nodes` in their order (NaN = none),
-#: or some services by name.
+#: Anomaly scores of one interval: float32 [n], one for each of the snapshot's `nodes` in their order
+#: (NaN = none), or of some services by name.
 Scores: TypeAlias = NDArray[np.float32] | Sequence[ServiceScore]
 
-#: Incidents that are kept, and for how long once they are over, in seconds.
+#: Maximum number of stored incidents, and how long they are stored after their end, in seconds.
 MAX_INCIDENTS = 100
 KEEP_S = 6 * 3600.0
-#: Beyond so many at once they help nobody, even if all go on.
-_MOST_INCIDENTS = 2 * MAX_INCIDENTS
-#: Intervals before an incident that its charts show, and the bytes of them that are kept at most.
+#: Maximum number of stored incidents if all are open; more would help no user.
+_MAX_OPEN_INCIDENTS = 2 * MAX_INCIDENTS
+#: Intervals before an incident that its charts show, and the maximum size of these snapshots in bytes.
 _LEAD = 40
 _LEAD_BYTES = 32 * 2**20
-#: Verdicts that wait for a slow reader.
+#: Maximum number of verdicts that wait for a slow reader.
 _DEPTH = 16
 
 
 class Board:
-    """What is published last, and the incidents of the last hours.
+    """The newest verdict and snapshot, and the incidents of the last hours.
 
     Args:
         interval_s: seconds from one verdict to the next.
-        metrics: where each verdict is counted; None makes its own.
+        metrics: counts each verdict; None creates separate metrics.
         clock: Unix seconds.
 
     Attributes:
         verdict: the newest; None before the first.
-        shown: the newest snapshot that was collected (None before the first), and float32 [n], the scores
-            of its `nodes`: 1.0 is the threshold, NaN is none. One value, so that another thread reads both
-            of the same interval.
+        shown: the newest collected snapshot (None before the first), and float32 [n], the anomaly scores
+            of its `nodes`: 1.0 is the threshold, NaN is none. It is one tuple, so that another thread reads
+            both of the same interval.
         published_s: when the newest verdict was published, Unix seconds.
         ready: whether a snapshot was collected or state restored.
-        live: embeddings between intervals; None where nothing follows events.
+        live: embeddings between intervals; None if events are not supported.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Board:
         self._readers: set[Subscription] = set()
 
     def publish(self, verdict: Verdict, snapshot: Snapshot | None = None, scores: Scores = ()) -> None:
-        """Put up what the watch thinks of one interval. Called on the event loop; takes no copy.
+        """Publish the verdict on one interval. Call it on the event loop; it makes no copy.
 
         Args:
-            verdict: of the interval, also where nothing could be collected ("blind").
-            snapshot: the interval. Where it is None, or has gaps and no services, nothing was collected:
-                the last one stays up.
-            scores: of its services.
+            verdict: of the interval, also if nothing could be collected ("blind").
+            snapshot: the interval. If it is None, or has gaps and no services, nothing was collected, and
+                the previous snapshot stays.
+            scores: anomaly scores of its services.
         """
         self.verdict, self.published_s = verdict, self._clock()
         if snapshot is not None and not len(snapshot.nodes) and (snapshot.gaps or verdict.gaps):
@@ -98,7 +98,7 @@ class Board:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The newest that was collected."""
+        """The newest collected snapshot."""
         return self.shown[0]
 
     @property
@@ -107,43 +107,44 @@ class Board:
         return self._clock()
 
     def incidents(self) -> list[Record]:
-        """All that are kept, the newest first."""
+        """Return all stored incidents, the newest first."""
         return sorted(self._records.values(), key=lambda each: each.incident.start_s, reverse=True)
 
     def open_incidents(self) -> list[Record]:
-        """Those that go on, the newest first."""
+        """Return the open incidents, the newest first."""
         return [each for each in self.incidents() if each.is_open]
 
     def incident(self, id: str) -> Record | None:
-        """One incident, None where it is not kept."""
+        """Return one incident; None if it is not stored."""
         return self._records.get(id)
 
     def subscribe(self) -> Subscription:
-        """Every verdict from now on; call its `close` at the end."""
+        """Subscribe to all verdicts from now on; call `close` of the subscription at the end."""
         reader = Subscription(_DEPTH, self._readers.discard)
         self._readers.add(reader)
         return reader
 
     def export(self) -> dict[str, Any]:
-        """What a restart should take up again, fit for JSON; see `restore`."""
+        """Return the state for a restart, JSON-compatible; see `restore`."""
         return {"records": msgspec.to_builtins(self.incidents())}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `export` gave.
+        """Restore the state of `export`.
 
-        Raises: StateDamaged: it is something else.
+        Raises:
+            StateDamaged: the state has another form.
         """
         try:
             records = msgspec.convert(state["records"], list[Record])
         except (msgspec.ValidationError, KeyError, TypeError) as error:
-            raise StateDamaged(f"the kept incidents cannot be read: {error}") from None
+            raise StateDamaged(f"the saved incidents cannot be read: {error}") from None
         self._records = {each.incident.id: each for each in records}
         self.ready = True
 
     def _record(self, verdict: Verdict, snapshot: Snapshot | None) -> None:
         named = {incident.id for incident in verdict.incidents}
         new = []
-        for incident in verdict.incidents[:_MOST_INCIDENTS]:
+        for incident in verdict.incidents[:_MAX_OPEN_INCIDENTS]:
             known = self._records.get(incident.id)
             if known is None:
                 known = self._records[incident.id] = Record(incident)
@@ -153,7 +154,7 @@ class Board:
         for past in self._past if new else ():
             _follow(past, new)
         if verdict.state not in ("blind", "learning"):
-            # What a verdict does not name any more is over, also where the watch forgot it in a restart.
+            # An incident that the verdict does not name has ended, even if a restart lost it.
             for each in self._records.values():
                 if each.is_open and each.incident.id not in named:
                     each.incident = msgspec.structs.replace(each.incident, end_s=verdict.time_s)
@@ -176,12 +177,12 @@ class Board:
             end_s = each.incident.end_s
             if end_s is not None and (now_s - end_s > KEEP_S or place >= MAX_INCIDENTS):
                 del self._records[each.incident.id]
-        for each in records[_MOST_INCIDENTS:]:
+        for each in records[_MAX_OPEN_INCIDENTS:]:
             self._records.pop(each.incident.id, None)
 
 
 def _follow(snapshot: Snapshot, records: Sequence[Record]) -> None:
-    """Add what an interval shows to some records, looked up once for all of them."""
+    """Add the values of an interval to records, with one lookup for all of them."""
     seen = seen_in(snapshot, {series.key for each in records for series in each.series}) if records else {}
     for each in records:
         each.follow(snapshot, seen)
@@ -199,7 +200,7 @@ def _nbytes(snapshot: Snapshot) -> int:
 
 
 def _aligned(snapshot: Snapshot, scores: Scores) -> FloatArray:
-    """One score for each of the snapshot's nodes."""
+    """Return one anomaly score for each of the snapshot's nodes."""
     if isinstance(scores, np.ndarray):
         assert scores.shape == snapshot.nodes.shape, (
             f"{scores.shape} scores of {snapshot.nodes.shape} nodes"

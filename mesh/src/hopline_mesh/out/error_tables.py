@@ -1,4 +1,4 @@
-"""HTTP status and gRPC code of each error class of a watch: its own, and those of `hopline.errors`."""
+"""HTTP status and gRPC code of each error class of a watch, including those of `hopline.errors`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """gRPC of the watch: `hopline.mesh.v1.Mesh` and `grpc.health.v1.Health`, on TCP and a Unix socket.
 
-Knows messages and calls; who asks is the guard's, what is told the board's.
+Knows messages and calls; the guard authenticates clients, the board has the data.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from hopline_mesh.proto import message, methods
 
 MESH = "hopline.mesh.v1.Mesh"
 HEALTH = "grpc.health.v1.Health"
-#: Streams of verdicts at a time.
+#: Maximum number of open streams.
 _MAX_STREAMS = 64
 _SERVING, _NOT_SERVING = 1, 2
-#: Seconds between looks at readiness for those who watch it.
+#: Seconds between checks of readiness for `Watch`.
 _HEALTH_S = 0.5
 
 
@@ -41,11 +41,11 @@ class MeshGrpc:
     """The methods of both services.
 
     Args:
-        board: what is told.
-        gate: knows who asks; None lets everybody in.
+        board: the data that it serves.
+        gate: authenticates clients; None allows anonymous access.
 
     Attributes:
-        draining: health says no, and streams end.
+        draining: health is NOT_SERVING, and streams end.
     """
 
     def __init__(self, board: Board, gate: Gatekeeper | None = None) -> None:
@@ -55,13 +55,13 @@ class MeshGrpc:
         self._num_streams = 0
 
     def handlers(self) -> list[Any]:
-        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        """Return the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
         mesh = {
             "GetVerdict": self._get_verdict,
             "GetIncident": self._get_incident,
             "GetIncidents": self._get_incidents,
             "GetGraph": self._get_graph,
-            "TellEvents": self._tell_events,
+            "ReportEvents": self._report_events,
             "GetEmbeddings": self._get_embeddings,
             "WatchVerdicts": self._watch_verdicts,
         }
@@ -116,7 +116,11 @@ class MeshGrpc:
         return call
 
     def _admit(self, method: str, request: Any, context: Any) -> None:
-        """Raises: Unauthenticated, PermissionDenied, RateLimited."""
+        """Authenticate and authorise a call.
+
+        Raises:
+            Unauthenticated, PermissionDenied, RateLimited: see `GrpcGuard`.
+        """
         if self._guard is None:
             return
         metadata = dict(context.invocation_metadata() or ())
@@ -136,7 +140,7 @@ class MeshGrpc:
 
     def _get_verdict(self, request: Any) -> Any:
         if self._board.verdict is None:
-            raise Unavailable("there is no verdict yet: nothing was collected since the watch began")
+            raise Unavailable("there is no verdict yet: nothing was collected since the watch started")
         return message("hopline.mesh.v1.Verdict")(**fields_of(self._board.verdict))
 
     async def _watch_verdicts(self, request: Any) -> AsyncIterator[Any]:
@@ -155,7 +159,9 @@ class MeshGrpc:
     def _get_incident(self, request: Any) -> Any:
         record = self._board.incident(request.id)
         if record is None:
-            raise IncidentNotFound(f"no incident {request.id[:100]!r} is kept: it may have ended hours ago")
+            raise IncidentNotFound(
+                f"no incident {request.id[:100]!r} is stored: it may have ended hours ago"
+            )
         return message("hopline.mesh.v1.IncidentRecord")(**record_fields(record))
 
     def _get_incidents(self, request: Any) -> Any:
@@ -165,17 +171,21 @@ class MeshGrpc:
         )
 
     async def _get_graph(self, request: Any) -> Any:
-        def told() -> Any:
+        def response() -> Any:
             graph = live_graph(self._board, request.limit, request.around)
             if graph is None:
-                raise Unavailable("there is no graph yet: no snapshot was collected since the watch began")
+                raise Unavailable(
+                    "there is no graph yet: no snapshot was collected since the watch started"
+                )
             return message("hopline.mesh.v1.Graph")(**graph_fields(graph))
 
-        return told() if 0 < request.limit <= MAX_AT_ONCE else await asyncio.to_thread(told)
+        return response() if 0 < request.limit <= MAX_AT_ONCE else await asyncio.to_thread(response)
 
-    async def _tell_events(self, request: Any) -> Any:
+    async def _report_events(self, request: Any) -> Any:
         events = [_event(each) for each in request.events]
-        return message("hopline.mesh.v1.TellEventsResponse")(**await take_events(self._board.live, events))
+        return message("hopline.mesh.v1.ReportEventsResponse")(
+            **await take_events(self._board.live, events)
+        )
 
     async def _get_embeddings(self, request: Any) -> Any:
         found = embeddings(await state_of(self._board.live), list(request.services))
@@ -206,6 +216,6 @@ class MeshGrpc:
         return _SERVING if self._board.ready and not self.draining else _NOT_SERVING
 
 
-def _event(told: Any) -> Event:
-    values = {column: None if math.isnan(value) else value for column, value in told.values.items()}
-    return Event(told.service, told.caller, told.callee, values, told.gone)
+def _event(sent: Any) -> Event:
+    values = {column: None if math.isnan(value) else value for column, value in sent.values.items()}
+    return Event(sent.service, sent.caller, sent.callee, values, sent.gone)

@@ -1,7 +1,7 @@
 """HTTP of the watch: the page, a JSON API, metrics and probes.
 
-Knows paths; connections are those of `hopline.transports`. All of it only tells, but for events, which
-change the embeddings of now and no verdict.
+Knows paths; connections are those of `hopline.transports`. All routes are read-only except events, which
+change current embeddings but no verdict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hopline_mesh.out.page_files import page_files
 from hopline_mesh.out.subscription import Subscription
 from hopline_mesh.out.wire import encode_json
 
-#: Nothing comes from elsewhere, nothing runs that is not a file of the page, nobody frames it.
+#: The page loads nothing from other hosts, runs only its own script files, and cannot be framed.
 _POLICY = (
     b"content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
@@ -44,10 +44,10 @@ _NO_STORE = b"cache-control: no-store\r\n"
 _CHECK_AGAIN = b"cache-control: no-cache\r\n"
 _READ = (b"GET", b"HEAD")
 _EVENTS = ["v1", "mesh", "events"]
-#: Requests that wait for the next verdict at a time, and the longest such wait in seconds.
+#: Maximum number of requests that wait for the next verdict, and the longest wait in seconds.
 _MAX_WAITING = 64
 _MAX_WAIT_S = 60.0
-#: Bytes of a query string that are read.
+#: Maximum length of a query string in bytes.
 _MAX_QUERY = 4096
 
 
@@ -55,8 +55,8 @@ class MeshHttp:
     """The application: a `Handler` for connections.
 
     Args:
-        board: what is told.
-        gate: knows who asks; None lets everybody in.
+        board: the data that it serves.
+        gate: authenticates clients; None allows anonymous access.
         open_metrics: /metrics needs no key.
     """
 
@@ -67,7 +67,7 @@ class MeshHttp:
         self._num_waiting = 0
 
     def __call__(self, request: Request) -> Response | Pending:
-        """Answer a request; never raises."""
+        """Respond to a request; never raises."""
         path, _, query = request.target.partition(b"?")
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path[1:].split(b"/")]
         try:
@@ -77,11 +77,11 @@ class MeshHttp:
             handle = self._find(parts)
             if handle is None:
                 return self._counted(
-                    plain_error(404, "nothing is here; see / for the page", _POLICY + _NO_STORE)
+                    plain_error(404, "no such path; the page is at /", _POLICY + _NO_STORE)
                 )
             if request.method not in _READ:
                 lines = b"allow: GET, HEAD\r\n" + _POLICY + _NO_STORE
-                return self._counted(plain_error(405, "only GET and HEAD are allowed here", lines))
+                return self._counted(plain_error(405, "this path accepts only GET and HEAD", lines))
             if self._guard is not None:
                 self._guard.admit(request, self._guard.access_of(parts))
             answer = handle(_options(query))
@@ -90,7 +90,7 @@ class MeshHttp:
         return answer if isinstance(answer, Pending) else self._counted(answer)
 
     def refuse(self, status: int, text: str) -> Response:
-        """The response to a request that was refused while it was read."""
+        """Return the response to a request that was refused while it was read."""
         return self._counted(plain_error(status, text, _POLICY + _NO_STORE))
 
     def _find(self, parts: list[str]) -> Callable[[dict[str, str]], Response | Pending] | None:
@@ -133,7 +133,7 @@ class MeshHttp:
         return Response(self._board.metrics.render(), 200, CONTENT_TYPE, _POLICY + _NO_STORE)
 
     def _verdict(self, options: dict[str, str]) -> Response | Pending:
-        """The newest verdict; with `after` (its time) and `wait` (seconds), the next one once it comes."""
+        """Return the newest verdict; with `after` (its time) and `wait` (seconds) wait for the next one."""
         board = self._board
         wait_s = min(_number(options, "wait", 0.0), _MAX_WAIT_S)
         known = (
@@ -142,8 +142,8 @@ class MeshHttp:
             and board.verdict.time_s == _number(options, "after", 0.0)
         )
         if not known or not wait_s or self._num_waiting >= _MAX_WAITING:
-            return self._told_verdict()
-        # Subscribed here and now: a verdict that comes before the task begins must not be missed.
+            return self._verdict_response()
+        # Subscribe now: a verdict that arrives before the task starts must not be missed.
         reader = board.subscribe()
         self._num_waiting += 1
 
@@ -153,7 +153,7 @@ class MeshHttp:
 
         return _Awaited(self, self._next(reader, wait_s), leave)
 
-    def _told_verdict(self) -> Response:
+    def _verdict_response(self) -> Response:
         board = self._board
         return _json(
             {
@@ -169,17 +169,17 @@ class MeshHttp:
     async def _next(self, reader: Subscription, wait_s: float) -> Response:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(reader.get(), wait_s)
-        return self._told_verdict()
+        return self._verdict_response()
 
     def _graph(self, options: dict[str, str]) -> Response | Pending:
         limit, around = int(_number(options, "limit", 200)), options.get("around", "")
 
-        def told() -> Response:
+        def response() -> Response:
             return _json({"graph": live_graph(self._board, limit, around)})
 
         if 0 < limit <= MAX_AT_ONCE:
-            return told()
-        return _Awaited(self, asyncio.to_thread(told))  # a large mesh takes half a second
+            return response()
+        return _Awaited(self, asyncio.to_thread(response))  # a large mesh takes half a second
 
     def _incidents(self, options: dict[str, str]) -> Response:
         return _json({"incidents": [each.incident for each in self._board.incidents()]})
@@ -187,34 +187,34 @@ class MeshHttp:
     def _incident(self, id: str) -> Response:
         record = self._board.incident(id)
         if record is None:
-            raise IncidentNotFound(f"no incident {id[:100]!r} is kept: it may have ended hours ago")
+            raise IncidentNotFound(f"no incident {id[:100]!r} is stored: it may have ended hours ago")
         return _json({"incident": record.incident, "series": record.series})
 
     def _events(self, request: Request, parts: list[str]) -> Response | Pending:
-        """Take events; the answer says which embeddings they touched."""
+        """Apply events; the response names the services whose embeddings changed."""
         if request.method != b"POST":
             lines = b"allow: POST\r\n" + _POLICY + _NO_STORE
-            return plain_error(405, "events are told with POST", lines)
+            return plain_error(405, "this path accepts only POST", lines)
         if self._guard is not None:
             self._guard.admit(request, self._guard.access_of(parts))
         if request.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/json":
-            # Which a page from elsewhere cannot send without being asked first.
-            raise BadRequest("events come with the header content-type: application/json")
+            # A page of another origin cannot send this type without a CORS preflight.
+            raise BadRequest("events need the header content-type: application/json")
         events = read_events(request.body)
 
-        async def taken() -> Response:
+        async def response() -> Response:
             return _json(await take_events(self._board.live, events))
 
-        return _Awaited(self, taken())
+        return _Awaited(self, response())
 
     def _embeddings(self, options: dict[str, str]) -> Pending:
-        """Of the services that `service` names, with commas between; without it of the first ones."""
+        """Return embeddings of the services in `service`, comma-separated; without it of the first ones."""
         wanted = [name for name in options.get("service", "").split(",") if name]
 
-        async def told() -> Response:
+        async def response() -> Response:
             return _json(embeddings(await state_of(self._board.live), wanted))
 
-        return _Awaited(self, told())
+        return _Awaited(self, response())
 
     def _counted(self, response: Response) -> Response:
         self._board.metrics.answers("http", str(response.status)).inc()
@@ -226,10 +226,10 @@ class MeshHttp:
 
 
 class _Awaited(Pending):
-    """An answer that a coroutine makes.
+    """A response that a coroutine creates.
 
     Args:
-        leave: called at its end in any case; a task that is cancelled early never runs its own `finally`.
+        leave: always called at the end; a task that is cancelled before it starts never runs its `finally`.
     """
 
     __slots__ = ("_task",)
@@ -247,7 +247,7 @@ class _Awaited(Pending):
         self._task.add_done_callback(done)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the coroutine: the client is gone."""
         self._task.cancel()
 
 
@@ -256,7 +256,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _options(query: bytes) -> dict[str, str]:
-    """The query's parameters; of repeated ones the last."""
+    """Return the query's parameters; the last of repeated ones."""
     if len(query) > _MAX_QUERY:
         raise BadRequest(f"the query is longer than {_MAX_QUERY} bytes")
     return dict(

@@ -1,6 +1,6 @@
-"""The live graph for people and programs: services with scores, call paths with their share of traffic.
+"""The live graph: services with anomaly scores, call paths with their share of traffic.
 
-Of a large mesh only a part can be shown: the worst services and what is around them.
+For a large mesh it is a part: the services with the highest scores and their neighbours.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from hopline_mesh.incident import Incident, Suspect
 from hopline_mesh.out.board import Board
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
-#: Of the services shown, the share that is picked by score alone; the rest is what is around those.
+#: Share of the services that is chosen by anomaly score; the others are neighbours of those.
 _WORST_SHARE = 0.25
-#: Call paths for each service that are shown at most, where only a part of the mesh is.
+#: Maximum number of call paths for each service, if only a part of the mesh is shown.
 _EDGES_PER_SERVICE = 8
-#: Services that may be asked for on the event loop; larger graphs are made on another thread.
+#: Largest graph that is built on the event loop, in services; larger ones are built on another thread.
 MAX_AT_ONCE = 1000
-#: Suspects with at least this share of the first one's score are marked.
+#: Suspects with at least this share of the first one's score are likely.
 _LIKELY = 0.25
-#: Comes before every score.
+#: Larger than every anomaly score.
 _SUSPECTED = np.float32(1e6)
 
 Rows = NDArray[np.int64]
@@ -34,9 +34,9 @@ class GraphNode(msgspec.Struct, frozen=True):
 
     Attributes:
         service: its name.
-        score: 1.0 is the threshold; None where there is none.
-        suppressed: a planned change goes on, its score does not count.
-        incident: id of the open incident that it is a likely suspect of; None for none.
+        score: anomaly score; 1.0 is the threshold; None if it has none.
+        suppressed: it has a planned change, and its anomaly score is ignored.
+        incident: id of the open incident with this service as a likely suspect; None for none.
         values: one for each of `LiveGraph.node_features`; None = not measured.
     """
 
@@ -52,8 +52,8 @@ class GraphEdge(msgspec.Struct, frozen=True):
 
     Attributes:
         caller, callee: positions in `LiveGraph.nodes`.
-        share: of the caller's requests; None where rates are not measured.
-        blamed: it is evidence against a likely suspect of an open incident.
+        share: of the caller's requests; None if rates are not measured.
+        blamed: whether it is evidence against a likely suspect of an open incident.
         values: one for each of `LiveGraph.edge_features`; None = not measured.
     """
 
@@ -77,14 +77,15 @@ class LiveGraph(msgspec.Struct, frozen=True):
 
 
 def live_graph(board: Board, limit: int = 0, around: str = "") -> LiveGraph | None:
-    """What is on the board, as a graph.
+    """Return the newest snapshot of the board as a graph.
 
     Args:
         board: to read.
-        limit: services at most; 0 is all.
-        around: a service; those that are fewest calls away from it are shown. "" picks the worst ones.
+        limit: maximum number of services; 0 is all.
+        around: a service; the result has the services with the fewest calls between it and them. "" chooses
+            the highest anomaly scores.
 
-    Returns: None before the first snapshot; no services where `around` is not among them.
+    Returns: None before the first snapshot; no services if `around` is not in the mesh.
     """
     snapshot, scores = board.shown
     if snapshot is None:
@@ -160,13 +161,13 @@ def _drawn(board: Board, snapshot: Snapshot, scores: FloatArray, rows: Rows) -> 
 
 
 def _likely(incident: Incident) -> list[Suspect]:
-    """The suspects that are worth a colour."""
+    """Return the likely suspects."""
     least = _LIKELY * max((suspect.score for suspect in incident.suspects), default=0.0)
     return [suspect for suspect in incident.suspects if suspect.score >= least]
 
 
 def _grown(snapshot: Snapshot, start: Rows, limit: int, rank: FloatArray) -> Rows:
-    """Rows of services around some others, ring by ring, in each the worst first."""
+    """Return rows of services around others, ring by ring, in each ring the highest rank first."""
     row_of = np.full(len(snapshot.roster), -1, np.int64)
     row_of[snapshot.nodes] = np.arange(len(snapshot.nodes))
     callers, callees = row_of[snapshot.edge_src], row_of[snapshot.edge_dst]
@@ -189,7 +190,7 @@ def _grown(snapshot: Snapshot, start: Rows, limit: int, rank: FloatArray) -> Row
 
 
 def _shares(snapshot: Snapshot) -> FloatArray:
-    """float32 [e]: each call path's share of its caller's requests; NaN where they are not measured."""
+    """Return float32 [e]: each call path's share of its caller's requests; NaN if not measured."""
     columns = snapshot.schema.edge_features
     if "request_rate" not in columns:
         return np.full(len(snapshot.edge_src), np.nan, np.float32)
@@ -200,7 +201,7 @@ def _shares(snapshot: Snapshot) -> FloatArray:
 
 
 def _rank(board: Board, snapshot: Snapshot, scores: FloatArray) -> FloatArray:
-    """What matters most is largest: suspects, then high scores; services without one come last."""
+    """Return the importance of services: suspects first, then high scores, then services without one."""
     rank = np.nan_to_num(scores, nan=-1.0)
     suspected = np.zeros(len(snapshot.roster), bool)
     for record in board.open_incidents():
@@ -214,7 +215,7 @@ def _rank(board: Board, snapshot: Snapshot, scores: FloatArray) -> FloatArray:
 
 
 def _listed(values: FloatArray) -> list[Any]:
-    """As lists, None for what is no number."""
+    """Return values as lists, with None for NaN and infinite values."""
     missing = ~np.isfinite(values)
     if missing.any():
         boxed = values.astype(object)

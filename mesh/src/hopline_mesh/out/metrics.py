@@ -1,4 +1,4 @@
-"""The watch's own Prometheus metrics. Each is named in docs/operations.md."""
+"""The watch's own Prometheus metrics. mesh/docs/operations.md lists each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopline_mesh.collect.report import CollectReport
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 
-#: Stages of a step whose seconds are told; those of `hopline_mesh_step_seconds`.
+#: Stages of a step; the label values of `hopline_mesh_step_seconds`.
 Stage = Literal["collect", "build", "encode", "decode", "verdict", "publish", "total"]
 _MAX_KINDS = 40
 _STATES = ("learning", "blind", "normal", "anomalous")
@@ -22,24 +22,24 @@ ChildT = TypeVar("ChildT", Counter, Gauge, Histogram)
 class MeshMetrics:
     """All metrics of one watch.
 
-    Label values never come from services: a hostile or short-lived one makes no new series.
+    Label values never come from services, so a hostile or short-lived service creates no new series.
 
     Attributes:
         step_seconds: of a stage (any name): `metrics.step_seconds("collect").observe(0.2)`.
         collect_seconds: of all queries of one snapshot.
-        snapshots, gaps: collected; not measured, by what.
+        snapshots, gaps: collected snapshots; missing measurements by kind.
         services, edges: of the newest snapshot.
-        score: of the newest verdict; 1 is the threshold.
-        thresholds: gives each column's, in spreads; asked whenever metrics are read.
-        query_seconds, queries, series: of each question to Prometheus: time, outcomes, what was answered.
+        score: anomaly score of the newest verdict; 1 is the threshold.
+        thresholds: returns the threshold of each column, in spreads; called whenever metrics are read.
+        query_seconds, queries, series: of each query to Prometheus: time, outcomes, series in the response.
         left_out: services and call paths beyond the limits, in the newest snapshot.
         state: 1 for the state of the newest verdict, 0 for the others.
-        incidents, incidents_open: begun; going on.
+        incidents, incidents_open: incidents that began; that are open.
         alerts_sent, alerts_failed: posts to an Alertmanager, by its address.
         state_bytes, state_writes_failed: of the state folder.
         fine_tunes: by outcome, "ok" or "failed".
-        verdicts_dropped: that slow readers of gRPC did not get.
-        answers: by transport and status.
+        verdicts_dropped: verdicts that slow gRPC readers missed.
+        answers: responses by transport and status.
     """
 
     def __init__(self) -> None:
@@ -47,19 +47,19 @@ class MeshMetrics:
         self._kinds_of_gaps: set[str] = set()
         self.step_seconds = self._histogram("step_seconds", "Time of each stage of a step.", ("stage",))
         self.collect_seconds = self._histogram("collect_seconds", "Time of all queries of a snapshot.")()
-        self.snapshots = self._counter("snapshots_total", "Snapshots that were collected.")()
-        self.gaps = self._counter("gaps_total", "What could not be measured, by what it is.", ("what",))
+        self.snapshots = self._counter("snapshots_total", "Collected snapshots.")()
+        self.gaps = self._counter("gaps_total", "Missing measurements by kind.", ("what",))
         self.services = self._gauge("services", "Services in the newest snapshot.")()
         self.edges = self._gauge("edges", "Call paths in the newest snapshot.")()
-        self.score = self._gauge("score", "Largest score of the mesh; 1 is the threshold.")()
+        self.score = self._gauge("score", "Largest anomaly score of the mesh; 1 is the threshold.")()
         self._threshold = self._gauge(
-            "threshold", "Spreads from what is expected at which a column's score is 1.", ("column",)
+            "threshold", "Deviation, in spreads, at which a column's anomaly score is 1.", ("column",)
         )
         self.thresholds: Callable[[], Mapping[str, float]] = dict
-        self.query_seconds = self._gauge("query_seconds", "Time of the newest answer.", ("query",))
-        self.queries = self._counter("queries_total", "Questions to Prometheus.", ("query", "outcome"))
+        self.query_seconds = self._gauge("query_seconds", "Time of the newest response.", ("query",))
+        self.queries = self._counter("queries_total", "Queries to Prometheus.", ("query", "outcome"))
         self.series = self._gauge(
-            "query_series", "Series of services that are watched, in the newest answer.", ("query",)
+            "query_series", "Series of watched services in the newest response.", ("query",)
         )
         self.left_out = self._gauge(
             "left_out", "Services and call paths beyond the limits, in the newest snapshot."
@@ -69,19 +69,21 @@ class MeshMetrics:
             "verdict_time_seconds", "Time of the newest verdict, Unix seconds."
         )()
         self.incidents = self._counter("incidents_total", "Incidents that began.")()
-        self.incidents_open = self._gauge("incidents_open", "Incidents that go on.")()
-        self.alerts_sent = self._counter("alerts_sent_total", "Alerts that were taken.", ("alertmanager",))
-        self.alerts_failed = self._counter(
-            "alerts_failed_total", "Posts to an Alertmanager that failed.", ("alertmanager",)
+        self.incidents_open = self._gauge("incidents_open", "Open incidents.")()
+        self.alerts_sent = self._counter(
+            "alerts_sent_total", "Alerts that an Alertmanager accepted.", ("alertmanager",)
         )
-        self.state_bytes = self._gauge("state_bytes", "Bytes of the kept state.")()
-        self.state_writes_failed = self._counter("state_writes_failed_total", "States not written.")()
-        self.fine_tunes = self._counter("fine_tunes_total", "Trainings on what was seen.", ("outcome",))
+        self.alerts_failed = self._counter(
+            "alerts_failed_total", "Failed posts to an Alertmanager.", ("alertmanager",)
+        )
+        self.state_bytes = self._gauge("state_bytes", "Bytes of the saved state.")()
+        self.state_writes_failed = self._counter("state_writes_failed_total", "Failed writes of state.")()
+        self.fine_tunes = self._counter("fine_tunes_total", "Trainings on recent snapshots.", ("outcome",))
         self.verdicts_dropped = self._counter(
-            "verdicts_dropped_total", "Verdicts that readers of gRPC were too slow for."
+            "verdicts_dropped_total", "Verdicts that slow gRPC readers missed."
         )()
-        self.answers = self._counter("answers_total", "Answers by transport.", ("transport", "status"))
-        self._cpu = self._counter("cpu_seconds_total", "Processor seconds of the watch.")()
+        self.answers = self._counter("answers_total", "Responses by transport.", ("transport", "status"))
+        self._cpu = self._counter("cpu_seconds_total", "CPU seconds of the watch.")()
         for state in _STATES:
             self.state(state)
 
@@ -100,7 +102,7 @@ class MeshMetrics:
             self.edges.set(len(snapshot.edge_src))
 
     def collected(self, report: CollectReport) -> None:
-        """Take note of how an interval was collected."""
+        """Count the queries of one interval."""
         for query in report.queries:
             self.queries(query.name, query.outcome).inc()
             self.query_seconds(query.name).set(query.duration_s)
@@ -108,11 +110,11 @@ class MeshMetrics:
         self.left_out.set(report.left_out)
 
     def names(self) -> list[str]:
-        """The names of all families, for the docs."""
+        """Return the names of all families, for the docs."""
         return [family.name for family in self._families]
 
     def render(self) -> bytes:
-        """The Prometheus text."""
+        """Return the Prometheus text."""
         self._cpu.value = time.process_time()
         for column, spreads in self.thresholds().items():
             self._threshold(column).set(spreads)
@@ -122,7 +124,7 @@ class MeshMetrics:
         ).encode()
 
     def _kind_of_gap(self, what: str) -> str:
-        """A gap's label: "node.cpu_cores" or "prometheus"; "other" once there are many kinds."""
+        """Return a gap's label: "node.cpu_cores" or "prometheus"; "other" if there are too many kinds."""
         known = self._kinds_of_gaps
         if what not in known and (len(known) >= _MAX_KINDS or len(what) > 40 or not what.isascii()):
             return "other"

@@ -1,4 +1,4 @@
-"""The files of the web page, read once; nothing else can be asked for."""
+"""The files of the web page, read once. No other file is served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TYPES = {
 
 @cache
 def page_files() -> dict[str, tuple[bytes, bytes]]:
-    """name -> body and content type."""
+    """Return name -> body and content type."""
     found = {}
     for file in (files("hopline_mesh.out") / "page").iterdir():
         suffix = file.name[file.name.rfind(".") :]

@@ -1,6 +1,6 @@
 """An incident with its evidence over time.
 
-Knows incidents and snapshots; nothing of who reads it. All of it is bounded: an incident may last weeks.
+Knows incidents and snapshots, and no readers. Everything is bounded, because an incident may last weeks.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from hopline_mesh.incident import Evidence, Incident
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae.calls import CallsPerRequest
 
-#: Numbers of one incident that are followed, and moments kept of each.
+#: Maximum number of series of one incident, and of points of each.
 MAX_SERIES = 8
 MAX_POINTS = 240
 
-#: feature, service, caller: what was measured, and of what.
+#: feature, service, caller of a series.
 Key: TypeAlias = tuple[str, str, str | None]
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """What was expected and seen at one time; None where that is not known."""
+    """The expected and seen value at one time; None if unknown."""
 
     time_s: float
     expected: float | None
@@ -32,11 +32,11 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Series(msgspec.Struct):
-    """One number of an incident over time.
+    """One measurement of an incident over time.
 
     Attributes:
         feature, service, caller: as in `Evidence`.
-        points: oldest first, at most `MAX_POINTS`; once full, every second one of them is dropped.
+        points: oldest first, at most `MAX_POINTS`; when full, every second point is dropped.
     """
 
     feature: str
@@ -46,11 +46,11 @@ class Series(msgspec.Struct):
 
     @property
     def key(self) -> Key:
-        """What is followed."""
+        """The identity of the series."""
         return self.feature, self.service, self.caller
 
     def add(self, point: Point) -> None:
-        """Append, and thin out where there are too many. A clock that went back begins anew."""
+        """Append a point, and drop points if there are too many. Points later than it are removed first."""
         if self.points and point.time_s <= self.points[-1].time_s:
             self.points = [old for old in self.points if old.time_s < point.time_s]
         self.points.append(point)
@@ -59,12 +59,12 @@ class Series(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """One incident and what was followed of it.
+    """One incident and its series.
 
     Attributes:
-        incident: as the newest verdict had it.
-        series: of the strongest evidence first seen, in the order of its suspects.
-        tail: intervals that are still followed once the incident is over.
+        incident: as of the newest verdict.
+        series: of the strongest evidence when it was first seen, in the order of the suspects.
+        tail: number of intervals that are still recorded after the incident ended.
     """
 
     incident: Incident
@@ -73,26 +73,26 @@ class Record(msgspec.Struct):
 
     @property
     def is_open(self) -> bool:
-        """Whether it goes on."""
+        """Whether the incident is open."""
         return self.incident.end_s is None
 
     def take(self, incident: Incident) -> None:
-        """What the newest verdict says of the incident."""
+        """Set the incident as of the newest verdict."""
         self.incident = incident
         self._follow_new()
 
     def follow(self, snapshot: Snapshot, seen: Mapping[Key, float | None]) -> None:
-        """Add what one interval shows.
+        """Add the values of one interval.
 
         Args:
             snapshot: the interval.
-            seen: of at least what is followed here; see `seen_in`.
+            seen: values of at least the series of this record; see `seen_in`.
         """
         evidence = {(each.feature, each.service, each.caller): each for each in evidence_of(self.incident)}
         for series in self.series:
             found = evidence.get(series.key)
             known = snapshot.time_s >= self.incident.start_s and self.is_open and found is not None
-            # What is no column of the snapshot (a trouble) is only in the evidence itself.
+            # Evidence without a column of the snapshot (a trouble) has its value only in itself.
             value = seen.get(series.key, found.seen if known and found is not None else None)
             series.add(
                 Point(snapshot.time_s, found.expected if known and found is not None else None, value)
@@ -110,25 +110,25 @@ class Record(msgspec.Struct):
 
 
 def evidence_of(incident: Incident) -> list[Evidence]:
-    """All evidence of an incident, that of the first suspects first."""
+    """Return all evidence of an incident, that of the first suspects first."""
     return [each for suspect in incident.suspects for each in suspect.evidence]
 
 
 def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
-    """What an interval shows of some numbers.
+    """Return the values of series in an interval.
 
     Args:
         snapshot: the interval.
-        keys: what is asked for.
+        keys: the series.
 
-    Returns: for each key whose feature is a column, or is counted from some: the value, None where nothing
-        was measured or where the service or call path is not there. Other keys are left out.
+    Returns: for each key whose feature is a column, or is computed from columns: the value, None if it was
+        not measured or the service or call path is missing. Other keys are left out.
     """
     found: dict[Key, float | None] = {}
     schema, slots = snapshot.schema, {key: _slots(snapshot, key) for key in keys}
     nodes = {slot for slot, caller in slots.values() if caller is None and slot is not None}
     callers = {caller for _, caller in slots.values() if caller is not None}
-    # One pass over all services and call paths, however many keys there are.
+    # One pass over all services and call paths for any number of keys.
     rows = np.flatnonzero(np.isin(snapshot.nodes, list(nodes)))
     node_row = {int(snapshot.nodes[row]): int(row) for row in rows}
     rows = np.flatnonzero(np.isin(snapshot.edge_src, list(callers)))
@@ -153,6 +153,6 @@ def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
 
 
 def _slots(snapshot: Snapshot, key: Key) -> tuple[int | None, int | None]:
-    """Slots of the service and of the caller."""
+    """Return the slots of the service and of the caller."""
     _, service, caller = key
     return snapshot.roster.find(service), None if caller is None else snapshot.roster.find(caller)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: No request has a body that means anything.
+#: Bytes of the largest request body; only events have a body.
 _MAX_BODY = 64 * 1024
 _TICK_S = 1.0
-#: How long calls under way may take at the end, in seconds.
+#: How long running calls may take at the end, in seconds.
 _GRACE_S = 1.0
 _MAX_SOCKET_PATH = 107
 
@@ -37,11 +37,11 @@ class Outputs:
     """The ports of a watch.
 
     Args:
-        board: what is told.
-        settings: where to listen, and who may ask.
+        board: the data that they serve.
+        settings: addresses and authentication.
 
     Attributes:
-        http_port, grpc_port: real ports, once started; None where they are off.
+        http_port, grpc_port: actual ports after the start; None if they are off.
     """
 
     def __init__(self, board: Board, settings: ServeSettings) -> None:
@@ -56,12 +56,12 @@ class Outputs:
         self._grpc: Any = None
         self._grpc_app: MeshGrpc | None = None
         self._ticking: asyncio.Task[None] | None = None
-        #: Ours, to be removed at the end.
+        #: The socket file that this process created; removed at the end.
         self._socket: Path | None = None
 
     @property
     def url(self) -> str:
-        """Where the page is; "" where it is off."""
+        """URL of the page; "" if HTTP is off."""
         if self.http_port is None:
             return ""
         secure = "s" if self._config.tls.enabled else ""
@@ -70,8 +70,9 @@ class Outputs:
     async def start(self) -> None:
         """Open all ports.
 
-        Raises: ConfigError: one that is taken, an address that strangers reach while nobody has to say who
-            they are, or files that cannot be used.
+        Raises:
+            ConfigError: a port is in use, the address is not loopback and needs no authentication, or a
+                file is invalid.
         """
         settings = self._settings
         check_exposure(settings)
@@ -87,7 +88,7 @@ class Outputs:
         except BaseException:
             await self.stop()
             raise
-        self._ticking = asyncio.create_task(self._tick(), name="clock of the ports")
+        self._ticking = asyncio.create_task(self._tick(), name="timer of the ports")
 
     async def stop(self) -> None:
         """Close all of them."""
@@ -154,7 +155,7 @@ class Outputs:
             self._add_socket(settings.socket)
         await self._grpc.start()
         if settings.socket is not None:
-            # Who may talk to it is said by the folder it lies in, and its group.
+            # Access is controlled by the folder and the group of the socket.
             settings.socket.chmod(0o660)
 
     def _add_socket(self, path: Path) -> None:
@@ -163,8 +164,8 @@ class Outputs:
             raise ConfigError(f"socket: {str(path)!r} is longer than {_MAX_SOCKET_PATH} bytes")
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise ConfigError(f"socket: {str(path)!r} is there already, and no socket")
-            if _is_heard(path):
+                raise ConfigError(f"socket: {str(path)!r} exists and is not a socket")
+            if _is_listening(path):
                 raise ConfigError(f"socket: {str(path)!r} is in use by another process")
             path.unlink()  # of a watch that died
         try:
@@ -184,8 +185,8 @@ class Outputs:
                 self._gate.tick()
 
 
-def _is_heard(path: Path) -> bool:
-    """Whether somebody listens on a Unix socket."""
+def _is_listening(path: Path) -> bool:
+    """Whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -196,10 +197,11 @@ def _is_heard(path: Path) -> bool:
 
 
 def check_exposure(settings: ServeSettings) -> None:
-    """Let strangers ask only where that was said.
+    """Check that anonymous access from other hosts is explicit.
 
-    Raises: ConfigError: settings that contradict each other, or an address that others reach while nobody
-        has to say who they are.
+    Raises:
+        ConfigError: settings contradict each other, or the address is not loopback and needs no
+            authentication.
     """
     keys = settings.clients_file is not None
     if keys and settings.allow_anonymous:
@@ -210,20 +212,20 @@ def check_exposure(settings: ServeSettings) -> None:
         return
     if not keys and not settings.allow_anonymous:
         raise ConfigError(
-            f"host: {settings.host!r} is reached by others, and they need not say who they are; set "
-            "clients_file (`hopline auth new-key` makes one), or allow_anonymous = true where the network "
+            f"host: {settings.host!r} is reachable from other hosts without authentication; set "
+            "clients_file (`hopline auth new-key` creates one), or allow_anonymous = true if the network "
             "keeps strangers out"
         )
     if keys and settings.cert_file is None:
         logger.warning(
-            "keys come unencrypted to host %r: set cert_file and key_file, or have TLS end right before "
-            "this watch",
+            "API keys are sent unencrypted to host %r: set cert_file and key_file, or terminate TLS in a "
+            "proxy in front of this watch",
             settings.host,
         )
 
 
 def _config(settings: ServeSettings) -> Config:
-    """The settings as the servers' own parts read them."""
+    """Return the settings in the form that the server's parts read."""
     return Config(
         auth=AuthConfig(
             clients_file=settings.clients_file,

@@ -1,4 +1,4 @@
-"""Verdicts for one reader that may be slower than they come."""
+"""A queue of verdicts for one reader, which may be slow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hopline_mesh.incident import Verdict
 
 
 class Subscription:
-    """A short queue of verdicts; where it is full, the oldest one makes room.
+    """A bounded queue of verdicts that drops the oldest one when it is full.
 
     Args:
-        depth: verdicts that wait at most.
-        leave: called once, when nobody reads any more.
+        depth: maximum number of waiting verdicts.
+        leave: called once, when the subscription is closed.
     """
 
     def __init__(self, depth: int, leave: Callable[[Subscription], object]) -> None:
@@ -24,14 +24,14 @@ class Subscription:
         self._leave = leave
 
     def put(self, verdict: Verdict) -> None:
-        """Hand a verdict in; never waits."""
+        """Add a verdict; never waits."""
         if len(self._waiting) == self._waiting.maxlen:
             self._dropped += 1
         self._waiting.append(verdict)
         self._came.set()
 
     async def get(self) -> tuple[Verdict, int]:
-        """The oldest verdict that waits, and how many were dropped before it since the last call."""
+        """Return the oldest waiting verdict, and the number that was dropped since the last call."""
         while not self._waiting:
             self._came.clear()
             await self._came.wait()
@@ -39,5 +39,5 @@ class Subscription:
         return self._waiting.popleft(), dropped
 
     def close(self) -> None:
-        """Read no more."""
+        """End the subscription."""
         self._leave(self)

@@ -1,7 +1,7 @@
-"""Verdicts, incidents and graphs as JSON, and as what Protobuf messages are made of.
+"""Verdicts, incidents and graphs as JSON, and as keyword arguments of Protobuf messages.
 
-Names come from the mesh: halves of surrogate pairs in them (JSON can bring those in, no encoder takes them)
-are replaced rather than refused.
+Names come from the mesh. JSON may contain halves of surrogate pairs, which cannot be encoded: they are
+replaced, not refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hopline_mesh.out.record import Record
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON; numbers that are none become null."""
+    """Encode a value as JSON; NaN and infinite numbers become null."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -23,7 +23,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """A struct as the keyword arguments of the message of its name."""
+    """Return a struct as the keyword arguments of the message with its name."""
     fields = _encodable(msgspec.to_builtins(value))
     if "state" in fields:
         fields["state"] = f"STATE_{fields['state'].upper()}"
@@ -31,7 +31,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def record_fields(record: Record) -> dict[str, Any]:
-    """Of an `IncidentRecord`."""
+    """Return the keyword arguments of an `IncidentRecord`."""
     fields = fields_of(record)
     for series in fields["series"]:
         series["points"] = [
@@ -42,7 +42,7 @@ def record_fields(record: Record) -> dict[str, Any]:
 
 
 def graph_fields(graph: LiveGraph) -> dict[str, Any]:
-    """Of a `Graph`."""
+    """Return the keyword arguments of a `Graph`."""
     fields = fields_of(graph)
     for each in (*fields["nodes"], *fields["edges"]):
         each["values"] = [float("nan") if value is None else value for value in each["values"]]
@@ -50,7 +50,7 @@ def graph_fields(graph: LiveGraph) -> dict[str, Any]:
 
 
 def _encodable(value: Any) -> Any:
-    """The same with text that can be encoded; plain values only."""
+    """Return the value with text that can be encoded; plain values only."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Numbers and names of a mesh in words, for alerts and the page's server side.
+"""Numbers and names of a mesh as text, for alerts and the page's server side.
 
-Names come from a mesh that others write to: nothing here trusts them.
+Names come from the mesh and are untrusted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 
 from hopline_mesh.incident import Evidence, Incident, Suspect
 
-#: What a name may not do to those who read it: line breaks, control characters, characters that turn the
-#: direction of text around it (Unicode TR 36), and halves of surrogate pairs, which no encoder takes.
+#: Characters that names may not contain: line breaks, control characters, characters that change the text
+#: direction (Unicode TR 36), and halves of surrogate pairs, which cannot be encoded.
 _HOSTILE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _UNITS = {"request_rate": "/s", "cpu_cores": " cores", "connections": " connections"}
@@ -32,22 +32,22 @@ _NAMES = {
 
 
 def clean(text: str, limit: int) -> str:
-    """A name that is safe to show, at most `limit` characters."""
+    """Return a name that is safe to show, at most `limit` characters."""
     text = _HOSTILE.sub("\N{REPLACEMENT CHARACTER}", text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def feature_name(feature: str) -> str:
-    """A column in words: "p99 latency"."""
+    """Return the name of a column for people: "p99 latency"."""
     return _NAMES.get(feature, clean(feature, 60).replace("_", " "))
 
 
 def amount(feature: str, value: float | None) -> str:
-    """A value with its unit: "812 ms", "2.3 %", "1.2 GiB", "–" for none."""
+    """Return a value with its unit: "812 ms", "2.3 %", "1.2 GiB", "–" for None."""
     if value is None or not math.isfinite(value):
         return "–"
     if feature.endswith("_share"):
-        percent = 100 * value  # too much for a float, where somebody sends nonsense
+        percent = 100 * value  # overflows for absurd values
         return f"{_short(percent)} %" if math.isfinite(percent) else "–"
     if feature.endswith("_ms"):
         return f"{_short(value / 1000)} s" if abs(value) >= 10_000 else f"{_short(value)} ms"
@@ -58,13 +58,13 @@ def amount(feature: str, value: float | None) -> str:
 
 
 def subject(service: str, caller: str | None) -> str:
-    """Of what something was measured: a service, or a call path."""
+    """Return the measured service, or call path as "caller → service"."""
     name = clean(service, 120)
     return name if caller is None else f"{clean(caller, 120)} → {name}"
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """One line: "web → cart: p99 latency 812 ms, expected 40 ms"."""
+    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms"."""
     where = subject(evidence.service, evidence.caller)
     what = feature_name(evidence.feature)
     if evidence.seen is None and evidence.expected is None:
@@ -78,7 +78,7 @@ def evidence_text(evidence: Evidence) -> str:
 
 
 def summary(incident: Incident) -> str:
-    """An incident in one line."""
+    """Return one line that describes an incident."""
     if not incident.suspects:
         return "The mesh behaves unusually"
     first = incident.suspects[0]
@@ -91,7 +91,7 @@ def summary(incident: Incident) -> str:
 
 
 def suspects_text(suspects: tuple[Suspect, ...], *, most: int, evidence: int) -> str:
-    """Ranked suspects with their evidence, a line each."""
+    """Return ranked suspects with their evidence, one line each."""
     lines = []
     for rank, suspect in enumerate(suspects[:most], 1):
         lines.append(f"{rank}. {subject(suspect.service, suspect.caller)} (score {_short(suspect.score)})")
@@ -102,7 +102,7 @@ def suspects_text(suspects: tuple[Suspect, ...], *, most: int, evidence: int) ->
 
 
 def _short(value: float) -> str:
-    """Three digits that count, without an exponent."""
+    """Return three significant digits, without an exponent."""
     if value == 0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))

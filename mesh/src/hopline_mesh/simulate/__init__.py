@@ -1,16 +1,16 @@
-"""A mesh that exists only here: for tests, training, benchmarks and the demo.
+"""A simulated mesh, for tests, training, benchmarks and the demo.
 
 In memory, fast:
 
     run = high_churn(hours=24, services=30, seed=1)  # or calm(...), or simulate(MeshPlan(...), seed)
-    for snapshot, context in run: ...  # may be iterated over again: the same values
+    for snapshot, context in run: ...  # iterating again gives the same values
     run.faults  # labels: kind, service, caller, roots, start_s, end_s
-    run.operations  # what was meant to happen
-    run.world  # the state that the newest iteration is at: pods, flows, topology
+    run.operations  # planned changes
+    run.world  # present state of the newest iteration: pods, flows, topology
 
-Times of `run.faults` and `run.operations` are Unix seconds, as those of snapshots are. A fault of one
-service has `caller == ""`; a fault of a call path names caller and callee (`service`); `fault.roots` are
-the services that count as the root cause, the guilty one first.
+Times of `run.faults` and `run.operations` are Unix seconds, as those of snapshots. A fault of one
+service has `caller == ""`; a fault of a call path has caller and callee (`service`). `fault.roots` are the
+services that count as the root cause, the actual one first.
 """
 
 from hopline_mesh.simulate.plan import (

@@ -1,4 +1,4 @@
-"""Which service or call path each fault and operation of a plan befalls, where the plan does not say."""
+"""Chooses the service or call path of each fault and operation for which the plan names none."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hopline.errors import ConfigError
 from hopline_mesh.simulate.plan import EDGE_FAULTS, Fault, MeshPlan, Operation
 from hopline_mesh.simulate.topology import Floats, Topology
 
-#: A service or path with less traffic than this share of the busiest is not chosen by itself: nobody could
-#: tell that something happens to it.
+#: Services and paths with less traffic than this share of the busiest are not chosen, because effects on
+#: them would be invisible.
 _SEEN = 0.02
 
 
 def cast(
     plan: MeshPlan, topology: Topology, rng: np.random.Generator
 ) -> tuple[tuple[Fault, ...], tuple[Operation, ...]]:
-    """Faults and operations with names and Unix times, oldest first.
+    """Return faults and operations with names and Unix times, oldest first.
 
     Raises:
         ConfigError: a name that the mesh does not have, or a call path that it does not have.
@@ -63,7 +63,9 @@ class _Chooser:
             elif caller:
                 fits = np.flatnonzero(topology.src == names.index(caller))
         if not fits.size:
-            raise ConfigError(f"{fault.kind}: {caller or 'nobody'} does not call {callee or 'anybody'}")
+            raise ConfigError(
+                f"{fault.kind}: {caller or 'no service'} does not call {callee or 'any service'}"
+            )
         edge = int(self._rng.choice(fits))
         return replace(fault, service=names[topology.dst[edge]], caller=names[topology.src[edge]])
 
@@ -73,12 +75,12 @@ class _Chooser:
         if operation.kind == "add":
             service = known or (names[self._spares.pop(0)] if self._spares else "")
             if not service or topology.spare_of[names.index(service)] < 0:
-                raise ConfigError(f"add: {service or 'the mesh'} is no spare service; raise `spares`")
+                raise ConfigError(f"add: {service or 'the mesh'} is not a spare service; raise `spares`")
             self._added.append(service)
         elif operation.kind == "remove":
             service = known or (self._added.pop(0) if self._added else "")
             if not service:
-                raise ConfigError("remove: nothing was added before; name a service")
+                raise ConfigError("remove: no service was added before; name a service")
             if topology.spare_of[names.index(service)] >= 0:
                 self._spares.append(names.index(service))
         else:
@@ -89,7 +91,7 @@ class _Chooser:
         return replace(operation, service=service)
 
     def _known(self, name: str) -> str:
-        """The full name of a service; "" stays as it is."""
+        """Return the full name of a service; "" is unchanged."""
         names = self._topology.names
         if not name or name in names:
             return name
@@ -100,7 +102,7 @@ class _Chooser:
 
 
 def _traffic(topology: Topology, rate: float) -> tuple[Floats, Floats]:
-    """Usual requests per second of services and of call paths."""
+    """Return usual requests per second of services and of call paths."""
     rates = topology.entry_share * rate
     flows = np.zeros(len(topology.src))
     for level in topology.levels:

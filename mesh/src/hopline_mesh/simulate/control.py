@@ -1,4 +1,4 @@
-"""HTTP of a live simulation: `/metrics`, its state, and orders such as `POST /faults`."""
+"""HTTP of a live simulation: `/metrics`, its state, and control requests such as `POST /faults`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopline_mesh.simulate.plan import Fault, FaultKind, Operation, OperationKin
 
 
 class FaultOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of `POST /faults`. `duration_s` counts simulated seconds."""
+    """Body of `POST /faults`. `duration_s` is in simulated seconds."""
 
     kind: FaultKind
     service: str = ""
@@ -34,7 +34,7 @@ _OPERATIONS = {f"/{kind}": kind for kind in get_args(OperationKind)}
 
 
 def handler(live: Live) -> type[Handler]:
-    """A handler that serves a live simulation."""
+    """Create a handler that serves a live simulation."""
 
     class Control(_Control):
         pass
@@ -47,12 +47,12 @@ class _Control(Handler):
     live: Live
 
     def do_GET(self) -> None:
-        """What there is."""
+        """Serve metrics and state."""
         path, _ = self.target
         if path == "/metrics":
             page = self.live.metrics()
             if page is None:
-                self._refuse(503, "this scrape fails, as the plan wants")
+                self._refuse(503, "this scrape fails, as planned")
             else:
                 self.answer(200, page, CONTENT_TYPE)
         elif path == "/state":
@@ -62,10 +62,10 @@ class _Control(Handler):
         elif path in ("/", "/healthz"):
             self.answer(200, {"status": "ok", "paths": ["/metrics", "/state", "/faults", *_OPERATIONS]})
         else:
-            self._refuse(404, f"there is nothing at {path}")
+            self._refuse(404, f"unknown path {path}")
 
     def do_POST(self) -> None:
-        """Let something happen."""
+        """Begin a fault or a planned change."""
         path, _ = self.target
         try:
             content = self.body()
@@ -84,12 +84,12 @@ class _Control(Handler):
                 self.live.log.compact()
                 self.answer(200, {"resource_version": self.live.log.version})
             else:
-                self._refuse(404, f"there is nothing to be done at {path}")
+                self._refuse(404, f"unknown path {path}")
         except (BadRequest, ConfigError) as error:
             self._refuse(400, str(error))
 
     def do_DELETE(self) -> None:
-        """Let one fault end (`/faults/1`), or all (`/faults`)."""
+        """End one fault (`/faults/1`), or all (`/faults`)."""
         path, _ = self.target
         head, _, number = path.rpartition("/")
         try:
@@ -99,7 +99,7 @@ class _Control(Handler):
             elif head == "/faults" and number.isdecimal():
                 self.answer(200, {"ended": [self.live.end(int(number)).kind]})
             else:
-                self._refuse(404, f"there is nothing to be ended at {path}")
+                self._refuse(404, f"unknown path {path}")
         except BadRequest as error:
             self._refuse(404, str(error))
 

@@ -1,7 +1,7 @@
 """`/metrics` of a simulated mesh: Istio's proxies, cAdvisor and kube-state-metrics on one page.
 
-Prometheus' text format 0.0.4. Names and labels are those of the originals; what a scrape of a real cluster
-gets from service discovery (`namespace`, `pod`) is on the series themselves.
+Prometheus' text format 0.0.4. Names and labels are those of the originals. Labels that service discovery
+adds in a real cluster (`namespace`, `pod`) are part of the series.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hopline_mesh.simulate.world import World
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LE = (*(f"{bound:g}" if bound < 1e6 else f"{bound:.0f}" for bound in BOUNDS_MS), "+Inf")
-#: HTTP status, status of gRPC and Envoy's flags by how a request ended; gRPC's failures are status 200.
+#: End of a request -> HTTP status, gRPC status and Envoy's flags; gRPC failures have HTTP status 200.
 _HTTP = {
     FINE: ("200", "", "-"),
     FAILED: ("500", "", "-"),
@@ -33,13 +33,13 @@ _GRPC = {
 
 
 class CpuMeter:
-    """Processor seconds of each pod since its start."""
+    """CPU seconds of each pod since its start."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
 
     def count(self, world: World, step_s: float) -> None:
-        """Add what was used during the last step."""
+        """Add the CPU seconds of the last step."""
         serials = world.pods.serial.tolist()
         used = self.seconds
         self.seconds = {
@@ -49,7 +49,7 @@ class CpuMeter:
 
 
 def render(world: World, traffic: Traffic, cpu: CpuMeter) -> bytes:
-    """The page."""
+    """Return the page."""
     lines: list[str] = []
     lines += _istio(world, traffic)
     lines += _cadvisor(world, cpu)
@@ -70,7 +70,7 @@ def _istio(world: World, traffic: Traffic) -> Iterator[str]:
         ends = counters.ends.tolist()
         for row, labels, grpc in labelled:
             for end, (code, status, flags) in (_GRPC if grpc else _HTTP).items():
-                # As in Envoy, what never happened is not there.
+                # As in Envoy, a counter exists only after its first request.
                 if ends[row][end] or end == FINE:
                     yield (
                         f'istio_requests_total{{{labels},response_code="{code}",'
@@ -103,7 +103,7 @@ def _istio(world: World, traffic: Traffic) -> Iterator[str]:
 def _rows(
     world: World, traffic: Traffic, counters: Counters, reporter: str, pods: dict[int, tuple[str, str]]
 ) -> list[tuple[int, str, bool]]:
-    """Row, labels and whether it is gRPC, of each counter whose pod is there."""
+    """Return row, labels and whether it is gRPC, for each counter of an existing pod."""
     topology, found = world.topology, []
     for row, (path, serial) in enumerate(
         zip(counters.path.tolist(), counters.serial.tolist(), strict=True)
@@ -133,7 +133,7 @@ def _rows(
 
 
 def _pod_names(world: World) -> dict[int, tuple[str, str]]:
-    """Namespace and name of each pod, by its serial number."""
+    """Return namespace and name of each pod, by its serial number."""
     found, pods = {}, world.pods
     for serial, service, revision in zip(
         pods.serial.tolist(), pods.service.tolist(), pods.revision.tolist(), strict=True
@@ -144,7 +144,7 @@ def _pod_names(world: World) -> dict[int, tuple[str, str]]:
 
 
 def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
-    """Each pod's own container, its proxy, and (with no container's name) the sum of its control group."""
+    """Yield metrics of each pod's container, its proxy, and (without a container name) their sum."""
     labelled = _pod_names(world)
     rows = []
     for serial, memory in zip(world.pods.serial.tolist(), world.pod_memory.tolist(), strict=True):
@@ -157,7 +157,7 @@ def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
         ):
             rows.append((f'container="{container}",namespace="{space}",pod="{pod}"', seconds, held))
     name = "container_cpu_usage_seconds_total"
-    yield from _head(name, "counter", "Processor time in seconds.")
+    yield from _head(name, "counter", "CPU time in seconds.")
     for labels, seconds, _ in rows:
         yield f'{name}{{{labels},cpu="total"}} {seconds:.4f}'
     name = "container_memory_working_set_bytes"
@@ -179,7 +179,7 @@ def _kube_state(world: World) -> Iterator[str]:
             pods.serial.tolist(), pods.service.tolist(), pods.revision.tolist(), strict=True
         )
     ]
-    yield from _head("kube_pod_owner", "gauge", "Who owns a pod.")
+    yield from _head("kube_pod_owner", "gauge", "Owner of a pod.")
     for space, pod, service, revision in rows:
         owner = names.replica_set(all_names[service], revision)
         yield (
@@ -192,7 +192,7 @@ def _kube_state(world: World) -> Iterator[str]:
             f'kube_pod_container_status_restarts_total{{namespace="{space}",pod="{pod}",container="app"}} '
             f"{restarts}"
         )
-    yield from _head("kube_replicaset_owner", "gauge", "Who owns a replica set.")
+    yield from _head("kube_replicaset_owner", "gauge", "Owner of a replica set.")
     for service, revision in sorted({(service, revision) for _, _, service, revision in rows}):
         space, name = names.split(all_names[service])
         yield (
@@ -201,16 +201,16 @@ def _kube_state(world: World) -> Iterator[str]:
             f'owner_name="{name}",owner_is_controller="true"}} 1'
         )
     s = len(all_names)
-    there = np.bincount(pods.service[pods.staying()], minlength=s)
+    existing = np.bincount(pods.service[pods.staying()], minlength=s)
     newest = pods.staying() & (pods.revision == fleet.revision[pods.service])
     counts = {
-        "kube_deployment_spec_replicas": ("Pods that are wanted.", fleet.desired),
-        "kube_deployment_status_replicas": ("Pods that there are.", there),
+        "kube_deployment_spec_replicas": ("Wanted pods.", fleet.desired),
+        "kube_deployment_status_replicas": ("Existing pods.", existing),
         "kube_deployment_status_replicas_available": ("Pods that serve.", world.ready),
         "kube_deployment_status_replicas_ready": ("Pods that are ready.", world.ready),
         "kube_deployment_status_replicas_unavailable": (
             "Pods that do not serve.",
-            np.maximum(there - world.ready, 0),
+            np.maximum(existing - world.ready, 0),
         ),
         "kube_deployment_status_replicas_updated": (
             "Pods of the newest version.",

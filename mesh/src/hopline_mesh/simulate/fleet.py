@@ -1,7 +1,7 @@
-"""Deployments: how many pods of which version each service is to have, and how they get there.
+"""Deployments: the wanted number and version of pods of each service, and the controllers that create them.
 
-Rolling updates as Kubernetes makes them (a quarter more pods for a while, none fewer), autoscaling on
-processor use, drains of machines. Knows nothing of requests.
+Rolling updates as in Kubernetes (a quarter more pods for a while, none fewer), autoscaling on CPU use,
+drains of nodes. Knows no requests.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from hopline_mesh.simulate.lognormal import Floats
 from hopline_mesh.simulate.pods import START_S, Pods
 from hopline_mesh.simulate.topology import Topology
 
-#: Autoscaling looks this often, aims at this share of the requested processors, and scales in only to the
-#: most that it would have wanted during the last five minutes.
+#: Autoscaling runs at this interval, aims at this share of the requested CPU, and scales in only to the
+#: largest number of pods that it wanted during the last five minutes.
 HPA_S = 15.0
 HPA_TARGET = 0.65
 _HPA_TOLERANCE = 0.1
 _HPA_LOOKS = 20
 #: Share of pods that run the new version during a shift.
 SHIFT = 0.3
-#: A rollout that makes no progress for so long is stuck.
+#: A rollout without progress for this time is stuck.
 DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a controller said: what Kubernetes keeps as an Event.
+    """A message of a controller, which Kubernetes stores as an Event.
 
     Attributes:
-        number: grows by one with each.
-        time_s: when, in the simulation's time.
-        kind: of what it is about: Node (`subject` is a machine) or HorizontalPodAutoscaler (a service).
-        subject: number of the machine or service.
-        reason, message: as Kubernetes words them.
+        number: increases by one.
+        time_s: simulated time.
+        kind: of its object: Node (`subject` is a node) or HorizontalPodAutoscaler (a service).
+        subject: number of the node or service.
+        reason, message: as in Kubernetes.
     """
 
     number: int
@@ -51,15 +51,15 @@ class Note:
 
 
 class Fleet:
-    """Wanted pods of each service, and the way there.
+    """Wanted pods of each service, and the controllers.
 
     Attributes:
         running: bool [s], whether the service exists.
         desired: int64 [s], wanted pods.
-        revision: int64 [s], the version that new pods get.
-        shifted: services of which a share of the pods runs a new version; the version of the others.
+        revision: int64 [s], version of new pods.
+        shifted: service with a share of pods on a new version -> version of the other pods.
         failing: services whose newest version never becomes ready.
-        notes: what was said last.
+        notes: the newest messages.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Fleet:
         self._progress_s: dict[int, float] = {}
         self._looks = np.tile(self.desired, (_HPA_LOOKS, 1))
         self._looked_s = now_s
-        # Share of the newest look in what autoscaling goes by.
+        # Weight of the newest measurement in the smoothed use.
         self._newest = 1.0 - math.exp(-HPA_S / window_s) if window_s else 1.0
         self._usage: Floats | None = None
         self._pods_seen = np.zeros(len(topology.names), dtype=np.int64)
@@ -87,7 +87,7 @@ class Fleet:
             pods.create(int(service), int(self.desired[service]), 1, now_s - 3600.0, rng, START_S)
 
     def scale(self, service: int, replicas: int, now_s: float) -> None:
-        """Want another number of pods."""
+        """Set the wanted number of pods."""
         before = int(self.desired[service])
         if replicas == before:
             return
@@ -97,7 +97,7 @@ class Fleet:
         self._journal.begin("scale", self._name(service), now_s, pods=(before, replicas))
 
     def roll_out(self, service: int, now_s: float, *, fails: bool = False) -> None:
-        """Replace all pods by those of a new version."""
+        """Replace all pods by pods of a new version."""
         self._highest[service] += 1
         self.revision[service] = self._highest[service]
         self.shifted.pop(service, None)
@@ -107,7 +107,7 @@ class Fleet:
         self._journal.begin("rollout", self._name(service), now_s, f"revision {self.revision[service]}")
 
     def roll_back(self, service: int, now_s: float) -> None:
-        """Return to the version before one that fails."""
+        """Return to the previous version after a failing one."""
         if service in self.failing:
             self.failing.discard(service)
             self.revision[service] -= 1
@@ -115,7 +115,7 @@ class Fleet:
             self._journal.over("stuck_rollout", self._name(service), now_s)
 
     def shift(self, service: int, now_s: float) -> None:
-        """Let a share of the pods run a new version, and the others stay as they are."""
+        """Run a new version in a share of the pods; the others are unchanged."""
         before = int(self.revision[service]) - (service in self.failing)
         self.roll_out(service, now_s)
         self.shifted[service] = before
@@ -132,7 +132,7 @@ class Fleet:
             self._journal.begin("added", self._name(service), now_s, f"{self.desired[service]} pods")
 
     def remove(self, service: int, now_s: float) -> None:
-        """End a service; its callers have to have stopped calling it."""
+        """Remove a service; its callers must have stopped calling it."""
         if self.running[service]:
             self.running[service] = False
             self.desired[service] = 0
@@ -148,7 +148,7 @@ class Fleet:
             pods.delete(np.flatnonzero((pods.service == service) & pods.staying()), now_s)
 
     def drain(self, machine: int, now_s: float) -> list[int]:
-        """Evict the pods of a machine, never all that a service has (as a disruption budget would).
+        """Evict the pods of a node, never all pods of a service (as with a disruption budget).
 
         Returns: the services that lost pods.
         """
@@ -168,7 +168,7 @@ class Fleet:
         return services
 
     def autoscale(self, cpu_cores: Floats, ready: NDArray[np.int64], now_s: float) -> None:
-        """Follow the load, as the horizontal pod autoscaler does.
+        """Scale with the load, as the horizontal pod autoscaler does.
 
         Args:
             cpu_cores: used by all pods of each service.
@@ -180,7 +180,7 @@ class Fleet:
         topology = self._topology
         pods = np.maximum(ready, 1)
         usage = cpu_cores / (pods * topology.cpu_request)
-        # Pods that are added share the work at once, so what was used before is no measure any more.
+        # Added pods share the work immediately, so the previous use is no longer comparable.
         if self._usage is not None:
             usage = np.where(
                 pods == self._pods_seen, usage * self._newest + self._usage * (1.0 - self._newest), usage
@@ -208,7 +208,7 @@ class Fleet:
                 self._looks[:, service] = looks
 
     def reconcile(self, now_s: float) -> None:
-        """Bring pods nearer to what is wanted: one round of the controllers."""
+        """Run one round of the controllers, which moves pods towards the wanted state."""
         for service in sorted(self._dirty):
             self._reconcile(service, now_s)
         self._pods.forget(now_s)
@@ -225,7 +225,7 @@ class Fleet:
             self._done(service, now_s)
             return
         if new > wanted_new:
-            # The youngest go first, and those that are not ready before all others.
+            # Delete pods that are not ready first, then the youngest.
             order = np.lexsort((-pods.created_s[rows], ready))
             chosen = rows[order][is_new[order]][: new - wanted_new]
             pods.delete(chosen, now_s)
@@ -240,7 +240,7 @@ class Fleet:
         room = max(0, desired + max(1, math.ceil(0.25 * desired)) - len(rows))
         if new < wanted_new and room:
             count = min(wanted_new - new, room)
-            # A version that fails never gets ready; the old one goes on.
+            # A failing version never becomes ready; the old one keeps running.
             start_s = np.inf if service in self.failing else START_S
             pods.create(service, count, int(self.revision[service]), now_s, self._rng, start_s)
             room -= count

@@ -1,7 +1,7 @@
-"""The physics of one moment: who sends how much to whom, how long it takes and what of it fails.
+"""The physics of one step: rates of requests, latencies and failures of all services and call paths.
 
-Requests go down the layers by the calls of each; latencies and failures come back up. What depends on
-itself (failures cause retries, which cause failures) takes its cause from the moment before.
+Requests go down the layers; latencies and failures come back up. Feedback (failures cause retries, which
+cause failures) uses the values of the previous step.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import numpy as np
 from hopline_mesh.simulate.lognormal import Floats, share_above
 from hopline_mesh.simulate.topology import Topology
 
-#: Longest a request waits for a free worker, in service times: queues are bounded.
+#: Longest wait of a request for a free worker, in service times, because queues are bounded.
 _LONGEST_WAIT = 40.0
-#: Part of the time of a call that its caller waits for nothing else: some calls are made side by side.
-_IN_TURN = 0.7
-#: As good as all, where a logarithm of nothing would be infinite.
-_ALL = 0.999999
+#: Share of a call's time that delays the caller, because some calls run in parallel.
+_SERIAL_SHARE = 0.7
+#: Largest share in a logarithm; 1 would give an infinite value.
+_MAX_SHARE = 0.999999
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """What rules at one moment; arrays over services [s] or edges [e].
+    """The conditions of one step; arrays over services [s] or edges [e].
 
     Attributes:
         entering: requests per second from outside [s].
-        calls: calls per request of the caller [e]; 0 where the path is not in use.
+        calls: calls per request of the caller [e]; 0 for unused paths.
         ready: pods that serve [s].
-        slow_mean, slow_square: mean and mean square, over the ready pods, of how many times longer than
-            usual a request takes in a pod [s].
+        slow_mean, slow_square: mean and mean square, over the ready pods, of the factor on the usual time
+            of a request in a pod [s].
         own_ms: usual time in the service itself [s].
-        own_errors: share of requests that fail by themselves [s].
+        own_errors: share of requests that fail in the service itself [s].
         loss: share of calls that never arrive and time out [e].
-        delay_ms: further time on the way [e].
-        resend: how many times each call is sent without need [e], usually 1.
+        delay_ms: additional time in the network [e].
+        resend: how many times each call is sent, usually 1 [e].
     """
 
     entering: Floats
@@ -52,22 +52,22 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """What happens at one moment.
+    """The state of one step.
 
     Attributes:
         arrived: requests per second that reach a pod of the service [s], from outside and from callers.
-        errors: share of them that the service answers with an error [s].
-        busy: utilisation of the workers [s]; above 1 requests are turned away.
-        served: requests per second that were worked on [s].
-        mean_ms, variance: of the latency that the server sees, of requests that no call held up [s].
-        stuck: share of the requests that a call held up until a timeout somewhere below [s].
-        stuck_ms: how long those take [s].
+        errors: share of them with an error response [s].
+        busy: utilisation of the workers [s]; above 1 requests are rejected.
+        served: requests per second that were processed [s].
+        mean_ms, variance: latency at the server of requests that are not stuck [s].
+        stuck: share of the requests that wait for a timeout somewhere below [s].
+        stuck_ms: their latency [s].
         in_flight: requests in the service, by Little's law [s].
         sent: attempts per second [e].
-        received: those that reach the callee [e].
+        received: attempts per second that reach the callee [e].
         failed: share of the attempts that fail, as the caller sees it [e].
-        client_ms, client_variance: latency of an attempt, as the caller sees it, when not stuck [e].
-        client_stuck, client_stuck_ms: share of attempts that are held up, and how long they take [e].
+        client_ms, client_variance: latency of an attempt at the caller, if not stuck [e].
+        client_stuck, client_stuck_ms: share of attempts that are stuck, and their latency [e].
     """
 
     arrived: Floats
@@ -89,13 +89,13 @@ class Flow:
 
 
 def start(topology: Topology) -> Flow:
-    """A moment without any request: what comes before the first one."""
+    """Return the state before the first step, without any request."""
     nodes, edges = np.zeros(len(topology.names)), np.zeros(len(topology.src))
     return Flow(*[nodes] * 9, *[edges] * 7)
 
 
 def advance(topology: Topology, levels: list[slice], now: Conditions, before: Flow) -> Flow:
-    """What happens under given conditions, after what happened before.
+    """Return the next state under given conditions.
 
     Queueing: Sakasegawa's approximation of the wait of M/M/c, with the pod's workers as servers.
 
@@ -106,7 +106,7 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
     s = len(topology.names)
     gone = now.ready <= 0
     ready = np.maximum(now.ready, 1e-9)
-    # Callers wait for callees in their own threads: too many of them, and new requests are turned away.
+    # Waiting calls occupy the caller's threads; with too many of them, new requests are rejected.
     limit = ready * (30.0 * topology.workers + 50.0)
     clogged = np.clip(1.0 - limit / np.maximum(before.in_flight, 1e-9), 0.0, 0.9)
     own_ms = now.own_ms * now.slow_mean
@@ -126,7 +126,7 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
         arrived += np.bincount(dst[level], sent[level] * arrives[level], s)
     busy = arrived / capacity
     served = _served(arrived, capacity, clogged)
-    turned_away = 1.0 - served / np.maximum(arrived, 1e-12)
+    rejected = 1.0 - served / np.maximum(arrived, 1e-12)
 
     # Upwards: latencies and failures.
     rho = np.minimum(busy, 0.99)
@@ -137,8 +137,8 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
         topology.spread**2 * now.slow_square + np.maximum(now.slow_square - now.slow_mean**2, 0.0)
     )
     variance += wait**2
-    right = np.log1p(-np.minimum(now.own_errors, _ALL))
-    right += np.log1p(-np.clip(turned_away, 0.0, _ALL))
+    right = np.log1p(-np.minimum(now.own_errors, _MAX_SHARE))
+    right += np.log1p(-np.clip(rejected, 0.0, _MAX_SHARE))
     smooth = np.zeros(s)
     stuck_time = np.zeros(s)
     stuck_weight = np.zeros(s)
@@ -153,7 +153,7 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
         took = mean[callee] + way
         spread = variance[callee] + (0.25 * way) ** 2
         late = share_above(timeout, took, spread)
-        # What is lost is waited for until the timeout; where no pod is left the proxy says so at once.
+        # The caller waits for a lost call until the timeout; without any pod the proxy fails immediately.
         none = gone[callee]
         loss = np.where(none, 0.0, now.loss[level])
         slow = np.minimum(stuck_ms + way, timeout)
@@ -170,16 +170,16 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
         calls = now.calls[level]
         tries = np.minimum(attempts[level] / now.resend[level], 3.0)
         share, several = np.minimum(calls, 1.0), np.maximum(calls, 1.0)
-        length = _IN_TURN * tries * client[level]
+        length = _SERIAL_SHARE * tries * client[level]
         mean += np.bincount(caller, calls * length, s)
-        square = client_variance[level] * (_IN_TURN * tries) ** 2
+        square = client_variance[level] * (_SERIAL_SHARE * tries) ** 2
         variance += np.bincount(caller, several * (share * (square + length**2) - (share * length) ** 2), s)
         for_good = failed[level] ** (topology.retries[level] + 1)
-        hurt = np.minimum(share * topology.critical[level] * for_good, _ALL)
+        hurt = np.minimum(share * topology.critical[level] * for_good, _MAX_SHARE)
         right += np.bincount(caller, np.log1p(-hurt), s)
-        held = np.minimum(calls * tries * held, _ALL)
+        held = np.minimum(calls * tries * held, _MAX_SHARE)
         smooth += np.bincount(caller, np.log1p(-held), s)
-        stuck_time += np.bincount(caller, held * held_ms * _IN_TURN, s)
+        stuck_time += np.bincount(caller, held * held_ms * _SERIAL_SHARE, s)
         stuck_weight += np.bincount(caller, held, s)
     stuck = -np.expm1(smooth)
     stuck_ms = np.where(stuck > 0.0, stuck_time / np.maximum(stuck_weight, 1e-12) + mean, 0.0)
@@ -204,5 +204,5 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
 
 
 def _served(arrived: Floats, capacity: Floats, clogged: Floats) -> Floats:
-    """Requests per second that are worked on; the rest is turned away at once."""
+    """Return requests per second that are processed; others are rejected immediately."""
     return np.minimum(arrived * (1.0 - clogged), capacity)

@@ -1,4 +1,4 @@
-"""Faults under way and what they do to services, call paths and pods."""
+"""Active faults and their effects on services, call paths and pods."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hopline_mesh.simulate.plan import Fault
 from hopline_mesh.simulate.pods import Pods
 from hopline_mesh.simulate.topology import Topology
 
-#: Pauses before a container starts again, after the first, second … fall, in seconds.
+#: Pauses before a container restarts, after the first, second … crash, in seconds.
 _BACK_OFF_S = np.array([1.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0])
 
-#: Longest time that a leak takes, in seconds.
+#: Longest time until a leak fills the memory, in seconds.
 _LEAK_S = 900.0
 
 
 class Harm:
-    """What faults do at present.
+    """The present effects of faults.
 
     Attributes:
         slower: factor on the time of a request [s].
-        errors: share of requests that fail for it [s].
-        hog: further processors in use, in units of what a pod asks for [s].
+        errors: share of requests that fail because of faults [s].
+        hog: additional CPU use, in units of a pod's CPU request [s].
         loss, delay_ms, resend: as in `Conditions` [e].
     """
 
@@ -45,11 +45,11 @@ class Harm:
 
     @property
     def active(self) -> tuple[Fault, ...]:
-        """Faults under way, oldest first."""
+        """Active faults, oldest first."""
         return tuple(self._active)
 
     def begin(self, fault: Fault, now_s: float) -> None:
-        """A fault begins.
+        """Begin a fault.
 
         Raises:
             BadRequest: no such service or call path.
@@ -73,7 +73,7 @@ class Harm:
         self._settle()
 
     def end(self, fault: Fault, now_s: float) -> None:
-        """A fault ends; nothing happens where it is not under way."""
+        """End a fault; does nothing if it is not active."""
         found = self._active.pop(fault, None)
         if found is None:
             return
@@ -81,7 +81,7 @@ class Harm:
         if fault.kind == "stuck_rollout":
             self._fleet.roll_back(service, now_s)
         if fault.kind == "memory_leak":
-            # The leak is mended with new pods, without the ceremony of a rollout.
+            # Fix the leak in the existing pods, without a rollout.
             self._pods.leaked[self._pods.service == service] = 0.0
         if fault.kind == "crash_loop":
             rows = self._pods.service == service
@@ -91,7 +91,7 @@ class Harm:
         self._settle()
 
     def step(self, now_s: float, step_s: float) -> None:
-        """Let pods leak, fall and be killed."""
+        """Apply leaks, crashes and OOM kills to pods."""
         for fault, (service, _) in self._active.items():
             if fault.kind == "memory_leak":
                 self._leak(fault, service, step_s, now_s)
@@ -106,8 +106,8 @@ class Harm:
         pods, topology = self._pods, self._topology
         rows = np.flatnonzero((pods.service == service) & (pods.down_s <= now_s) & pods.staying())
         room = topology.memory_limit[service] - 1.2 * topology.memory_bytes[service]
-        # Full after half of the fault's time where it is severe, after all of it where it is not; soon
-        # enough to be seen also where the fault has no end.
+        # A severe leak fills the memory after half of the fault's time, a mild one after all of it; never
+        # later than _LEAK_S, so that an endless fault is visible.
         lasts_s = min(fault.duration_s, _LEAK_S)
         pods.leaked[rows] += step_s * room / (lasts_s * (1.05 - 0.6 * fault.severity))
         held = topology.memory_bytes[service] * (1.0 + 0.35 * pods.phase[rows]) + pods.leaked[rows]
@@ -116,7 +116,7 @@ class Harm:
             pods.restart(full, now_s, np.full(full.size, 3.0), oom=True)
             self._killed_s[service] = now_s
             self._journal.trouble(
-                "oom_kill", fault.service, now_s, f"{full.size} containers killed for want of memory"
+                "oom_kill", fault.service, now_s, f"{full.size} containers killed for lack of memory"
             )
         pressure = np.clip(held / topology.memory_limit[service] - 0.75, 0.0, 0.25) / 0.25
         self.slower[service] = 1.0 + 1.5 * float(np.mean(pressure)) if rows.size else 1.0
@@ -124,7 +124,7 @@ class Harm:
     def _crash(self, fault: Fault, service: int, step_s: float, now_s: float) -> None:
         pods = self._pods
         rows = np.flatnonzero((pods.service == service) & pods.staying())
-        # The first pods in order are those that crash, always the same ones.
+        # The first pods in order crash, always the same ones.
         sick = rows[: max(1, round((0.3 + 0.7 * fault.severity) * len(rows)))]
         up = sick[pods.down_s[sick] <= now_s]
         falls = up[(now_s - pods.started_s[up] > 20.0) & (self._rng.random(up.size) < step_s / 15.0)]
@@ -138,7 +138,7 @@ class Harm:
         self.errors[service] = 0.5 * falls.size / max(1, len(rows))
 
     def _settle(self) -> None:
-        """Work out anew what all faults under way do together."""
+        """Recompute the combined effects of all active faults."""
         s, e = len(self._topology.names), len(self._topology.src)
         self.slower, self.errors, self.hog = np.ones(s), np.zeros(s), np.zeros(s)
         self.loss, self.delay_ms, self.resend = np.zeros(e), np.zeros(e), np.ones(e)

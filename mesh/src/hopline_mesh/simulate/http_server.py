@@ -1,4 +1,4 @@
-"""A small HTTP server on threads, of the standard library: enough for a simulator on a few connections."""
+"""A small threaded HTTP server of the standard library, for a simulator with few connections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LONGEST_BODY = 65_536
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Base of the handlers here: silent, HTTP/1.1, JSON."""
+    """Base class of the handlers: HTTP/1.1, JSON, no log."""
 
     protocol_version = "HTTP/1.1"
-    # A client that says nothing is let go.
+    # Close connections of silent clients.
     timeout = 60.0
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: scrapes come all the time."""
+        """Log nothing, because scrapes come all the time."""
 
     @property
     def target(self) -> tuple[str, dict[str, str]]:
@@ -32,10 +32,10 @@ class Handler(BaseHTTPRequestHandler):
         return parts.path.rstrip("/") or "/", dict(parse_qsl(parts.query, keep_blank_values=True))
 
     def body(self) -> dict[str, Any]:
-        """The request's JSON object; an empty body is an empty object.
+        """Return the request's JSON object; an empty body is an empty object.
 
         Raises:
-            BadRequest: it is too long, or no JSON object.
+            BadRequest: the body is too long, or not a JSON object.
         """
         text = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers:
@@ -43,14 +43,14 @@ class Handler(BaseHTTPRequestHandler):
             raise BadRequest("send the body with a Content-Length, not in chunks")
         if not text.isdecimal() or int(text) > _LONGEST_BODY:
             self.close_connection = True
-            raise BadRequest(f"the body has to have a length of at most {_LONGEST_BODY} bytes")
+            raise BadRequest(f"the body must have at most {_LONGEST_BODY} bytes")
         raw = self.rfile.read(int(text))
         try:
             found = msgspec.json.decode(raw or b"{}")
         except UNREADABLE as error:
-            raise BadRequest(f"the body is no JSON: {error}") from error
+            raise BadRequest(f"the body is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise BadRequest("the body has to be a JSON object")
+            raise BadRequest("the body must be a JSON object")
         return found
 
     def answer(self, status: int, content: Any, kind: str = "application/json") -> None:
@@ -68,7 +68,7 @@ class Server:
     """Serves a handler class on a thread until it is closed.
 
     Attributes:
-        port: where it listens.
+        port: the port that it listens on.
     """
 
     def __init__(self, host: str, port: int, handler: type[Handler]) -> None:
@@ -80,7 +80,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; answers under way are finished or cut."""
+        """Stop listening; running responses are finished or cut."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(10.0)
@@ -88,9 +88,9 @@ class Server:
 
 class _Threading(ThreadingHTTPServer):
     daemon_threads = True
-    # Watches stay open for ever; nobody waits for their threads.
+    # Watches stay open for ever, so do not wait for their threads.
     block_on_close = False
     request_queue_size = 64
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up in the middle is no news."""
+        """Ignore clients that disconnect early."""

@@ -1,12 +1,12 @@
-"""What Kubernetes would tell of the mesh: changes under way and troubles, newest last."""
+"""The planned changes and troubles that Kubernetes would report, newest last."""
 
 from __future__ import annotations
 
 import msgspec
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble, TroubleKind
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
 
-#: What ended is kept this long.
+#: How long ended changes and troubles are listed.
 KEEP_S = 900.0
 
 
@@ -15,9 +15,9 @@ class Journal:
 
     def __init__(self) -> None:
         self._changes: dict[tuple[ChangeKind, str], Change] = {}
-        self._troubles: dict[tuple[TroubleKind, str], Trouble] = {}
+        self._troubles: dict[tuple[TroubleKind, str], KubernetesTrouble] = {}
         self._past_changes: list[Change] = []
-        self._past_troubles: list[Trouble] = []
+        self._past_troubles: list[KubernetesTrouble] = []
         self._context: Context | None = Context()
 
     def begin(
@@ -28,10 +28,10 @@ class Journal:
         detail: str = "",
         pods: tuple[int, int] | None = None,
     ) -> None:
-        """A change begins, or goes on with another aim.
+        """Begin a change, or set another aim of an open one.
 
         Args:
-            pods: of `scale`, how many there were to be, and are to be.
+            pods: for `scale`, the wanted number before and after.
         """
         known = self._changes.get((kind, service))
         start_s = now_s if known is None else known.start_s
@@ -43,7 +43,7 @@ class Journal:
         self._context = None
 
     def end(self, kind: ChangeKind, service: str, now_s: float) -> None:
-        """A change is done; nothing happens where none is under way."""
+        """End a change; does nothing if it is not open."""
         known = self._changes.pop((kind, service), None)
         if known is not None:
             end_s = max(now_s, known.start_s)
@@ -51,25 +51,25 @@ class Journal:
             self._context = None
 
     def trouble(self, kind: TroubleKind, service: str, now_s: float, detail: str) -> None:
-        """Something is wrong, or still is."""
+        """Begin or continue a trouble."""
         known = self._troubles.get((kind, service))
         start_s = now_s if known is None else known.start_s
-        self._troubles[kind, service] = Trouble(kind, service, start_s, None, detail)
+        self._troubles[kind, service] = KubernetesTrouble(kind, service, start_s, None, detail)
         self._context = None
 
     def over(self, kind: TroubleKind, service: str, now_s: float) -> None:
-        """It is well again; nothing happens where nothing was wrong."""
+        """End a trouble; does nothing if it is not open."""
         known = self._troubles.pop((kind, service), None)
         if known is not None:
-            self._past_troubles.append(Trouble(kind, service, known.start_s, now_s, known.detail))
+            self._past_troubles.append(KubernetesTrouble(kind, service, known.start_s, now_s, known.detail))
             self._context = None
 
     def under_way(self, kind: ChangeKind, service: str) -> bool:
-        """Whether such a change goes on."""
+        """Whether such a change is open."""
         return (kind, service) in self._changes
 
     def context(self, now_s: float) -> Context:
-        """All that is known at this moment."""
+        """Return all changes and troubles at this time."""
         old = now_s - KEEP_S
         if self._past_changes and (self._past_changes[0].end_s or 0.0) < old:
             self._past_changes = [change for change in self._past_changes if (change.end_s or 0.0) >= old]

@@ -1,6 +1,6 @@
-"""A simulated mesh that runs by the clock: what `hopline mesh simulate` serves.
+"""A simulated mesh in real time: the mesh that `hopline mesh simulate` serves.
 
-One thread steps the world; whoever asks or interferes holds the same lock for a moment.
+One thread steps the world; requests hold the same lock for a short time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.traffic import Traffic
 from hopline_mesh.simulate.world import World
 
-#: The world goes on in steps of at most this many simulated seconds.
+#: Maximum step of the world in simulated seconds.
 _LONGEST_STEP_S = 5.0
 
 
 class Live:
-    """A world that goes on with the wall clock.
+    """A world that follows the wall clock.
 
     Args:
-        plan: of the mesh; its faults and operations happen by themselves, in the simulation's seconds after
-            the start.
-        speed: simulated seconds for each second of the clock.
+        plan: of the mesh; its faults and operations happen at their simulated seconds after the start.
+        speed: simulated seconds per second.
         per_pod: whether requests are counted by pod, as in a real mesh, or by service.
         tick_s: seconds of the clock between steps.
         clock: Unix seconds.
@@ -72,11 +71,11 @@ class Live:
         self._mirror.update()
 
     def wall(self, simulated_s: float) -> float:
-        """The clock's time at which the simulation has this time."""
+        """Convert a simulated time to wall-clock time."""
         return self._began_s + (simulated_s - self._plan.start_s) / self._speed
 
     def start(self) -> None:
-        """Go on by itself until `close`."""
+        """Run on a thread until `close`."""
         self._thread = threading.Thread(target=self._run, name="mesh-simulate", daemon=True)
         self._thread.start()
 
@@ -88,7 +87,7 @@ class Live:
         self.log.close()
 
     def catch_up(self) -> None:
-        """Step until the simulation's time is that of the clock; no time is ever gone back or lost."""
+        """Step until the simulated time is that of the clock; time never goes back and none is skipped."""
         target_s = self._plan.start_s + (self._clock() - self._began_s) * self._speed
         while (left_s := target_s - self._world.now_s) > 1e-6:
             with self._lock:
@@ -104,9 +103,9 @@ class Live:
             self._mirror.update()
 
     def metrics(self) -> bytes | None:
-        """The page for Prometheus; made anew only when something happened since.
+        """Return the page for Prometheus; rendered again only after a step.
 
-        Returns: None for a scrape that is to fail, which the plan's share of them do.
+        Returns: None for a scrape that must fail, for the planned share of scrapes.
         """
         with self._lock:
             if self._plan.missing and self._rng.random() < self._plan.missing:
@@ -116,7 +115,7 @@ class Live:
             return self._page
 
     def begin(self, fault: Fault) -> tuple[int, Fault]:
-        """Let a fault begin now; where the service or caller is "", one is chosen.
+        """Begin a fault now; if the service or caller is "", one is chosen.
 
         Returns: its number, and the fault with its names and Unix time.
 
@@ -132,25 +131,26 @@ class Live:
             return number, found
 
     def end(self, number: int) -> Fault:
-        """Let a fault end now.
+        """End a fault now.
 
         Raises:
-            BadRequest: no such fault is under way.
+            BadRequest: no such fault is active.
         """
         with self._lock:
             fault = self._faults.pop(number, None)
             if fault is None:
-                raise BadRequest(f"no fault {number} is under way")
+                raise BadRequest(f"no fault {number} is active")
             self._world.end(fault)
             return fault
 
     def operate(self, operation: Operation) -> Operation:
-        """Begin a planned change now; where the service is "", one is chosen.
+        """Begin a planned change now; if the service is "", one is chosen.
 
-        Returns: with its names and time.
+        Returns: the change with its names and time.
 
         Raises:
-            ConfigError: no such service. BadRequest: it cannot be changed in that way.
+            ConfigError: no such service.
+            BadRequest: the service cannot be changed in that way.
         """
         with self._lock:
             if operation.kind in ("add", "remove") and not operation.service:
@@ -163,7 +163,7 @@ class Live:
             return found
 
     def state(self) -> dict[str, Any]:
-        """What there is and what happens, for people and tests; times are the clock's."""
+        """Return the state, for people and tests; times are those of the wall clock."""
         with self._lock:
             world, flow, topology = self._world, self._world.flow, self._world.topology
             context = world.journal.context(world.now_s)
@@ -201,7 +201,9 @@ class Live:
                 "speed": self._speed,
                 "services": services,
                 "paths": paths,
-                "faults": [{"id": number, **_told(fault, self)} for number, fault in self._faults.items()],
+                "faults": [
+                    {"id": number, **_described(fault, self)} for number, fault in self._faults.items()
+                ],
                 "changes": [
                     {"kind": change.kind, "service": change.service, "detail": change.detail}
                     for change in context.changes
@@ -215,7 +217,7 @@ class Live:
             }
 
     def _spare(self, *, running: bool) -> str:
-        """The first spare service that runs, or that does not; "" where there is none."""
+        """Return the first spare service that runs, or that does not run; "" for none."""
         world = self._world
         fits = (world.topology.spare_of >= 0) & (world.fleet.running == running)
         return world.topology.names[int(np.argmax(fits))] if fits.any() else ""
@@ -225,7 +227,7 @@ class Live:
             self.catch_up()
 
     def _due(self) -> None:
-        """Begin what the plan has for this moment, and end faults whose time is over."""
+        """Begin planned faults and operations that are due, and end faults whose time is over."""
         world = self._world
         while self._agenda and self._agenda[-1].start_s <= world.now_s:
             item = self._agenda.pop()
@@ -239,7 +241,7 @@ class Live:
                 world.end(self._faults.pop(number))
 
 
-def _told(fault: Fault, live: Live) -> dict[str, Any]:
+def _described(fault: Fault, live: Live) -> dict[str, Any]:
     return {
         "kind": fault.kind,
         "service": fault.service,

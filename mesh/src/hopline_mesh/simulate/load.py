@@ -1,4 +1,4 @@
-"""How many requests enter the mesh: a daily pattern, slow drift, noise and bursts."""
+"""The rate of requests that enter the mesh: a daily pattern, slow drift, noise and bursts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Load:
         self._bursts: list[_Burst] = []
 
     def rates(self, time_s: float, step_s: float) -> Floats:
-        """Requests per second at a time.
+        """Return requests per second at a time.
 
         Args:
             time_s: Unix seconds.

@@ -1,7 +1,7 @@
-"""Latencies as log-normal distributions, told by mean and variance.
+"""Latencies as log-normal distributions, defined by mean and variance.
 
-Waiting times and service times are skewed with a long tail; a log-normal has that, and its quantiles and
-shares come in closed form.
+Waiting times and service times are skewed with a long tail. A log-normal distribution has this form, and
+its quantiles and shares have closed forms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 
 
 def normal_cdf(z: Floats) -> Floats:
-    """Share of a standard normal distribution below z; error below 1e-7 (Abramowitz and Stegun 26.2.17)."""
+    """Return the standard normal CDF at z; error below 1e-7 (Abramowitz and Stegun 26.2.17)."""
     a = np.abs(z)
     t = 1.0 / (1.0 + 0.2316419 * a)
     poly = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
@@ -22,25 +22,25 @@ def normal_cdf(z: Floats) -> Floats:
 
 
 def parameters(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
-    """Mu and sigma of the logarithm; a mean of 0 counts as 1e-6."""
+    """Return mu and sigma of the logarithm; a mean of 0 is treated as 1e-6."""
     mean = np.maximum(mean, 1e-6)
     squared = np.log1p(np.maximum(variance, 0.0) / (mean * mean))
     return np.log(mean) - squared / 2, np.sqrt(np.maximum(squared, 1e-8))
 
 
 def share_above(bound: Floats, mean: Floats, variance: Floats) -> Floats:
-    """Share of values above a bound."""
+    """Return the share of values above a bound."""
     mu, sigma = parameters(mean, variance)
     return 1.0 - normal_cdf((np.log(bound) - mu) / sigma)
 
 
 def quantile(share: float, mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    """Latency that a share of requests stays below, where some are stuck until a timeout.
+    """Return a quantile of latencies, of which some are stuck until a timeout.
 
     Args:
         share: such as 0.99.
         mean, variance: of those that are not stuck.
-        stuck: share that is stuck; they take `stuck_ms`.
+        stuck: share that is stuck, with the latency `stuck_ms`.
     """
     mu, sigma = parameters(mean, variance)
     within = np.clip(share / np.maximum(1.0 - stuck, 1e-9), 1e-6, 1.0 - 1e-6)
@@ -53,7 +53,7 @@ def quantile(share: float, mean: Floats, variance: Floats, stuck: Floats, stuck_
 
 
 def _normal_quantile(share: Floats) -> Floats:
-    """The inverse of `normal_cdf`; error below 4.5e-4 (Abramowitz and Stegun 26.2.23)."""
+    """Return the inverse of `normal_cdf`; error below 4.5e-4 (Abramowitz and Stegun 26.2.23)."""
     tail = np.minimum(share, 1.0 - share)
     t = np.sqrt(-2.0 * np.log(tail))
     z = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (

@@ -1,4 +1,4 @@
-"""What monitoring makes of the mesh: a snapshot with sampling noise, a window, idle services and gaps."""
+"""The monitoring of a simulated mesh: snapshots with sampling noise, a window, idle services and gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopline_mesh.simulate.lognormal import Floats, quantile
 from hopline_mesh.simulate.world import World
 from hopline_mesh.snapshot import Gap, Snapshot
 
-#: A call path without a request for so long is no longer reported.
+#: A call path without a request for this time is no longer reported.
 FORGET_S = 600.0
 #: Columns that come from one source; they fail together.
 _SOURCES = {
@@ -23,7 +23,7 @@ _SOURCES = {
 
 
 class Monitor:
-    """Looks at a world after every step, and says what was measured during the window."""
+    """Measures a world after every step, over a window."""
 
     def __init__(self, world: World, roster: Roster, rng: np.random.Generator) -> None:
         plan = world.plan
@@ -35,7 +35,7 @@ class Monitor:
         self._sums: dict[str, Floats] = {}
 
     def look(self, step_s: float) -> None:
-        """Count what happened during the last step."""
+        """Measure the last step."""
         world, rng, flow, exact = self._world, self._rng, self._world.flow, self._noise == 0.0
         counts = flow.arrived * step_s
         sent = flow.sent * step_s
@@ -79,7 +79,7 @@ class Monitor:
         self._seen_s[flow.sent > 1e-6] = world.now_s
 
     def snapshot(self) -> Snapshot:
-        """What is known at this moment."""
+        """Return the snapshot at this time."""
         world, schema = self._world, self._world.plan.schema
         topology, now_s = world.topology, world.now_s
         alive = np.flatnonzero(world.fleet.running)
@@ -130,7 +130,7 @@ class Monitor:
         }
 
     def _latency(self, of: str, rows: NDArray[np.int64], counts: Floats, share: float) -> Floats:
-        """A quantile of the window's requests; NaN without any, and rough where they were few."""
+        """Return a quantile of the window's requests; NaN without any, with a larger error for few."""
         mean, square, stuck, stuck_ms = (self._sums[f"{of} {what}"][rows] for what in _MOMENTS)
         some = np.maximum(counts, 1e-12)
         mean = mean / some
@@ -156,7 +156,7 @@ class Monitor:
         return features
 
     def _error(self, size: Floats) -> Floats:
-        """Factor by which a measurement is off, with heavy tails; 1 without noise."""
+        """Return the error factor of measurements, with heavy tails; 1 without noise."""
         if not self._noise:
             return np.ones(len(size))
         off: Floats = self._rng.standard_t(4, len(size)).clip(-8, 8)
@@ -165,7 +165,7 @@ class Monitor:
     def _lose(
         self, nodes: NDArray[np.float32], edges: NDArray[np.float32], names: tuple[str, ...]
     ) -> tuple[Gap, ...]:
-        """Scrapes that fail: of one service now and then, of a whole source rarely."""
+        """Drop the values of failed scrapes: of single services now and then, of a whole source rarely."""
         if not self._missing:
             return ()
         gaps = []
@@ -187,7 +187,7 @@ _MOMENTS = ("mean", "square", "stuck", "stuck_ms")
 def _moments(
     of: str, counts: Floats, mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats
 ) -> dict[str, Floats]:
-    """Sums that add up over time, from which a distribution of latencies can be told."""
+    """Return sums that define a distribution of latencies and can be added over time."""
     sums = (counts * mean, counts * (variance + mean**2), counts * stuck, counts * stuck * stuck_ms)
     return {f"{of} {what}": values for what, values in zip(_MOMENTS, sums, strict=True)}
 

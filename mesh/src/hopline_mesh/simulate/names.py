@@ -1,4 +1,4 @@
-"""Names that Kubernetes would give to pods, replica sets and addresses; the same for the same numbers."""
+"""Names and addresses in the form of Kubernetes, derived from numbers."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
 def split(service: str) -> tuple[str, str]:
-    """Namespace and name of a service."""
+    """Return namespace and name of a service."""
     namespace, _, name = service.rpartition("/")
     return namespace, name
 
 
 def template_hash(service: str, revision: int) -> str:
-    """Of a replica set, such as `7c9f8b6d5d`."""
+    """Return the hash of a replica set, such as `7c9f8b6d5d`."""
     return _word(f"{service} {revision}", 10)
 
 
 def replica_set(service: str, revision: int) -> str:
-    """A replica set's name, without its namespace."""
+    """Return a replica set's name, without its namespace."""
     return f"{split(service)[1]}-{template_hash(service, revision)}"
 
 
 def pod(service: str, revision: int, serial: int) -> str:
-    """A pod's name, without its namespace."""
+    """Return a pod's name, without its namespace."""
     return f"{replica_set(service, revision)}-{_word(f'pod {serial}', 5)}"
 
 
 def machine(number: int) -> str:
-    """A machine's name."""
+    """Return a node's name."""
     return f"machine-{number + 1}"
 
 
 def uid(*what: object) -> str:
-    """An object's unique id, in the form of a UUID."""
+    """Return an object's unique id, in the form of a UUID."""
     digest = hashlib.blake2s(repr(what).encode(), digest_size=16).hexdigest()
     return "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
 
 
 def address(serial: int) -> str:
-    """A pod's address."""
+    """Return a pod's address."""
     return f"10.{64 + serial // 65536 % 64}.{serial // 256 % 256}.{serial % 256}"
 
 

@@ -1,4 +1,4 @@
-"""Faults and operations as words of a command line."""
+"""Parses faults and operations of the command line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def read_fault(text: str) -> Fault:
     """Read `KIND@T[+SECONDS][:SERVICE or CALLER>CALLEE][*SEVERITY]`, such as `edge_latency@9:web>cart*0.8`.
 
     Raises:
-        BadRequest: it is written otherwise. ConfigError: no such kind, or a severity outside of 0 to 1.
+        BadRequest: the text has another form.
+        ConfigError: no such kind, or a severity outside of 0 to 1.
     """
     found = _SHAPE.fullmatch(text)
     if found is None or found["replicas"]:
         raise BadRequest(
-            f"--fault {text}: write KIND@T[+SECONDS][:SERVICE or CALLER>CALLEE][*SEVERITY], such as"
+            f"--fault {text}: must be KIND@T[+SECONDS][:SERVICE or CALLER>CALLEE][*SEVERITY], such as"
             " memory_leak@300+600:cart or edge_latency@300:web>cart*0.8"
         )
     caller, arrow, callee = (found["target"] or "").partition(">")
@@ -38,11 +39,14 @@ def read_operation(text: str) -> Operation:
     """Read `KIND@T[:SERVICE][=REPLICAS]`, such as `scale@300:cart=7`.
 
     Raises:
-        BadRequest: it is written otherwise. ConfigError: no such kind.
+        BadRequest: the text has another form.
+        ConfigError: no such kind.
     """
     found = _SHAPE.fullmatch(text)
     if found is None or found["length"] or found["severity"]:
-        raise BadRequest(f"--operation {text}: write KIND@T[:SERVICE][=REPLICAS], such as scale@300:cart=7")
+        raise BadRequest(
+            f"--operation {text}: must be KIND@T[:SERVICE][=REPLICAS], such as scale@300:cart=7"
+        )
     replicas = int(found["replicas"] or 0)
     start_s = _number(text, found["start"])
     return Operation(found["kind"], start_s, found["target"] or "", replicas)  # type: ignore[arg-type]
@@ -52,4 +56,4 @@ def _number(text: str, number: str) -> float:
     try:
         return float(number)
     except ValueError as error:
-        raise BadRequest(f"{text}: {number!r} is no number") from error
+        raise BadRequest(f"{text}: {number!r} is not a number") from error

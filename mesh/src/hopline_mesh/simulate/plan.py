@@ -1,4 +1,4 @@
-"""What is to be simulated: how large a mesh, how busy, and what happens to it.
+"""The plan of a simulation: size and load of the mesh, faults and planned changes.
 
 Plain values. Knows no arrays.
 """
@@ -11,12 +11,11 @@ from typing import Literal, get_args
 from hopline.errors import ConfigError
 from hopline_mesh.schema import Schema
 
-#: Something goes wrong. Of a call path: `retry_storm` (a caller sends every call several times),
-#: `partition` (a share of the calls is lost and times out), `edge_latency` (the network delays; the callee
-#: sees nothing). Of a service: `memory_leak` (until it is killed for it, again and again), `crash_loop`
-#: (its pods fall over soon after each start), `cpu_hog` (something else takes its processors),
-#: `slow_service` (each request takes longer), `error_burst` (it answers with errors), `stuck_rollout` (new
-#: pods never become ready).
+#: Kinds of faults. Of a call path: `retry_storm` (a caller sends every call several times), `partition` (a
+#: share of the calls is lost and times out), `edge_latency` (the network delays; the callee does not see
+#: it). Of a service: `memory_leak` (until it is killed for it, again and again), `crash_loop` (its pods
+#: crash soon after each start), `cpu_hog` (something else uses its CPUs), `slow_service` (each request
+#: takes longer), `error_burst` (it returns errors), `stuck_rollout` (new pods never become ready).
 FaultKind = Literal[
     "retry_storm",
     "partition",
@@ -31,25 +30,25 @@ FaultKind = Literal[
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 EDGE_FAULTS: tuple[FaultKind, ...] = ("retry_storm", "partition", "edge_latency")
 
-#: Something is meant to happen. `scale`: to `replicas` pods (and stays so); `rollout`: new pods for old;
-#: `drain`: a machine that the service runs on is emptied; `add`: a spare service takes 30 % of the traffic
-#: of another; `remove`: that spare goes, or another service, which nobody calls from then on; `shift`: 30 %
-#: of the service's pods run a new version.
+#: Kinds of planned changes. `scale`: to `replicas` pods; `rollout`: replaces all pods; `drain`: drains a
+#: node of the service; `add`: a spare service takes 30 % of the traffic of another; `remove`: removes that
+#: spare, or another service, which gets no calls from then on; `shift`: 30 % of the service's pods run a
+#: new version.
 OperationKind = Literal["scale", "rollout", "drain", "add", "remove", "shift"]
 OPERATIONS: tuple[OperationKind, ...] = get_args(OperationKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong, and so the truth that a detector is judged by.
+    """One fault, which is also a label for the evaluation of detectors.
 
     Attributes:
-        kind: what goes wrong.
+        kind: of the fault.
         start_s: seconds after the simulation's start; in `Simulation.faults` Unix seconds.
-        duration_s: how long it lasts. Its effects may outlast it (queues, restarts).
-        service: the root cause; of an edge fault the callee. "" lets the simulation choose.
-        caller: of an edge fault the caller; else "".
-        severity: 0 (hardly felt) to 1 (nobody could miss it).
+        duration_s: how long it lasts. Its effects may last longer (queues, restarts).
+        service: the root cause; for an edge fault the callee. "" lets the simulation choose.
+        caller: for an edge fault the caller; else "".
+        severity: 0 (hardly visible) to 1 (impossible to miss).
     """
 
     kind: FaultKind
@@ -65,18 +64,18 @@ class Fault:
         if not 0.0 <= self.severity <= 1.0:
             raise ConfigError(f"severity of {self.kind} is {self.severity}, not within 0 to 1")
         if not self.duration_s > 0.0:
-            raise ConfigError(f"duration of {self.kind} is {self.duration_s} s; it has to be above 0")
+            raise ConfigError(f"duration of {self.kind} is {self.duration_s} s; it must be above 0")
         if self.caller and self.kind not in EDGE_FAULTS:
             raise ConfigError(f"{self.kind} is a fault of one service: it has no caller")
 
     @property
     def end_s(self) -> float:
-        """When the fault itself ends."""
+        """Time of the end of the fault itself."""
         return self.start_s + self.duration_s
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The services that count as its root cause: of an edge fault both ends, the guilty one first."""
+        """Services that count as root cause: for an edge fault both ends, the actual one first."""
         if not self.caller:
             return (self.service,)
         return (self.caller, self.service) if self.kind == "retry_storm" else (self.service, self.caller)
@@ -87,10 +86,10 @@ class Operation:
     """One planned change.
 
     Attributes:
-        kind: what is done.
+        kind: of the change.
         start_s: seconds after the simulation's start; in `Simulation.operations` Unix seconds.
-        service: to which service; "" lets the simulation choose.
-        replicas: of `scale`, how many pods it is to have.
+        service: name; "" lets the simulation choose.
+        replicas: for `scale`, the wanted number of pods.
     """
 
     kind: OperationKind
@@ -107,25 +106,25 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """A mesh and what happens to it.
+    """A mesh, its load, faults and planned changes.
 
     Attributes:
         services: number of services, at least 3.
-        spares: services that do not run at first, for `add`.
-        hours: how long it lasts.
+        spares: number of services that do not run at first, for `add`.
+        hours: duration.
         interval_s: seconds between snapshots.
         start_s: Unix time of the start; the daily pattern has its minimum at 03:00 UTC.
         rate: requests per second that enter the mesh at the middle of the day.
-        daily: by how much the load swings over a day, 0 to 0.9.
-        bursts_per_hour: sudden rises of load at one entry (they are normal).
-        noise: 1.0 is that of a usual mesh; 0.0 gives the physics alone.
+        daily: amplitude of the load over a day, 0 to 0.9.
+        bursts_per_hour: sudden increases of load at one entry (they are normal).
+        noise: 1.0 is that of a usual mesh; 0.0 has no noise.
         missing: share of the measurements of a service that fail.
         autoscale: whether the number of pods follows the load.
-        autoscale_window_s: over which autoscaling smooths what pods use; 0 goes by the moment, and so
-            follows every noise.
+        autoscale_window_s: over which autoscaling smooths the CPU use; 0 does not smooth, and follows
+            all noise.
         window_s: rates and latencies are taken over this time, as Prometheus' `rate(...[1m])` does.
         warm_up_s: simulated time before the first snapshot, so that nothing starts cold.
-        faults, operations: what happens, in any order.
+        faults, operations: in any order.
         schema: the columns; only names of the default schema can be measured, all others are NaN.
     """
 

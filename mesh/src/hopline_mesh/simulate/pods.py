@@ -1,7 +1,7 @@
 """All pods of the mesh, as columns.
 
-A pod is created, starts, becomes ready, may fall over and start again, is deleted and goes. Knows no
-deployments: who wants how many pods is told from outside.
+A pod is created, starts, becomes ready, may crash and restart, is deleted and disappears. Knows no
+deployments; the caller decides the number of pods.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ GRACE_S = 20.0
 COLD_S = 60.0
 
 _COLUMNS: dict[str, type] = {
-    "serial": np.int64,  # unique for ever
+    "serial": np.int64,  # unique, never reused
     "service": np.int64,
-    "revision": np.int64,  # which version of the service
+    "revision": np.int64,  # version of the service
     "node": np.int64,  # machine
     "created_s": np.float64,
     "started_s": np.float64,  # the container's last start
-    "ready_s": np.float64,  # from when it is ready, as long as it lives
-    "deleted_s": np.float64,  # asked to end; inf
+    "ready_s": np.float64,  # when it becomes ready
+    "deleted_s": np.float64,  # when its termination began; inf
     "down_s": np.float64,  # its container does not run until then; -inf
     "restarts": np.int64,
     "last_start_s": np.float64,  # of the container that ended last
     "ended_s": np.float64,  # when that was
-    "evicted": np.bool_,  # asked to end because its machine is emptied
-    "oom": np.bool_,  # its last end was for want of memory
+    "evicted": np.bool_,  # terminated because its node is drained
+    "oom": np.bool_,  # its last end was an OOM kill
     "leaked": np.float64,  # bytes that it will never free
     "phase": np.float64,  # of its garbage collection, 0 to 1
 }
@@ -62,7 +62,7 @@ class Pods:
         rng: np.random.Generator,
         start_s: float,
     ) -> None:
-        """Add pods that are ready `start_s` seconds from now, more or less; never ready where it is inf."""
+        """Add pods that become ready about `start_s` seconds from now; never if it is inf."""
         fresh = np.arange(self._next, self._next + count)
         self._next += count
         took = start_s * rng.uniform(0.7, 1.6, count)
@@ -91,7 +91,7 @@ class Pods:
         self._bind()
 
     def delete(self, rows: NDArray[np.int64], now_s: float, *, evicted: bool = False) -> None:
-        """Ask pods to end; they no longer get requests."""
+        """Terminate pods; they no longer get requests."""
         self.evicted[rows] = evicted
         self.deleted_s[rows] = np.minimum(self.deleted_s[rows], now_s)
 
@@ -107,11 +107,11 @@ class Pods:
         return (self.ready_s <= now_s) & (self.deleted_s > now_s) & (self.down_s <= now_s)
 
     def staying(self) -> NDArray[np.bool_]:
-        """Whether each pod has not been asked to end."""
+        """Whether each pod is not terminating."""
         return np.isinf(self.deleted_s)
 
     def restart(self, rows: NDArray[np.int64], now_s: float, pause_s: Floats, oom: bool) -> None:
-        """Containers end by themselves and start again after a pause."""
+        """Crash containers, which restart after a pause."""
         self.restarts[rows] += 1
         self.last_start_s[rows] = self.started_s[rows]
         self.ended_s[rows] = now_s
@@ -122,7 +122,7 @@ class Pods:
         self.ready_s[rows] = now_s + pause_s + 6.0
 
     def slowness(self, now_s: float) -> Floats:
-        """How many times longer than usual a request takes in each pod: cold caches at first."""
+        """Return the factor on the usual time of a request in each pod: cold caches at first."""
         age = np.clip((now_s - self.ready_s) / COLD_S, 0.0, 1.0)
         return 1.0 + 0.8 * (1.0 - age) ** 2
 

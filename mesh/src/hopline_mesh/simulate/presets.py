@@ -1,4 +1,4 @@
-"""Ready plans: a mesh in which pods are replaced all the time, and one in which little happens."""
+"""Predefined plans: a mesh whose pods are replaced all the time, and one with few changes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hopline.errors import ConfigError
 from hopline_mesh.simulate.plan import FAULTS, Fault, FaultKind, MeshPlan, Operation, OperationKind
 from hopline_mesh.simulate.simulation import Simulation
 
-#: Faults that are seen in measurements; a stuck rollout is seen by Kubernetes alone.
+#: Faults that are visible in measurements; a stuck rollout is visible only in Kubernetes.
 MEASURED: tuple[FaultKind, ...] = tuple(kind for kind in FAULTS if kind != "stuck_rollout")
 
 
 def calm(hours: float = 6.0, services: int = 30, *, seed: int = 0, interval_s: float = 15.0) -> Simulation:
-    """A usual day without faults: load, noise, autoscaling, a rollout now and then."""
+    """Simulate a usual day without faults: load, noise, autoscaling, a rollout now and then."""
     rng = np.random.default_rng([seed, 10])
     plan = MeshPlan(
         services=services,
@@ -35,15 +35,15 @@ def high_churn(
     churn: float = 1.0,
     kinds: tuple[FaultKind, ...] = MEASURED,
 ) -> Simulation:
-    """Pods replaced all the time, and labelled faults in between.
+    """Simulate a mesh whose pods are replaced all the time, with labelled faults in between.
 
     Args:
-        hours: length in all.
+        hours: total length.
         services: size of the mesh.
-        quiet_hours: at the start, with churn but without faults: to learn from.
+        quiet_hours: at the start, with churn but without faults, for training.
         faults_per_hour: after that; they are at least ten minutes apart.
-        churn: 1.0 is about 20 rollouts, drains and scalings an hour for 30 services, autoscaling aside.
-        kinds: which faults, in turn.
+        churn: 1.0 is about 20 rollouts, drains and scalings an hour for 30 services, without autoscaling.
+        kinds: of faults, in turn.
 
     Raises:
         ConfigError: no kinds, or a rate that leaves no room between the faults.
@@ -77,7 +77,7 @@ def _faults(
     kinds: tuple[FaultKind, ...],
     rng: np.random.Generator,
 ) -> tuple[Fault, ...]:
-    """One fault in each of as many equal parts of the time as there are faults."""
+    """Return faults, one in each of equal parts of the time."""
     count = int((hours - quiet_hours) * per_hour)
     if count <= 0:
         return ()
@@ -101,7 +101,7 @@ def _operations(
     per_hour: dict[OperationKind, float],
     rng: np.random.Generator,
 ) -> tuple[Operation, ...]:
-    """Operations at random times."""
+    """Return operations at random times."""
     found = []
     for kind, rate in per_hour.items():
         for _ in range(int(rng.poisson(rate * hours))):
@@ -110,7 +110,7 @@ def _operations(
 
 
 def _guests(hours: float, per_hour: float, rng: np.random.Generator) -> tuple[Operation, ...]:
-    """A spare service comes and goes again, one after the other."""
+    """Return operations that add and remove spare services, one at a time."""
     found: list[Operation] = []
     time_s = 1800.0
     while per_hour > 0.0:

@@ -1,13 +1,13 @@
-"""A configuration with which Prometheus scrapes a simulated mesh."""
+"""A configuration for a Prometheus that scrapes a simulated mesh."""
 
 from __future__ import annotations
 
 
 def prometheus_config(port: int, interval_s: float = 15.0, host: str = "127.0.0.1") -> str:
-    """The file's text.
+    """Return the text of the file.
 
     Args:
-        port: where the simulation serves `/metrics`.
+        port: of `/metrics` of the simulation.
         interval_s: seconds from one scrape to the next, at least 0.001.
     """
     interval = f"{max(1, round(interval_s * 1000))}ms"

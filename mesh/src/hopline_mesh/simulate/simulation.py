@@ -1,4 +1,4 @@
-"""A plan, played from start to end: snapshots, contexts, and the truth about what went wrong."""
+"""Runs a plan from start to end: snapshots, contexts, and labels of faults."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hopline_mesh.snapshot import Snapshot
 class Simulation:
     """One simulated mesh; iterate over it for pairs of snapshot and context, oldest first.
 
-    The same plan and seed give the same values, each time that it is iterated over.
+    The same plan and seed give the same values in each iteration.
 
     Attributes:
         plan: as given.
-        faults: what goes wrong, with the services that it befalls; `start_s` and `end_s` are Unix seconds.
-        operations: what is meant to happen; `start_s` is Unix seconds.
-        services: names of all services, spares included.
+        faults: with their services; `start_s` and `end_s` are Unix seconds.
+        operations: planned changes; `start_s` is Unix seconds.
+        services: names of all services, including spares.
         paths: caller and callee of every call path that may be used.
-        world: what the newest iteration is at; before the first, where it begins.
+        world: state of the newest iteration; before the first, the initial state.
     """
 
     def __init__(self, plan: MeshPlan, seed: int) -> None:
@@ -62,7 +62,7 @@ class Simulation:
 
 
 def simulate(plan: MeshPlan, seed: int) -> Simulation:
-    """A mesh that behaves as planned.
+    """Create a simulation of a plan.
 
     Raises:
         ConfigError: the plan names a service or call path that the mesh does not have.
@@ -82,7 +82,7 @@ def _agenda(
 
 def _act(world: World, verb: str, what: Fault | Operation) -> None:
     if isinstance(what, Operation):
-        # What is there already is not added, and what is gone is not changed.
+        # Existing services are not added, and missing ones are not changed.
         if world.fleet.running[world.find(what.service)] != (what.kind == "add"):
             world.operate(what)
     elif verb == "begin":

@@ -1,6 +1,6 @@
-"""Who calls whom, and what each service is like: a random mesh in layers.
+"""A random mesh in layers: services, their properties, and call paths.
 
-Entries on top, tiers below, stores at the bottom; some back ends are shared by many. Knows nothing of time.
+Entries on top, tiers below, stores at the bottom; some back ends are shared by many. Knows no time.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ class Topology:
 
     Attributes:
         names: `namespace/service`.
-        spare_of: int64 [s], the service that a spare can take traffic of; -1 where it is no spare.
+        spare_of: int64 [s], the service whose traffic a spare can take; -1 if it is not a spare.
         layer: int64 [s]; calls go from a lower layer to a higher one only, so they have no cycles.
         entry_share: share of the mesh's load that enters at the service.
-        own_ms: time that a request takes in the service itself, nobody else waiting.
+        own_ms: time of a request in the service itself, without queueing.
         spread: coefficient of variation of that time.
-        workers: requests that one pod can work on at once.
+        workers: requests that one pod can process in parallel.
         replicas: pods at the start.
-        max_replicas: most pods that autoscaling gives; equal to `replicas` where it does not apply.
-        cpu_s: processor seconds for one request.
-        cpu_request: cores that a pod asks for.
-        memory_bytes: of a pod that does little.
+        max_replicas: maximum pods of autoscaling; equal to `replicas` without autoscaling.
+        cpu_s: CPU seconds for one request.
+        cpu_request: cores that a pod requests.
+        memory_bytes: of a nearly idle pod.
         memory_limit: at which a pod is killed.
-        gc_s: seconds between two large collections of garbage, at usual load.
-        idle: bool [s], has no traffic at all for much of the time.
-        grpc: bool [s], answers over gRPC: its errors come with HTTP status 200.
+        gc_s: seconds between two large garbage collections, at usual load.
+        idle: bool [s], has no traffic for much of the time.
+        grpc: bool [s], serves gRPC: its errors have HTTP status 200.
         src, dst: int64 [e].
         calls: calls per request of the caller.
-        network_ms: time on the way, there and back.
-        timeout_ms: after which the caller gives up.
-        retries: int64 [e], further attempts after a failed one.
-        critical: share of the caller's requests that fail where the call fails.
+        network_ms: round-trip time of the network.
+        timeout_ms: after which the caller stops waiting.
+        retries: int64 [e], attempts after a failed one.
+        critical: share of the caller's requests that fail if the call fails.
     """
 
     names: tuple[str, ...]
@@ -86,13 +86,13 @@ class Topology:
 
 
 def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> Topology:
-    """A random mesh in which every service is reached from an entry.
+    """Build a random mesh in which every service is reachable from an entry.
 
-    Pods and workers are given so that at `rate` requests per second each service is busy to about 42 %.
+    At `rate` requests per second each service has a utilisation of about 42 %.
 
     Args:
         services: number of services, at least 3.
-        spares: further services, each a copy of some tier service that nobody calls yet.
+        spares: number of additional services, each a copy of a tier service without callers yet.
         rate: requests per second that enter.
     """
     layer = _layers(services, rng)
@@ -105,7 +105,7 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
     for caller in range(services):
         callees = [dst for src, dst in pairs if src == caller]
         weights = rng.gamma(2.0, 1.0, len(callees))
-        # A request makes one to two calls in all, whatever the fan-out, so that load does not explode.
+        # A request makes one to two calls in total for any fan-out, so that load does not explode.
         total = rng.uniform(0.9, 1.6)
         for callee, weight in zip(callees, weights, strict=True):
             calls[caller, callee] = max(0.03, float(total * weight / weights.sum()))
@@ -134,7 +134,7 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
     scaled[layer == depth] = False
     for values in (own_ms, replicas, workers, cpu_s):
         values[services:] = values[copied]
-    # Little used ones only: a busy service that stops now and then would be an outage.
+    # Only services with little traffic: a busy service that stops would be an outage.
     idle = (rng.random(n) < 0.3) & (layer == depth - 1) & (usual < 0.05 * rate)
     idle[copied] = idle[services:] = False
     memory = np.exp(rng.uniform(np.log(60e6), np.log(900e6), n))
@@ -166,7 +166,7 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
 
 
 def _layers(services: int, rng: np.random.Generator) -> Ints:
-    """The layer of each service: a few entries, three to five tiers, a fifth of them stores."""
+    """Return the layer of each service: a few entries, three to five tiers, a fifth of them stores."""
     entries = max(1, min(4, services // 15))
     tiers = max(1, min(4, (services - entries) // 5))
     stores = max(1, services // 5)
@@ -177,7 +177,7 @@ def _layers(services: int, rng: np.random.Generator) -> Ints:
 
 
 def _pairs(layer: Ints, rng: np.random.Generator) -> set[tuple[int, int]]:
-    """Call paths: everyone below the entries has a caller; popular back ends get more of them."""
+    """Return call paths: every service below the entries has a caller; popular ones have more."""
     n, depth = len(layer), int(layer.max())
     pairs = set()
     popularity = rng.pareto(1.5, n) + 0.2
@@ -188,14 +188,14 @@ def _pairs(layer: Ints, rng: np.random.Generator) -> set[tuple[int, int]]:
         below = np.flatnonzero(layer > layer[caller])
         weight = popularity[below] / (layer[below] - layer[caller])
         wanted = min(len(below), int(rng.integers(1, 4)))
-        # Of a large mesh a service knows only a part, so that fan-out stays what it is in practice.
+        # In a large mesh a service calls only a few others, so that fan-out is realistic.
         for callee in rng.choice(below, size=wanted, replace=False, p=weight / weight.sum()):
             pairs.add((int(caller), int(callee)))
     return pairs
 
 
 def _usual_rates(entry: Floats, src: Ints, dst: Ints, calls: Floats, spare_of: Ints) -> Floats:
-    """Requests per second of each service, spares aside (edges come sorted by layer)."""
+    """Return requests per second of each service, without spares (edges are sorted by layer)."""
     rates = entry.copy()
     for caller, callee, amount in zip(src, dst, calls, strict=True):
         if spare_of[caller] < 0 and spare_of[callee] < 0:
@@ -206,7 +206,7 @@ def _usual_rates(entry: Floats, src: Ints, dst: Ints, calls: Floats, spare_of: I
 def _names(
     layer: Ints, depth: int, services: int, spare_of: Ints, rng: np.random.Generator
 ) -> tuple[str, ...]:
-    """Names that tell what a service is; the same word again gets a number."""
+    """Return names by the role of each service; a repeated word gets a number."""
     names: list[str] = []
     seen: dict[str, int] = {}
     for service in range(services):

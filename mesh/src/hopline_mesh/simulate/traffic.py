@@ -1,7 +1,7 @@
-"""Istio's counters of a mesh that lives: what each proxy counted of each call path.
+"""Istio's counters of a live mesh: the counts of each proxy for each call path.
 
-As in a real mesh every pod has counters of its own, which begin at 0 with it and vanish with it, and each
-request is counted twice: by the caller's proxy and by the callee's.
+As in a real mesh every pod has separate counters, which start at 0 and disappear with the pod. Each request
+is counted by the caller's proxy and by the callee's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FINE, FAILED, TIMED_OUT, NOBODY = range(4)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pairing:
-    """Which pods count which call path at present; rows of arrays are counters."""
+    """The pods that count each call path at present; rows of arrays are counters."""
 
     rows: NDArray[np.int64]
     where: NDArray[np.int64]
@@ -35,14 +35,14 @@ class _Pairing:
 class Counters:
     """Counters of one reporter, one row for each call path and pod that ever counted it.
 
-    Paths are those of the topology, and after them one for each entry: what comes from outside.
+    Paths are those of the topology, followed by one for each entry: requests from outside.
 
     Attributes:
         path: int64 [r], number of the call path.
-        serial: int64 [r], the pod whose proxy counts.
+        serial: int64 [r], pod of the proxy.
         ends: int64 [r, 4], requests by how they ended.
-        buckets: int64 [r, 20], requests by duration, not cumulated.
-        total_ms: float64 [r], durations together.
+        buckets: int64 [r, 20], requests by duration, not cumulative.
+        total_ms: float64 [r], sum of durations.
         opened, closed: int64 [r], connections.
     """
 
@@ -63,11 +63,11 @@ class Counters:
     def pair(
         self, paths: NDArray[np.int64], owners: NDArray[np.int64], pods: dict[int, list[int]]
     ) -> _Pairing:
-        """Rows of all pods that serve, new ones where there were none.
+        """Return the rows of all serving pods; adds missing rows.
 
         Args:
             paths: numbers of call paths.
-            owners: whose pods count each of them, a number of a service.
+            owners: number of the service whose pods count each path.
             pods: serials of the serving pods of each service.
         """
         rows, where, column = [], [], []
@@ -118,8 +118,8 @@ class Traffic:
     """Both reporters' counters of a world; call `count` after each of its steps.
 
     Args:
-        per_pod: False counts for each service as a whole: a third of the lines, but counters that never
-            begin anew. Instead of a pod's serial number they have -1 minus the service's number.
+        per_pod: False: one set of counters per service: a third of the lines, but counters never restart.
+            Instead of a pod's serial number they have -1 minus the service's number.
 
     Attributes:
         source, destination: counters.
@@ -138,7 +138,7 @@ class Traffic:
         self._serving: bytes = b""
 
     def count(self, step_s: float) -> None:
-        """Count what happened during the last step."""
+        """Count the requests of the last step."""
         world, rng, flow = self._world, self._rng, self._world.flow
         self._pair()
         sent = rng.poisson(flow.sent * step_s)
@@ -179,7 +179,7 @@ class Traffic:
         self, counters: Counters, pairing: _Pairing, counts: NDArray[np.int64],
         ends: Floats, buckets: Floats, mean_ms: Floats,
     ) -> None:  # fmt: skip
-        """Share requests of paths out to pods, and count each there."""
+        """Distribute requests of paths over pods, and count them there."""
         rng, rows, where = self._rng, pairing.rows, pairing.where
         if not rows.size:
             return
@@ -190,7 +190,7 @@ class Traffic:
         counters.total_ms[rows] += each * mean_ms[where] * np.maximum(noise, 0.1)
 
     def _connect(self) -> None:
-        """Connections are opened and closed so that as many are open as requests are in flight."""
+        """Open and close connections, so that the number of open ones equals the requests in flight."""
         counters, pairing = self.destination, self._at_callee
         if not pairing.rows.size:
             return
@@ -205,7 +205,7 @@ class Traffic:
         counters.closed[rows] += np.maximum(open_now - wanted, 0)
 
     def _pair(self) -> None:
-        """Find the pods that serve; only where they are others than before is anything done."""
+        """Update the rows if the serving pods have changed."""
         pods, now_s = self._world.pods, self._world.now_s
         serving = pods.ready(now_s)
         state = pods.serial[serving].tobytes()
@@ -229,7 +229,7 @@ class Traffic:
 
 
 def _spread(mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    """Share of requests in each bucket [n, 20]."""
+    """Return the share of requests in each bucket [n, 20]."""
     mu, sigma = parameters(mean, variance)
     below = normal_cdf((np.log(BOUNDS_MS)[None, :] - mu[:, None]) / sigma[:, None])
     below = (1.0 - stuck)[:, None] * below + stuck[:, None] * (stuck_ms[:, None] <= BOUNDS_MS[None, :])

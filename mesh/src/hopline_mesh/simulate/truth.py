@@ -1,4 +1,4 @@
-"""A simulation as a recording: what detectors are judged on, and folders hold."""
+"""Converts a simulation to a recording, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopline_mesh.snapshot import Snapshot
 
 
 def events(run: Simulation) -> list[Event]:
-    """What goes wrong in a simulation, oldest first; of a call path, with its guilty end as the service."""
+    """Return the labels of a simulation, oldest first; for a call path, `service` is the root cause."""
     return [
         Event(
             start_s=fault.start_s,
@@ -29,9 +29,9 @@ def events(run: Simulation) -> list[Event]:
 
 
 def periods(run: Simulation) -> tuple[Period, Period]:
-    """Time to learn from, and time to judge: parted ten minutes before the first fault.
+    """Return the training and test periods, split ten minutes before the first fault.
 
-    Without any fault, or where one comes within the first tenth of the time, a quarter is to learn from.
+    Without any fault, or with one in the first tenth of the time, a quarter is for training.
     """
     start_s = run.plan.start_s
     end_s = start_s + run.plan.hours * 3600.0 + run.plan.interval_s
@@ -45,7 +45,7 @@ def periods(run: Simulation) -> tuple[Period, Period]:
 def recording(
     run: Simulation, name: str = "simulated", advance: Callable[[], None] | None = None
 ) -> Recording:
-    """Play a simulation, and keep all of it in memory.
+    """Run a simulation, and keep it in memory.
 
     Args:
         advance: called after each snapshot, for a progress bar.
@@ -72,10 +72,10 @@ def recording(
 def write(
     run: Simulation, folder: Path, name: str = "simulated", advance: Callable[[], None] | None = None
 ) -> None:
-    """Play a simulation into a folder that `hopline mesh evaluate` reads.
+    """Run a simulation, and write it to a folder for `hopline mesh evaluate`.
 
     Args:
-        folder: is made; must not hold a recording.
+        folder: created if it is missing; must not have a recording.
         advance: called after each snapshot, for a progress bar.
 
     Raises:

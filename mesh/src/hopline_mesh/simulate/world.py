@@ -1,6 +1,6 @@
-"""The mesh in time: one step takes it from one moment to the next.
+"""The state of the simulated mesh, and its steps in time.
 
-Puts load, pods, faults and physics together. Knows neither snapshots nor Prometheus.
+Combines load, pods, faults and physics. Knows neither snapshots nor Prometheus.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.pods import Pods
 from hopline_mesh.simulate.topology import build
 
-#: Share of a service's calls that a spare takes over once it is added.
+#: Share of a service's calls that a spare takes over after it was added.
 SPARE_SHARE = 0.3
 
 
 class World:
-    """A mesh that lives.
+    """The state of a simulated mesh.
 
     Attributes:
         now_s: Unix seconds.
-        topology: services and call paths, spares included.
-        flow: what happens at this moment.
+        topology: services and call paths, including spares.
+        flow: present rates, latencies and failures.
         cpu_cores: in use by all pods of each service [s].
         pod_cpu: in use by each pod, in order of `pods`.
         pod_memory: bytes in use by each pod.
@@ -66,10 +66,10 @@ class World:
         self._noise = plan.noise
 
     def find(self, service: str) -> int:
-        """The number of a service.
+        """Return the number of a service.
 
         Raises:
-            BadRequest: there is none of that name.
+            BadRequest: no service has this name.
         """
         names = self.topology.names
         if service in names:
@@ -99,7 +99,7 @@ class World:
             fleet.drain(int(self.pods.node[rows[0]]) if rows.size else 0, now_s)
         elif operation.kind == "add":
             if self.topology.spare_of[service] < 0:
-                raise BadRequest(f"add: {operation.service} is no spare service")
+                raise BadRequest(f"add: {operation.service} is not a spare service")
             if fleet.running[service]:
                 raise BadRequest(f"add: {operation.service} runs already")
             fleet.add(service, now_s)
@@ -107,27 +107,27 @@ class World:
             fleet.remove(service, now_s)
 
     def begin(self, fault: Fault) -> None:
-        """Let a fault begin now; it lasts until `end` is called with the same value."""
+        """Begin a fault now; it lasts until `end` is called with the same value."""
         self.harm.begin(fault, self.now_s)
 
     def end(self, fault: Fault) -> None:
-        """Let a fault end now."""
+        """End a fault now."""
         self.harm.end(fault, self.now_s)
 
     def step(self, step_s: float) -> None:
-        """Go on by some seconds."""
+        """Advance by some seconds."""
         self.now_s += step_s
         now_s, topology, pods = self.now_s, self.topology, self.pods
         self.fleet.reconcile(now_s)
         self.harm.step(now_s, step_s)
         serving = pods.ready(now_s)
         s = len(topology.names)
-        who = pods.service[serving]
+        owner = pods.service[serving]
         slow = pods.slowness(now_s)[serving]
-        self.ready = np.bincount(who, minlength=s)
+        self.ready = np.bincount(owner, minlength=s)
         count = np.maximum(self.ready, 1)
-        slow_mean = np.where(self.ready > 0, np.bincount(who, slow, s) / count, 1.0)
-        slow_square = np.where(self.ready > 0, np.bincount(who, slow * slow, s) / count, 1.0)
+        slow_mean = np.where(self.ready > 0, np.bincount(owner, slow, s) / count, 1.0)
+        slow_square = np.where(self.ready > 0, np.bincount(owner, slow * slow, s) / count, 1.0)
         self._wander(step_s)
         harm = self.harm
         own_ms = topology.own_ms * np.exp(self._pace) * harm.slower
@@ -150,7 +150,7 @@ class World:
             self.fleet.autoscale(self.cpu_cores, self.ready, now_s)
 
     def _wander(self, step_s: float) -> None:
-        """Nothing stays as it is: service times and the mix of requests drift, now and then by a jump."""
+        """Drift service times and the mix of requests, now and then with a jump."""
         for values, tau_s, size in ((self._pace, 300.0, 0.06), (self._mix, 900.0, 0.05)):
             keep = math.exp(-step_s / tau_s)
             shock = self._rng.standard_t(3, len(values))
@@ -159,13 +159,13 @@ class World:
             np.clip(values, -0.8, 0.8, out=values)
 
     def _hiccups(self) -> Floats:
-        """Errors that always are there: few, and rarely some more."""
+        """Return background errors: few, and rarely some more."""
         usual = 2e-4 * self._rng.exponential(1.0, len(self._pace))
         rare = (self._rng.random(len(self._pace)) < 0.002) * self._rng.uniform(0.0, 0.02, len(self._pace))
         return (usual + rare) * min(1.0, self._noise)
 
     def _routes(self, step_s: float) -> Floats:
-        """Which share of its calls each path carries: spares take some, services asleep get none."""
+        """Return the used share of each path's calls; spares take some, idle services get none."""
         topology = self.topology
         if topology.idle.any():
             over = topology.idle & (self._asleep_until <= self.now_s)
@@ -177,7 +177,7 @@ class World:
         for spare in spares:
             up = self.fleet.running[spare] and self.ready[spare] > 0
             aim = SPARE_SHARE if up else 0.0
-            # Traffic moves within about two minutes, and is gone at once where nobody is left.
+            # Traffic moves within about two minutes, and stops immediately without any pod.
             moved = step_s / 120.0 * SPARE_SHARE
             taken = min(aim, self._taken[spare] + moved) if up else 0.0
             self._taken[spare] = taken
@@ -186,7 +186,7 @@ class World:
         return (share * self.fleet.running)[topology.dst]
 
     def _consume(self, step_s: float, serving: NDArray[np.bool_]) -> None:
-        """Processors and memory that each pod uses."""
+        """Update CPU and memory use of each pod."""
         topology, pods, flow, rng = self.topology, self.pods, self.flow, self._rng
         s, n = len(topology.names), len(pods)
         service = pods.service
@@ -202,7 +202,7 @@ class World:
         boot = np.where(starting, 0.3 * topology.cpu_request[service], 0.0)
         hog = self.harm.hog[service] * topology.cpu_request[service]
         self.pod_cpu = np.where(runs, np.where(serving, work + hog, 0.0) + own + boot, 0.0)
-        # Garbage grows with the work done and goes all at once.
+        # Garbage grows with the work and is collected in one step.
         usual = np.maximum(topology.cpu_request * 0.5, 1e-9)
         pods.phase += np.where(
             runs, step_s / topology.gc_s[service] * (0.3 + 0.7 * work / usual[service]), 0.0

@@ -1,4 +1,4 @@
-"""What a restart of the watch takes up again: a folder of checkpoints, and a history of snapshots."""
+"""The saved state of a watch: a folder of checkpoints, and a history of snapshots."""
 
 from hopline_mesh.state.folder import StateFolder
 from hopline_mesh.state.record import Seen

@@ -1,9 +1,9 @@
-"""One file of a JSON header and arrays, whole or not there.
+"""A file with a JSON header and arrays, written atomically.
 
-Layout: magic (8 bytes), length of the header (uint64, little-endian), header, arrays one after the other,
-SHA-256 of all that. A packed array is pieces of 8 MiB, each as its length (uint32) and zlib data, in which
-all first bytes of the numbers come first, then all second ones and so on: high bytes of windows are nearly
-all the same. Nothing in a file is executed when it is read. Knows bytes; nothing of what they mean.
+Layout: magic (8 bytes), length of the header (uint64, little-endian), header, arrays in order, SHA-256 of
+all of it. A packed array is pieces of 8 MiB, each as its length (uint32) and zlib data. In a piece all
+first bytes of the numbers come first, then all second ones and so on, because high bytes of windows are
+nearly all equal. Reading a file executes nothing in it. Knows bytes, not their meaning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def checkpoint_bytes(meta: Mapping[str, Any], arrays: Arrays) -> int:
-    """How large the file would be, not packed."""
+    """Return the size of the unpacked file in bytes."""
     payload = sum(array.nbytes for array in arrays.values())
     return len(MAGIC) + 8 + len(_header(meta, arrays, packed=False)) + payload + _DIGEST_BYTES
 
@@ -41,19 +41,19 @@ def checkpoint_bytes(meta: Mapping[str, Any], arrays: Arrays) -> int:
 def write_checkpoint(
     path: Path, meta: Mapping[str, Any], arrays: Arrays, *, packed: bool = False, most: float = math.inf
 ) -> int:
-    """Write a file so that at any moment the old one or the new one is there, whole.
+    """Write a file atomically: at any time the complete old or the complete new file exists.
 
     Args:
         meta: JSON values.
         arrays: of booleans, integers or floats.
-        packed: smaller, and slower: some 50 MB a second.
-        most: bytes that it may have.
+        packed: compress; smaller and slower, some 50 MB a second.
+        most: maximum size in bytes.
 
     Returns: its size in bytes.
 
     Raises:
-        OSError: the disk is full or refuses, or the file would be larger than `most`; the old file is still
-            there.
+        OSError: the disk is full, a write failed, or the file would be larger than `most`; the old file
+            still exists.
     """
     partial = path.with_name(f"{path.name}.part")
     digest = hashlib.sha256()
@@ -63,7 +63,9 @@ def write_checkpoint(
             for part in _parts(meta, arrays, packed):
                 size += len(part)
                 if size > most:
-                    raise OSError(errno.ENOSPC, f"more than the {most:.0f} bytes that are left for it")
+                    raise OSError(
+                        errno.ENOSPC, f"the file is larger than the {most:.0f} bytes that are left"
+                    )
                 digest.update(part)
                 file.write(part)
             file.write(digest.digest())
@@ -78,23 +80,24 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Header and arrays of a file; the arrays are the caller's to change.
+    """Return the header and arrays of a file; the caller may change the arrays.
 
     Raises:
-        StateDamaged: it cannot be read, is torn or changed, or of another version; the file is named.
+        StateDamaged: the file cannot be read, is incomplete or changed, or of another version; the message
+            names it.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise StateDamaged(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) < len(MAGIC) + 8 + _DIGEST_BYTES or data[:6] != MAGIC[:6]:
-        raise StateDamaged(f"{path}: is no state of the mesh watch, or was cut off")
+        raise StateDamaged(f"{path}: not a state file of the mesh watch, or cut off")
     if data[: len(MAGIC)] != MAGIC:
         found, known = data[6:8].decode("ascii", "replace"), MAGIC[6:].decode()
         raise StateDamaged(f"{path}: has format {found!r}; this version of Hopline reads {known!r}")
     body = memoryview(data)[:-_DIGEST_BYTES]
     if hashlib.sha256(body).digest() != data[-_DIGEST_BYTES:]:
-        raise StateDamaged(f"{path}: is not what was written: its SHA-256 differs")
+        raise StateDamaged(f"{path}: was changed after it was written: its SHA-256 differs")
     start = len(MAGIC) + 8
     end = start + int.from_bytes(data[len(MAGIC) : start], "little")
     try:
@@ -113,11 +116,11 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]
             arrays[name] = raw.view(dtype).reshape(shape)
         return header["meta"], arrays
     except (ValueError, KeyError, TypeError, zlib.error) as error:
-        raise StateDamaged(f"{path}: cannot be understood: {error}") from None
+        raise StateDamaged(f"{path}: invalid content: {error}") from None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable; a file system that cannot is none of the caller's concern."""
+    """Make names in a folder durable; ignores file systems that cannot."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -131,7 +134,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _parts(meta: Mapping[str, Any], arrays: Arrays, packed: bool) -> Iterator[bytes | memoryview]:
-    """The file's bytes but for the digest."""
+    """Yield the file's bytes without the digest."""
     header = _header(meta, arrays, packed=packed)
     yield MAGIC + len(header).to_bytes(8, "little") + header
     for array in arrays.values():
@@ -146,7 +149,7 @@ def _parts(meta: Mapping[str, Any], arrays: Arrays, packed: bool) -> Iterator[by
 
 
 def _unpacked(body: memoryview, start: int, size: int, itemsize: int) -> tuple[NDArray[np.uint8], int]:
-    """The bytes of a packed array that begins there, and where it ends."""
+    """Return the bytes of a packed array that begins at `start`, and its end."""
     raw = np.empty(size, np.uint8)
     for at in range(0, size, _PIECE):
         wanted = min(_PIECE, size - at)
@@ -161,6 +164,8 @@ def _unpacked(body: memoryview, start: int, size: int, itemsize: int) -> tuple[N
 def _header(meta: Mapping[str, Any], arrays: Arrays, *, packed: bool) -> bytes:
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
-            raise TypeError(f"array {name} has {array.dtype}; state is of booleans, integers and floats")
+            raise TypeError(
+                f"array {name} has {array.dtype}; state may have only booleans, integers and floats"
+            )
     table = [(name, array.dtype.str, array.shape, packed) for name, array in arrays.items()]
     return json.dumps({"meta": meta, "arrays": table}).encode()

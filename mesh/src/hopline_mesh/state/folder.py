@@ -1,8 +1,8 @@
-"""The folder of the state: which files there are, how much room they may take, what is read of them.
+"""The folder of the saved state: its files, their maximum size, and reading them.
 
-`checkpoint-N.state` holds what a detector has learned up to a moment; `history-N.log` the intervals since,
-and before, to learn from. The two newest checkpoints are kept, so that a torn one costs nothing: the
-intervals since the one before are judged again. Not for use by several threads at once.
+`checkpoint-N.state` has the state of a detector at a time; `history-N.log` has the intervals after it, and
+earlier ones to learn from. The two newest checkpoints are kept. If the newest is damaged, the intervals
+since the previous one are judged again. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Result = TypeVar("Result")
 _NAME = re.compile(r"(checkpoint|history)-(\d{10})\.(state|log)")
 _NOTE = "note.state"
 _KEPT_CHECKPOINTS = 2
-#: Share of the room above which a checkpoint is packed, and what packing leaves of it at most, usually.
+#: Share of the limit above which a checkpoint is packed, and the usual maximum size of a packed one.
 _PACKED_SHARE, _PACKED = 1 / 8, 0.7
-#: A history file is ended at this share of the room, or at so many records.
+#: A history file is closed at this share of the limit, or at this number of records.
 _SEGMENT_SHARE = 1 / 32
 _SEGMENT_RECORDS = 240
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was learned up to a moment.
+    """The state of a detector at a time.
 
     Attributes:
-        path: where it lies.
+        path: of the file.
         time_s: of the last interval in it.
-        names: the roster then.
-        meta, arrays: what was learned.
+        names: of the roster at that time.
+        meta, arrays: the exported detector.
         shape: the settings and columns that it is for.
     """
 
@@ -63,13 +63,13 @@ class StateFolder:
     """Reads and writes the state.
 
     Args:
-        folder: made where it is absent.
-        limit_bytes: room for all files together, checked before each is written.
-        keep_s: seconds of history that are kept where there is room; what the checkpoints need of it is
-            kept in any case.
+        folder: created if it is missing.
+        limit_bytes: maximum size of all files together, checked before each write.
+        keep_s: seconds of history that are kept if there is space; the part that the checkpoints need is
+            always kept.
 
     Raises:
-        OSError: the folder cannot be made or written to.
+        OSError: the folder cannot be created or written to.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, keep_s: float) -> None:
@@ -89,18 +89,18 @@ class StateFolder:
 
     @classmethod
     def to_read(cls, folder: Path) -> StateFolder:
-        """A folder that another process writes to. Nothing is changed in it."""
+        """Open a folder that another process writes to, for reading only."""
         state = cls.__new__(cls)
         state.folder, state._segment, state._newest = folder, None, {}
         return state
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.stat().st_size for _, file in self._files("checkpoint") + self._files("history"))
 
     def checkpoints(self) -> Iterator[Checkpoint]:
-        """Those that are whole, newest first; one that is not is named in the log."""
+        """Yield intact checkpoints, newest first; the log names damaged ones."""
         for _, path in reversed(self._files("checkpoint")):
             try:
                 header, arrays = read_checkpoint(path)
@@ -113,10 +113,10 @@ class StateFolder:
                     arrays,
                 )
             except (StateDamaged, KeyError, TypeError, ValueError) as error:
-                logger.warning("state: %s: it is left out", error)
+                logger.warning("state: %s; it is ignored", error)
 
     def history(self, roster: Roster, after_s: float = float("-inf")) -> Iterator[Seen]:
-        """The intervals after a time, oldest first, in this roster's slots; damaged ones are left out."""
+        """Yield the intervals after a time, oldest first, in this roster's slots, without damaged ones."""
         last = after_s
         for _, path in self._files("history"):
             if self._newest.get(path, float("inf")) <= after_s:
@@ -129,13 +129,13 @@ class StateFolder:
                         last = seen.snapshot.time_s
                         yield seen
             except StateDamaged as error:
-                logger.warning("state: %s: what follows in it is left out", error)
+                logger.warning("state: %s; the rest of the file is ignored", error)
 
     def append(self, snapshot: Snapshot, context: Context) -> None:
         """Add an interval to the history.
 
         Raises:
-            OSError: no room, or the disk refuses; the interval is not kept, later ones may be.
+            OSError: no space, or a failed write; this interval is not saved, later ones may be.
         """
         most = _most_bytes(snapshot)
         segment = self._segment
@@ -154,7 +154,7 @@ class StateFolder:
         try:
             self._segment.append(self._records.encode(snapshot, context))
         except OSError:
-            self._end_segment()  # the next record begins a file that needs nothing of this one
+            self._end_segment()  # the next record starts an independent file
             raise
         self._newest[self._segment.path] = snapshot.time_s
 
@@ -167,16 +167,16 @@ class StateFolder:
         names: Sequence[str],
         shape: Mapping[str, Any],
     ) -> int:
-        """Write a checkpoint, and let go of those that it replaces.
+        """Write a checkpoint, and delete those that it replaces.
 
         Returns: its size in bytes.
 
         Raises:
-            OSError: no room, or the disk refuses; the checkpoints before are still there.
+            OSError: no space, or a failed write; the previous checkpoints still exist.
         """
         header = {"time_s": time_s, "names": list(names), "shape": dict(shape), "meta": dict(meta)}
         whole = checkpoint_bytes(header, arrays)
-        # At the moment in which one takes the place of another both are there.
+        # During the replacement both files exist.
         packed = whole > _PACKED_SHARE * self._limit
         self._make_room(round(whole * _PACKED) if packed else whole, checkpoint=True)
         path, most = self._next("checkpoint", "state"), self._limit - self.size
@@ -189,23 +189,23 @@ class StateFolder:
         """Write something small that must be newer than the checkpoint.
 
         Raises:
-            OSError: no room, or the disk refuses; the note before is still there.
+            OSError: no space, or a failed write; the previous note still exists.
         """
         write_checkpoint(self.folder / _NOTE, note, {})
 
     def note(self) -> dict[str, Any]:
-        """The newest note; empty where there is none, or it is damaged, which is said in the log."""
+        """Return the newest note; empty if there is none, or if it is damaged, which is logged."""
         path = self.folder / _NOTE
         if not path.exists():
             return {}
         try:
             return read_checkpoint(path)[0]
         except StateDamaged as error:
-            logger.warning("state: %s: it is left out", error)
+            logger.warning("state: %s; it is ignored", error)
             return {}
 
-    def start_anew(self) -> None:
-        """Let go of all that is there."""
+    def clear(self) -> None:
+        """Delete all files of the state."""
         self._end_segment()
         for _, path in self._files("checkpoint") + self._files("history"):
             path.unlink()
@@ -213,11 +213,11 @@ class StateFolder:
         self._newest.clear()
 
     def close(self) -> None:
-        """End the file that is being written."""
+        """Close the file that is being written."""
         self._end_segment()
 
     def _files(self, kind: str) -> list[tuple[int, Path]]:
-        """Number and path, oldest first."""
+        """Return number and path of files, oldest first."""
         found = []
         for path in self.folder.iterdir():
             match = _NAME.fullmatch(path.name)
@@ -235,12 +235,12 @@ class StateFolder:
             self._segment = None
 
     def _reserve(self) -> int:
-        """Room that the next checkpoint needs: that of the newest, less what it takes the place of."""
+        """Return the space for the next checkpoint: the size of the newest, minus the files it replaces."""
         sizes = [path.stat().st_size for _, path in self._files("checkpoint")]
         return max(0, sizes[-1] - sum(sizes[:-1])) if sizes else 0
 
     def _prune(self, now_s: float) -> None:
-        """Let go of history that is too old."""
+        """Delete history that is too old."""
         for _, path in self._files("history")[:-1]:
             newest = self._newest.get(path)
             if newest is not None and newest < now_s - self._keep_s:
@@ -248,10 +248,10 @@ class StateFolder:
                 del self._newest[path]
 
     def _make_room(self, wanted: int, *, checkpoint: bool = False) -> None:
-        """Let go of what is needed least, until so much more fits.
+        """Delete the least needed files until `wanted` more bytes fit.
 
         Args:
-            checkpoint: it is for one, which the older one is about to make room for anyway.
+            checkpoint: the space is for a checkpoint, which replaces the older one anyway.
         """
         over = self.size + wanted - self._limit
         history = [path for _, path in self._files("history")]
@@ -262,10 +262,12 @@ class StateFolder:
                 return
             over -= self._drop(path)
         if over > 0:
-            raise OSError(errno.ENOSPC, f"{wanted} bytes more do not fit the {self._limit} of the state")
+            raise OSError(
+                errno.ENOSPC, f"{wanted} more bytes do not fit in the {self._limit} bytes of the state"
+            )
 
     def _with_room(self, write: Callable[[], Result]) -> Result:
-        """Write; where the disk has less room than was promised, once more with half of the history."""
+        """Write; if the disk is full, delete half of the history and write again."""
         try:
             return write()
         except OSError as error:
@@ -277,7 +279,7 @@ class StateFolder:
             return write()
 
     def _drop(self, path: Path) -> int:
-        """Remove a file; its size in bytes."""
+        """Delete a file; returns its size in bytes."""
         if self._segment is not None and path == self._segment.path:
             self._end_segment()
         size = path.stat().st_size
@@ -287,7 +289,7 @@ class StateFolder:
 
 
 def _most_bytes(snapshot: Snapshot) -> int:
-    """About the largest that the record of a snapshot can be, but for names that are new."""
+    """Return an upper estimate of the size of a snapshot's record, without new names."""
     slots = len(snapshot.nodes) + 2 * len(snapshot.edge_src)
     names = sum(map(len, snapshot.roster.names))
     return 4096 + 4 * slots + snapshot.node_features.nbytes + snapshot.edge_features.nbytes + 2 * names

@@ -1,7 +1,7 @@
-"""Writes the state beside the loop: on a thread of its own, and never so that the loop waits.
+"""Writes the state on a separate thread; the loop never waits for it.
 
-A disk that is full, slow or broken costs the state, not the watch: what could not be kept is counted and
-said. Knows the folder; nothing of detectors.
+If a disk is full, slow or broken, the watch continues without saving state: failed writes are counted and
+reported. Knows the folder, and no detectors.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hopline_mesh.state.folder import StateFolder
 
 logger = logging.getLogger("hopline_mesh")
 
-#: Writings that may wait for a slow disk; more are left out.
+#: Maximum number of writes that wait for a slow disk; further ones are dropped.
 _MAX_WAITING = 24
 
 
 class Keeper:
-    """Takes what is to be kept, and writes it in its order.
+    """Writes state in order.
 
     Args:
-        folder: None keeps nothing.
-        why_not: for people, why nothing outlives this process; "" where it does.
+        folder: None saves nothing.
+        why_not: for people, the reason if the state is lost when this process ends; else "".
 
     Attributes:
-        failures: writings that were left out or failed.
-        size_bytes: of all that is kept.
+        failures: number of writes that were dropped or failed.
+        size_bytes: of the saved state.
     """
 
     def __init__(self, folder: StateFolder | None, why_not: str = "") -> None:
@@ -46,12 +46,12 @@ class Keeper:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What to say of the state: nothing while all is kept."""
-        said = self._problem or self._why_not
-        return (Gap("state", said),) if said else ()
+        """Gaps of the state; empty while everything is saved."""
+        reason = self._problem or self._why_not
+        return (Gap("state", reason),) if reason else ()
 
     def keep(self, snapshot: Snapshot, context: Context) -> None:
-        """Keep an interval. Returns at once."""
+        """Save an interval. Returns immediately."""
         folder = self._folder
         if folder is not None:
             self._submit("history", lambda: folder.append(snapshot, context))
@@ -65,7 +65,7 @@ class Keeper:
         names: Sequence[str],
         shape: Mapping[str, Any],
     ) -> None:
-        """Keep what was learned. Returns at once; the arrays must not be changed later."""
+        """Save a checkpoint. Returns immediately; the arrays must not be changed later."""
         folder = self._folder
         if folder is not None:
             self._submit(
@@ -74,26 +74,28 @@ class Keeper:
             )
 
     def note(self, note: Mapping[str, Any]) -> None:
-        """Keep something small that must not be older than the last interval. Returns at once."""
+        """Save something small that must not be older than the last interval. Returns immediately."""
         folder = self._folder
         if folder is not None:
             self._submit("note", lambda: folder.write_note(note))
 
     def settle(self, timeout_s: float = 10.0) -> None:
-        """Wait until all that was given before is written.
+        """Wait until all previous writes are done.
 
         Raises:
-            TimeoutError: the disk takes longer.
+            TimeoutError: the disk is slower.
         """
         self._thread.submit(int).result(timeout_s)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Write what waits, so long at most."""
+        """Finish waiting writes, up to a timeout."""
         done: Future[None] = self._thread.submit(self._folder.close if self._folder else lambda: None)
         try:
             done.result(timeout_s)
         except TimeoutError:
-            logger.warning("state: the disk did not answer in %.0f s; what waited is lost", timeout_s)
+            logger.warning(
+                "state: the disk did not respond within %.0f s; waiting writes are lost", timeout_s
+            )
         except OSError as error:
             logger.warning("state: %s", error)
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -103,7 +105,7 @@ class Keeper:
             late = self._waiting >= _MAX_WAITING
             self._waiting += not late
         if late:
-            self._fail(f"the disk does not keep up: {what} left out")
+            self._fail(f"the disk is too slow: {what} not saved")
             return
         self._thread.submit(self._write, what, write)
 
@@ -116,7 +118,7 @@ class Keeper:
             if self._folder is not None:
                 self.size_bytes = self._folder.size
             if self._problem:
-                logger.info("state: is kept again")
+                logger.info("state: is saved again")
             self._problem = ""
         finally:
             with self._lock:
@@ -124,6 +126,6 @@ class Keeper:
 
     def _fail(self, problem: str) -> None:
         self.failures += 1
-        if problem != self._problem:  # once, not every interval
-            logger.warning("state: %s; the watch goes on without it", problem)
+        if problem != self._problem:  # logged once, not every interval
+            logger.warning("state: %s; the watch continues without saving state", problem)
         self._problem = problem

@@ -1,4 +1,4 @@
-"""Only one process at a time writes to a state folder. Gone with the process, however it ends."""
+"""A lock that allows one writer for a state folder. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Be the only one who writes to a folder, which is made where it is absent.
+    """Lock a folder against other writers; creates it if it is missing.
 
-    A file system that knows no locks lets everybody in, as before.
+    On a file system without locks this does nothing.
 
     Raises:
-        BlockingIOError: another process writes to it.
-        OSError: the folder cannot be made or opened.
+        BlockingIOError: another process has the lock.
+        OSError: the folder cannot be created or opened.
     """
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,7 @@
-"""One interval as bytes: a snapshot and what was known of changes then.
+"""One interval as bytes: a snapshot, with planned changes and troubles at that time.
 
-A record leaves out what is as in the record before: names that are known already, services and call paths
-that are the same ones. Features are written as they are, so that whoever judges them again comes to the
-same verdict.
+A record leaves out what equals the previous record: known names, and unchanged lists of services and call
+paths. Features are written exactly, so judging them again gives the same verdict.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class Seen(msgspec.Struct, frozen=True):
     context: Context
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A record as it is written.
+class HistoryRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One record in its written form.
 
     Attributes:
-        names: those of the roster from `first` on, UTF-8 (lone surrogates pass).
-        nodes, edges: int32 as bytes; edges are all callers, then all callees. None: as before.
+        names: of the roster from `first` on, UTF-8 (with lone surrogates).
+        nodes, edges: int32 as bytes; edges are all callers, then all callees. None: as in the previous one.
         node_features, edge_features: float32 as bytes.
     """
 
@@ -49,11 +48,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Record)
+_decoder = msgspec.msgpack.Decoder(HistoryRecord)
 
 
 class RecordWriter:
-    """Snapshots to bytes, for one segment of the history."""
+    """Encodes snapshots to bytes, for one segment of the history."""
 
     def __init__(self) -> None:
         self._named = 0
@@ -62,12 +61,12 @@ class RecordWriter:
         self._edges: tuple[SlotArray, SlotArray] | None = None
 
     def encode(self, snapshot: Snapshot, context: Context) -> bytes:
-        """The record of the next interval."""
+        """Return the record of the next interval."""
         names = snapshot.roster.names[self._named :]
         edges = (snapshot.edge_src, snapshot.edge_dst)
         same_nodes = self._nodes is not None and np.array_equal(self._nodes, snapshot.nodes)
         same_edges = self._edges is not None and all(map(np.array_equal, self._edges, edges))
-        record = Record(
+        record = HistoryRecord(
             time_s=snapshot.time_s,
             schema=None if snapshot.schema == self._schema else snapshot.schema,
             first=self._named,
@@ -81,11 +80,11 @@ class RecordWriter:
         )
         try:
             data = _encoder.encode(record)
-        except UnicodeEncodeError:  # a text from outside that is no Unicode: do without these texts
+        except UnicodeEncodeError:  # texts from outside may be invalid Unicode: leave them out
             data = _encoder.encode(msgspec.structs.replace(record, gaps=[], context=Context()))
         self._named += len(names)
         self._schema = snapshot.schema
-        # Copies where the caller may write into its own arrays later.
+        # Copy, because the caller may change its arrays later.
         if not same_nodes:
             self._nodes = snapshot.nodes.copy()
         if not same_edges:
@@ -94,7 +93,7 @@ class RecordWriter:
 
 
 class RecordReader:
-    """Bytes to snapshots, for one segment of the history; slots become those of the caller's roster."""
+    """Decodes bytes to snapshots, for one segment of the history, with slots of the caller's roster."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -104,18 +103,18 @@ class RecordReader:
         self._edges: SlotArray | None = None
 
     def decode(self, data: bytes) -> Seen:
-        """The next interval.
+        """Return the next interval.
 
         Raises:
-            StateDamaged: not a record, or not one that follows those before.
+            StateDamaged: not a record, or not the next one of the segment.
         """
         try:
             record = _decoder.decode(data)
             return self._seen(record)
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
-            raise StateDamaged(f"a record of the history cannot be understood: {error}") from None
+            raise StateDamaged(f"a record of the history is invalid: {error}") from None
 
-    def _seen(self, record: Record) -> Seen:
+    def _seen(self, record: HistoryRecord) -> Seen:
         if record.first != len(self._slots):
             raise ValueError(f"names from {record.first} on, after {len(self._slots)}")
         if record.names:
@@ -151,5 +150,5 @@ def _bytes(array: NDArray[Any], dtype: Any) -> bytes:
 
 
 def _floats(data: bytes, rows: int, width: int) -> NDArray[np.float32]:
-    # A copy, which can be written to as any snapshot's: compiled kernels tell the two apart.
+    # A writable copy like that of any snapshot: kernels are compiled separately for read-only arrays.
     return np.frombuffer(data, np.float32).reshape(rows, width).copy()

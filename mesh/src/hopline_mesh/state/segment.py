@@ -1,7 +1,7 @@
-"""One file of the history: records one after the other, each with its length and its CRC-32.
+"""One file of the history: records in order, each with its length and its CRC-32.
 
-A segment is understood without others. What was not written whole, by a kill or a full disk, is its end and
-is left out; the records before it count. Knows bytes.
+A segment can be read without others. An incomplete record at the end, after a kill or on a full disk, is
+ignored; the records before it are valid. Knows bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SegmentWriter:
     """Appends to a new file.
 
     Raises:
-        OSError: the disk is full or refuses.
+        OSError: the disk is full, or a write failed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,10 +38,10 @@ class SegmentWriter:
             raise
 
     def append(self, payload: bytes) -> None:
-        """Write one record; what of it stays behind after a failure is cut off.
+        """Write one record; after a failure the file is cut back to its previous end.
 
         Raises:
-            OSError: the disk is full or refuses.
+            OSError: the disk is full, or a write failed.
         """
         before = self.size
         try:
@@ -67,18 +67,18 @@ class SegmentWriter:
 
 
 def read_segment(path: Path) -> Iterator[bytes]:
-    """The records of a file, oldest first.
+    """Yield the records of a file, oldest first.
 
     Raises:
-        StateDamaged: after the last good record, where the rest is torn or changed, or at once, where the
-            file is of another version or cannot be read.
+        StateDamaged: after the last valid record, if the rest is incomplete or changed; at the start, if
+            the file is of another version or cannot be read.
     """
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             magic = file.read(len(MAGIC))
             if magic != MAGIC:
-                raise StateDamaged(f"{path}: is no history that this version of Hopline reads: {magic!r}")
+                raise StateDamaged(f"{path}: not a history file of this version of Hopline: {magic!r}")
             while head := file.read(_HEAD.size):
                 at = file.tell() - len(head)
                 if len(head) < _HEAD.size:
@@ -88,7 +88,7 @@ def read_segment(path: Path) -> Iterator[bytes]:
                     raise StateDamaged(f"{path}: was cut off in the record at byte {at}")
                 payload = file.read(length)
                 if zlib.crc32(payload) != crc:
-                    raise StateDamaged(f"{path}: the record at byte {at} is not what was written")
+                    raise StateDamaged(f"{path}: the record at byte {at} was changed after it was written")
                 yield payload
     except OSError as error:
         raise StateDamaged(f"{path}: cannot be read: {error.strerror}") from None

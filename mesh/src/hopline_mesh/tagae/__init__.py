@@ -1,4 +1,4 @@
-"""The detector: from intervals of a mesh to verdicts with incidents. Begin with `detector.py`."""
+"""The detector: from intervals of a mesh to verdicts with incidents. Read `detector.py` first."""
 
 from hopline_mesh.tagae.detector import Tagae, TagaeSettings
 

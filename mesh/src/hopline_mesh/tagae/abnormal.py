@@ -1,7 +1,7 @@
-"""Times that were no normal ones, among those that are learned from.
+"""Finds abnormal times in a training period.
 
-Thresholds end somewhere (`calibrate.HIGHEST`). What goes beyond that, and lasts, is an incident with any
-threshold; to raise thresholds for it would only hide smaller faults, of all services.
+Thresholds have a maximum (`calibrate.HIGHEST`). A longer deviation beyond it is an incident for any
+threshold. Raising thresholds for it would only hide smaller faults of all services.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from hopline_mesh.tagae.clues import Clue, Key
 
-#: Share of the time that is learned from, of which more cannot be abnormal: it is how the mesh is.
-MOST = 0.1
+#: Maximum abnormal share of a training period; above it, the deviations are normal for the mesh.
+MAX_ABNORMAL_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A time that is not learned from.
+    """A time that is left out of the training.
 
     Attributes:
-        since_s, until_s: of the first and last interval of it, Unix seconds.
-        series: what was out of all bounds.
+        since_s, until_s: of its first and last interval, Unix seconds.
+        series: those beyond the highest threshold.
     """
 
     since_s: float
@@ -35,16 +35,16 @@ class Stretch:
 def stretches(
     times_s: Sequence[float], beyond: Sequence[Sequence[Clue]], *, before: int, apart: int
 ) -> list[Stretch]:
-    """The times to leave out, oldest first.
+    """Return the times to leave out, oldest first.
 
-    What a series did more than once is usual of it, however absurd, and so is what takes up much of the
-    time. What nothing but one series shows may be that, too, and is not left out.
+    A repeated deviation of a series is normal for it, and so are deviations in a large share of the time. A
+    deviation of only one series may be normal too, and is not left out.
 
     Args:
-        times_s: of all intervals, in their order.
-        beyond: for each of them what was out of all bounds for long enough.
-        before: intervals that it had lasted by then.
-        apart: intervals without any of it after which it is another time.
+        times_s: of all intervals, in order.
+        beyond: for each interval, series beyond the highest threshold for long enough.
+        before: number of intervals that these deviations had lasted by then.
+        apart: number of intervals without any after which a new stretch begins.
     """
     found: list[tuple[int, int]] = []
     for number, clues in enumerate(beyond):
@@ -54,7 +54,7 @@ def stretches(
             found[-1] = (found[-1][0], number)
         else:
             found.append((max(0, number - before), number))
-    told = [
+    all_stretches = [
         Stretch(
             times_s[first],
             times_s[min(last + apart, len(times_s) - 1)],
@@ -64,8 +64,9 @@ def stretches(
     ]
     once = [
         one
-        for one in told
-        if len(one.series) > 1 and not any(one.series & other.series for other in told if other is not one)
+        for one in all_stretches
+        if len(one.series) > 1
+        and not any(one.series & other.series for other in all_stretches if other is not one)
     ]
     outside = sum(any(time_s in one for one in once) for time_s in times_s)
-    return once if outside <= MOST * len(times_s) else []
+    return once if outside <= MAX_ABNORMAL_SHARE * len(times_s) else []

@@ -1,8 +1,8 @@
-"""Services without a past of their own: until they have one they are taken to be like their neighbours.
+"""New services: until they have a history they are expected to behave like their neighbours.
 
 A service whose window is still empty has no temporal row. It gets the mean of its callers' and callees'
-rows, weighted by traffic, so that the first that is expected of it is what is usual beside it; and the
-model's word counts for it as much as for them, until the next training says how far it can be believed.
+rows, weighted by traffic, so its first expected values are those of its neighbours. The weight of the model
+is also theirs, until the next training.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hopline_mesh.tagae.series import SeriesTable
 
 
 def fill(graph: MeshGraph, h: FloatArray, slots: IntArray, nodes: SeriesTable, amounts: FloatArray) -> None:
-    """Fill the temporal rows of services without a window, and how far the model is believed of new ones.
+    """Fill the temporal rows of services without a window, and the weight of the model for new ones.
 
     Args:
-        graph: of now, by position.
+        graph: present graph, by position.
         h: float32 [n, F], temporal rows; filled in place.
         slots: int32 [n], of the services.
-        nodes: their series; `gain` of services that are seen for the first time is set.
+        nodes: their series; sets `gain` of services that are seen for the first time.
         amounts: float32 [e], traffic of each call path; NaN = not measured.
     """
     known = np.empty(len(slots), np.bool_)
@@ -45,7 +45,7 @@ def look(
     count: NDArray[np.int32], seen: NDArray[np.int32], fitted: NDArray[np.int8], slots: IntArray,
     least: int, known: BoolArray, first: BoolArray,
 ) -> int:  # fmt: skip
-    """Mark who has a window, and who is there for the first time; returns how many have none."""
+    """Mark services with a window, and new services; returns the number without a window."""
     without = 0
     for r in range(len(slots)):
         i = slots[r]

@@ -1,12 +1,12 @@
-"""Who is to blame: suspects, ranked, from the clues of one trouble.
+"""Root causes: ranked suspects, from the evidence of one incident.
 
-Trouble spreads in known directions. Whoever waits for a slow or failing service is slow or failing itself:
-latency and errors go from callee to caller. Whoever fails, or is slow, sends less on: less load goes from
-caller to callee, and so does more. What a service uses (processor, memory) is its own. Latency that the
-caller sees and the callee does not, arises between them.
+Effects spread in known directions. A service that waits for a slow or failing callee is slow or failing
+itself, so latency and errors go from callee to caller. A slow or failing service sends fewer calls, so
+missing load, and additional load, go from caller to callee. Resource use (CPU, memory) belongs to the
+service itself. Latency that the caller sees and the callee does not belongs to the call path.
 
-So each clue counts for the service where it was found as far as nobody whom it may come from has clues as
-strong; the rest is passed on to them.
+So the weight of each clue stays at its service if no possible source has equally strong clues; else it is
+passed on to the sources.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from hopline_mesh.tagae.clues import Clue
 
-#: How much of what a service shows is passed on to whom it waits for, at most, and how much of that
-#: arrives; and how far.
+#: Maximum share of a service's weight that is passed on to its callees, the share of it that arrives, and
+#: the number of rounds.
 _PASSED, _KEPT, _ROUNDS = 0.85, 0.6, 4
 
-#: What a service has of its own, whatever its neighbours do.
+#: Roles that do not depend on neighbours.
 _OWN = ("resource", "memory", "trouble", "gone")
 
 
@@ -32,9 +32,9 @@ class Blame:
 
     Attributes:
         service: slot.
-        caller: slot of the caller where one call path is to blame; -1 otherwise.
-        score: how much speaks for it.
-        clues: that speak for it, strongest first.
+        caller: for a call path, slot of the caller; else -1.
+        score: strength of its evidence.
+        clues: its evidence, strongest first.
     """
 
     service: int
@@ -44,25 +44,25 @@ class Blame:
 
 
 def _weight(score: float) -> float:
-    """Scores span decades; what is a hundred times too much is not a hundred times as telling."""
+    """Return the weight of a score; logarithmic, because scores span decades."""
     return math.log2(1.0 + max(score, 0.0))
 
 
 def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int = 5) -> list[Blame]:
-    """Services and call paths, most suspect first.
+    """Return suspected services and call paths, most likely first.
 
     Args:
-        clues: that belong together.
+        clues: of one incident.
         calls: all call paths at the services of the clues, caller and callee.
     """
-    own: dict[int, float] = defaultdict(float)  # what a service uses
-    slow: dict[int, float] = defaultdict(float)  # latency and errors where it serves
-    wait: dict[tuple[int, int], float] = defaultdict(float)  # latency and errors as a caller sees them
-    less: dict[int, float] = defaultdict(float)  # load that is missing
-    senders: dict[int, set[int]] = defaultdict(set)  # whose calls are missing there, where that is known
-    more: dict[int, float] = defaultdict(float)  # load that is too much
-    failing: dict[int, float] = defaultdict(float)  # errors where it serves
-    floods: dict[tuple[int, int], float] = defaultdict(float)  # a caller sends more than it gets more
+    own: dict[int, float] = defaultdict(float)  # resource use
+    slow: dict[int, float] = defaultdict(float)  # latency and errors at the server
+    wait: dict[tuple[int, int], float] = defaultdict(float)  # latency and errors at the caller
+    less: dict[int, float] = defaultdict(float)  # missing load
+    senders: dict[int, set[int]] = defaultdict(set)  # callers whose calls are missing, if known
+    more: dict[int, float] = defaultdict(float)  # additional load
+    failing: dict[int, float] = defaultdict(float)  # errors at the server
+    floods: dict[tuple[int, int], float] = defaultdict(float)  # a caller sends more calls per request
     for clue in clues:
         weight = _weight(clue.score) * (1.0 if clue.is_firm else 0.5)
         at, edge = clue.service, (clue.caller, clue.service)
@@ -83,7 +83,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
         elif clue.caller >= 0 and not clue.feature.startswith("server"):
             wait[edge] = max(wait[edge], weight)
         elif clue.role == "outgoing":
-            continue  # seen at the call paths, and there with the callee's name
+            continue  # the call paths show the same with the callee's name
         else:
             slow[at] = max(slow[at], weight)
             if clue.role == "errors":
@@ -95,7 +95,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
             callees.setdefault(caller, []).append(callee)
             callers.setdefault(callee, []).append(caller)
 
-    # Latency that only the caller sees belongs to the way between them.
+    # Latency that only the caller sees belongs to the call path.
     between = {}
     for edge, weight in wait.items():
         at = edge[1]
@@ -105,7 +105,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
             slow[at] = max(slow.get(at, 0.0), weight)
 
     symptom: dict[int, float] = dict(slow)
-    stops: dict[int, float] = {}  # sends less on than it gets
+    stops: dict[int, float] = {}  # sends fewer calls than it should
     for at, weight in less.items():
         above = sorted(senders[at]) or callers.get(at, [])
         sends_less = [caller for caller in above if less.get(caller, 0.0) < 0.5 * weight]
@@ -122,14 +122,14 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
 
     flooded: dict[int, int] = {}
     for (caller, callee), weight in floods.items():
-        # One that fails, or that calls do not reach, is called again and again, and is to blame.
+        # A callee that fails or is unreachable is called repeatedly, and is itself the root cause.
         if failing.get(callee, 0.0) < weight and (caller, callee) not in between:
             own[caller] = max(own.get(caller, 0.0), weight)
             flooded[callee] = caller
             symptom[callee] = symptom.get(callee, 0.0) + 0.7 * own.get(callee, 0.0)
             own[callee] *= 0.3
 
-    # What a service shows is passed on to those it waits for, as far as they show something themselves.
+    # Pass the weight of a service on to its callees that have evidence themselves.
     onward: dict[int, tuple[float, list[int]]] = {}
     for at in symptom:
         reasons = {
@@ -180,7 +180,7 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
     found = found[:most]
     for blame in found:
         mine = [clue for clue in clues if blame.service in (clue.service, clue.caller)]
-        # Who sends less on shows it where its calls are missing.
+        # A service that sends fewer calls has its evidence at the callees.
         below = callees.get(blame.service, [])
         blame.clues = sorted(
             mine or [clue for clue in clues if clue.service in below],

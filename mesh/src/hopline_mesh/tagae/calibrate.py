@@ -1,6 +1,6 @@
-"""What is normal, from intervals that are taken as normal: levels, spreads, and thresholds for a budget.
+"""Learns baselines (levels and spreads) from normal intervals, and thresholds for a budget of false alarms.
 
-Knows arrays over time; nothing of steps. Medians and quantiles, so that single absurd values do not matter.
+Knows arrays over time, but no steps. Uses medians and quantiles, so single absurd values have no effect.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hopline_mesh.tagae import kernels
 from hopline_mesh.tagae.roles import role_of
 from hopline_mesh.tagae.series import SeriesTable
 
-#: Values that a series must have in the time that is learnt from, to have a level and spread of its own.
+#: Fewest values that a series must have in the learned period to get its own level and spread.
 _FEWEST = 20
-#: Share of a series' values beyond which nothing counts for its spread, and by how much further out than
-#: normally distributed ones those before may be.
+#: Share of a series' outermost values that the spread ignores, and how much further out than normally
+#: distributed values the remaining ones may be.
 TAIL, _OUTER = 0.01, 3.0 / 2.5758
 #: Share of a series' variance that its load must explain before the load is taken out.
 _FOLLOWS = 0.1
@@ -201,7 +201,7 @@ def set_thresholds(
     Above the percentile, exceedances of a threshold are taken to follow a generalised Pareto distribution
     (Pickands, 1975; fitted by moments), by which the threshold is found that is exceeded as often as the
     budget allows. Each column has an equal share of the budget; a series that deviated further in normal
-    time than others of its column has a threshold of its own.
+    time than others of its column has a separate threshold.
 
     Args:
         table: with `histogram` and `peak` over that time.

@@ -1,7 +1,7 @@
-"""How many calls a caller sends on a call path for each request that it gets.
+"""Calls per request: the number of calls on a call path for each request that the caller gets.
 
-Rates rise and fall with load, and what is unusual of them is what load does not explain. This ratio load
-leaves alone, so that its spread is small: a caller that repeats every call shows here, whatever the hour.
+Rates follow the load. This ratio does not depend on the load, so its spread is small: it shows a caller
+that repeats every call at any time of day.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae.roles import load_column
 
 COLUMN = "calls_per_request"
-#: Requests per second below which a caller's are too few to be a measure.
+#: Minimum requests per second of a caller for a meaningful ratio.
 _FEWEST = np.float32(0.1)
 #: Columns of call paths in the default schema.
 _USUAL_WIDTH = 4
 
 
 class Pending(NamedTuple):
-    """What is left to do of `CallsPerRequest.of`: `add_rows`, of each row once.
+    """The remaining work of `CallsPerRequest.of`: `add_rows`, once for each row.
 
     Attributes:
-        out: float32 [e, Fe + 1], to be filled.
+        out: float32 [e, Fe + 1], to fill.
         measured: float32 [e, Fe], the call paths' numbers; callers: int32 [e].
         sent: column of the calls per second in `measured`.
     """
@@ -41,14 +41,14 @@ class Pending(NamedTuple):
 
 
 class CallsPerRequest:
-    """One more column of the call paths, where both tables have a column of requests per second.
+    """An additional column of call paths, if both tables have a column of requests per second.
 
     Args:
-        schema: what is measured.
+        schema: the measured columns.
 
     Attributes:
-        columns: its name; () where it cannot be told, or is measured already.
-        width: columns of call paths, this one too.
+        columns: its name; () if it cannot be computed, or is measured already.
+        width: number of columns of call paths, including this one.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -56,13 +56,14 @@ class CallsPerRequest:
         can_tell = self._received >= 0 and self._sent >= 0 and COLUMN not in schema.edge_features
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
         self.width = len(schema.edge_features) + len(self.columns)
-        # Kept: memory that is touched for the first time is slow.
+        # Reused, because the first access to new memory is slow.
         self._room = np.empty((0, self.width), np.float32)
 
     def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
-        """The call paths' numbers, and how many calls each has for a request of its caller.
+        """Return the call paths' columns, with calls per request.
 
-        Returns: float32 [e, width], good until the next call; those measured where it cannot be told.
+        Returns: float32 [e, width], valid until the next call; only the measured ones if it cannot be
+            computed.
         """
         if not self.columns:
             return snapshot.edge_features
@@ -77,7 +78,7 @@ class CallsPerRequest:
         return out
 
     def begin(self, snapshot: Snapshot) -> Pending:
-        """As `of`, for a caller who fills the rows as it comes to them; where there are `columns`."""
+        """Return the work of `of`, for a caller that fills the rows itself; needs `columns`."""
         e = len(snapshot.edge_features)
         if len(self._room) < e:
             self._room = np.empty((e + e // 4, self.width), np.float32)
@@ -88,7 +89,7 @@ class CallsPerRequest:
 
 @njit(nogil=True, cache=True, inline="always")
 def rate_of(service, row_of, node_values, received):  # type: ignore[no-untyped-def]
-    """Requests per second of a service; NaN where it gets too few or is absent."""
+    """Return requests per second of a service; NaN if they are too few or it is absent."""
     row = np.int64(row_of[service])
     rate = node_values[row if row >= 0 else 0, received]
     return rate if row >= 0 and rate >= _FEWEST else np.float32(math.nan)
@@ -98,15 +99,15 @@ def rate_of(service, row_of, node_values, received):  # type: ignore[no-untyped-
 def add_rows(  # type: ignore[no-untyped-def]
     begin, end, rows, out, measured, callers, sent, row_of, node_values, received
 ):
-    """Fill rows `rows[begin]` to `rows[end - 1]` of `out`, but for those below 0; see `Pending`.
+    """Fill rows `rows[begin]` to `rows[end - 1]` of `out`, except those below 0; see `Pending`.
 
     Args:
-        row_of: int32 [slots], a service's row in `node_values`, float32 [n, F], -1 where it is absent;
-            there is at least one row.
+        row_of: int32 [slots], a service's row in `node_values`, float32 [n, F], -1 if it is absent;
+            `node_values` has at least one row.
         received: column of the requests per second that a service gets.
     """
     width = measured.shape[1]
-    if width == _USUAL_WIDTH:  # said outright, a row is one load and one store: a third of the loop's time
+    if width == _USUAL_WIDTH:  # unrolled, a row is one load and one store: a third of the loop's time
         for i in range(begin, end):
             row = np.int64(rows[i])
             if row >= 0:

@@ -1,4 +1,4 @@
-"""What was out of bounds in one interval, and which of it belongs together."""
+"""Evidence of one interval (*clues*), and its grouping by call paths."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Key = tuple[int, int, str]
 
 @dataclass(slots=True)
 class Clue:
-    """One series that is out of bounds.
+    """One series that is out of bounds: evidence with slots instead of names.
 
     Attributes:
-        service: slot; of a call path, the callee.
-        caller: slot of the caller of a call path; -1 where a service itself was measured.
+        service: slot; for a call path, of the callee.
+        caller: slot of the caller of a call path; -1 for a service itself.
         feature: column, or kind of a trouble that Kubernetes reports.
-        role: what the column is about; "trouble" for the latter, "gone" for what is not there any more.
-        score: 1.0 = threshold.
+        role: of the column; "trouble" for a trouble, "gone" for a removed service or call path.
+        score: anomaly score; 1.0 = threshold.
         is_up: more than expected.
         is_firm: out of bounds for long enough.
         expected, seen: in the column's unit.
@@ -38,16 +38,16 @@ class Clue:
 
     @property
     def key(self) -> Key:
-        """What was measured."""
+        """Identity of the series."""
         return self.caller, self.service, self.feature
 
 
 def together(clues: Iterable[Clue], calls: Iterable[tuple[int, int]]) -> list[list[Clue]]:
-    """Clues in groups that call paths connect.
+    """Return clues in groups that call paths connect.
 
     Args:
-        calls: caller and callee of call paths at the services of the clues. Services also belong together
-            where what one calls calls the other.
+        calls: caller and callee of call paths at the services of the clues. Services are also connected
+            through one service in between.
     """
     parent: dict[int, int] = {}
 
@@ -63,15 +63,15 @@ def together(clues: Iterable[Clue], calls: Iterable[tuple[int, int]]) -> list[li
         root(clue.service)
         if clue.caller >= 0:
             parent[root(clue.caller)] = root(clue.service)
-    there = set(parent)
+    with_clues = set(parent)
     above: dict[int, int] = {}
     for caller, callee in calls:
-        if caller in there and callee in there:
+        if caller in with_clues and callee in with_clues:
             parent[root(caller)] = root(callee)
-        elif caller in there:
+        elif caller in with_clues:
             above[callee] = caller
     for caller, callee in calls:
-        if callee in there and caller in above:
+        if callee in with_clues and caller in above:
             parent[root(callee)] = root(above[caller])
     groups: dict[int, list[Clue]] = {}
     for clue in kept:

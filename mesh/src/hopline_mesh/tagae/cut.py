@@ -1,6 +1,6 @@
-"""Which part of a large mesh each service belongs to: namespaces are kept together, and in their part.
+"""Splits a large mesh into parts: a namespace is always in one part.
 
-Parts stay as they are while services come and go, so that what is learned of a part stays true.
+Parts do not change while services appear and disappear, so that what was learned of a part stays valid.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hopline_mesh.model.partition import group_sizes
 from hopline_mesh.roster import SlotArray, namespace_of
 from hopline_mesh.snapshot import Snapshot
 
-#: Parts of a mesh that is just large enough to be cut; some more than there are threads, for they differ.
+#: Number of parts of the smallest mesh that is split; more than the threads, because parts differ in size.
 _PARTS = 4
 
 
 class Cut:
-    """Namespaces by part.
+    """The part of each namespace.
 
     Args:
-        above: services up to which a mesh stays whole.
+        above: number of services up to which a mesh stays whole.
 
     Attributes:
-        version: counts how often it was cut anew.
-        num_parts: 0 before the mesh was large.
+        version: increases with each new split.
+        num_parts: 0 before the first split.
     """
 
     def __init__(self, above: int) -> None:
@@ -40,18 +40,18 @@ class Cut:
         self._of_slot: SlotArray = np.zeros(0, np.int32)
 
     def parts(self, snapshot: Snapshot) -> SlotArray | None:
-        """int32 [n], the part of each service; None where the mesh is to be taken as a whole.
+        """Return the part of each service, int32 [n]; None for a mesh that stays whole.
 
-        A mesh of one namespace cannot be cut.
+        A mesh of one namespace cannot be split.
         """
         if len(snapshot.nodes) <= self.above:
             return None
         names = snapshot.roster.names
         if len(self._of_slot) < len(names):
-            self._take_in(names, snapshot.nodes)
+            self._assign(names, snapshot.nodes)
         return self._of_slot[snapshot.nodes] if self.num_parts > 1 else None
 
-    def _take_in(self, names: Sequence[str], nodes: SlotArray) -> None:
+    def _assign(self, names: Sequence[str], nodes: SlotArray) -> None:
         if not self.num_parts:
             self._begin(names, nodes)
         new = names[len(self._of_slot) :]
@@ -64,14 +64,14 @@ class Cut:
             parts.append(self._part_of[namespace])
             sizes[parts[-1]] += 1
         self._of_slot = np.concatenate([self._of_slot, np.array(parts, np.int32)])
-        # Twice as many as a part was to have: it is worth learning anew what is usual of each.
+        # A part has twice its planned size: split again, and learn its baseline again.
         sizes = np.bincount(self._of_slot[nodes])
         if len(self._part_of) > self.num_parts and sizes.max() > 2 * max(self._most, self._largest):
             self._begin(names, nodes)
             self._of_slot = np.array([self._part_of[namespace_of(name)] for name in names], np.int32)
 
     def _begin(self, names: Sequence[str], nodes: SlotArray) -> None:
-        """Cut by the services that are there; namespaces of others are put where they fit."""
+        """Split by the present services; other namespaces are assigned later."""
         spaces: dict[str, int] = {}
         groups = np.array([spaces.setdefault(namespace_of(names[slot]), len(spaces)) for slot in nodes])
         parts = group_sizes(groups.astype(np.int32), self._most)
@@ -82,7 +82,7 @@ class Cut:
         self.version += 1
 
     def export(self) -> dict[str, Any]:
-        """What has to be kept, fit for JSON."""
+        """Return the state, JSON-compatible."""
         return {
             "above": self.above,
             "version": self.version,
@@ -93,12 +93,12 @@ class Cut:
         }
 
     def restore(self, kept: Mapping[str, object]) -> bool:
-        """Take up what `export` gave, where parts are to be of the same size.
+        """Restore the state of `export`, if the size of parts is the same.
 
-        Returns: whether it was taken up.
+        Returns: whether it was restored.
 
         Raises:
-            StateDamaged: it is of no mesh.
+            StateDamaged: the state has another form.
         """
         match kept:
             case {"above": int(above)} if above != self.above:

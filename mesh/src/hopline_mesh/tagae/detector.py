@@ -1,9 +1,9 @@
-"""TAGAE as one object: learns what is normal, then judges one interval after the other.
+"""TAGAE as one object: learns what is normal, then judges intervals in order.
 
-A step: take the interval in (`series`), expect (`expect`), judge (`series`), and only where something is
-out of bounds gather clues, put them together and follow them as incidents.
+A step: observe the interval (`series`), compute expected values (`expect`), judge (`series`). Only if
+something is out of bounds: collect clues, group them and track them as incidents.
 
-It is long because learning, keeping and judging share all of its state.
+The file is long because learning, saving and judging share all of its state.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import ModelNotReady
-from hopline_mesh.changes import Change, Context
-from hopline_mesh.changes import Trouble as Reported
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.model.partition import WHOLE_UP_TO, part_scores
@@ -27,7 +26,7 @@ from hopline_mesh.model.weights import Weights
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.tagae import calibrate, expect, expected, kernels
-from hopline_mesh.tagae.abnormal import MOST, Stretch, stretches
+from hopline_mesh.tagae.abnormal import MAX_ABNORMAL_SHARE, Stretch, stretches
 from hopline_mesh.tagae.calls import CallsPerRequest
 from hopline_mesh.tagae.clues import Clue, Key, together
 from hopline_mesh.tagae.cut import Cut
@@ -37,33 +36,33 @@ from hopline_mesh.tagae.pairs import Lineup, Pairs
 from hopline_mesh.tagae.roles import role_of
 from hopline_mesh.tagae.series import SeriesTable
 from hopline_mesh.tagae.sweep import Order, Sweep, Taken
-from hopline_mesh.tagae.telling import told
-from hopline_mesh.tagae.tracker import Tracker, Trouble
+from hopline_mesh.tagae.telling import named
+from hopline_mesh.tagae.tracker import TrackedIncident, Tracker
 from hopline_mesh.tagae.witness import Place, Witness
 
 
 @dataclass(frozen=True, slots=True)
 class TagaeSettings:
-    """What can be tuned.
+    """Settings of the detector.
 
     Attributes:
-        window_size: intervals that are looked back.
-        anomaly_percentile: of the deviations of normal time, from where on their tail is fitted.
-        false_alarms_per_day: that the thresholds are calibrated to.
-        warm_up: intervals before the first verdict, and before a new service's first.
-        hold_s: seconds that a deviation must last, and at least two intervals.
-        model: "none" leaves the graph model out, "untrained" leaves it as it begins: for comparisons.
-        clean_s: seconds without one after which an incident is over, and at least two intervals.
-        threads: of the graph model; more than two are for parts.
-        device: where the graph model runs.
-        partition_above: services above which a mesh is in parts, by namespace.
+        window_size: number of intervals in the window.
+        anomaly_percentile: of the deviations in normal time, above which their tail is fitted.
+        false_alarms_per_day: expected number for which thresholds are calibrated.
+        warm_up: intervals before the first verdict, and before a new service is judged.
+        min_duration_s: seconds that a deviation must last, and at least two intervals.
+        model: "none" leaves the graph model out, "untrained" uses initial weights; for comparisons.
+        clean_s: seconds without a deviation after which an incident ends, and at least two intervals.
+        threads: of the graph model; more than two help only for parts.
+        device: of the graph model.
+        partition_above: number of services above which a mesh is split by namespace.
     """
 
     window_size: int = 120
     anomaly_percentile: float = 99.0
     false_alarms_per_day: float = 1.0
     warm_up: int = 10
-    hold_s: float = 80.0
+    min_duration_s: float = 80.0
     clean_s: float = 90.0
     model: Literal["trained", "untrained", "none"] = "trained"
     threads: int = 2
@@ -71,19 +70,20 @@ class TagaeSettings:
     partition_above: int = WHOLE_UP_TO
 
 
-#: Score of what Kubernetes reports, and of a service that is gone.
+#: Anomaly score of a trouble, and of a missing service.
 _REPORTED = 2.0
-#: Intervals after which a service that went as planned is not missed; share of all services that cannot go
-#: at once; logarithm of requests per second that a service must have had to be missed.
+#: Absent intervals of a service that was removed as planned; largest plausible share of services that
+#: disappear together; logarithm of the requests per second that a missing service must have had.
 _FORGOTTEN, _MANY, _BUSY = 1_000_000, 0.2, -2.0
-#: Share of the way to its window's mean by which a level moves in one interval, in windows.
+#: Number of windows in which a baseline moves to the mean of its window.
 _DRIFT_WINDOWS = 10.0
-#: Values that levels and spreads are learnt from at most, 200 MB; of more intervals every second, third …
+#: Maximum number of values to learn baselines from, 200 MB; of more intervals every second, third … is
+#: used.
 _LEARN_VALUES = 50_000_000
-#: Services times intervals that a model is trained on at most.
+#: Maximum of services times intervals to train a model on.
 _LEARN_NODES = 100_000
 _FORMAT = "hopline-mesh-tagae-1"
-#: An interval with less than this share of what is known measured says nothing.
+#: An interval with less than this share of the known series is blind.
 _BLIND = 0.5
 
 
@@ -91,7 +91,7 @@ class Tagae:
     """Watches one mesh; implements `hopline_mesh.detector.Detector`.
 
     Attributes:
-        left_out: times that the last `fit` did not learn from, since they were no normal ones.
+        left_out: times that the last `fit` left out as abnormal.
     """
 
     def __init__(self, settings: TagaeSettings | None = None) -> None:
@@ -107,7 +107,7 @@ class Tagae:
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Column, such as "node.p99_ms" or "edge.error_share" -> spreads at which its score is 1."""
+        """Column, such as "node.p99_ms" or "edge.error_share" -> spreads at an anomaly score of 1."""
         if self.schema is None:
             return {}
         return {
@@ -119,15 +119,15 @@ class Tagae:
     # Learning
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
-        """Learn from intervals that are taken as normal, oldest first; replaces what was learned before.
+        """Learn from normal intervals, oldest first; replaces all previous state.
 
-        What among them would be an incident whatever is learned is not learned from: see `left_out`.
+        Times that would be an incident for any threshold are left out: see `left_out`.
 
         Raises:
-            SnapshotInvalid: there are none.
+            SnapshotInvalid: there are no snapshots.
         """
         if not snapshots:
-            raise SnapshotInvalid("nothing to learn from: fit was given no snapshot")
+            raise SnapshotInvalid("fit needs at least one snapshot")
         left_out = self._abnormal(snapshots, contexts)
         if left_out:
             kept = [not any(each.time_s in stretch for stretch in left_out) for each in snapshots]
@@ -145,13 +145,13 @@ class Tagae:
         self._last_s = snapshots[-1].time_s
 
     def _abnormal(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> list[Stretch]:
-        """Times with what would be an incident whatever is learned of the others.
+        """Return times that would be an incident for any threshold.
 
-        Series alone are asked, as the graph model is learned from what is left.
+        Uses only baselines of series, because the graph model is trained later, on the other times.
         """
         scout = Tagae(replace(self.settings, model="none"))
         scout._prepare(snapshots)
-        scout._learn_scales(snapshots, MOST)
+        scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
         for table in scout._tables:
             table.threshold[:] = calibrate.HIGHEST
         beyond: list[list[Clue]] = []
@@ -165,7 +165,7 @@ class Tagae:
         return stretches(times_s, beyond, before=scout._hold - 1, apart=scout._patience)
 
     def _prepare(self, snapshots: Sequence[Snapshot]) -> None:
-        """Begin anew, with room for all that is in them."""
+        """Reset the state, with space for all services and call paths of the snapshots."""
         self._begin(snapshots[0].schema)
         gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(snapshots)]
         self.interval_s = float(np.median(gaps)) if gaps else 0.0
@@ -189,7 +189,7 @@ class Tagae:
             calibrate.learn_scales(table, history, tail)
 
     def _count(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
-        """Play normal time, and count by how much it is out of bounds that nothing explains."""
+        """Replay normal time, and count deviations that nothing explains."""
         for table in self._tables:
             table.threshold[:] = calibrate.LEAST_COUNTED
         peaks = [np.zeros_like(table.peak) for table in self._tables]
@@ -208,7 +208,7 @@ class Tagae:
     def _unexplained(
         self, snapshot: Snapshot, context: Context, found: Sequence[Place]
     ) -> list[tuple[Place, float]]:
-        """What was found, with the share of it that neither more load nor a planned change explains."""
+        """Return the found series with the share that neither load nor a planned change explains."""
         if not found:
             return []
         changes = expected.under_way(context, snapshot.time_s, self.interval_s)
@@ -222,7 +222,7 @@ class Tagae:
         return left
 
     def _learn_model(self, snapshots: Sequence[Snapshot]) -> None:
-        """Play the intervals once for what the model reads, and train it; windows are empty again after."""
+        """Replay the intervals for the inputs of the model, and train it; windows are empty afterwards."""
         sizes = sum(len(snapshot.nodes) for snapshot in snapshots)
         every = max(1, -(-sizes // _LEARN_NODES))
         frames, slots = [], []
@@ -258,7 +258,7 @@ class Tagae:
                 calibrate.HIGHEST if self._fitted else calibrate.UNKNOWN,
                 hold=self._hold if self._fitted else 0,
             )
-        self._overall.forget()  # thresholds are what scores are measured by
+        self._overall.forget()  # scores depend on the thresholds
 
     def _begin(self, schema: Schema, *, with_calls: bool = True) -> None:
         window = self.settings.window_size
@@ -277,7 +277,7 @@ class Tagae:
         self._parts: NDArray[np.int32] | None = None
         self._overall = Overall(window, self.settings.anomaly_percentile)
         self._fitted = False
-        self._gaps: list[float] = []  # between the first intervals, to learn how long one is
+        self._gaps: list[float] = []  # between the first intervals, to learn the interval
         self._excused: dict[int, expected.Excuse] = {}
         self._excused_for: list[tuple[str, str, int, int]] = []
         self._excused_at = 0
@@ -286,14 +286,14 @@ class Tagae:
         self.left_out = []
         self.steps = 0
         self._learnt = 0
-        self.schema = schema  # last: metrics are read on another thread, and ask whether there is one
+        self.schema = schema  # last, because metrics are read on another thread and check it
 
     # Keeping
 
     def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """All that `restore` needs to go on with the next interval as if nothing had been.
+        """Return the state with which `restore` continues at the next interval.
 
-        Slots are those of the roster: it has to be kept as well.
+        Slots are those of the roster, which must be saved as well.
 
         Returns: a JSON object, and arrays by name.
         """
@@ -333,13 +333,13 @@ class Tagae:
         arrays: Mapping[str, NDArray[Any]],
         machine: TagaeSettings | None = None,
     ) -> Tagae:
-        """The detector of which `export` gave these.
+        """Restore a detector from the state of `export`.
 
         Args:
-            machine: where threads, device and size of parts are others than where it was exported.
+            machine: settings with the threads, device and size of parts of this machine.
 
         Raises:
-            StateDamaged: something is missing, does not fit, or is of another version.
+            StateDamaged: the state is incomplete, inconsistent, or of another version.
         """
         if meta.get("format") != _FORMAT:
             raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
@@ -356,7 +356,8 @@ class Tagae:
             if "steps" not in meta:
                 return self
             schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))
-            # Earlier versions did not count calls per request; they go on without until they learn again.
+            # State of earlier versions has no calls per request; it continues without until the next
+            # training.
             self._begin(schema, with_calls=bool(meta.get("with_calls", False)))
             self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
             self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
@@ -370,7 +371,7 @@ class Tagae:
             if meta["model"] is not None:
                 weights = expect.restore(meta["model"], part("model."))
                 self._expectation = expect.Expectation(weights, self.settings.threads, self.settings.device)
-            # Earlier versions took every mesh as a whole.
+            # Earlier versions never split a mesh.
             if "cut" in meta and self._cut.restore(meta["cut"]):
                 self._overall.restore(meta["overall"], part("overall."))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -382,7 +383,7 @@ class Tagae:
     # Judging
 
     def rouse(self) -> None:
-        """The next interval comes within a millisecond or so. `step` says so itself, but only then."""
+        """Wake helper threads about a millisecond before the next interval. `step` also does, but later."""
         if self.schema is not None:
             self._sweep.rouse()
 
@@ -391,7 +392,7 @@ class Tagae:
         if self.schema is None:
             self._begin(snapshot.schema)
         self._sweep.rouse()
-        ended = self._mind_the_clock(snapshot.time_s)
+        ended = self._check_time(snapshot.time_s)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
         learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
         is_plain = not changes and not self._excused
@@ -410,19 +411,19 @@ class Tagae:
             return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
         if taken.known and taken.measured < _BLIND * taken.known:
             gap = Gap(
-                "mesh", f"only {taken.measured} of {taken.known} series that were measured before are there"
+                "mesh", f"only {taken.measured} of {taken.known} previously measured series are present"
             )
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
         direct = self._direct(snapshot, troubles, context)
         if found or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
-        incidents = [told(trouble, snapshot.roster) for trouble in (*self._tracker.open, *ended)]
+        incidents = [named(tracked, snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
         suppressed = tuple(sorted({change.service for change in changes})) if changes else ()
         return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, snapshot.gaps)
 
     def _together(self, snapshot: Snapshot, parts: NDArray[np.int32], is_normal: bool) -> float:
-        """Score of the parts of a mesh, all together."""
+        """Return the combined score of the parts of a mesh."""
         paths = self._lineup.paths
         place = np.empty(self._nodes.size, np.int32)
         place[snapshot.nodes] = np.arange(len(snapshot.nodes), dtype=np.int32)
@@ -434,7 +435,7 @@ class Tagae:
         return self._overall.judge(each, self._cut.version, hold=self._hold, learn=learn)
 
     def scores(self, snapshot: Snapshot) -> NDArray[np.float32]:
-        """Scores of the services in the interval that was judged last, each that of its worst column.
+        """Return anomaly scores of the services in the newest interval, each that of its worst column.
 
         Args:
             snapshot: that interval.
@@ -445,13 +446,13 @@ class Tagae:
         return worst
 
     def live(self, snapshot: Snapshot) -> LiveState:
-        """Embeddings that follow events from now on; nothing of the detector changes by that.
+        """Return embeddings that follow events from now on; they do not change the detector.
 
         Args:
-            snapshot: the interval that was judged last.
+            snapshot: the newest judged interval.
 
         Raises:
-            ModelNotReady: there is no model, since none was trained yet or none is wanted.
+            ModelNotReady: there is no model, because none was trained yet or it is disabled.
         """
         if self._expectation is None:
             raise ModelNotReady(
@@ -463,8 +464,8 @@ class Tagae:
         weights = self._expectation.weights
         return LiveState(weights, snapshot, paths, self._nodes, self._edges, self.interval_s)
 
-    def _mind_the_clock(self, time_s: float) -> list[Trouble]:
-        """Learn the interval, and begin a new window where time has jumped. Returns: incidents that end."""
+    def _check_time(self, time_s: float) -> list[TrackedIncident]:
+        """Learn the interval, and start a new window after a jump in time; returns incidents that end."""
         if not self.steps:
             return []
         gone = time_s - self._last_s
@@ -479,10 +480,10 @@ class Tagae:
         return self._tracker.close_all()
 
     def _observe(self, snapshot: Snapshot, learn: int | None = None) -> Taken:
-        """Take an interval in.
+        """Observe an interval.
 
         Args:
-            learn: how it is judged, where that can be done at once: nothing of it is excused.
+            learn: how it is judged, if it can be judged in the same pass because nothing is excused.
         """
         self._lineup.take(snapshot)
         nodes, paths, hold = self._lineup.nodes, self._lineup.paths, self._hold
@@ -496,7 +497,7 @@ class Tagae:
         if self._expectation is not None:
             inputs = self._expectation.rooms(len(nodes), len(paths), *self._tables)
         pending = None
-        # What is typical of a column is looked for in all of its numbers, before the sweep.
+        # The typical value of a column needs all of its numbers, before the sweep.
         if self._calls is not None and self._calls.columns and not self._edges.is_looking:
             pending = self._calls.begin(snapshot)
         edge_numbers = self._edge_numbers(snapshot) if pending is None else pending.out
@@ -517,18 +518,18 @@ class Tagae:
         return taken
 
     def _order(self, snapshot: Snapshot, hold: int, learn: int) -> Order | None:
-        """How an interval is judged at once; None where the model's pass has to be seen to before."""
+        """Return how to judge an interval in the same pass; None if the model's pass is not ready."""
         if self._expectation is None:
             return Order(hold, learn, None)
         model = self._expectation.ahead(snapshot, self._lineup, *self._tables, self._parts)
         return None if model is None else Order(hold, learn, model)
 
     def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
-        """What there is to judge of the call paths, float32 [e, columns]."""
+        """Return the columns of the call paths, float32 [e, columns]."""
         return snapshot.edge_features if self._calls is None else self._calls.of(snapshot)
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
-        """What is out of bounds of the interval that was observed last, and the largest score."""
+        """Return series out of bounds in the newest observed interval, and the largest anomaly score."""
         model = done = None
         if self._expectation is not None and not self._sweep.is_judged:
             ready = self._expectation.ready(
@@ -551,7 +552,7 @@ class Tagae:
     def _hold(self) -> int:
         if self.interval_s <= 0:
             return 2
-        return min(max(2, math.ceil(self.settings.hold_s / self.interval_s)), kernels.HOLD)
+        return min(max(2, math.ceil(self.settings.min_duration_s / self.interval_s)), kernels.HOLD)
 
     @property
     def _patience(self) -> int:
@@ -562,7 +563,7 @@ class Tagae:
     # Following
 
     def _excuse(self, changes: Sequence[Change], snapshot: Snapshot) -> None:
-        """Have planned changes count for less; what they changed is taken as it is once they are over."""
+        """Reduce deviations during planned changes; afterwards the new values become the baseline."""
         shares = expected.shares(changes, snapshot.roster, self._roles[0]) if changes else {}
         if not shares and not self._excused:
             return
@@ -591,8 +592,10 @@ class Tagae:
             if found is not None:
                 self._excused[found] = self._excused[found].also(change)
 
-    def _direct(self, snapshot: Snapshot, troubles: Sequence[Reported], context: Context) -> list[Clue]:
-        """Clues that need no measurement: what Kubernetes reports, and services that are gone."""
+    def _direct(
+        self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
+    ) -> list[Clue]:
+        """Return clues that need no measurement: troubles, and missing services."""
         self._reported = {}
         for trouble in troubles:
             slot = snapshot.roster.find(trouble.service)
@@ -619,7 +622,7 @@ class Tagae:
         return clues
 
     def _forget_planned(self, snapshot: Snapshot, context: Context) -> None:
-        """Whoever is not there during a change of its own is not missed."""
+        """Do not report services as missing that disappear during their own planned change."""
         for change in context.changes:
             slot = snapshot.roster.find(change.service)
             if slot is not None and change.kind != "added" and self._absent[slot]:
@@ -627,7 +630,7 @@ class Tagae:
 
     def _follow(
         self, snapshot: Snapshot, found: Sequence[tuple[int, int, int]], direct: Sequence[Clue]
-    ) -> list[Trouble]:
+    ) -> list[TrackedIncident]:
         clues = [*direct, *self._witness.firm(snapshot, found)]
         if not clues and not self._tracker.open:
             return []
@@ -641,5 +644,5 @@ class Tagae:
         return self._tracker.update(snapshot.time_s, first_s, groups, calls, self._present, self._patience)
 
     def _present(self, key: Key) -> float | None:
-        """Score of something that was a clue, now; None where it was not measured."""
+        """Return the present anomaly score of a clue's series; None if it was not measured."""
         return self._reported[key] if key in self._reported else self._witness.score(key)

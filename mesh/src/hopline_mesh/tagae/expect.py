@@ -1,15 +1,14 @@
-"""What the model expects of each series, given its neighbours, its window and its call paths.
+"""Expected values of the graph model for each series, given its neighbours, its window and its call paths.
 
-Inputs are deviations from the level in spreads, so that one model serves every mesh, whatever its columns
-measure:
+Inputs are deviations from the baseline in spreads, so one model fits every mesh with any columns:
 
-    x  [n, 2 F]  deviations now (own load taken out), and 1 where one was measured; also what to reconstruct
-    h  [n, F]    how far the window's mean is from the level: the temporal term
-    e  [e, 2 Fe] as x, of call paths;  g [e, Fe] as h
+    x  [n, 2 F]  deviations now (own load taken out), and 1 for measured ones; also the targets
+    h  [n, F]    deviation of the window's mean from the baseline: the temporal term
+    e  [e, 2 Fe] as x, for call paths;  g [e, Fe] as h
 
-A service's own `x` is no input to its own embedding, so that what is expected of it does not just repeat
-what it shows. Some of it comes back all the same, through its neighbours; how much is measured after
-training, and a series of which too much does is not expected anything of.
+A service's own `x` is not an input of the service's embedding, so that its expected value does not just
+repeat it. Some of it returns through its neighbours. This share is measured after training; a series with a
+large share gets no expected value.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from hopline_mesh.tagae import arrivals, rows
 from hopline_mesh.tagae.pairs import Lineup
 from hopline_mesh.tagae.series import SeriesTable
 from hopline_mesh.tagae.sweep import Expected, Rows
-from hopline_mesh.tagae.sweep_kernels import MOST
+from hopline_mesh.tagae.sweep_kernels import MAX_INPUT
 
 if TYPE_CHECKING:
     from hopline_mesh.model.training import Progress
 
-#: Share of a series' variance in held-out time that the model must explain to be asked for it.
+#: Minimum share of a series' variance in held-out time that the model must explain to be used for it.
 _EXPLAINS = 0.1
-#: Largest share of a service's own deviation that may come back to it.
+#: Largest share of a service's own deviation that may return to it.
 _RETURNS = 0.3
-#: Threads that a pass over a whole mesh uses; parts pay only where there are more.
+#: Threads that a pass over a whole mesh uses; parts are faster only with more.
 _WHOLE_THREADS = 2
-#: Passes after which it is looked again whether parts pay.
+#: Number of passes after which parts are tried again.
 _LOOK_AGAIN = 240
 
 
 def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShape:
-    """The model of these columns."""
+    """Return the shape of the model for these columns."""
     width, edge_width = nodes.modelled, edges.modelled
     return ModelShape(
         d_in=2 * width,
@@ -65,7 +64,7 @@ def shape_for(nodes: SeriesTable, edges: SeriesTable, **sizes: Any) -> ModelShap
 
 
 def usual_edge(shape: ModelShape) -> NDArray[np.float32]:
-    """What most call paths show, float32 [d_edge]: nothing unusual, and all that is measured is there."""
+    """Return the inputs of most call paths, float32 [d_edge]: no deviations, all columns measured."""
     width = shape.d_edge // 2
     return np.concatenate([np.zeros(width, np.float32), np.ones(shape.d_edge - width, np.float32)])
 
@@ -75,11 +74,11 @@ Rooms = tuple[Rows, Rows]
 
 
 class Expectation:
-    """A model at work on two tables.
+    """A model applied to two tables.
 
     Args:
         weights: for `shape_for` the tables' columns.
-        threads: of the encoder; more than two are for parts.
+        threads: of the encoder; more than two help only for parts.
         device: "cpu" or "cuda"; see `encoder_for`.
 
     Attributes:
@@ -101,7 +100,7 @@ class Expectation:
         self._nodes: SlotArray = np.zeros(0, np.int32)
 
     def rooms(self, num_nodes: int, num_edges: int, nodes: SeriesTable, edges: SeriesTable) -> Rooms:
-        """Where the inputs of services and of call paths are to be written."""
+        """Return the buffers for inputs of services and of call paths."""
         rooms = self._rooms
         if rooms is None or len(rooms[0][0]) != num_nodes or len(rooms[1][0]) != num_edges:
             rooms = self._rooms = self._room(0, nodes, num_nodes), self._room(1, edges, num_edges)
@@ -116,15 +115,15 @@ class Expectation:
         edges: SeriesTable,
         parts: SlotArray | None = None,
     ) -> NDArray[np.int64] | Expected:
-        """Prepare the pass over the inputs that lie in `rooms`, those of the present interval.
+        """Prepare the pass over the inputs in `rooms`, those of the present interval.
 
         Args:
-            lineup: who is there.
-            young: how many services have no window yet.
-            parts: int32 [n], the part of each service, where the mesh is large. It is taken in parts
-                where that is quicker; halos are whole, and so results are those of the whole mesh.
+            lineup: present services and call paths.
+            young: number of services without a window.
+            parts: int32 [n], the part of each service, for a large mesh. Parts are used if that is faster;
+                halos are complete, so results are those of the whole mesh.
 
-        Returns: the pass's plan, for `Sweep.judge`; or what is expected, where it is done already.
+        Returns: the pass's plan, for `Sweep.judge`; or the expected values, if they are computed already.
         """
         paths = lineup.paths
         (x, h), (e, g) = self._follow(snapshot, lineup, nodes, edges)
@@ -151,14 +150,14 @@ class Expectation:
         edges: SeriesTable,
         parts: SlotArray | None,
     ) -> NDArray[np.int64] | None:
-        """As `ready`, before the inputs are there; None where the pass is not the sweep's to do."""
+        """Prepare as `ready`, before the inputs exist; None if the sweep cannot run the pass."""
         if parts is not None or not isinstance(self.encoder, Encoder):
             return None
         (x, h), (e, g) = self._follow(snapshot, lineup, nodes, edges)
         return self.encoder.ready(self.graph, x, h, e, g)
 
     def _follow(self, snapshot: Snapshot, lineup: Lineup, nodes: SeriesTable, edges: SeriesTable) -> Rooms:
-        """Have the graph be that of the interval. Returns: where its inputs are."""
+        """Update the graph to the interval; returns the buffers of its inputs."""
         if lineup.paths is not self._paths or lineup.nodes is not self._nodes:
             self.graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
             self._paths, self._nodes = lineup.paths, lineup.nodes
@@ -172,7 +171,7 @@ class Expectation:
         e: NDArray[np.float32],
         g: NDArray[np.float32],
     ) -> Reconstruction | None:
-        """The pass in parts; None where halos were found to be too large for that to pay."""
+        """Run the pass in parts; None if halos are too large for that to be faster."""
         if self._whole_for:
             self._whole_for -= 1
             return None
@@ -183,7 +182,7 @@ class Expectation:
         return found
 
     def _room(self, part: int, table: SeriesTable, n: int) -> Rows:
-        """Rows that are kept from step to step: memory that is touched for the first time is slow."""
+        """Return reused buffers, because the first access to new memory is slow."""
         kept = self._memory.get(part)
         if kept is None or len(kept[0]) < n:
             kept = self._memory[part] = empty(table, n + n // 4)
@@ -192,26 +191,26 @@ class Expectation:
 
 
 def empty(table: SeriesTable, n: int) -> Rows:
-    """Room for the inputs of n rows."""
+    """Allocate buffers for the inputs of n rows."""
     width = table.modelled
     return np.empty((n, 2 * width), np.float32), np.empty((n, width), np.float32)
 
 
 def inputs(table: SeriesTable, slots: SlotArray, room: Rows | None = None) -> Rows:
-    """Inputs of now [n, 2 F], and of the window [n, F]."""
+    """Return present inputs [n, 2 F], and those of the window [n, F]."""
     x, h = room or empty(table, len(slots))
-    rows.gather(table.slow, table.near, table.slope, table.load, slots, MOST, x, h)
+    rows.gather(table.slow, table.near, table.slope, table.load, slots, MAX_INPUT, x, h)
     return x, h
 
 
 def targets(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What to reconstruct [n, F] of inputs [n, 2 F]: NaN = nothing."""
+    """Return the targets [n, F] of inputs [n, 2 F]: NaN = none."""
     width = x.shape[1] // 2
     return np.where(x[:, width:] > 0, x[:, :width], np.float32(np.nan))
 
 
 def frame(snapshot: Snapshot, paths: SlotArray, nodes: SeriesTable, edges: SeriesTable) -> Frame:
-    """The present interval, to learn from."""
+    """Return the present interval as a frame for training."""
     graph = MeshGraph()
     graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
     x, h = inputs(nodes, snapshot.nodes)
@@ -227,7 +226,7 @@ def learn(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Weights:
-    """Train a model, or train one on. Takes torch; may run in another thread or process."""
+    """Train a model, or continue a training. Needs torch; may run in another thread or process."""
     from hopline_mesh.model import training
 
     schedule = training.Schedule(steps=_STEPS, patience=5, denoise=0.0)
@@ -236,7 +235,7 @@ def learn(
     return training.train(frames, shape, seed=seed, schedule=schedule, progress=progress)
 
 
-#: Of training; it ends earlier where held-out time is not reconstructed better any more.
+#: Maximum steps of a training; it stops earlier if the validation loss no longer improves.
 _STEPS = 600
 
 
@@ -248,7 +247,7 @@ def trust(
     edges: SeriesTable,
     seed: int = 0,
 ) -> None:
-    """Set `gain` of both tables: how far the model's word counts, by what it explained of held-out time.
+    """Set `gain` of both tables: the weight of the model, by the variance it explains in held-out time.
 
     Args:
         frames: of time that the model was not trained on.
@@ -260,25 +259,25 @@ def trust(
     for item, where in zip(frames, slots, strict=True):
         graph = MeshGraph()
         graph.update(len(item.x), item.sources, item.targets)
-        said = expectation.encoder.reconstruct(graph, item.x, item.h, item.e, item.g)
-        plain = [said.nodes.copy(), said.edges.copy()]
+        output = expectation.encoder.reconstruct(graph, item.x, item.h, item.e, item.g)
+        plain = [output.nodes.copy(), output.edges.copy()]
         for part, (expected, targets) in enumerate(
             zip(plain, (item.node_targets, item.edge_targets), strict=True)
         ):
-            there = np.isfinite(targets)
-            y, p = np.where(there, targets, 0.0), np.where(there, expected, 0.0)
-            sums[part][:, where[part]] += np.stack([y * p, p * p, y * y])  # no slot comes twice
+            known = np.isfinite(targets)
+            y, p = np.where(known, targets, 0.0), np.where(known, expected, 0.0)
+            sums[part][:, where[part]] += np.stack([y * p, p * p, y * y])  # slots are unique
         for part, values in enumerate((item.x, item.e)):
             if not len(values):
                 continue
             width = values.shape[1] // 2
             row, column = int(rng.integers(len(values))), int(rng.integers(width))
             moved = values.copy()
-            moved[row, column] += MOST
+            moved[row, column] += MAX_INPUT
             args = (moved, item.h, item.e) if part == 0 else (item.x, item.h, moved)
-            said = expectation.encoder.reconstruct(graph, *args, item.g)
-            now = (said.nodes, said.edges)[part][row, column]
-            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / MOST
+            output = expectation.encoder.reconstruct(graph, *args, item.g)
+            now = (output.nodes, output.edges)[part][row, column]
+            returned[part][0, column] += abs(float(now) - float(plain[part][row, column])) / MAX_INPUT
             returned[part][1, column] += 1
     for part, table in enumerate((nodes, edges)):
         yp, pp, yy = sums[part]
@@ -290,13 +289,13 @@ def trust(
 
 
 def restore(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Weights:
-    """Weights of what `export` gave.
+    """Restore weights from the state of `export`.
 
     Raises:
-        StateDamaged: they do not fit their shape.
+        StateDamaged: they do not match their shape.
     """
     try:
         shape = ModelShape.from_meta(dict(meta))
     except (TypeError, ValueError) as error:
-        raise StateDamaged(f"the model's sizes are of another version: {error}") from None
+        raise StateDamaged(f"the model's shape is of another version: {error}") from None
     return Weights(shape, arrays)

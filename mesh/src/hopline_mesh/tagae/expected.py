@@ -1,9 +1,9 @@
-"""Planned changes: what of a service counts for less while its pods are replaced, added or removed.
+"""Effects of planned changes on deviations, while pods of a service are replaced, added or removed.
 
-Scaling and rollouts change what a service uses, and not whether it answers: its processor, memory and
-traffic are taken as they come, slow or failing requests count for less, but count. What is added or
-removed is not judged at all. Once they are over, what they changed is what is usual from then on; but of a
-processor that is used more than so many more pods explain, which an autoscaler answers with a change.
+Scaling and rollouts change resource use, not responses. So CPU, memory and traffic are not judged, and slow
+or failing requests have less weight. Added or removed services are not judged at all. Afterwards the new
+values become the baseline. An exception is CPU use beyond what the added pods explain, because an
+autoscaler may be the effect of a fault.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.changes import Change, ChangeKind, Context, Trouble
+from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble
 from hopline_mesh.roster import Roster
 from hopline_mesh.tagae import kernels
 from hopline_mesh.tagae.roles import Role
 from hopline_mesh.tagae.series import SeriesTable
 
-#: What deviations are multiplied by, by role.
+#: Factors on deviations, by role.
 _REPLACED: dict[Role, float] = {
     "load": 0.5, "calls": 0.5, "traffic": 0.0, "latency": 0.5, "outgoing": 0.5, "errors": 0.6,
     "memory": 0.0, "resource": 0.0,
@@ -34,22 +34,22 @@ _SHARES: dict[ChangeKind, dict[Role, float]] = {
     "added": _GONE,
     "removed": _GONE,
 }
-#: Intervals, and seconds, that a change is still felt after its end: rates look back a minute.
+#: Intervals, and seconds, in which a change has effects after its end, because rates cover a minute.
 _AFTER_INTERVALS, _AFTER_S = 2, 90.0
-#: What pods may add to what a service uses besides, as a logarithm: each has needs of its own, and is slow
+#: Additional resource use of a service with more pods, as a logarithm: each pod has a base use, and is slow
 #: at first.
 _ROOM = 0.4
-#: A change that takes longer is no excuse any more.
+#: A change that takes longer no longer excuses anything.
 LONGEST_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
-    """What planned changes of a service, one after the other, explain of what it uses.
+    """The resource use of a service that its recent planned changes explain.
 
     Attributes:
-        fewest, most: pods that it was to have at any time of them; None where only drains were.
-        is_new: whether more may be different than their number.
+        fewest, most: smallest and largest wanted number of pods; None with only drains.
+        is_new: whether more than their number may differ.
     """
 
     fewest: int | None = None
@@ -57,7 +57,7 @@ class Excuse:
     is_new: bool = False
 
     def also(self, change: Change) -> Excuse:
-        """With one more change."""
+        """Return the excuse with one more change."""
         if change.kind == "drain":
             return self
         if change.kind != "scale" or change.before is None or change.after is None:
@@ -89,7 +89,7 @@ def under_way(context: Context, time_s: float, interval_s: float) -> list[Change
     ]
 
 
-def troubles(context: Context, time_s: float, interval_s: float) -> list[Trouble]:
+def troubles(context: Context, time_s: float, interval_s: float) -> list[KubernetesTrouble]:
     """Troubles at that time; one that began and ended within an interval counts in that one."""
     return [
         trouble
@@ -102,7 +102,7 @@ def troubles(context: Context, time_s: float, interval_s: float) -> list[Trouble
 def shares(
     changes: Sequence[Change], roster: Roster, roles: Sequence[Role]
 ) -> dict[int, NDArray[np.float32]]:
-    """For each slot with a change: float32 [columns], what deviations are multiplied by."""
+    """Return factors on deviations for each slot with a change: float32 [columns]."""
     found: dict[int, NDArray[np.float32]] = {}
     for change in changes:
         slot = roster.find(change.service)
@@ -116,20 +116,21 @@ def shares(
 def usual_now(
     table: SeriesTable, slot: int, roles: Sequence[Role], excuse: Excuse, *, is_troubled: bool
 ) -> NDArray[np.bool_]:
-    """Columns of a service, bool [F], of which the level is to be taken anew, as its changes are over.
+    """Return columns of a service, bool [F], whose baseline must be learned again after its changes.
 
-    Not those that use more than the changes explain. Nor, where only the number of pods changed, what goes
-    with requests while there is an incident about the service: that is not how it will be after it.
+    Columns with more use than the changes explain are excluded. If only the number of pods changed during
+    an incident of the service, columns that follow requests are excluded too, because they will change
+    back.
 
     Args:
-        table: of services, with the interval that was taken in last, and its `quiet` of the one before.
+        table: of services, after the newest interval, with `quiet` of the previous one.
         roles: of the columns.
     """
     was_free: NDArray[np.bool_] = table.quiet[slot] == 0
     if excuse.is_new:
         return was_free
     load = float(table.slow[slot, table.load]) if table.load >= 0 else 0.0
-    own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MOST else 0.0)
+    own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MAX_DEVIATION else 0.0)
     is_amount = np.array([role == "resource" for role in roles]) & (table.kinds == kernels.AMOUNT)
     kept = is_amount & (own * table.spread[slot] > excuse.room)
     if is_troubled:
@@ -139,10 +140,10 @@ def usual_now(
 
 
 def restored(kept: int | Sequence[int | bool | None]) -> tuple[int, Excuse]:
-    """Slot and excuse, as they were kept; earlier versions kept slots alone.
+    """Return slot and excuse from saved state; earlier versions saved only slots.
 
     Raises:
-        TypeError, ValueError: they are something else.
+        TypeError, ValueError: the state has another form.
     """
     if isinstance(kept, int):
         return kept, Excuse(is_new=True)

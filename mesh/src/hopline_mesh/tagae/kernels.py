@@ -1,8 +1,9 @@
 """The two passes over all series of a step, each over memory once.
 
-`observe` takes one interval in: the transformed value, how far it is from its long-run level and from the
-mean of its window, and the window itself. `judge` says how far each series is from all that was expected of
-it, and which have been so for long enough. NaN is a value that was not measured, so no fast maths here.
+`observe` reads one interval: it computes the transformed value, its deviations from the long-run level and
+from the mean of its window, and updates the window. `judge` compares each series with all expected values,
+and finds those that deviate for long enough. NaN is a value that was not measured, so there is no fast
+maths here.
 
 Windows hold whole numbers (16 bits, `STEP` apart, around the first value seen): their sums are exact,
 however long they run, and equal sums from scratch.
@@ -27,7 +28,7 @@ ABSENT = np.int16(-32768)
 #: Longest debounce, in intervals.
 HOLD = 16
 #: Deviations are kept in quarters of a spread, up to this.
-MOST = 31.75
+MAX_DEVIATION = 31.75
 #: Bins of the histogram of debounced deviations, four to a unit.
 BINS = 128
 
@@ -88,8 +89,8 @@ def observe(
     Args:
         values: float32 [n, F]; rows: int32 [slots], a slot's row in `values`, -1 where it is absent.
         kinds: int8 [F]; load: the column of requests per second, or -1.
-        clip: float32 [F], spreads from its base that a value is kept at most; 0 for a column that stands
-        still in normal time: kept as it is, and compared with how it was `ago` and `recent` intervals
+        clip: float32 [F], spreads from its base that a value is kept at most; 0 for a column that is
+        constant in normal time: kept unchanged, and compared with how it was `ago` and `recent` intervals
         before.
         drift: share of the way to its window's mean that the level goes.
         pos: place of this interval in the ring of `window` intervals.
@@ -146,7 +147,7 @@ def observe(
 
 @njit(nogil=True, cache=True)
 def mark_others(begin, others, num_others, slow, near, threshold, held, at, score, dev, mark):
-    """Tell what is fine from what is to be judged, one by one; `others` as of `observe_others`."""
+    """Mark series that are fine and series to be judged, one at a time; `others` as in `observe_others`."""
     columns, before_at = len(threshold), (at - 1) % HOLD
     for k in range(num_others):
         i, f = begin + others[k] // columns, others[k] % columns
@@ -220,7 +221,7 @@ def observe_others(
     recent, window, offset, anchor, level, spread, wobble, pooled, typical, seen, fitted, ring, total,
     count, slow, near, moved,
 ):  # fmt: skip
-    """The same as `observe`, one by one, for those of a block's series that are not usual.
+    """As `observe`, one at a time, for series of a block that are not usual.
 
     Args:
         begin: the block's first slot; others: int32 [block * F], places in the block; num_others: how many.
@@ -252,7 +253,7 @@ def observe_others(
         if seen[i, f] == 0 and not fitted[i, f]:
             anchor[i, f] = u
             level[i, f] = u
-        elif math.isnan(level[i, f]):  # to be taken anew; what the window holds is around the anchor
+        elif math.isnan(level[i, f]):  # to be set again; values in the window are relative to the anchor
             level[i, f] = u
         width = spread[i, f]
         if not fitted[i, f]:  # its own wobble so far, with room for how little is known of it
@@ -269,7 +270,7 @@ def observe_others(
         near[i, f] = (u - base) * per
         kept = u
         if clip[f] == 0:
-            moved[i, f] = MOST
+            moved[i, f] = MAX_DEVIATION
             before = ring[(pos - ago) % window, i, f]
             lately = ring[(pos - recent) % window, i, f]
             if before != ABSENT and lately != ABSENT:
@@ -353,13 +354,17 @@ def judge(
                 d = nearer(d, nearer(a, b - slope[i, f] * load_near))
             if gain[i, f] > 0.0 and d != 0.0 and len(expected):
                 d = nearer(d, a - gain[i, f] * within(expected[rows[i], f], most))
-            if still[f] and abs(moved[i, f]) < MOST and moved[i, f] * (1 if d > 0 else -1) < MOVING:
+            if (
+                still[f]
+                and abs(moved[i, f]) < MAX_DEVIATION
+                and moved[i, f] * (1 if d > 0 else -1) < MOVING
+            ):
                 d = 0.0
             weight = polarity[f, 0] if d > 0 else polarity[f, 1]
             d *= weight * sharp[i, f] * quiet[i, f]
             if seen[i, f] <= warm_up and not fitted[i, f]:
                 d = 0.0
-            d = min(max(d, -MOST), MOST)
+            d = min(max(d, -MAX_DEVIATION), MAX_DEVIATION)
             dev[i, f] = d
             score[i, f] = abs(d) / (threshold[f] * factor[i, f])
             whole = int(d * 4.0)

@@ -1,8 +1,8 @@
-"""What a mesh's embeddings are right now: those of the last interval, and what events since have changed.
+"""The current embeddings of a mesh: those of the last interval, updated by events since then.
 
-Built from a detector after a step, and from then on apart from it: nothing here touches what it has
-learned, and no verdict depends on an event. Values become deviations as `kernels.observe` has them, from
-levels and spreads as they are after the interval.
+Created from a detector after a step, and independent of it afterwards: nothing here changes the detector,
+and no verdict depends on an event. Values become deviations as in `kernels.observe`, from baselines after
+the interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae import arrivals, kernels, rows
 from hopline_mesh.tagae.series import SeriesTable
-from hopline_mesh.tagae.sweep_kernels import MOST
+from hopline_mesh.tagae.sweep_kernels import MAX_INPUT
 
 if TYPE_CHECKING:
     Values = Mapping[str, float | None]
@@ -33,13 +33,13 @@ _transform = kernels.transform.py_func
 
 
 class LiveState:
-    """The embeddings of one mesh, between two intervals. Not for several threads at once.
+    """The embeddings of one mesh, between two intervals. Not thread-safe.
 
     Args:
         weights: of the detector's model.
-        snapshot: the interval that was judged last.
+        snapshot: the newest judged interval.
         paths: int32 [e], slots of its call paths.
-        nodes, edges: the series after it; copied as far as they are needed.
+        nodes, edges: the series after it; needed parts are copied.
         interval_s: seconds between intervals.
 
     Attributes:
@@ -68,7 +68,7 @@ class LiveState:
         self._keys: list[int] = keys.tolist()
         self._edge_of = {key: edge for edge, key in enumerate(self._keys)}
         self._call_of = self._edge_of.copy()
-        #: call path that was not in the interval -> what was told of it, as deviations
+        #: call path that was not in the interval -> its reported deviations
         self._new: dict[int, NDArray[np.float32]] = {}
         graph = MeshGraph()
         graph.at_slots(snapshot.nodes, snapshot.edge_src, snapshot.edge_dst, nodes.size)
@@ -89,7 +89,7 @@ class LiveState:
         return [self._roster.name(slot) for slot in self._slots.tolist()]
 
     def embedding(self, service: str) -> FloatArray:
-        """float32 [d_out], of now.
+        """Return the current embedding, float32 [d_out].
 
         Raises:
             BadRequest: no such service in the last interval.
@@ -98,21 +98,23 @@ class LiveState:
         return found
 
     def deviations(self, service: str) -> dict[str, float | None]:
-        """Column -> spreads from the usual level, own load not taken out; None is not measured.
+        """Return column -> deviation from the baseline in spreads, without correction for load.
+
+        None is not measured.
 
         Raises:
-            BadRequest: as `embedding`.
+            BadRequest: see `embedding`.
         """
-        return self._services.told(self._row(service))
+        return self._services.deviations(self._row(service))
 
     def take(self, event: Event) -> list[str]:
-        """Bring up to date what an event touches: its service, who listens to it, who listens to those.
+        """Apply an event: update its service and the neighbours that depend on it.
 
-        Returns: services whose embeddings were computed anew.
+        Returns: services whose embeddings were recomputed.
 
         Raises:
-            BadRequest: an unknown service or column, a value that the column cannot have, a call path that
-                is not there. Nothing was changed then.
+            BadRequest: an unknown service or column, an invalid value, or a missing call path. Then nothing
+                has changed.
         """
         event.check()
         if event.service:
@@ -140,7 +142,7 @@ class LiveState:
             raise BadRequest(f"gone: there is no call path from {event.caller!r} to {event.callee!r}")
         del self._edge_of[key]
         self._new.pop(key, None)
-        last = self._keys.pop()  # takes its number
+        last = self._keys.pop()  # it gets the number of the removed one
         if last != key:
             self._keys[edge] = last
             self._edge_of[last] = edge
@@ -152,7 +154,7 @@ class LiveState:
         if row is None:
             raise BadRequest(
                 f"service {service[:200]!r} was not in the last interval; names are namespace/service, and "
-                "new ones come with the next interval"
+                "new services appear with the next interval"
             )
         return row
 
@@ -161,7 +163,7 @@ class LiveState:
 
 
 class _Side:
-    """One table's rows of the interval: how far series are from their levels, and what the model reads."""
+    """One table's rows of the interval: deviations of series, and inputs of the model."""
 
     def __init__(
         self, table: SeriesTable, slots: SlotArray, values: NDArray[np.float32], interval_s: float
@@ -181,29 +183,30 @@ class _Side:
             np.empty((len(slots), width), np.float32),
         )
         everything = np.arange(len(slots), dtype=np.int32)
-        rows.gather(self._slow, self._near, self._slope, self._load, everything, MOST, self.x, self.h)
-        #: of a series without a past
+        rows.gather(self._slow, self._near, self._slope, self._load, everything, MAX_INPUT, self.x, self.h)
+        #: for a series without history
         self._fresh = np.full((1, width), np.nan, np.float32)
         self._flat = np.zeros((1, width), np.float32)
         self._x, self._h = np.empty((1, 2 * width), np.float32), np.empty((1, width), np.float32)
 
-    def told(self, row: int) -> dict[str, float | None]:
+    def deviations(self, row: int) -> dict[str, float | None]:
         return {
             column: None if math.isnan(spreads) else round(spreads, 4)
             for column, spreads in zip(self._columns, self._slow[row].tolist(), strict=True)
         }
 
     def changed(self, row: int, values: Values, whose: str) -> FloatArray:
-        """The model's row once some values are others.
+        """Return the model's row after some values have changed.
 
-        Raises: BadRequest: an unknown column, or a value that it cannot have.
+        Raises:
+            BadRequest: an unknown column, or an invalid value.
         """
         places = [self._checked(column, value, whose) for column, value in values.items()]
         shown = self._values[row]
         for place, value in zip(places, values.values(), strict=True):
             shown[place] = math.nan if value is None else value
         again = set(places)
-        if self._load in again:  # of few requests a share is known badly
+        if self._load in again:  # a share of few requests is uncertain
             again |= {place for place, kind in enumerate(self._kinds) if kind == kernels.SHARE}
         for place in again:
             self._slow[row, place] = self._deviation(row, place)
@@ -212,12 +215,12 @@ class _Side:
     def came(
         self, before: NDArray[np.float32] | None, values: Values, whose: str
     ) -> tuple[NDArray[np.float32], FloatArray]:
-        """The same of a series that was not in the interval: what is measured of it is as usual.
+        """Return the model's row of a series that was not in the interval; its values count as normal.
 
         Args:
-            before: its deviations so far, float32 [1, F]; None: it is new.
+            before: its previous deviations, float32 [1, F]; None: it is new.
 
-        Returns: its deviations now, and the model's row.
+        Returns: its present deviations, and the model's row.
         """
         places = [self._checked(column, value, whose) for column, value in values.items()]
         slow = self._fresh.copy() if before is None else before
@@ -226,7 +229,7 @@ class _Side:
         return slow, self._read(slow, self._flat)
 
     def _read(self, slow: NDArray[np.float32], slope: NDArray[np.float32]) -> FloatArray:
-        rows.gather(slow, self._fresh, slope, self._load, _FIRST, MOST, self._x, self._h)
+        rows.gather(slow, self._fresh, slope, self._load, _FIRST, MAX_INPUT, self._x, self._h)
         found: FloatArray = self._x[0]
         return found
 
@@ -234,22 +237,22 @@ class _Side:
         place = self._place.get(column)
         if place is None:
             raise BadRequest(
-                f"{whose!r} has no column {column[:100]!r}; there are {', '.join(self._columns)}"
+                f"{whose!r} has no column {column[:100]!r}; its columns are {', '.join(self._columns)}"
             )
         if value is not None and math.isnan(_transform(value, self._kinds[place], 1.0)):
             wanted = "a share, 0 to 1" if self._kinds[place] == kernels.SHARE else "an amount, 0 or more"
-            raise BadRequest(f"{column} of {whose!r} is {value!r}; it is {wanted}")
+            raise BadRequest(f"{column} of {whose!r} is {value!r}; it must be {wanted}")
         return place
 
     def _deviation(self, row: int, place: int) -> float:
-        """As `kernels.observe`, of a series that has a level; NaN is none."""
+        """Return the deviation as in `kernels.observe`, for a series with a baseline; NaN is none."""
         value, level = float(self._values[row, place]), float(self._level[row, place])
         kind = self._kinds[place]
         offset = max(float(self._offset[row, place]), 1e-9)
         u = _transform(value, kind, offset)
         if math.isnan(u) or math.isnan(level):
             return math.nan
-        if self._offset[row, place] < 0:  # never measured before: the value is its level
+        if self._offset[row, place] < 0:  # never measured before: the value is its baseline
             return 0.0
         width = float(self._spread[row, place])
         requests = 0.0
@@ -262,7 +265,7 @@ class _Side:
 
 
 def _warm_up(weights: Weights) -> None:
-    """Have everything loaded before the first event comes: one of each kind, in a mesh of two services."""
+    """Load all compiled code before the first event: one event of each kind, in a mesh of two services."""
     shape = weights.shape
     first, second = np.array([0], np.int32), np.array([1], np.int32)
     x, h = np.zeros((2, shape.d_in), np.float32), np.zeros((2, shape.d_temporal), np.float32)
@@ -276,7 +279,7 @@ def _warm_up(weights: Weights) -> None:
 
 
 def replay(state: LiveState, events: Iterable[Event]) -> None:
-    """Take events again that came after the state's interval; what is not there any more is left out."""
+    """Apply events again that arrived after the state's interval; skips those that are no longer valid."""
     for event in events:
         try:
             state.take(event)

@@ -1,4 +1,4 @@
-"""One score of a mesh in parts: learns how high the scores of parts are together in normal time."""
+"""One score for a mesh in parts: learns the combined scores of the parts in normal time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HELD = 16
 
 
 class Overall:
-    """A meta-model that is learned as time goes by.
+    """A meta-model that is learned while the watch runs.
 
     Args:
-        window: intervals after which it is learned anew, at least 20 are needed.
-        percentile: of normal time that shall be within bounds.
+        window: number of intervals after which it is learned again, at least 20.
+        percentile: share of normal time that must be within bounds.
     """
 
     def __init__(self, window: int, percentile: float) -> None:
@@ -60,13 +60,13 @@ class Overall:
         return min(recent) if len(recent) == min(hold, _HELD) else 0.0
 
     def forget(self) -> None:
-        """Begin anew: parts are others, or scores mean something else."""
+        """Reset, because the parts have changed, or scores have another meaning."""
         self._model, self._since = None, 0
         self._usual.clear()
         self._held.clear()
 
     def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What has to be kept: a JSON object, and arrays."""
+        """Return the state: a JSON object, and arrays."""
         meta: dict[str, Any] = {
             "version": self._version,
             "since": self._since,
@@ -82,10 +82,10 @@ class Overall:
         return meta, arrays
 
     def restore(self, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take up what `export` gave.
+        """Restore the state of `export`.
 
         Raises:
-            StateDamaged: arrays that do not fit.
+            StateDamaged: arrays of another shape.
         """
         usual = arrays.get("usual", np.zeros((0, 0)))
         if usual.ndim != 2 or not np.isfinite(usual).all():
@@ -97,4 +97,4 @@ class Overall:
             model = {k.removeprefix("model."): array for k, array in arrays.items()}
             self._model = MetaModel.restore(meta["model"], model)
             if self._model.num_parts != usual.shape[1]:
-                raise StateDamaged("the meta-model and the scores of the mesh's parts do not go together")
+                raise StateDamaged("the meta-model does not match the scores of the mesh's parts")

@@ -1,4 +1,4 @@
-"""Which call path has which number: a hash table of pairs of slots. And who is there in an interval."""
+"""Numbers of call paths (a hash table of pairs of slots), and the services and paths of an interval."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pairs:
         return len(self.src)
 
     def slots(self, src: SlotArray, dst: SlotArray) -> SlotArray:
-        """int32 [e], slots of these paths, new ones where they were not seen before."""
+        """Return slots of these paths, int32 [e]; new ones for new paths."""
         src, dst = np.ascontiguousarray(src, np.int32), np.ascontiguousarray(dst, np.int32)
         found = np.empty(len(src), np.int32)
         new = _find(src, dst, self._keys, self._slots, found)
@@ -45,7 +45,7 @@ class Pairs:
     def _add(self, src: SlotArray, dst: SlotArray, found: SlotArray, new: int) -> None:
         """Give slots to paths that were not found, in the order of the interval.
 
-        Rows and series of a path then lie alike, and near each other.
+        So rows and series have the same order in memory.
         """
         known = len(self.src)
         if 2 * (known + new) > len(self._keys):
@@ -55,11 +55,11 @@ class Pairs:
             _put(self.src, self.dst, self._keys, self._slots, 0, none, np.empty(known, np.int32))
         first = np.empty(new, np.int32)
         size = _put(src, dst, self._keys, self._slots, known, found, first)
-        first = first[: size - known]  # a path that comes twice is one
+        first = first[: size - known]  # a repeated path is one path
         self.src, self.dst = np.concatenate([self.src, src[first]]), np.concatenate([self.dst, dst[first]])
 
     def restore(self, src: SlotArray, dst: SlotArray) -> None:
-        """Take up paths in the order of their slots."""
+        """Restore paths in the order of their slots."""
         self.__init__()  # type: ignore[misc]
         self.slots(src, dst)
 
@@ -79,7 +79,7 @@ def _place_of(key: int, keys: NDArray[np.int64]) -> int:
 def _find(
     src: SlotArray, dst: SlotArray, keys: NDArray[np.int64], slots: SlotArray, found: SlotArray
 ) -> int:
-    """Slots of paths into `found`, -1 of those that are not there. Returns: how many are not."""
+    """Write slots of paths to `found`, -1 for missing ones. Returns the number of missing ones."""
     missing = 0
     for k in range(len(src)):
         place = _place_of((np.int64(src[k]) << 32) | np.int64(dst[k]), keys)
@@ -115,9 +115,9 @@ def _put(
 
 
 class Lineup:
-    """Who is there in an interval: the same arrays as in the one before while they are the same.
+    """The services and call paths of an interval; the arrays are the same objects while they do not change.
 
-    What depends on them is made anew where the array is another one; numbers are compared here, once.
+    Dependent data is rebuilt when the array is another object, so numbers are compared only once, here.
 
     Attributes:
         nodes: int32 [n], slots of the services.
@@ -131,7 +131,7 @@ class Lineup:
         self._ends = self.paths, self.paths
 
     def take(self, snapshot: Snapshot) -> None:
-        """Go on to the next interval."""
+        """Set the next interval."""
         nodes, src, dst = snapshot.nodes, snapshot.edge_src, snapshot.edge_dst
         are_nodes, are_paths = as_before(self.nodes, nodes, *self._ends, src, dst)
         if not are_nodes:
@@ -146,6 +146,6 @@ def as_before(
     nodes: SlotArray, new_nodes: SlotArray, src: SlotArray, dst: SlotArray, new_src: SlotArray,
     new_dst: SlotArray,
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Whether services, and whether call paths, are those of before."""
+    """Whether services, and whether call paths, are unchanged."""
     are_nodes = len(nodes) == len(new_nodes) and same(nodes, nodes, new_nodes, new_nodes)
     return are_nodes, len(src) == len(new_src) and same(src, dst, new_src, new_dst)

@@ -33,7 +33,7 @@ ARRAYS = (
 #: Of the numbers, float64: seconds of an interval, and how fast levels drift.
 INTERVAL_S, DRIFT = range(2)
 #: Of a thread's counts, int64: values measured, values that should have been, rows without a window, and
-#: series out of bounds. Each thread has a cache line of its own.
+#: series out of bounds. Each thread has a separate cache line.
 MEASURED, KNOWN, YOUNG, OUT, LINE = 0, 1, 2, 3, 8
 #: Series out of bounds that a thread can note.
 MOST_FOUND = 4096

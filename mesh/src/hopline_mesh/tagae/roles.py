@@ -1,7 +1,7 @@
-"""What a column is about, by its name, and in which direction it is bad.
+"""The role of a column, by its name, and the direction in which it is bad.
 
-Only where trouble is attributed, and for the direction: how far a value is from what was expected is
-measured the same way for every column. A column whose name says nothing is read as a resource.
+Roles are used only for root causes and for the direction; deviations are computed in the same way for every
+column. A column with an unknown name is a resource.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _POLARITY: dict[Role, tuple[float, float]] = {
 
 
 def role_of(column: str) -> Role:
-    """The role of a column."""
+    """Return the role of a column."""
     words = set(re.findall(r"[a-z]+\d*", _CAMEL.sub(" ", column).lower()))
     if kind_of(column) == "share":
         return "errors" if words & {"error", "errors", "failed", "failure", "fault"} else "resource"
@@ -62,7 +62,7 @@ def role_of(column: str) -> Role:
 
 
 def load_column(columns: Sequence[str]) -> int:
-    """Position of the column that says how much there is to do; -1 where there is none."""
+    """Return the position of the column with the load; -1 if there is none."""
     for position, column in enumerate(columns):
         if role_of(column) == "load":
             return position

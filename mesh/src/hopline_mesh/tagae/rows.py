@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from hopline.kernels.jit import njit
 from hopline_mesh.vectors import Turn, turns, where
 
-#: Spreads of its own load that are taken out of a series at most.
+#: Maximum spreads of the load that are taken out of a series.
 _LOADED = np.float32(20.0)
 _ZERO = np.float32(0)
 
@@ -88,7 +88,7 @@ def gather(slow, near, slope, load, slots, most, x, h):
 
 @njit(nogil=True, cache=True, inline="always")
 def gather_row(slow, near, slope, load, slot, most, x, h, row):
-    """The same of one slot, into one row."""
+    """As `gather`, for one slot, into one row."""
     columns, width = slow.shape[1], h.shape[1]
     less = slow[slot, load] if load >= 0 else _ZERO
     is_loaded = less == less

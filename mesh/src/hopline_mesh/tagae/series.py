@@ -1,6 +1,6 @@
 """The state of many series in one table: those of all services, or those of all call paths.
 
-Arrays by slot and column, with room to grow; the kernels work on them. Knows nothing of names or graphs.
+Arrays by slot and column, with space to grow; the kernels work on them. Knows no names or graphs.
 """
 
 from __future__ import annotations
@@ -167,15 +167,15 @@ class SeriesTable:
             return
         self._looks -= 1
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a column that nobody has
+            warnings.simplefilter("ignore", RuntimeWarning)  # a column without any value
             middle = np.nanmedian(np.where(np.abs(values) < kernels.ABSURD, values, np.nan), axis=0)
         self.typical[:] = np.where(self.typical == 0, np.nan_to_num(middle), self.typical)
 
     def forget_window(self, *, also_levels_of: Sequence[int] = ()) -> None:
-        """Empty the window: what was before is not continued by what comes.
+        """Empty the window, after a break in time.
 
         Args:
-            also_levels_of: columns whose level is taken anew from the next value that is measured.
+            also_levels_of: columns whose level is set again from the next measured value.
         """
         self.ring[:] = kernels.ABSENT
         self.held[:] = 0
@@ -185,7 +185,7 @@ class SeriesTable:
             self.level[:, column] = np.nan
 
     def export(self) -> dict[str, NDArray[Any]]:
-        """Arrays of what has to be kept, without the room to grow."""
+        """Return the arrays of the state, without the space to grow."""
         size = self.size
         kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size].copy() for name in _STATE}
         kept |= {"ring": self.ring[:, :size].copy(), "held": self.held[:, :size].copy()}
@@ -195,10 +195,10 @@ class SeriesTable:
         return kept
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take up what `export` gave.
+        """Restore the state of `export`.
 
         Raises:
-            StateDamaged: an array is missing, or does not fit the columns or the window.
+            StateDamaged: an array is missing, or does not match the columns or the window.
         """
         try:
             size = len(arrays["level"])

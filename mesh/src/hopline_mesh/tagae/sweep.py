@@ -4,7 +4,7 @@
     judge:    [model's phases] ─► judge      in the same call, or in another one where something has to be
                                              done between
 
-Wants two threads where there is enough to do; what comes of it is the same with one.
+It uses two threads for larger meshes; results are the same with one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hopline_mesh.tagae.calls import Pending
 from hopline_mesh.tagae.series import SeriesTable
 from hopline_mesh.tagae.sweep_kernels import Outcome, judge_all, scratch_bytes, serve, take_in
 
-#: Services plus call paths from which a second thread is worth its while.
+#: Services plus call paths from which a second thread is faster.
 SHARED_FROM = 1000
 #: Slots of a piece of work: whole blocks, at most so many, and so many pieces where there are enough.
 _BLOCK, _LARGEST, _PIECES = 64, 512, 8
@@ -41,14 +41,14 @@ Rows = tuple[FloatArray, FloatArray]
 Expected = tuple[FloatArray, FloatArray]
 #: Seconds for which the second thread surely stays awake once it is roused.
 _AWAKE_S = 0.003
-#: What stands for what is not pending.
+#: Placeholder if nothing is pending.
 _NO_ROWS: FloatArray = np.zeros((0, 0), np.float32)
 _NO_SLOTS: SlotArray = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What an interval brought.
+    """Counts of an interval.
 
     Attributes:
         measured, known: values that there are, and that there should have been.
@@ -61,7 +61,7 @@ class Taken:
 
 
 class Order(NamedTuple):
-    """How the interval that is taken in is to be judged at once.
+    """How to judge an interval in the same call.
 
     Attributes:
         hold, learn: see `kernels.judge`.
@@ -119,7 +119,7 @@ class _Side:
         )
 
     def point(self, slots: SlotArray, inputs: Rows | None, absent: SlotArray | None) -> None:
-        """Have the plan say where everything lies that does not come anew with each interval."""
+        """Write the addresses that do not change in each interval to the plan."""
         table, plan = self.table, self.plan
         if self._moves != table.moves:
             self._moves = table.moves
@@ -151,7 +151,7 @@ class _Side:
 
 
 class Sweep:
-    """What goes over two tables in each step. Not for several threads at once.
+    """The passes over both tables in each step. Not thread-safe.
 
     Args:
         nodes, edges: of services, and of call paths.
@@ -204,7 +204,7 @@ class Sweep:
             inputs: room for what the model reads, filled: see `rows.gather`.
             pending: what the call paths' values are to be made of; they are its `out`, then.
             absent: int32, intervals since each service was there last: one more, or 0.
-            then: judge it at once, if no service is young; `judge` gives what was found.
+            then: judge it in the same call, if no service is young; `judge` returns the result.
         """
         nodes, edges = self._sides
         node_inputs, edge_inputs = inputs or (None, None)

@@ -42,8 +42,8 @@ Scratch = tuple[Floats, Floats, Floats, NDArray[np.int8], NDArray[np.int32]]
 #: See `outcome`.
 Outcome = tuple[int, int, int, int, float]
 
-#: Deviations beyond are as good as this to a model of normal time.
-MOST = np.float32(4.0)
+#: Deviations are clipped to this as inputs of the model.
+MAX_INPUT = np.float32(4.0)
 
 
 @njit(nogil=True, cache=True)
@@ -72,7 +72,7 @@ def of_block(plan: Plan, place: int) -> NDArray[np.bool_]:
 
 @njit(nogil=True, cache=True)
 def floats_of_block(plan: Plan, place: int) -> NDArray[np.float32]:
-    """The same of numbers: float32 [BLOCK * F]."""
+    """As `of_block`, for float32: float32 [BLOCK * F]."""
     return carray(pointer(plan[place]), (BLOCK * plan[at.WIDTH],), np.float32)
 
 
@@ -211,7 +211,7 @@ def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
     for i in range(first, last):
         row = np.int64(rows[i])
         if row >= 0:
-            gather_row(slow, near, slope, load, i, MOST, x, h, row)
+            gather_row(slow, near, slope, load, i, MAX_INPUT, x, h, row)
             column = 0
             while column < width and count[i, column] < MIN_WINDOW:
                 column += 1
@@ -221,7 +221,7 @@ def gather_piece(plan: Plan, first: int, last: int, thread: int) -> None:
 
 @njit(nogil=True, cache=True)
 def expected_of(plan: Plan) -> Floats:
-    """What the model expects, float32 [n, columns], whose rows may be longer than what is told of them."""
+    """The model's expected values, float32 [n, columns]; rows in memory may be longer."""
     num_rows = plan[at.NUM_ROWS] if plan[at.EXPECTED] else 0
     return carray(pointer(plan[at.EXPECTED]), (num_rows, plan[at.EXPECTED_BYTES] // 4), np.float32)
 
@@ -238,7 +238,7 @@ def judge_piece(plan: Plan, first: int, last: int, thread: int) -> None:
         first, last, marks_of(plan), floats(plan, at.SLOW), floats(plan, at.NEAR), floats(plan, at.MOVED),
         carray(pointer(plan[at.STILL]), (width,), np.bool_), plan[at.LOAD],
         floats(plan, at.SLOPE), floats(plan, at.SHARP), expected_of(plan),
-        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32), MOST, floats(plan, at.GAIN),
+        carray(pointer(plan[at.ROWS]), (plan[at.SIZE],), np.int32), MAX_INPUT, floats(plan, at.GAIN),
         carray(pointer(plan[at.POLARITY]), (width, 2), np.float32), column_floats(plan, at.THRESHOLD),
         floats(plan, at.FACTOR), floats(plan, at.QUIET), whole_numbers(plan, at.SEEN), fitted_of(plan),
         plan[at.WARM_UP],
@@ -273,8 +273,8 @@ def young_services(nodes: Plan) -> int:
 def sweep(step: Plan, nodes: Plan, edges: Plan, control: Plan, thread: int) -> None:
     """All phases of `step`; what the other thread has taken is waited for between them.
 
-    Where an interval is to be taken in and judged at once, and there are services without a window, it is
-    only taken in.
+    If an interval is observed and judged in one call, but has services without a window, it is only
+    observed.
     """
     for phase in range(at.NUM_PHASES):
         if not step[at.BITS] >> phase & 1:
@@ -361,7 +361,7 @@ def run(step: Plan, nodes: Plan, edges: Plan, control: Plan, is_shared: bool, mo
 
 @njit(nogil=True, cache=True)
 def order_judging(nodes: Plan, edges: Plan, warm_up: int, held_at: int, hold: int, learn: int) -> None:
-    """How to judge; see `kernels.judge`."""
+    """Write how to judge; see `kernels.judge`."""
     for plan in (nodes, edges):
         plan[at.WARM_UP], plan[at.HELD_AT], plan[at.HOLD], plan[at.LEARN] = warm_up, held_at, hold, learn
 
@@ -372,14 +372,14 @@ def take_in(
     edge_values: Floats, measured: Floats, callers: SlotArray, sent: int, bits: int, warm_up: int, pos: int,
     ago: int, recent: int, interval_s: float, drift: float, held_at: int, hold: int, learn: int,
 ) -> Outcome:  # fmt: skip
-    """Take one interval in, and judge it if `bits` say so; counts begin again.
+    """Observe one interval, and judge it if `bits` has that flag; resets the counts.
 
     One call, since each costs some microseconds.
 
     Args:
         node_values, edge_values: float32 [n, F], contiguous.
         measured, callers, sent: what the call paths' values are to be made of, as `calls.Pending` has it;
-            `sent` is -1 where they are there already.
+            `sent` is -1 if they are complete already.
         bits to drift: see `kernels.observe`; held_at to learn: see `kernels.judge`.
 
     Returns: see `outcome`. Nothing was judged where services are young.
@@ -417,7 +417,7 @@ def judge_all(
 
 @njit(nogil=True, cache=True)
 def serve(step: Plan, nodes: Plan, edges: Plan, control: Plan) -> None:
-    """The second thread's life; ends when told to stop."""
+    """The main loop of the second thread; ends at the stop signal."""
     seen = await_work(control, 0)
     while seen >= 0:
         if join(control):

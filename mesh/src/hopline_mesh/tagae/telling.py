@@ -1,18 +1,18 @@
-"""An incident as others are told of it: with names instead of slots."""
+"""Converts a tracked incident to one with names instead of slots."""
 
 from __future__ import annotations
 
 from hopline_mesh.incident import Evidence, Incident, Suspect
 from hopline_mesh.roster import Roster
 from hopline_mesh.tagae.clues import Clue
-from hopline_mesh.tagae.tracker import Trouble
+from hopline_mesh.tagae.tracker import TrackedIncident
 
-#: Of one suspect.
-_MOST_EVIDENCE = 8
+#: Maximum evidence of one suspect.
+_MAX_EVIDENCE = 8
 
 
-def told(trouble: Trouble, roster: Roster) -> Incident:
-    """The incident as it is now."""
+def named(tracked: TrackedIncident, roster: Roster) -> Incident:
+    """Return the incident as of now."""
     name = roster.name
 
     def evidence(clue: Clue) -> Evidence:
@@ -26,17 +26,17 @@ def told(trouble: Trouble, roster: Roster) -> Incident:
         )
 
     return Incident(
-        trouble.id,
-        trouble.start_s,
-        trouble.end_s,
-        trouble.peak,
+        tracked.id,
+        tracked.start_s,
+        tracked.end_s,
+        tracked.peak,
         tuple(
             Suspect(
                 name(blame.service),
                 blame.score,
                 name(blame.caller) if blame.caller >= 0 else None,
-                tuple(evidence(clue) for clue in blame.clues[:_MOST_EVIDENCE]),
+                tuple(evidence(clue) for clue in blame.clues[:_MAX_EVIDENCE]),
             )
-            for blame in trouble.blames
+            for blame in tracked.blames
         ),
     )

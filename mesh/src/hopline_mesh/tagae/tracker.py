@@ -1,6 +1,6 @@
-"""Which trouble is the same as before: incidents, from their first sign to their end.
+"""Tracks incidents over intervals, from their first sign to their end.
 
-Works on slots; names are put in by whoever asks.
+Works on slots; the caller adds names.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 from hopline_mesh.tagae.blame import Blame, suspects
 from hopline_mesh.tagae.clues import Clue, Key
 
-#: A clue that is back below this share of its threshold is over.
+#: A clue below this share of its threshold has ended.
 _OVER = 0.8
 
 
 @dataclass(slots=True)
-class Trouble:
-    """One incident while it is followed.
+class TrackedIncident:
+    """One incident while it is tracked.
 
     Attributes:
         id: its identity.
-        start_s: when its first sign was.
-        end_s: when it was last out of bounds, once it is over.
-        peak: largest score so far.
-        clues: by what was measured; each with its largest score.
+        start_s: time of its first sign.
+        end_s: when it was last out of bounds; None while it is open.
+        peak: largest anomaly score so far.
+        clues: its evidence by series; each with its largest anomaly score.
         blames: suspects.
-        clean: intervals since anything of it was out of bounds.
-        blind: intervals since anything of it was measured.
+        clean: number of intervals since any of its evidence was out of bounds.
+        blind: number of intervals since any of its evidence was measured.
         last_s: when it was last out of bounds.
     """
 
@@ -45,14 +45,14 @@ class Trouble:
 
     @property
     def services(self) -> set[int]:
-        """Slots of all services that it was seen at."""
+        """Slots of all services with evidence."""
         return {clue.service for clue in self.clues.values()} | {
             clue.caller for clue in self.clues.values() if clue.caller >= 0
         }
 
 
 class Tracker:
-    """Incidents that go on.
+    """The open incidents.
 
     Args:
         salt: distinguishes the identities of one watch from those of another.
@@ -61,7 +61,7 @@ class Tracker:
     def __init__(self, salt: str = "") -> None:
         self.salt = salt
         self.number = 0
-        self.open: list[Trouble] = []
+        self.open: list[TrackedIncident] = []
 
     def update(
         self,
@@ -71,16 +71,16 @@ class Tracker:
         calls: Sequence[tuple[int, int]],
         present: Callable[[Key], float | None],
         patience: int,
-    ) -> list[Trouble]:
-        """Take in one interval.
+    ) -> list[TrackedIncident]:
+        """Update the incidents from one interval.
 
         Args:
-            time_s: of the interval; first_s: when what is firm now began.
-            groups: clues that belong together; only those with a firm one, and with a suspect, begin an
-                incident.
+            time_s: of the interval.
+            first_s: start of deviations that are firm now.
+            groups: connected clues; a group begins an incident only with a firm clue and a suspect.
             calls: call paths at the services of all clues and open incidents.
-            present: score of something measured in this interval; None where it was not measured.
-            patience: clean intervals after which an incident is over.
+            present: returns the anomaly score of a series in this interval; None if it was not measured.
+            patience: number of clean intervals after which an incident ends.
 
         Returns: incidents that ended.
         """
@@ -103,11 +103,11 @@ class Tracker:
                 continue
             mine = self._belongs_to(group, firm, calls, alive)
             if mine is None and not suspects(group, calls):
-                continue  # nothing worse than usual: who answers faster is no trouble
+                continue  # nothing is worse than usual; faster responses are not an incident
             if mine is None:
                 self.number += 1
                 name = f"{self.salt}:{self.number}:{first_s:.3f}"
-                mine = Trouble(hashlib.sha256(name.encode()).hexdigest()[:16], first_s, time_s)
+                mine = TrackedIncident(hashlib.sha256(name.encode()).hexdigest()[:16], first_s, time_s)
                 self.open.append(mine)
                 alive[mine.id] = True
             for clue in group:
@@ -130,12 +130,12 @@ class Tracker:
         firm: Sequence[Clue],
         calls: Sequence[tuple[int, int]],
         alive: dict[str, bool],
-    ) -> Trouble | None:
-        """The incident that these clues are more of, if any.
+    ) -> TrackedIncident | None:
+        """Return the open incident that these clues belong to, if any.
 
-        One of which nothing is out of bounds at present goes on only by what it was seen by before: another
-        service's trouble is another incident. What Kubernetes reports of a service is what it was seen by:
-        who was killed for memory has none left to show.
+        An incident without present evidence continues only with the same series; evidence of another
+        service is another incident. A trouble of a service counts as the same series as its measurements,
+        because an OOM kill resets its memory.
         """
         keys = {clue.key for clue in firm}
         reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
@@ -146,24 +146,24 @@ class Tracker:
             if any(clue.caller < 0 and clue.service in reported for clue in trouble.clues.values()):
                 shared += 1
             if alive[trouble.id]:
-                there = trouble.services
-                near = services & there or any(
-                    (a in services and b in there) or (b in services and a in there) for a, b in calls
+                affected = trouble.services
+                connected = services & affected or any(
+                    (a in services and b in affected) or (b in services and a in affected) for a, b in calls
                 )
-                shared += 1 if near else 0
+                shared += 1 if connected else 0
             if shared > best_shared:
                 best, best_shared = trouble, shared
         return best
 
-    def close_all(self) -> list[Trouble]:
-        """End all incidents, as of when they were last out of bounds."""
+    def close_all(self) -> list[TrackedIncident]:
+        """End all incidents, at the time when they were last out of bounds."""
         ended, self.open = self.open, []
         for trouble in ended:
             trouble.end_s = trouble.last_s
         return ended
 
     def export(self) -> dict[str, Any]:
-        """All as a JSON object."""
+        """Return the state as a JSON object."""
         return {
             "salt": self.salt,
             "number": self.number,
@@ -191,11 +191,11 @@ class Tracker:
 
     @classmethod
     def restore(cls, meta: dict[str, Any]) -> Tracker:
-        """What `export` gave."""
+        """Restore the state of `export`."""
         tracker = cls(meta["salt"])
         tracker.number = meta["number"]
         for item in meta["open"]:
-            trouble = Trouble(item["id"], item["start_s"], item["last_s"], item["peak"])
+            trouble = TrackedIncident(item["id"], item["start_s"], item["last_s"], item["peak"])
             trouble.clean, trouble.blind = item["clean"], item["blind"]
             for row in item["clues"]:
                 clue = Clue(*row)

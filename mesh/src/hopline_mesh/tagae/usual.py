@@ -1,4 +1,4 @@
-"""The usual series of a block of slots, all at once in vector instructions; the others are told apart.
+"""Processes the usual series of a block of slots with vector instructions, and marks the others.
 
 One loop that keeps its numbers in registers, written with `vectors`: LLVM would turn neither such a
 loop into vector instructions (two dozen arrays that might overlap) nor, without branches, a part of it.
@@ -29,9 +29,9 @@ _ABSURD = 1e30
 _LEAST_AMOUNT = float(np.float32(1e-37))
 _LEAST_SHARE, _LARGEST_SHARE = float(np.float32(-0.001)), float(np.float32(1.001))
 _MIN_WINDOW = 8
-_SLOWEST, _MOST = 5.0, 31.75
+_SLOWEST, _MAX_DEVIATION = 5.0, 31.75
 _MANY = 1_000_000
-#: What an interval brought of a series: a value that is fine, one that is to be judged, or none.
+#: The value of a series in an interval: fine, to be judged, or not measured.
 FINE, DOUBTFUL, UNMEASURED = 0, 1, 2
 #: Spreads below which a deviation is fine: no threshold is near.
 HARMLESS = 2.0
@@ -118,10 +118,10 @@ def _one_turn(row: Turn, at: dict[str, Any], counts: tuple[Any, ...]) -> list[An
         size = where(abs(a) < abs(b), abs(a), abs(b))
         size = where(a * b > 0.0, size, 0.0)
         moved = where(a > 0.0, size, -size)
-        moved = where((before != _ABSENT) & (lately != _ABSENT), moved, _MOST)
+        moved = where((before != _ABSENT) & (lately != _ABSENT), moved, _MAX_DEVIATION)
         row.store(moved, at["moved"], is_measured & (row.load(at["still"]) != 0))
 
-    # What is not known for long is kept as it is.
+    # Series with a short history are not clipped.
     is_clipped = is_fitted | (seen >= row.all_of(at["warm_up"]))
     room = where(is_clipped, row.load(at["clip"]) * width, float("inf"))
     low, high = base - room, base + room

@@ -1,4 +1,4 @@
-"""What is out of bounds, in words: series and scores as clues, and what more load explains of them.
+"""Converts series out of bounds to clues, and computes the share that more load explains.
 
 Reads the tables of the present interval; changes nothing.
 """
@@ -25,8 +25,8 @@ Place = tuple[int, int, int]
 _SUPPORTS, _MOST_SUPPORTS = 0.7, 2048
 #: Call paths that are followed from the services in trouble.
 _MOST_CALLS = 10_000
-#: How much more than its callers' a load may rise, and what rise of the load (as a logarithm) excuses twice
-#: the usual deviation; besides what is within noise.
+#: How much more than its callers' a load may rise, and the rise of the load (as a logarithm) that excuses
+#: twice the usual deviation; in addition to noise.
 _AMPLIFIED, _DOUBLING, _NOISE = 1.3, 0.7, 0.1
 #: Rise of the calls per request, as a logarithm, from which a caller repeats its calls: once each makes
 #: twice as many, less what noise takes; other requests than usual need some more calls, too.
@@ -34,10 +34,11 @@ _REPEATED = 0.64
 
 
 class Witness:
-    """Tells clues from the tables of services and call paths.
+    """Reads clues from the tables of services and call paths.
 
     Args:
-        nodes, edges: the tables; pairs: whose the rows of the second are.
+        nodes, edges: the tables.
+        pairs: call paths of the rows of `edges`.
     """
 
     def __init__(self, nodes: SeriesTable, edges: SeriesTable, pairs: Pairs) -> None:
@@ -47,7 +48,7 @@ class Witness:
         self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
 
     def firm(self, snapshot: Snapshot, found: Sequence[Place]) -> list[Clue]:
-        """Clues of what lasted, but for those that more load explains."""
+        """Return clues that lasted, without those that more load explains."""
         clues = [self._clue(*where, is_firm=True) for where in found]
         return [clue for clue in clues if clue.score * self._share(clue, snapshot) >= 1.0]
 
@@ -171,7 +172,7 @@ class Witness:
         counted = float(table.polarity[column, 0 if dev > 0 else 1] * table.quiet[slot, column])
         counted *= float(table.sharp[slot, column])
         dev = dev / counted if counted else 0.0
-        if abs(dev) > 0.9 * kernels.MOST:  # it ends there
+        if abs(dev) > 0.9 * kernels.MAX_DEVIATION:  # it ends there
             dev = kernels.nearer(float(table.slow[slot, column]), float(table.near[slot, column]))
         u = float(table.level[slot, column]) + width * float(table.slow[slot, column])
 
@@ -186,7 +187,7 @@ class Witness:
         """Score of something in this interval; None where it was not measured."""
         caller, service, feature = key
         if feature not in self._tables[caller >= 0].columns:
-            return 0.0  # reported before, and no more
+            return 0.0  # reported before, but no longer
         number = 0 if caller < 0 else 1
         table = self._tables[number]
         column = table.columns.index(feature)

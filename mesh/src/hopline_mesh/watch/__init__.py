@@ -1,4 +1,4 @@
-"""The watch itself: begin with `loop.py`."""
+"""The watch itself; read `loop.py` first."""
 
 from hopline_mesh.watch.run import Started, run
 

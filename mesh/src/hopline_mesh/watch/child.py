@@ -1,7 +1,7 @@
-"""The process that trains: reads the history of a state folder, fits a detector, writes what it learned.
+"""The training process: reads the history of a state folder, fits a detector, writes its state.
 
-Its `main` reads a `Task` as JSON from standard input. It is the one to go where memory or processors are
-short.
+Its `main` reads a `Task` as JSON from standard input. It has low CPU priority, and the kernel kills it
+first if memory runs out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hopline_mesh.watch.learned import abnormal_of
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What to train.
+    """A training to run.
 
     Attributes:
-        folder: the state folder; is only read.
-        out: file for what was learned.
-        names: of the roster, so that slots are those of who asks.
+        folder: the state folder; read only.
+        out: file for the result.
+        names: of the roster, so that slots are those of the watch.
         schema: intervals with other columns are left out.
         since_s, until_s: times of the history, Unix seconds.
-        without: times that were not normal, (from, to).
+        without: times to leave out, (from, to).
         detector: settings.
-        nice: how far behind others, 0 to 19.
+        nice: niceness of the process, 0 to 19.
     """
 
     folder: str
@@ -49,7 +49,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def read(task: Task, roster: Roster) -> list[Seen]:
-    """The normal intervals of a task, oldest first."""
+    """Read the normal intervals of a task, oldest first."""
     folder = StateFolder.to_read(Path(task.folder))
     return [
         seen
@@ -63,15 +63,15 @@ def read(task: Task, roster: Roster) -> list[Seen]:
 def train(task: Task) -> int:
     """Train, and write the result to `task.out`.
 
-    Returns: number of intervals that it learned from; 0 where there were none, and nothing is written.
+    Returns: number of intervals that it learned from; 0 if there were none, and nothing is written.
     """
     roster = Roster(task.names)
     history = read(task, roster)
     if not history:
         return 0
-    settings = replace(task.detector, device="cpu")  # beside the watch, which has the GPU's memory
+    settings = replace(task.detector, device="cpu")  # the watch uses the GPU's memory
     if settings.model == "trained" and importlib.util.find_spec("torch") is None:
-        # Levels and thresholds need no torch, and are most of what there is to learn.
+        # Baselines and thresholds need no torch, and are the larger part of a training.
         print("torch is not installed (pip install 'hopline-mesh[train]'): no graph model", file=sys.stderr)
         settings = replace(settings, model="none")
     detector = Tagae(settings)
@@ -81,14 +81,14 @@ def train(task: Task) -> int:
         "meta": meta,
         "time_s": history[-1].snapshot.time_s,
         "names": list(roster.names),
-        "abnormal": [out.told() for out in abnormal_of(detector, roster)],
+        "abnormal": [out.text() for out in abnormal_of(detector, roster)],
     }
     write_checkpoint(Path(task.out), header, arrays)
     return len(history)
 
 
 def main() -> None:
-    """Do the task on standard input; prints the number of intervals."""
+    """Run the task on standard input; prints the number of intervals."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
     os.nice(task.nice)
     with suppress(OSError):

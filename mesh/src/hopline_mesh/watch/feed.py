@@ -1,4 +1,4 @@
-"""What a watch may be given in place of Prometheus and Kubernetes."""
+"""A source for a watch that replaces Prometheus and Kubernetes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hopline_mesh.watch.ticks import Ticks
 
 
 class Feed(Protocol):
-    """A mesh that is played, by a clock of its own.
+    """A simulated or replayed mesh with a separate clock.
 
     Attributes:
         name: for people.
         schema: of the snapshots.
-        speed: its clock's seconds in one second.
+        speed: seconds of its clock per second.
     """
 
     name: str
@@ -26,23 +26,23 @@ class Feed(Protocol):
     speed: float
 
     def clock(self) -> float:
-        """The time there, Unix seconds."""
+        """Return the time of its clock, Unix seconds."""
         ...
 
     def detector(self, settings: TagaeSettings) -> Tagae:
-        """What judges; it may know the mesh already."""
+        """Return the detector; it may be fitted already."""
         ...
 
     async def collect(self, now_s: float) -> Snapshot:
-        """The mesh in the interval that ends now."""
+        """Return the mesh in the interval that ends now."""
         ...
 
     def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
-        """What is known of planned changes, and what is not."""
+        """Return planned changes and troubles, and gaps."""
         ...
 
-    def told(self, verdict: Verdict) -> bool:
-        """Hear each verdict; True ends the watch."""
+    def on_verdict(self, verdict: Verdict) -> bool:
+        """Receive each verdict; return True to stop the watch."""
         ...
 
 
@@ -50,7 +50,7 @@ class FeedTicks(Ticks):
     """Ticks by the clock of a feed.
 
     Args:
-        feed: whose clock.
+        feed: has the clock.
         interval_s: from one tick to the next, by that clock.
     """
 
@@ -59,5 +59,5 @@ class FeedTicks(Ticks):
         self._speed = feed.speed
 
     def wait_s(self) -> float:
-        """Seconds of ours until the next tick is due; 0.0 where it is."""
+        """Return the real seconds until the next tick is due; 0.0 if it is due."""
         return super().wait_s() / self._speed

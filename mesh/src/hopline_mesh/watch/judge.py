@@ -1,6 +1,6 @@
 """The detector, its checkpoints, and the swap after a training.
 
-On the thread of the steps, but for quick steps, which the loop does itself; never on two threads at once.
+Runs on the thread of the steps, except quick steps, which the loop runs; never on two threads together.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.tagae.live import LiveState
 
 
-class KeptDetector(Protocol):
-    """A detector that can be kept over a restart."""
+class SavedDetector(Protocol):
+    """A detector whose state survives a restart."""
 
     @property
     def thresholds(self) -> Mapping[str, float]:
-        """Column, such as "node.p99_ms" -> spreads at which its score is 1."""
+        """Column, such as "node.p99_ms" -> deviation, in spreads, at which its anomaly score is 1."""
 
     def step(self, snapshot: Snapshot, context: Context, /) -> Verdict:
         """Judge the next interval; see `Detector`."""
 
     def scores(self, snapshot: Snapshot) -> Scores:
-        """Scores of the nodes of the snapshot that was judged last."""
+        """Return the anomaly scores of the nodes of the newest judged snapshot."""
 
     def live(self, snapshot: Snapshot) -> LiveState:
-        """Embeddings that follow events after the snapshot that was judged last."""
+        """Return embeddings that follow events after the newest judged snapshot."""
 
     def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """All that it knows; the arrays are copies."""
+        """Return its whole state; the arrays are copies."""
 
 
 class Learning(Protocol):
-    """Trains beside the loop.
+    """Trains in the background.
 
     Attributes:
-        trained: whether the detector that there is was trained.
+        trained: whether the present detector was trained.
     """
 
     trained: bool
 
     def saw(self, seen: Seen, verdict: Verdict) -> None:
-        """Take note of an interval that was judged."""
+        """Note a judged interval."""
 
-    def advance(self, names: Sequence[str], seen: Seen) -> KeptDetector | None:
-        """Begin, go on with or end a training.
+    def advance(self, names: Sequence[str], seen: Seen) -> SavedDetector | None:
+        """Begin, continue or end a training.
 
         Called after each step, on the thread of the steps; must not take long.
 
@@ -64,18 +64,18 @@ class Learning(Protocol):
             names: of the roster.
             seen: the newest interval.
 
-        Returns: a detector that takes the place of the one there is, up to date.
+        Returns: a detector, up to date, that replaces the present one; else None.
         """
 
     def close(self) -> None:
-        """End a training that is under way."""
+        """Stop a running training."""
 
 
-#: A step that took less is done by the loop itself. Handed over it takes up to twice as long: the thread
-#: that it goes to and the one that helps with it begin on the same processor.
+#: The loop itself runs a step if the previous one was faster than this. On another thread it takes up to
+#: twice as long, because that thread and its helper thread start on the same CPU.
 QUICK_S = 0.005
-#: How much larger than the mesh that was quick another one may be.
-_LIKE = 1.25
+#: Maximum size of a mesh for a quick step, relative to the mesh of the previous step.
+_MAX_GROWTH = 1.25
 
 
 def _size_of(snapshot: Snapshot) -> int:
@@ -84,25 +84,25 @@ def _size_of(snapshot: Snapshot) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One interval that was judged."""
+    """The result of one interval."""
 
     verdict: Verdict
     scores: Scores
 
 
 class Judge:
-    """Steps a detector and keeps what it learned. Not for use by several threads at once.
+    """Steps a detector and saves its state. Not thread-safe.
 
     Args:
-        shape: the settings and columns that kept state is for.
+        shape: the settings and columns that the saved state is for.
         checkpoint_s: seconds between checkpoints.
         learning: None never trains.
-        shown: gives what else a checkpoint shall hold, fit for JSON.
+        shown: returns other content of a checkpoint, JSON-compatible.
     """
 
     def __init__(
         self,
-        detector: KeptDetector,
+        detector: SavedDetector,
         keeper: Keeper,
         *,
         shape: Mapping[str, Any],
@@ -124,11 +124,11 @@ class Judge:
         self._size = 0
 
     def is_quick(self, snapshot: Snapshot) -> bool:
-        """Whether an interval can be judged at once, and not by another thread."""
-        return self._took_s < QUICK_S and _size_of(snapshot) <= _LIKE * self._size
+        """Whether the event loop can judge an interval itself, without another thread."""
+        return self._took_s < QUICK_S and _size_of(snapshot) <= _MAX_GROWTH * self._size
 
     def rouse(self) -> None:
-        """An interval is about to be judged: whoever helps with that wakes up while it is made ready."""
+        """Wake up helper threads, because an interval is about to be judged."""
         rouse = getattr(self.detector, "rouse", None)
         if rouse is not None:
             rouse()
@@ -143,19 +143,19 @@ class Judge:
         return judged
 
     def live(self) -> LiveState:
-        """Embeddings that follow events from the newest interval on; see `Tagae.live`.
+        """Return embeddings that follow events after the newest interval; see `Tagae.live`.
 
         Raises:
-            ModelNotReady: nothing was judged since the start, or the detector has no model.
+            ModelNotReady: there is no verdict since the start, or the detector has no model.
         """
         if self._newest is None:
             raise ModelNotReady(
-                "there are no embeddings yet: they come with the first interval", retry_after_s=15.0
+                "there are no embeddings yet: they exist after the first interval", retry_after_s=15.0
             )
         return self.detector.live(self._newest)
 
     def keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
-        """Keep an interval that was judged and told, and now and then all that was learned."""
+        """Save a judged interval, and a checkpoint when one is due."""
         self._keeper.keep(snapshot, context)
         self._learn(Seen(snapshot, context), verdict)
         now = self._monotonic()
@@ -170,10 +170,10 @@ class Judge:
         trained = self._learning.advance(seen.snapshot.roster.names, seen)
         if trained is not None:
             self.detector = trained
-            self._kept_at = None  # a restart must not go back to what was before
+            self._kept_at = None  # write a checkpoint now: a restart must not restore the previous detector
 
     def checkpoint(self) -> None:
-        """Keep what was learned up to the newest interval; nothing before the first."""
+        """Save the state as of the newest interval; does nothing before the first."""
         newest = self._newest
         if newest is None:
             return
@@ -188,7 +188,7 @@ class Judge:
         )
 
     def close(self) -> None:
-        """Keep all, and end a training that is under way."""
+        """Save the state, and stop a running training."""
         if self._learning is not None:
             self._learning.close()
         self.checkpoint()

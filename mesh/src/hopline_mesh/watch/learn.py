@@ -1,7 +1,7 @@
-"""Learns before the watch begins: from a recording or from what Prometheus has kept.
+"""Training before the first watch, from a recording or from the past of Prometheus.
 
-Writes what a watch takes up at its start: a checkpoint of a trained detector with its roster, and the
-newest part of the history, so that later trainings go on from there.
+Writes the state that a watch restores at its start: a checkpoint of a trained detector with its roster, and
+the newest part of the history, for later trainings.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hopline_mesh.watch import learned, parts
 from hopline_mesh.watch.learned import Learned
 
 
-class Home:
-    """The state folder that is trained for, and no other process's while this is open.
+class TargetFolder:
+    """The state folder for the result of a training; locked against other processes while it is open.
 
     Args:
-        replace: let go of what a watch has left there.
+        replace: allow to replace the state that a watch has saved there.
 
     Raises:
-        MeshError: a watch is running on it, it has state and `replace` is not set, or it cannot be
+        MeshError: a running watch uses the folder, it has state and `replace` is not set, or it cannot be
             written.
     """
 
@@ -48,8 +48,8 @@ class Home:
             self._folder = StateFolder(state.state_dir, state.state_bytes, keep_s)
         except BlockingIOError:
             raise MeshError(
-                f"state_dir: {state.state_dir} is in use by a running watch; end it first, or name another "
-                "folder with --state-dir"
+                f"state_dir: {state.state_dir} is in use by a running watch; stop it first, or choose "
+                "another folder with --state-dir"
             ) from None
         except OSError as error:
             self._stack.close()
@@ -57,27 +57,27 @@ class Home:
         if self._folder.size and not replace:
             self._stack.close()
             raise MeshError(
-                f"state_dir: {state.state_dir} holds what a watch has learned; --replace lets go of it, "
+                f"state_dir: {state.state_dir} has the state of a watch; --replace deletes it, "
                 "with its incidents and history"
             )
 
-    def __enter__(self) -> Home:
+    def __enter__(self) -> TargetFolder:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
     def write(self, detector: Tagae, history: Sequence[Seen], schema: Schema) -> None:
-        """Put what was learned in the place of all that was there.
+        """Replace the content of the folder by a detector and its history.
 
         Raises:
-            MeshError: no room, or the disk refuses.
+            MeshError: no space, or a failed write.
         """
         last = history[-1].snapshot
         since_s = last.time_s - 3600 * self._settings.detector.fine_tune_hours
         meta, arrays = detector.export()
         try:
-            self._folder.start_anew()
+            self._folder.clear()
             self._folder.save(
                 {"detector": meta, "shown": Board().export(), "trained": True},
                 arrays,
@@ -91,49 +91,50 @@ class Home:
             self._folder.close()
         except OSError as error:
             raise MeshError(
-                f"state_dir: {self._folder.folder}: {error.strerror or error}; what was learned is not kept"
+                f"state_dir: {self._folder.folder}: {error.strerror or error}; the result was not saved"
             ) from None
 
 
 def learn(
     seen: Sequence[Seen],
     settings: MeshSettings,
-    home: Home,
+    target: TargetFolder,
     *,
     source: str,
     without: Sequence[Period] = (),
     notes: Sequence[str] = (),
 ) -> Learned:
-    """Learn from intervals, and keep it for the watch.
+    """Learn from intervals, and save the result for the watch.
 
     Args:
         seen: oldest first, one schema and roster.
-        source: where they are from, for people.
-        without: times that are not learned from.
+        source: of the intervals, for people.
+        without: times to leave out.
 
     Raises:
-        MeshError: no service at all, too few intervals that can be learned from; or see `Home.write`.
+        MeshError: no service at all, or too few usable intervals; or see `TargetFolder.write`.
     """
-    measured = [each for each in seen if _says_something(each.snapshot)]
+    measured = [each for each in seen if _has_measurement(each.snapshot)]
     if not any(len(each.snapshot.nodes) for each in seen):
         raise MeshError(
-            f"{source}: no service was found; `hopline mesh queries` with the same settings says why"
+            f"{source}: no service was found; run `hopline mesh queries` with the same settings to see the "
+            "reason"
         )
     kept = [each for each in measured if not any(each.snapshot.time_s in period for period in without)]
     fewest = fewest_of(settings)
     interval_s = settings.source.interval_s
     if len(kept) < fewest:
         raise MeshError(
-            f"{source}: {len(kept)} intervals can be learned from, of {len(seen)} "
-            f"({len(seen) - len(measured)} without any measurement, {len(measured) - len(kept)} excepted); "
-            f"at least {fewest} are needed, {fewest * interval_s / 60:.0f} minutes"
+            f"{source}: {len(kept)} of {len(seen)} intervals are usable "
+            f"({len(seen) - len(measured)} without any measurement, {len(measured) - len(kept)} by "
+            f"--except); at least {fewest} are needed, {fewest * interval_s / 60:.0f} minutes"
         )
     asked = parts.detector_settings(settings)
-    said = list(notes)
+    all_notes = list(notes)
     if asked.model == "trained" and importlib.util.find_spec("torch") is None:
-        said.append("torch is not installed (pip install 'hopline-mesh[train]'): no graph model")
+        all_notes.append("torch is not installed (pip install 'hopline-mesh[train]'): no graph model")
         asked = dataclasses.replace(asked, model="none")
-    kept = _of_those_there(kept)
+    kept = _with_present_services(kept)
     snapshots = [each.snapshot for each in kept]
     detector = Tagae(asked)
     detector.fit(snapshots, [each.context for each in kept])
@@ -142,7 +143,7 @@ def learn(
     snapshots = [each for each in snapshots if not any(each.time_s in out for out in detector.left_out)]
     _, arrays = detector.export()
     columns = learned.columns_of(schema, arrays, snapshots, interval_s, asked.anomaly_percentile)
-    home.write(detector, kept, schema)
+    target.write(detector, kept, schema)
     return Learned(
         source=source,
         state_dir=str(settings.state.state_dir),
@@ -160,24 +161,24 @@ def learn(
         calibrated_to=asked.false_alarms_per_day,
         model=asked.model == "trained",
         rare_services=learned.rare_of(arrays, snapshots),
-        notes=tuple(said),
+        notes=tuple(all_notes),
     )
 
 
 def fewest_of(settings: MeshSettings) -> int:
-    """Intervals that are needed at least: what a watch would wait for, and no more than its window."""
+    """Return the minimum number of intervals: those that a watch would wait for, at most its window."""
     detector = settings.detector
     return max(20, detector.warm_up + 10, min(detector.window_size, detector.train_at))
 
 
-def _says_something(snapshot: Snapshot) -> bool:
+def _has_measurement(snapshot: Snapshot) -> bool:
     return bool(np.isfinite(snapshot.node_features).any() or np.isfinite(snapshot.edge_features).any())
 
 
-def _of_those_there(seen: Sequence[Seen]) -> list[Seen]:
-    """The same with a roster of the services that are in it, and of no other name.
+def _with_present_services(seen: Sequence[Seen]) -> list[Seen]:
+    """Return the intervals with a roster that has only their services.
 
-    A recording's test, or a time that was excepted, may know names that were never learned of.
+    The test period of a recording, or a time that was left out, may have other names.
     """
     before = seen[0].snapshot.roster
     used = np.unique(np.concatenate([each.snapshot.nodes for each in seen]))

@@ -1,4 +1,4 @@
-"""Where intervals to learn from come from: a recording, or what Prometheus has kept."""
+"""Sources of intervals to learn from: a recording, or the past of Prometheus."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from hopline_mesh.state import Seen
 from hopline_mesh.watch import parts
 
 _DAY_S = 86_400.0
-#: Bytes of measurements that may be learned from: they are all in memory, some of them twice.
-_MOST_BYTES = 4 * 2**30
+#: Maximum bytes of measurements to learn from: all are in memory, some of them as two copies.
+_MAX_BYTES = 4 * 2**30
 
 
 def of_recording(recording: Recording, settings: MeshSettings, schema: Schema, now_s: float) -> list[Seen]:
-    """What a watch with these settings would have seen in the training of a recording.
+    """Return what a watch with these settings would have seen in the training of a recording.
 
-    Its columns are brought into the watch's order; one that is from the future is moved back by whole days.
+    Columns get the order of the watch; a recording from the future is moved back by whole days.
 
     Raises:
         SnapshotInvalid: other columns, or another interval.
     """
     snapshots, contexts = recording.training()
     if not snapshots:
-        raise SnapshotInvalid(f"{recording.name}: no snapshot is in its training")
+        raise SnapshotInvalid(f"{recording.name}: its training period has no snapshot")
     theirs = snapshots[0].schema
-    for what, wanted, there in (
+    for what, wanted, present in (
         ("nodes", schema.node_features, theirs.node_features),
         ("edges", schema.edge_features, theirs.edge_features),
     ):
-        lacks, more = sorted({*wanted} - {*there}), sorted({*there} - {*wanted})
+        lacks, more = sorted({*wanted} - {*present}), sorted({*present} - {*wanted})
         if lacks or more:
-            said = [f"lack {', '.join(lacks)}"] if lacks else []
-            said += [f"have {', '.join(more)}, which the watch does not collect"] if more else []
+            differences = [f"lack {', '.join(lacks)}"] if lacks else []
+            differences += [f"have {', '.join(more)}, which the watch does not collect"] if more else []
             raise SnapshotInvalid(
-                f"{recording.name}: its {what} {' and '.join(said)}; what is learned of other columns is "
-                f"of no use for --mesh {settings.source.mesh}, which has {', '.join(wanted)}"
+                f"{recording.name}: its {what} {' and '.join(differences)}; the columns must be those of "
+                f"--mesh {settings.source.mesh}: {', '.join(wanted)}"
             )
     interval_s = settings.source.interval_s
     if not math.isclose(recording.interval_s, interval_s, rel_tol=0.05):
         raise SnapshotInvalid(
             f"{recording.name}: has a snapshot every {recording.interval_s:g} s, and the watch takes one "
-            f"every {interval_s:g} s; set --interval {recording.interval_s:g} here and there"
+            f"every {interval_s:g} s; set --interval {recording.interval_s:g} for both commands"
         )
     nodes = [theirs.node_features.index(name) for name in schema.node_features]
     edges = [theirs.edge_features.index(name) for name in schema.edge_features]
@@ -75,16 +75,16 @@ def of_recording(recording: Recording, settings: MeshSettings, schema: Schema, n
 async def of_prometheus(
     settings: MeshSettings, since_s: float, until_s: float, advance: Callable[[int, int], None]
 ) -> tuple[list[Seen], list[str]]:
-    """What a watch with these settings would have seen between two times, as Prometheus kept it.
+    """Return what a watch with these settings would have seen between two times, from Prometheus.
 
     Args:
-        advance: is told how many snapshots there are, and how many there will be.
+        advance: called with the number of snapshots so far, and the total.
 
-    Returns: intervals, oldest first, and what there is to say of them. What was planned then is not known.
+    Returns: intervals, oldest first, and notes for people. Past planned changes are unknown.
 
     Raises:
-        MeshError: Prometheus cannot be asked, has nothing of a mesh, keeps less than was asked for, or the
-            mesh is too large for so long a time.
+        MeshError: Prometheus is unavailable, has no data of a mesh, has less data than requested, or the
+            mesh is too large for the time.
     """
     queries = parts.queries_of(settings)
     client = parts.prometheus_of(settings)
@@ -105,31 +105,31 @@ async def of_prometheus(
         _check_reach(await past.begins(since_s, until_s), since_s, until_s, source)
         async for some in past.snapshots(since_s, until_s):
             size += sum(each.node_features.nbytes + each.edge_features.nbytes for each in some)
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 raise MeshError(
-                    f"{source}: {len(seen)} of {total} snapshots are more than {_MOST_BYTES // 2**30} GiB: "
-                    f"ask for {_span(len(seen) * settings.source.interval_s)} at most"
+                    f"{source}: {len(seen)} of {total} snapshots are more than {_MAX_BYTES // 2**30} GiB; "
+                    f"request at most {_span(len(seen) * settings.source.interval_s)}"
                 )
             seen += [Seen(each, Context()) for each in some]
             advance(len(seen), total)
-    return seen, [f"{name} was never answered: {reason}" for name, reason in past.refused.items()]
+    return seen, [f"the query {name} always failed: {reason}" for name, reason in past.refused.items()]
 
 
 def _check_reach(begins_s: float | None, since_s: float, until_s: float, source: str) -> None:
-    """Compare from when on there is data with what was asked for.
+    """Compare the start of the data with the requested time.
 
     Raises:
-        MeshError: there is none, or less than was asked for; says from when on there is.
+        MeshError: there is no data, or less than requested; the message says when the data begins.
     """
     if begins_s is None:
         raise MeshError(
-            f"{source}: no service was found in {_span(until_s - since_s)}; `hopline mesh queries` with "
-            "the same settings says why"
+            f"{source}: no service was found in {_span(until_s - since_s)}; run `hopline mesh queries` "
+            "with the same settings to see the reason"
         )
     if begins_s - since_s > max(120.0, 0.02 * (until_s - since_s)):
         raise MeshError(
             f"{source}: has data of this mesh from {clock(begins_s)} UTC on, {_span(until_s - begins_s)}, "
-            f"and {_span(until_s - since_s)} were asked for: ask for less, such as --from-prometheus "
+            f"but {_span(until_s - since_s)} were requested; request less, such as --from-prometheus "
             f"{max(1, math.floor((until_s - begins_s) / 60))}m"
         )
 

@@ -1,4 +1,4 @@
-"""What a detector has learned, as numbers for people."""
+"""The result of a training, as numbers for people."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hopline_mesh.tagae import Tagae
 from hopline_mesh.tagae.calibrate import tail_level
 from hopline_mesh.tagae.calls import CallsPerRequest
 
-#: Exceedances of a threshold follow each other; so many are one false alarm, as thresholds are set.
+#: Exceedances of a threshold come in runs; this many are one false alarm, as for the thresholds.
 _RUN = 2.0
-#: Bisections of a logarithm.
+#: Steps of the bisection of a logarithm.
 _HALVINGS = 40
-#: Series that are told of a time that was not learned from.
+#: Maximum number of series that the text of an abnormal time lists.
 _NAMED = 4
 
 
@@ -31,10 +31,10 @@ class Column(msgspec.Struct, frozen=True):
 
     Attributes:
         name: such as "node.p99_ms".
-        series: of these the level and spread were learned.
-        left_out: measured now and then, too rarely to learn from; the watch learns them on its way.
+        series: number of series with a learned baseline.
+        left_out: number of series with too few measurements; the watch learns them while it runs.
         threshold: in spreads; a deviation beyond it, for long enough, is an incident.
-        false_alarms_per_day: that this threshold is expected to give, by the tail of what was seen.
+        false_alarms_per_day: expected for this threshold, from the tail of the deviations.
     """
 
     name: str
@@ -45,42 +45,42 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Abnormal(msgspec.Struct, frozen=True):
-    """A time that was not learned from, since it would be an incident whatever is learned.
+    """A time that was left out of the training, because it is an incident for any baseline.
 
     Attributes:
         since_s, until_s: of its first and last interval, Unix seconds.
-        series: what was so far out, such as "shop/pay p99_ms" and "shop/pay → shop/db client_ms".
+        series: those with large deviations, such as "shop/pay p99_ms" and "shop/pay → shop/db client_ms".
     """
 
     since_s: float
     until_s: float
     series: tuple[str, ...]
 
-    def told(self) -> str:
-        """One line for people."""
+    def text(self) -> str:
+        """Return one line for people."""
         few = ", ".join(self.series[:_NAMED]) + (", …" if len(self.series) > _NAMED else "")
         return f"{clock(self.since_s)} to {clock(self.until_s)} UTC: {few}"
 
 
 class Learned(msgspec.Struct, frozen=True):
-    """What there is to say after a training.
+    """The report of a training.
 
     Attributes:
-        source: where the intervals are from.
-        state_dir: where it was written.
-        intervals: that were learned from.
-        not_measured: intervals in which nothing was, and that were left out.
-        excepted: intervals that were left out as asked.
-        abnormal: times that were left out, since they were no normal ones.
-        interval_s: seconds of one.
-        since_s, until_s: times of the first and last one, Unix seconds.
-        services, call_paths: of which there was anything.
-        columns: by their names.
-        false_alarms_per_day: expected of all columns together.
-        calibrated_to: what was asked for.
+        source: of the intervals.
+        state_dir: folder of the result.
+        intervals: number of intervals that were used.
+        not_measured: number of intervals without any measurement, which were left out.
+        excepted: number of intervals that `--except` left out.
+        abnormal: times that were left out as abnormal.
+        interval_s: seconds between intervals.
+        since_s, until_s: times of the first and last interval, Unix seconds.
+        services, call_paths: numbers of those that were seen.
+        columns: in the order of the schema.
+        false_alarms_per_day: expected for all columns together.
+        calibrated_to: the setting `false_alarms_per_day`.
         model: whether the graph model was trained.
-        rare_services: that were seen in too few intervals for any level.
-        notes: what else there is to say.
+        rare_services: those with too few measurements for any baseline.
+        notes: other notes for people.
     """
 
     source: str
@@ -103,7 +103,7 @@ class Learned(msgspec.Struct, frozen=True):
 
 
 def abnormal_of(detector: Tagae, roster: Roster) -> tuple[Abnormal, ...]:
-    """The times that a detector was given and did not learn from, with names."""
+    """Return the times that a detector left out of its training, with names."""
 
     def name(caller: int, service: int, feature: str) -> str:
         path = f"{roster.name(caller)} → " if caller >= 0 else ""
@@ -122,12 +122,12 @@ def columns_of(
     interval_s: float,
     percentile: float,
 ) -> tuple[Column, ...]:
-    """Each column of an exported detector.
+    """Return the report of each column of an exported detector.
 
     Args:
         arrays: of `Tagae.export`.
         snapshots: that it learned from.
-        percentile: from where on tails are fitted.
+        percentile: above which tails are fitted.
     """
     days = len(snapshots) * interval_s / 86_400
     found = []
@@ -145,25 +145,25 @@ def columns_of(
 
 
 def rare_of(arrays: Mapping[str, NDArray[Any]], snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
-    """Services of which no level was learned, though something of them was measured."""
+    """Return services without any learned baseline that have at least one measurement."""
     fitted = arrays["nodes.fitted"]
     some = _ever(snapshots, fitted.shape).any(axis=1) & ~(fitted == 1).any(axis=1)
     return tuple(snapshots[0].roster.name(slot) for slot in np.flatnonzero(some).tolist())
 
 
 def call_paths(snapshots: Sequence[Snapshot]) -> int:
-    """How many different ones there are."""
+    """Return the number of different call paths."""
     keys = [(each.edge_src.astype(np.int64) << 32) | each.edge_dst for each in snapshots]
     return len(np.unique(np.concatenate(keys))) if keys else 0
 
 
 def services(snapshots: Sequence[Snapshot]) -> int:
-    """How many different ones there are."""
+    """Return the number of different services."""
     return len(np.unique(np.concatenate([each.nodes for each in snapshots])))
 
 
 def _ever(snapshots: Sequence[Snapshot], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which numbers of services were measured at least once, bool [slots, columns]."""
+    """Return which columns of services were measured at least once, bool [slots, columns]."""
     ever = np.zeros(shape, bool)
     for each in snapshots:
         ever[each.nodes] |= np.isfinite(each.node_features)
@@ -171,7 +171,7 @@ def _ever(snapshots: Sequence[Snapshot], shape: tuple[int, ...]) -> NDArray[np.b
 
 
 def _ever_called(snapshots: Sequence[Snapshot], calls: CallsPerRequest) -> NDArray[np.bool_]:
-    """The same of call paths, those that are counted too, with a row for each path, in any order."""
+    """As `_ever`, for call paths including `calls_per_request`; one row for each path, in any order."""
     seen: dict[tuple[int, int], NDArray[np.bool_]] = {}
     for each in snapshots:
         measured = np.isfinite(calls.of(each))
@@ -184,9 +184,9 @@ def _ever_called(snapshots: Sequence[Snapshot], calls: CallsPerRequest) -> NDArr
 
 
 def _exceeded(histogram: NDArray[np.int64], threshold: float, percentile: float) -> float:
-    """How often a threshold would have been exceeded, by the tail that thresholds are set by.
+    """Return how often a threshold is expected to be exceeded, by the fitted tail.
 
-    Its inverse, by bisection: the number that is allowed for which it gives this threshold.
+    Inverts `tail_level` by bisection.
     """
     low, high = math.log(1e-6), math.log(max(1.0, float(histogram.sum())))
     if tail_level(histogram, math.exp(low), percentile) <= threshold:

@@ -1,4 +1,4 @@
-"""Keeps a `LiveState` up to date while somebody uses it, and none otherwise."""
+"""Keeps a `LiveState` up to date while clients use it, and releases it afterwards."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from typing import Protocol
 from hopline_mesh.event import Event
 from hopline_mesh.tagae.live import LiveState, replay
 
-#: Intervals after the last use for which it is made anew.
-_IN_USE = 40
-#: Events that are taken again after an interval that they came behind of.
-_MOST_EVENTS = 10_000
+#: Intervals after the last use for which the state is kept up to date.
+_INTERVALS_IN_USE = 40
+#: Maximum number of recent events that are applied again to the state of a new interval.
+_MAX_EVENTS = 10_000
 
 
-class Lives(Protocol):
-    """What can tell how things are right now."""
+class LiveStateSource(Protocol):
+    """A source of live states."""
 
     def live(self) -> LiveState:
-        """From what was judged last.
+        """Return the state after the newest interval.
 
         Raises:
-            ModelNotReady: nothing was judged yet, or without a model.
+            ModelNotReady: there is no verdict or no model yet.
         """
 
 
 class Live:
-    """Lives on the event loop of the watch; states are made on the thread of the steps.
+    """Embeddings between intervals, on the event loop; states are created on the thread of the steps.
 
     Args:
-        judge: makes them.
-        thread: on which.
-        lock: is held while the judge is at work, on whatever thread.
+        judge: creates states.
+        thread: the thread of the steps.
+        lock: held while the judge works, on any thread.
         clock: Unix seconds.
     """
 
     def __init__(
-        self, judge: Lives, thread: Executor, lock: asyncio.Lock, clock: Callable[[], float] = time.time
+        self,
+        judge: LiveStateSource,
+        thread: Executor,
+        lock: asyncio.Lock,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._judge = judge
         self._thread = thread
@@ -48,32 +52,32 @@ class Live:
         self._clock = clock
         self._state: LiveState | None = None
         self._left = 0
-        self._events: deque[tuple[float, Event]] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[tuple[float, Event]] = deque(maxlen=_MAX_EVENTS)
 
     @property
     def now(self) -> LiveState | None:
-        """The state, where there is one; to ask for it is to use it. `state` makes one."""
+        """The state, or None; reading it counts as use. `state` creates one."""
         if self._state is not None:
-            self._left = _IN_USE
+            self._left = _INTERVALS_IN_USE
         return self._state
 
     async def state(self) -> LiveState:
-        """The state.
+        """Return the state; create it if it is missing.
 
         Raises:
-            ModelNotReady: nothing was judged yet, or without a model.
+            ModelNotReady: there is no verdict or no model yet.
         """
         if self._state is None:
             async with self._lock:
                 if self._state is None:
                     self._state = await self._make()
-        self._left = _IN_USE
+        self._left = _INTERVALS_IN_USE
         return self._state
 
     def take(self, event: Event) -> list[str]:
-        """Have the state that there is take an event, which counts until an interval that is later.
+        """Apply an event to the state; it stays in effect until a later interval.
 
-        Returns, raises: as `LiveState.take`; nothing where there is no state.
+        Returns, raises: see `LiveState.take`; [] if there is no state.
         """
         if self._state is None:
             return []
@@ -82,7 +86,7 @@ class Live:
         return touched
 
     async def renew(self) -> None:
-        """An interval was judged; called with the lock held."""
+        """Update the state to the newest interval. Call it with the lock held."""
         if self._state is None:
             return
         self._left -= 1

@@ -1,7 +1,7 @@
-"""The loop of the watch: every interval collect, judge, tell, keep.
+"""The loop of the watch: collect, judge, publish and save every interval.
 
-A part that fails costs what it would have given, said as a gap of that interval; never the loop. Knows the
-parts as protocols; `hopline_mesh.watch.run` puts real ones together.
+A part that fails becomes a gap of that interval; the loop continues. Knows the parts as protocols;
+`hopline_mesh.watch.run` connects real ones.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ logger = logging.getLogger("hopline_mesh")
 
 
 class Source(Protocol):
-    """Where snapshots come from."""
+    """A source of snapshots."""
 
     async def collect(self, now_s: float) -> Snapshot:
-        """The mesh in the interval that ends now, Unix seconds.
+        """Return the mesh in the interval that ends now, Unix seconds.
 
         Raises:
-            HoplineError: nothing could be measured; the message says why.
+            HoplineError: nothing could be measured; the message gives the reason.
         """
 
 
@@ -45,12 +45,12 @@ class Watch:
     """One watch.
 
     Args:
-        judge: judges and keeps, on a thread of its own but for what is quick.
-        source: gives snapshots.
-        context: gives what is known of planned changes at a time (Unix seconds), and what is not.
-        board, alerts: are told.
-        keeper: writes what is to be kept.
-        longest_s: longest that a collection may take; below the interval.
+        judge: judges and saves intervals, on a separate thread except for quick steps.
+        source: of snapshots.
+        context: returns planned changes and troubles at a time (Unix seconds), and gaps.
+        board, alerts: get each verdict.
+        keeper: writes the state.
+        longest_s: maximum time of a collection; below the interval.
 
     Attributes:
         live: embeddings between intervals.
@@ -75,7 +75,7 @@ class Watch:
         self._keeper = keeper
         self._longest_s = longest_s
         self._stages = Stages(board.metrics)
-        #: what fails at present, so that the log has its beginning and its end only
+        #: present failures, so that the log has one line for the start and one for the end
         self._failing: dict[str, str] = {}
         self._noted = True
         self._failures = 0
@@ -84,7 +84,7 @@ class Watch:
         self.live = Live(judge, self._thread, self._at_work)
 
     async def run(self, ticks: Ticks, stop: asyncio.Event) -> None:
-        """Go on until `stop` is set."""
+        """Run until `stop` is set."""
         while not stop.is_set():
             try:
                 await asyncio.wait_for(stop.wait(), ticks.wait_s())
@@ -93,7 +93,7 @@ class Watch:
                     await self.interval(ticks.take())
 
     async def interval(self, tick: Tick) -> Verdict:
-        """One interval, from its collection to its telling. Does not fail."""
+        """Run one interval, from the collection to the alerts. Never raises."""
         with self._stages("total"):
             gaps = [*_lost_time(tick), *self._keeper.gaps]
             snapshot = await self._collect(tick, gaps)
@@ -101,15 +101,15 @@ class Watch:
             async with self._at_work:
                 judged = None if snapshot is None else await self._judged(snapshot, context, gaps)
             if judged is None:
-                verdict = Verdict(tick.time_s, "blind", 0.0, self._going_on())
+                verdict = Verdict(tick.time_s, "blind", 0.0, self._open_incidents())
             else:
                 assert snapshot is not None
                 verdict = judged.verdict
                 if verdict.state == "blind" and not verdict.incidents:
-                    verdict = msgspec.structs.replace(verdict, incidents=self._going_on())
+                    verdict = msgspec.structs.replace(verdict, incidents=self._open_incidents())
                 gaps = [*snapshot.gaps, *gaps]
-            verdict = msgspec.structs.replace(verdict, gaps=_each_once([*verdict.gaps, *gaps]))
-            await self._tell(verdict, snapshot, judged)
+            verdict = msgspec.structs.replace(verdict, gaps=_distinct([*verdict.gaps, *gaps]))
+            await self._publish(verdict, snapshot, judged)
             if snapshot is not None and judged is not None:
                 async with self._at_work:
                     await self._keep(snapshot, context, verdict)
@@ -117,11 +117,11 @@ class Watch:
         return verdict
 
     async def close(self) -> None:
-        """Keep what was learned, and end."""
+        """Save the state, and stop."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._judge.close)
-        except Exception:  # a stop must end, whatever state things are in
-            logger.exception("what was learned last could not be kept")
+        except Exception:  # a stop must end in any state
+            logger.exception("saving the last state failed")
         self._thread.shutdown(wait=False)
         await asyncio.to_thread(self._keeper.close)
 
@@ -130,10 +130,10 @@ class Watch:
             with self._stages("collect"):
                 snapshot = await asyncio.wait_for(self._source.collect(tick.wall_s), self._longest_s)
         except TimeoutError:
-            gaps.append(self._failed("prometheus", f"no answer within {self._longest_s:g} s"))
+            gaps.append(self._failed("prometheus", f"no response within {self._longest_s:g} s"))
         except HoplineError as error:
             gaps.append(self._failed("prometheus", str(error)))
-        except Exception as error:  # nothing that comes from outside may end the loop
+        except Exception as error:  # no input may stop the loop
             logger.exception("collecting a snapshot failed")
             gaps.append(self._failed("prometheus", f"{type(error).__name__}: {error}"))
         else:
@@ -144,8 +144,8 @@ class Watch:
     def _known(self, tick: Tick, gaps: list[Gap]) -> Context:
         try:
             context, missing = self._context(tick.wall_s)
-        except Exception as error:  # what is known of changes helps, but the watch can do without
-            logger.exception("asking for planned changes failed")
+        except Exception as error:  # the watch also works without planned changes
+            logger.exception("reading planned changes failed")
             gaps.append(self._failed("kubernetes", f"{type(error).__name__}: {error}"))
             return Context()
         gaps += missing
@@ -160,7 +160,7 @@ class Watch:
                 else:
                     self._judge.rouse()
                     judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
-        except Exception as error:  # one interval that cannot be judged must not be the last
+        except Exception as error:  # the loop must survive an interval that cannot be judged
             if "detector" not in self._failing:
                 logger.exception("judging a snapshot failed")
             gaps.append(self._failed("detector", f"{type(error).__name__}: {error}"))
@@ -168,21 +168,21 @@ class Watch:
         self._works("detector")
         return judged
 
-    def _going_on(self) -> tuple[Incident, ...]:
-        """Where nothing is known of an interval: what went on before."""
+    def _open_incidents(self) -> tuple[Incident, ...]:
+        """Return the open incidents, for an interval without measurements."""
         return tuple(each.incident for each in self._board.open_incidents())
 
-    async def _tell(self, verdict: Verdict, snapshot: Snapshot | None, judged: Judged | None) -> None:
+    async def _publish(self, verdict: Verdict, snapshot: Snapshot | None, judged: Judged | None) -> None:
         with self._stages("publish"):
             try:
                 scores = () if judged is None else judged.scores
                 self._board.publish(verdict, snapshot, scores)
-            except Exception:  # the page must not decide whether alerts are sent
-                logger.exception("the board could not show a verdict")
+            except Exception:  # a failure of the page must not stop alerts
+                logger.exception("publishing a verdict on the board failed")
             try:
                 await self._alerts.send(verdict)
-            except Exception:  # nor alerts whether the watch goes on
-                logger.exception("a verdict could not be told")
+            except Exception:  # a failure of alerts must not stop the watch
+                logger.exception("queueing alerts failed")
 
     async def _keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
         loop = asyncio.get_running_loop()
@@ -192,9 +192,9 @@ class Watch:
                 if verdict.incidents or self._noted:
                     self._keeper.note({"alerts": self._alerts.export()})
                     self._noted = bool(verdict.incidents)
-        except Exception as error:  # what cannot be kept costs a restart, not the watch
+        except Exception as error:  # missing state affects a restart, not the watch
             if "state" not in self._failing:
-                logger.exception("keeping an interval failed")
+                logger.exception("saving an interval failed")
             self._failed("state", f"{type(error).__name__}: {error}")
         else:
             self._works("state")
@@ -206,8 +206,8 @@ class Watch:
     async def _renew(self) -> None:
         try:
             await self.live.renew()
-        except Exception:  # embeddings between intervals are nothing that a verdict needs
-            logger.exception("embeddings could not be brought to the newest interval")
+        except Exception:  # verdicts do not need embeddings between intervals
+            logger.exception("updating embeddings to the newest interval failed")
 
     def _failed(self, what: str, reason: str) -> Gap:
         if what not in self._failing:
@@ -221,15 +221,15 @@ class Watch:
 
 
 def _lost_time(tick: Tick) -> list[Gap]:
-    """What is to be said of the time before a tick."""
+    """Return gaps for lost time before a tick."""
     gaps = []
     if tick.skipped:
-        gaps.append(Gap("interval", f"{tick.skipped} left out: the one before took too long"))
+        gaps.append(Gap("interval", f"{tick.skipped} left out: the previous interval took too long"))
     if tick.jump_s:
         which = "forward" if tick.jump_s > 0 else "back"
-        gaps.append(Gap("clock", f"was set {which} by {abs(tick.jump_s):.0f} s"))
+        gaps.append(Gap("clock", f"the clock was set {which} by {abs(tick.jump_s):.0f} s"))
     return gaps
 
 
-def _each_once(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+def _distinct(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
     return tuple(dict.fromkeys(gaps))

@@ -1,4 +1,4 @@
-"""Makes the parts of a watch of its settings."""
+"""Creates the parts of a watch from its settings."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ logger = logging.getLogger("hopline_mesh")
 
 
 def prometheus_of(settings: MeshSettings) -> Prometheus:
-    """The client that settings ask for.
+    """Create the client of Prometheus.
 
     Raises:
-        ConfigError: an address or files that cannot be used.
+        ConfigError: the address or a file is invalid.
     """
     source = settings.source
     access = Access(token_file=source.prometheus_token_file, ca_file=source.ca_file)
@@ -34,7 +34,7 @@ def prometheus_of(settings: MeshSettings) -> Prometheus:
 
 
 def queries_of(settings: MeshSettings) -> QuerySet:
-    """The queries that settings ask for.
+    """Create the queries.
 
     Raises:
         ConfigError: see `queries_for`.
@@ -48,7 +48,7 @@ def queries_of(settings: MeshSettings) -> QuerySet:
 def collector_of(
     settings: MeshSettings, client: Prometheus, queries: QuerySet, roster: Roster, **other: Any
 ) -> Collector:
-    """The collector that settings ask for.
+    """Create the collector.
 
     Args:
         other: further arguments of `Collector`.
@@ -58,7 +58,7 @@ def collector_of(
 
 
 def options_of(settings: MeshSettings) -> CollectOptions:
-    """What settings say of what is collected."""
+    """Return the options of the collector."""
     source = settings.source
     return CollectOptions(
         deadline_s=deadline_s(settings),
@@ -67,26 +67,26 @@ def options_of(settings: MeshSettings) -> CollectOptions:
         exclude_namespaces=source.exclude_namespaces,
         max_services=source.max_services,
         max_edges=source.max_edges,
-        hold_s=max(3600.0, 2 * settings.detector.window_size * source.interval_s),
+        keep_missing_s=max(3600.0, 2 * settings.detector.window_size * source.interval_s),
         stale_s=max(source.rate_window_s, 4 * source.interval_s),
     )
 
 
 def deadline_s(settings: MeshSettings) -> float:
-    """How long the queries of one interval may take: never so long that the next one is late."""
+    """Return the maximum time of the queries of one interval, so that the next one is not late."""
     source = settings.source
     return min(source.timeout_s, 0.8 * source.interval_s)
 
 
 def detector_settings(settings: MeshSettings) -> TagaeSettings:
-    """The detector that settings ask for."""
+    """Return the settings of the detector."""
     asked = settings.detector
     return TagaeSettings(
         window_size=asked.window_size,
         anomaly_percentile=asked.anomaly_percentile,
         false_alarms_per_day=asked.false_alarms_per_day,
         warm_up=asked.warm_up,
-        hold_s=asked.hold_s,
+        min_duration_s=asked.min_duration_s,
         clean_s=asked.clean_s,
         threads=asked.threads,
         device=asked.device,
@@ -95,7 +95,7 @@ def detector_settings(settings: MeshSettings) -> TagaeSettings:
 
 
 def schedule_of(settings: MeshSettings) -> Schedule:
-    """The trainings that settings ask for."""
+    """Return the schedule of trainings."""
     asked = settings.detector
     return Schedule(
         interval_s=settings.source.interval_s,
@@ -106,7 +106,7 @@ def schedule_of(settings: MeshSettings) -> Schedule:
 
 
 def shape_of(settings: MeshSettings, schema: Schema) -> dict[str, Any]:
-    """What kept state must be for: the columns, and the settings that decide what its numbers mean."""
+    """Return what saved state must match: the columns, and the settings that define its numbers."""
     return {
         "nodes": list(schema.node_features),
         "edges": list(schema.edge_features),
@@ -117,13 +117,13 @@ def shape_of(settings: MeshSettings, schema: Schema) -> dict[str, Any]:
 
 
 def folder_of(settings: MeshSettings, stack: ExitStack) -> tuple[StateFolder, str]:
-    """The state folder, and why it does not outlive this process ("" where it does).
+    """Return the state folder, and the reason if it is temporary (else "").
 
-    Where state_dir cannot be written, or another process writes to it, a temporary folder holds what
-    trainings need. The stack keeps others away from the folder.
+    If state_dir cannot be written, or another process writes to it, a temporary folder has the history for
+    trainings. The stack holds the lock of the folder.
 
     Raises:
-        ConfigError: not even that one can be written.
+        ConfigError: the temporary folder cannot be written either.
     """
     state = settings.state
     keep_s = 3600 * settings.detector.fine_tune_hours
@@ -131,7 +131,7 @@ def folder_of(settings: MeshSettings, stack: ExitStack) -> tuple[StateFolder, st
         stack.enter_context(only_writer(state.state_dir))
         return StateFolder(state.state_dir, state.state_bytes, keep_s), ""
     except OSError as error:
-        why = f"state_dir: {state.state_dir}: {error.strerror}; a restart begins anew"
+        why = f"state_dir: {state.state_dir}: {error.strerror}; state is not saved"
     try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hopline-mesh-")))
         return StateFolder(folder, state.state_bytes, keep_s), why

@@ -1,7 +1,7 @@
-"""Takes up the state that an earlier watch left, as far as it is whole and fits.
+"""Restores the state of an earlier watch, if it is intact and matches the settings.
 
-The newest checkpoint that can be used is restored, and the intervals since are judged again, which gives
-the same verdicts and the same incidents as before.
+The newest usable checkpoint is restored, and the intervals since then are judged again. This gives the same
+verdicts and the same incidents as before.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from hopline_mesh.out.board import Board
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.watch.judge import KeptDetector
+from hopline_mesh.watch.judge import SavedDetector
 
 logger = logging.getLogger("hopline_mesh")
 
-DetectorT = TypeVar("DetectorT", bound=KeptDetector)
+DetectorT = TypeVar("DetectorT", bound=SavedDetector)
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Generic[DetectorT]):
-    """Where a watch goes on.
+    """The state with which a watch continues.
 
     Attributes:
         detector: up to date as of `last_s`.
         roster: with all names that it knows.
-        last_s: time of the newest interval that is known; -inf where there is none.
-        trained: whether the detector was trained, rather than only looked on.
+        last_s: time of the newest known interval; -inf for none.
+        trained: whether the detector was trained, or only learned while it ran.
         note: see `StateFolder.note`.
-        said: how it went, for people.
+        summary: what was restored, for people.
     """
 
     detector: DetectorT
@@ -44,7 +44,7 @@ class Resumed(Generic[DetectorT]):
     last_s: float
     trained: bool
     note: dict[str, Any]
-    said: str
+    summary: str
 
 
 def resume(
@@ -57,36 +57,36 @@ def resume(
     board: Board,
     most: int = 480,
 ) -> Resumed[DetectorT]:
-    """Take up what is there; never fails for what is in the folder.
+    """Restore the state of a folder; never fails because of its content.
 
     Args:
-        fresh: makes a detector that has learned nothing.
-        restore: makes one of what it exported.
+        fresh: creates a detector without any state.
+        restore: creates a detector from an exported state.
         board: gets the verdicts of the intervals that are judged again.
-        most: intervals that are judged again at most, where no checkpoint can be used.
+        most: maximum number of intervals that are judged again.
     """
     roster, detector, after_s, trained = Roster(), fresh(), float("-inf"), False
-    said = "nothing was kept: begins anew"
+    summary = "no saved state; learns from zero"
     for checkpoint in folder.checkpoints():
         if checkpoint.shape != shape:
             other = sorted(
                 k for k in {*shape, *checkpoint.shape} if shape.get(k) != checkpoint.shape.get(k)
             )
-            said = f"what was learned is for other settings ({', '.join(other)}): learns anew"
-            logger.warning("state: %s: %s", checkpoint.path, said)
+            summary = f"the saved state is for other settings ({', '.join(other)}); learns from zero"
+            logger.warning("state: %s: %s", checkpoint.path, summary)
             break
         try:
             detector = restore(checkpoint.meta["detector"], checkpoint.arrays)
-        except Exception as error:  # whatever is in a file must not keep the watch from starting
-            logger.warning("state: %s: cannot be taken up: %s: it is left out", checkpoint.path, error)
+        except Exception as error:  # no content of a file may stop the watch from starting
+            logger.warning("state: %s: cannot be restored: %s; it is ignored", checkpoint.path, error)
             detector = fresh()
             continue
         roster, after_s = Roster(checkpoint.names), checkpoint.time_s
-        trained, said = bool(checkpoint.meta.get("trained")), "goes on"
+        trained, summary = bool(checkpoint.meta.get("trained")), "restored"
         try:
             board.restore(checkpoint.meta["shown"])
         except (HoplineError, KeyError) as error:
-            logger.warning("state: %s: past incidents are not shown: %s", checkpoint.path, error)
+            logger.warning("state: %s: past incidents cannot be restored: %s", checkpoint.path, error)
         break
     last_s, replayed = after_s, 0
     history: deque[Seen] = deque(maxlen=most)
@@ -94,11 +94,11 @@ def resume(
     for seen in history:
         try:
             verdict = detector.step(seen.snapshot, seen.context)
-        except Exception:  # as in the loop: an interval that cannot be judged is left out
+        except Exception:  # as in the loop: skip an interval that cannot be judged
             logger.exception("state: the interval at %.0f s is left out", seen.snapshot.time_s)
             continue
         board.publish(verdict, seen.snapshot, detector.scores(seen.snapshot))
         last_s, replayed = seen.snapshot.time_s, replayed + 1
-    if replayed and said != "goes on":
-        said = f"{said}, from {replayed} intervals that were kept"
-    return Resumed(detector, roster, last_s, trained, folder.note(), said)
+    if replayed and summary != "restored":
+        summary = f"{summary}, from {replayed} saved intervals"
+    return Resumed(detector, roster, last_s, trained, folder.note(), summary)

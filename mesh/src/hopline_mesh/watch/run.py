@@ -1,4 +1,4 @@
-"""A watch from its start to its end: puts the parts together, takes up what was kept, ends at SIGTERM."""
+"""Runs a watch: connects the parts, restores the saved state, and stops at SIGTERM."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from hopline_mesh.watch.trainer import Trainer
 
 logger = logging.getLogger("hopline_mesh")
 
-#: Seconds that the first verdict waits for what Kubernetes knows.
+#: Seconds that the first verdict waits for the first lists of Kubernetes objects.
 _LISTED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What there is to say at the start.
+    """The report of a start.
 
     Attributes:
         lines: for people.
-        page: URL of the page; "" where it is off.
+        page: URL of the page; "" if it is off.
     """
 
     lines: tuple[str, ...]
@@ -62,11 +62,11 @@ def run(
     """Watch until SIGTERM or SIGINT.
 
     Args:
-        started: is told once all is open.
-        feed: what is watched; None: what Prometheus and Kubernetes know.
+        started: called when all ports are open.
+        feed: the mesh to watch; None: that of Prometheus and Kubernetes.
 
     Raises:
-        HoplineError: it cannot start; the message says what is wrong.
+        HoplineError: the watch cannot start; the message gives the reason.
     """
     configure_logs(LogConfig(level=settings.log.log_level, format=settings.log.log_format))
     asyncio.run(watch(settings, started, feed))
@@ -139,10 +139,10 @@ async def watch(
             longest_s=parts.deadline_s(settings) + max(1.0, interval_s),
         )
         board.live = one.live
-        started(_started(settings, feed, resumed.said, outputs, why_not))
+        started(_started(settings, feed, resumed.summary, outputs, why_not))
         if feed is not None:
-            telling = asyncio.create_task(_tell(feed, board, stop))
-            stack.callback(telling.cancel)
+            feeding = asyncio.create_task(_pass_verdicts(feed, board, stop))
+            stack.callback(feeding.cancel)
         ticks = Ticks(interval_s, resumed.last_s) if feed is None else FeedTicks(feed, interval_s)
         try:
             await one.run(ticks, stop)
@@ -158,36 +158,36 @@ async def _measured(
     answered: Callable[[], None],
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Source, Callable[[float], tuple[Context, tuple[Gap, ...]]]]:
-    """Snapshots by Prometheus, and what Kubernetes knows of planned changes at a time."""
+    """Return a source of snapshots from Prometheus, and one of planned changes from Kubernetes."""
     client = parts.prometheus_of(settings)
     stack.push_async_callback(client.close)
-    collector = parts.collector_of(settings, client, queries, roster, told=metrics.collected)
+    collector = parts.collector_of(settings, client, queries, roster, on_report=metrics.collected)
     collector.answered = answered
     cluster = await stack.enter_async_context(kubernetes_watch(settings))
     await cluster.wait_listed(_LISTED_S)
     return collector, lambda now_s: (cluster.context(now_s), cluster.gaps())
 
 
-async def _tell(feed: Feed, board: Board, stop: asyncio.Event) -> None:
+async def _pass_verdicts(feed: Feed, board: Board, stop: asyncio.Event) -> None:
     with contextlib.closing(board.subscribe()) as verdicts:
         while True:
             verdict, _ = await verdicts.get()
-            if feed.told(verdict):
+            if feed.on_verdict(verdict):
                 stop.set()
 
 
 def _started(
-    settings: MeshSettings, feed: Feed | None, said: str, outputs: Outputs, why_not: str
+    settings: MeshSettings, feed: Feed | None, restored: str, outputs: Outputs, why_not: str
 ) -> Started:
     source = settings.source
     where = ", ".join(source.namespaces) or "all namespaces"
-    told = ", ".join(settings.alerts.alertmanager_urls) or "nobody: no Alertmanager is set"
-    watched = f"{source.mesh} in {where}, by {source.prometheus_url}" if feed is None else feed.name
+    alertmanagers = ", ".join(settings.alerts.alertmanager_urls)
+    watched = f"{source.mesh} in {where} of {source.prometheus_url}" if feed is None else feed.name
     lines = [
         f"watching {watched}, every {source.interval_s:g} s",
         f"page     {outputs.url or 'off'}",
         f"gRPC     {settings.serve.host}:{outputs.grpc_port}" if outputs.grpc_port else "gRPC     off",
-        f"alerts   to {told}",
-        f"state    {why_not or settings.state.state_dir}: {said}" if not why_not else f"state    {why_not}",
+        f"alerts   to {alertmanagers}" if alertmanagers else "alerts   none: no Alertmanager is configured",
+        f"state    {why_not}" if why_not else f"state    {settings.state.state_dir}: {restored}",
     ]
     return Started(tuple(lines), outputs.url)

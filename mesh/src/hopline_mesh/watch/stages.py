@@ -1,4 +1,4 @@
-"""How long each stage of an interval takes, into the metrics."""
+"""Timing of the stages of an interval, for metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hopline_mesh.out.metrics import MeshMetrics
 
 
 class Stages:
-    """Times stages by name."""
+    """Measures the time of stages by name."""
 
     def __init__(self, metrics: MeshMetrics) -> None:
         self._metrics = metrics
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time of what is done within, failed or not."""
+        """Record the time of the `with` block, also if it fails."""
         start = time.perf_counter()
         try:
             yield

@@ -1,7 +1,7 @@
-"""When the next interval ends: on a grid of the wall clock, without drift, whatever the clocks do.
+"""The ends of intervals: on a grid of the wall clock, without drift, also if clocks jump.
 
-The grid is the same after a restart. An interval that cannot be kept is left out and counted, never made up
-for. Knows clocks; nothing of what is done at a tick.
+The grid is the same after a restart. A missed interval is skipped and counted, never repeated later. Knows
+clocks, and not what happens at a tick.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Share of an interval that counts as nothing.
-_HAIR = 1e-3
+#: Tolerance for clocks and rounding, as a share of an interval.
+_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One interval's end.
+    """The end of one interval.
 
     Attributes:
-        wall_s: the wall clock's time of it, by which others are asked, Unix seconds.
-        time_s: the interval's own time: that of the wall clock, but always later than the tick before.
-        skipped: ticks that were left out before it.
-        jump_s: by how much the wall clock was set since the tick before; 0.0 where it was not.
+        wall_s: time of the wall clock, used for queries, Unix seconds.
+        time_s: time of the interval: that of the wall clock, but always later than the previous tick.
+        skipped: number of ticks that were left out before it.
+        jump_s: by how much the wall clock was set since the previous tick; else 0.0.
     """
 
     wall_s: float
@@ -35,13 +35,12 @@ class Tick:
 class Ticks:
     """The ticks of a grid.
 
-    A wall clock that is set back makes no time that was there before: the intervals' own time goes on at
-    half its speed until the clock has caught up. One that is set forward, or a machine that slept, leaves
-    intervals out.
+    If the wall clock is set back, no time is repeated: the time of intervals runs at half speed until the
+    clock has caught up. If the clock is set forward, or the machine slept, intervals are left out.
 
     Args:
         interval_s: from one tick to the next.
-        last_s: time of the newest interval that is known; -inf where there is none.
+        last_s: time of the newest known interval; -inf for none.
         wall, monotonic: clocks, seconds.
     """
 
@@ -57,27 +56,27 @@ class Ticks:
         self._wall = wall
         self._monotonic = monotonic
         self._last_s = last_s
-        #: number of the grid's newest tick
+        #: number of the newest tick on the grid
         self._number = self._at(wall())
         self._is_first = True
         self._seen = (wall(), monotonic())
 
     def wait_s(self) -> float:
-        """Seconds until the next tick is due; 0.0 where it is."""
+        """Return the seconds until the next tick is due; 0.0 if it is due."""
         if self._wall() < (self._number - 0.5) * self._interval_s:  # the clock was set back
             self._number = self._at(self._wall())
         left = (self._number + 1) * self._interval_s - self._wall()
-        return left if left > _HAIR * self._interval_s else 0.0
+        return left if left > _TOLERANCE * self._interval_s else 0.0
 
     def take(self) -> Tick:
-        """The tick that is due. To be called when `wait_s` is 0."""
+        """Return the tick that is due. Call it when `wait_s` is 0."""
         wall, monotonic = self._wall(), self._monotonic()
         elapsed = monotonic - self._seen[1]
         jump = wall - self._seen[0] - elapsed
-        if abs(jump) < self._interval_s / 2:  # clocks are trimmed all the time
+        if abs(jump) < self._interval_s / 2:  # clocks are adjusted by small amounts all the time
             jump = 0.0
         number = self._at(wall)
-        # What was missed by being late; what the clock jumped over never was.
+        # Count ticks that were missed by being late, not those that the clock jumped over.
         late = number - self._number if jump == 0.0 else round(elapsed / self._interval_s)
         skipped = 0 if self._is_first else max(0, late - 1)
         self._is_first = False
@@ -88,5 +87,5 @@ class Ticks:
         return Tick(on_grid, self._last_s, skipped, jump)
 
     def _at(self, wall_s: float) -> int:
-        # A sleep may end a hair before its time, and quotients of floats are no whole numbers.
-        return math.floor(wall_s / self._interval_s + _HAIR)
+        # A sleep may end slightly early, and quotients of floats are not exact.
+        return math.floor(wall_s / self._interval_s + _TOLERANCE)

@@ -1,7 +1,7 @@
-"""Trains beside the loop: when it is time, in a process of its own, and how what it learned is taken over.
+"""Trains a new detector in the background, in a separate process, and swaps it in.
 
-What was seen during the training is judged again by the new detector, a few intervals at a time, until it
-is up to date; it takes over while nothing is wrong, if that is soon. Knows one kind of detector.
+The new detector judges the intervals since the training again, a few at a time, until it is up to date. It
+takes over when there is no incident, or after a maximum wait. Knows one kind of detector.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from hopline_mesh.watch.child import Task
 
 logger = logging.getLogger("hopline_mesh")
 
-#: Seconds of catching up in one interval.
+#: Seconds that the new detector may catch up in one interval.
 _CATCH_UP_S = 0.5
-#: Intervals after which it takes over in the middle of an incident too; a quarter of it the first time.
-_PATIENCE = 240
-#: Intervals around trouble that are not learned from, each side.
+#: Intervals after which it takes over even during an incident; a quarter of it the first time.
+_MAX_WAIT = 240
+#: Intervals before and after an incident that are left out of trainings.
 _MARGIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When to train.
+    """The times of trainings.
 
     Attributes:
         interval_s: of snapshots.
-        first: snapshots after which to train for the first time.
+        first: number of snapshots before the first training.
         every_s: seconds between trainings; 0: only the first one.
-        hours: of history that is learned from.
-        longest_s: a training that takes longer is ended.
+        hours: of history to train on.
+        longest_s: a training that takes longer is killed.
     """
 
     interval_s: float = 15.0
@@ -61,7 +61,7 @@ class Trainer:
         folder: the state folder with the history.
         settings: of the detector.
         trained: see `Learning`.
-        outcome: is told "ok" or "failed" after each training.
+        outcome: called with "ok" or "failed" after each training.
     """
 
     def __init__(
@@ -85,36 +85,36 @@ class Trainer:
         self._process: subprocess.Popen[bytes] | None = None
         self._began_at = 0.0
         self._task: Task | None = None
-        #: what was seen since the training began, and how much of it the new detector has judged
+        #: intervals since the training began, and how many of them the new detector has judged
         self._since: list[Seen] = []
         self._next: Tagae | None = None
         self._judged = 0
-        self._trouble: list[tuple[float, float]] = []
+        self._abnormal: list[tuple[float, float]] = []
         self._calm = True
 
     def saw(self, seen: Seen, verdict: Verdict) -> None:
-        """Take note of an interval."""
+        """Note an interval."""
         self._snapshots += 1
         self._calm = verdict.state in ("normal", "learning") and not verdict.incidents
         now_s, margin = seen.snapshot.time_s, _MARGIN * self._schedule.interval_s
         for incident in verdict.incidents:
-            self._trouble.append((incident.start_s - margin, (incident.end_s or now_s) + margin))
-        self._trouble = _merged(self._trouble, now_s - 3600 * self._schedule.hours)
+            self._abnormal.append((incident.start_s - margin, (incident.end_s or now_s) + margin))
+        self._abnormal = _merged(self._abnormal, now_s - 3600 * self._schedule.hours)
         if self._process is not None or self._next is not None:
             self._since.append(seen)
 
     def advance(self, names: Sequence[str], seen: Seen) -> Tagae | None:
-        """Begin, go on with or end a training; see `Learning`."""
+        """Begin, continue or end a training; see `Learning`."""
         if self._next is not None:
             return self._catch_up()
         if self._process is not None:
-            self._look()
+            self._poll()
         elif self._is_due() and self._calm:
             self._begin(names, seen)
         return None
 
     def close(self) -> None:
-        """End a training that is under way."""
+        """Stop a running training."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -134,7 +134,7 @@ class Trainer:
             schema=seen.snapshot.schema,
             since_s=until_s - 3600 * self._schedule.hours,
             until_s=until_s,
-            without=self._trouble,
+            without=self._abnormal,
             detector=self._settings,
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -153,10 +153,10 @@ class Trainer:
             self._fail(str(error))
             return
         self._began_at = self._monotonic()
-        logger.info("training: began, on %.1f h at most", self._schedule.hours)
+        logger.info("training: started, on at most %.1f h", self._schedule.hours)
 
-    def _look(self) -> None:
-        """Take over the result where there is one."""
+    def _poll(self) -> None:
+        """Restore the new detector if the training has finished."""
         process, task = self._process, self._task
         assert process is not None
         assert task is not None
@@ -167,15 +167,15 @@ class Trainer:
                 self._fail(f"took longer than {self._schedule.longest_s:.0f} s")
             return
         assert process.stderr is not None
-        said = process.stderr.read().decode("utf-8", "replace").strip()
+        output = process.stderr.read().decode("utf-8", "replace").strip()
         process.stderr.close()
         self._process = None
         if process.returncode:
-            last = said.splitlines()[-1] if said else f"ended with {process.returncode}"
+            last = output.splitlines()[-1] if output else f"exit status {process.returncode}"
             self._fail(last)
             return
-        if said:
-            logger.warning("training: %s", said.splitlines()[-1])
+        if output:
+            logger.warning("training: %s", output.splitlines()[-1])
         try:
             header, arrays = read_checkpoint(Path(task.out))
             self._next, self._judged = self._restored(header, arrays), 0
@@ -183,8 +183,8 @@ class Trainer:
             self._fail(str(error))
         else:
             Path(task.out).unlink(missing_ok=True)
-            for told in header["abnormal"]:
-                logger.warning("training: not learned from, since it was no normal time: %s", told)
+            for text in header["abnormal"]:
+                logger.warning("training: left out as abnormal: %s", text)
 
     def _restored(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tagae:
         detector = Tagae.restore(header["meta"], arrays, self._settings)
@@ -201,23 +201,23 @@ class Trainer:
             self._judged += 1
         if self._judged < len(self._since):
             return None
-        # What goes on and on, or what only a detector that has learned nothing takes for trouble, must not
-        # keep what was learned away for ever.
-        if not self._calm and len(self._since) < (_PATIENCE if self.trained else _PATIENCE // 4):
+        # A long incident, or one that only the untrained detector sees, must not delay the new detector for
+        # ever.
+        if not self._calm and len(self._since) < (_MAX_WAIT if self.trained else _MAX_WAIT // 4):
             return None
         detector = self._next
         seconds = self._monotonic() - self._began_at
         self.trained = True
         self._forget()
         self._outcome("ok")
-        logger.info("training: done after %.0f s, and taken over", seconds)
+        logger.info("training: done after %.0f s; the new detector is in use", seconds)
         return detector
 
     def _fail(self, reason: str) -> None:
         self._forget()
-        self._snapshots = 0  # the first one is tried again after as many
+        self._snapshots = 0  # the first training is retried after the same number of snapshots
         self._outcome("failed")
-        logger.warning("training: failed: %s; the watch goes on with what it knows", reason)
+        logger.warning("training: failed: %s; the watch continues with the previous detector", reason)
 
     def _forget(self) -> None:
         if self._process is not None and self._process.stderr is not None:
@@ -228,7 +228,7 @@ class Trainer:
 
 
 def _merged(times: list[tuple[float, float]], after_s: float) -> list[tuple[float, float]]:
-    """Times that overlap as one, without those that are over."""
+    """Merge overlapping times, and drop those that ended before `after_s`."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(times):
         if end < after_s:

@@ -1,14 +1,14 @@
-"""Final rows of every node in one file, computed beforehand and mapped by whoever serves them.
+"""Final rows of every node in one file, computed in advance and mapped by the processes that serve them.
 
     page 0   magic · format version · header in JSON, with its digest     (one page, or as many as it needs)
-    state    float32 [N, d]      what the engine's last level gives
-    logits   float32 [N, c]      what the head makes of it; node heads only
-    computed_at    int64 [N]           when the row was computed, ms since the epoch; 0: it was not
-    ids      uint64 [N]          a hash of the node's external id, to know rows again in another snapshot
+    state    float32 [N, d]      output of the engine's last level
+    logits   float32 [N, c]      output of the head; node heads only
+    computed_at    int64 [N]     when the row was computed, ms since the epoch; 0: it was not computed
+    ids      uint64 [N]          a hash of the node's external id, to match rows in another snapshot
 
-A file is about the nodes of one type, by their rows in one graph version. It is written beside its place,
-synced and renamed: what is there is whole and never changes; a run that brings it up to date writes
-another one. Start with `header.py`, then `reader.py`, then `writer.py`.
+A file is about the nodes of one type, by their rows in one graph version. It is written to a draft in the
+same folder, synced and renamed. A file at the final path is therefore complete and never changes; a run
+that updates it writes a new file. Start with `header.py`, then `reader.py`, then `writer.py`.
 """
 
 from hopline.engine.precomputed_file.header import Header, PrecomputedPlan, model_hash

@@ -1,4 +1,4 @@
-"""What a precomputed file says of itself, and where its sections lie."""
+"""The header of a precomputed file, and the layout of its sections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopline.artifact import sha256_of
 from hopline.errors import PrecomputedFileError
 
 MAGIC = b"\x93HOPTABL"
-#: Of a file that is being written; nobody opens it as a table.
+#: Of a file that is being written; readers reject it.
 DRAFT_MAGIC = b"\x93HOPDRFT"
 FORMAT_VERSION = 1
 PAGE = 4096
@@ -45,7 +45,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Strip(NamedTuple):
-    """Where the rows of an array lie, for whoever looks at single ones.
+    """Location of the rows of an array, for code that reads single rows.
 
     Attributes:
         offset: of row 0. width: bytes of a row.
@@ -62,7 +62,7 @@ class Strip(NamedTuple):
 
 
 class PrecomputedPlan(msgspec.Struct, frozen=True):
-    """What a table is about; all that there is to say before rows are computed.
+    """What a precomputed file is about: everything that is known before rows are computed.
 
     Attributes:
         model, version: of the artifact.
@@ -71,8 +71,8 @@ class PrecomputedPlan(msgspec.Struct, frozen=True):
         node_type: whose rows these are.
         num_nodes: N.
         state_dim: d, columns of the final state.
-        output_dim: c, columns of logits; 0 for a table without them.
-        exact: all neighbours were read, whatever the model's fanouts.
+        output_dim: c, columns of logits; 0 for a file without logits.
+        exact: all neighbours were read, without the model's fanouts.
     """
 
     model: str
@@ -86,7 +86,7 @@ class PrecomputedPlan(msgspec.Struct, frozen=True):
     exact: bool = False
 
     def sections(self, begin: int = PAGE) -> tuple[Section, ...]:
-        """Where the arrays lie in a file whose header takes `begin` bytes."""
+        """Layout of the arrays in a file whose header has `begin` bytes."""
         n = self.num_nodes
         shapes: list[tuple[str, str, tuple[int, ...]]] = [("state", "<f4", (n, self.state_dim))]
         if self.output_dim:
@@ -102,7 +102,7 @@ class PrecomputedPlan(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a finished table.
+    """The header of a finished file.
 
     Attributes:
         plan: what it is about.
@@ -118,30 +118,30 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def model_hash(folder: Path) -> str:
-    """What tells an artifact from every other one: hex sha256 of its model.json."""
+    """The identity of an artifact: hex sha256 of its model.json."""
     return sha256_of(folder / "model.json")
 
 
 def packed(magic: bytes, content: Any) -> bytes:
-    """A struct as the first bytes of a file; the rest of the page is filled up."""
+    """Encode a struct as the first bytes of a file, padded to whole pages."""
     text = msgspec.json.encode(content)
     prefix = _PREFIX.pack(magic, FORMAT_VERSION, len(text), _digest(text))
     return prefix + text + bytes(_next_page(len(prefix) + len(text)) - len(prefix) - len(text))
 
 
 def unpacked(magic: bytes, head: bytes, path: Path, kind: Any) -> Any:
-    """Read what `packed` wrote.
+    """Read the output of `packed`.
 
     Args:
         head: the file's first bytes, as many as there may be.
 
     Raises:
-        PrecomputedFileError: it is no such file, damaged, or of a newer format.
+        PrecomputedFileError: the file is of another kind, damaged, or of a newer format.
     """
     again = "run `hopline batch` again"
     if len(head) < _PREFIX.size or head[:8] != magic:
         raise PrecomputedFileError(
-            f"{path} is no precomputed file, such as `hopline batch --to FILE.precomputed` writes"
+            f"{path} is not a precomputed file, such as `hopline batch --to FILE.precomputed` writes"
         )
     _, version, length, digest = _PREFIX.unpack_from(head)
     if version > FORMAT_VERSION:
@@ -151,17 +151,15 @@ def unpacked(magic: bytes, head: bytes, path: Path, kind: Any) -> Any:
         )
     text = head[_PREFIX.size : _PREFIX.size + length]
     if length > _MAX_JSON or len(text) < length or _digest(text) != digest:
-        raise PrecomputedFileError(
-            f"{path} is damaged: its header does not have the digest it says; {again}"
-        )
+        raise PrecomputedFileError(f"{path} is damaged: its header does not match its digest; {again}")
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PrecomputedFileError(f"{path} is damaged: its header is wrong: {error}; {again}") from None
+        raise PrecomputedFileError(f"{path} is damaged: invalid header: {error}; {again}") from None
 
 
 def max_head_bytes() -> int:
-    """The longest that a header can be."""
+    """The largest size of a header, bytes."""
     return _PREFIX.size + _MAX_JSON
 
 

@@ -1,6 +1,6 @@
-"""Copies of some rows of a table in memory of this process: those that everybody asks for.
+"""Copies of the most requested rows of a precomputed file, in memory of this process.
 
-Rows that are asked for often do not lie together: to lock their pages would take a page for each.
+Such rows are scattered over the file: locking their pages would need a page for each row.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ _NO_SLOT = -1
 
 
 class HotRows:
-    """Args:
-    file: whose rows these are.
-    rows: int64 [n], distinct, the most asked for first.
-    num_bytes: for the copies; rows that it has no room for are left in the file.
+    """Copies of rows of a precomputed file.
+
+    Args:
+        file: whose rows these are.
+        rows: int64 [n], distinct, most requested first.
+        num_bytes: for the copies; rows that do not fit stay in the file.
 
     Attributes:
         slots: int32 [N], place of each row's copy, or -1.
@@ -41,7 +43,7 @@ class HotRows:
         return int(np.count_nonzero(self.slots >= 0))
 
     def take(self, array: AnyArray, ids: IdArray) -> AnyArray:
-        """Rows of an array of the file: `array[ids]`, from copies where there are some."""
+        """Rows of an array of the file: `array[ids]`, from copies where they exist."""
         slots = self.slots[ids]
         hot = slots >= 0
         copies = self._copies[id(array)]
@@ -60,6 +62,6 @@ class HotRows:
         return found
 
     def cold(self, ids: IdArray) -> IdArray:
-        """Those that have no copy."""
+        """The ids that have no copy."""
         left: IdArray = ids[self.slots[ids] < 0]
         return left

@@ -1,4 +1,4 @@
-"""Hashes of external ids: how rows are known again in another snapshot of a graph."""
+"""Hashes of external ids: how rows are matched with nodes in another snapshot of a graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def id_hashes(external_ids: AnyArray | list[str]) -> NDArray[np.uint64]:
-    """A hash of each id, uint64 [n]; the format's own, so that it never changes.
+    """A hash of each id, uint64 [n]. The hash is part of the file format and never changes.
 
     Args:
         external_ids: int64 [n], or n strings.

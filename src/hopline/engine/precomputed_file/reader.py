@@ -1,4 +1,4 @@
-"""A precomputed file, mapped."""
+"""Reads a precomputed file through a memory map."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hopline.types import AnyArray, FloatArray, IdArray, Progress, silent
 
 
 class PrecomputedFile:
-    """A finished table. Nothing of it changes; threads and processes may share it.
+    """A finished precomputed file, mapped. Its content never changes; threads and processes may share it.
 
     Attributes:
         path: where it was when it was opened.
-        header: what it says of itself.
+        header: the decoded header.
         state: float32 [N, d]. logits: float32 [N, c], or None. computed_at: int64 [N].
-        ids: uint64 [N]. All of them are read-only views of the mapped file.
+        ids: uint64 [N]. All arrays are read-only views of the mapped file.
         pages: uint8, the whole map.
-        identity: (device, inode, changed ns): another one means that the path has another file now.
+        identity: (device, inode, changed ns): if it differs, the path has another file now.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class PrecomputedFile:
 
     @classmethod
     def open(cls, path: Path) -> PrecomputedFile:
-        """Map a table; takes microseconds at any size. Contents are not read: see `verify`.
+        """Map a file; takes microseconds at any size. Contents are not read: see `verify`.
 
         Raises:
-            PrecomputedFileError: it is not there, no table, damaged, cut off, or of a newer format.
+            PrecomputedFileError: it is missing, of another kind, damaged, truncated, or of a newer format.
         """
         header, identity, handle = _opened(path)
         try:
@@ -57,15 +57,15 @@ class PrecomputedFile:
             raise PrecomputedFileError(f"{path} cannot be mapped: {error}") from None
         finally:
             os.close(handle)
-        # Rows are asked for in no order: reading ahead would evict what is asked for.
+        # Rows are requested in random order: read-ahead would evict requested pages.
         mapped.madvise(mmap.MADV_RANDOM)
         return cls(path, header, np.frombuffer(mapped, np.uint8), identity)
 
     def verify(self, progress: Progress = silent) -> None:
-        """Read everything and compare it with the digests of the header.
+        """Read the whole file and compare it with the digests of the header.
 
         Raises:
-            PrecomputedFileError: naming the sections that differ.
+            PrecomputedFileError: some sections differ; the error names them.
         """
         found = digest.digests(self._arrays, progress)
         wrong = [name for name, section in self.sections.items() if found[name] != section.blake2b]
@@ -76,15 +76,15 @@ class PrecomputedFile:
             )
 
     def is_replaced(self) -> bool:
-        """Whether the path has another file by now."""
+        """Whether the path has another file now."""
         try:
             return identity_of(os.stat(self.path)) != self.identity
         except OSError:
-            return False  # between two files, or gone: this one is still good
+            return False  # being replaced, or deleted: the mapped file is still valid
 
 
 def read_header(path: Path) -> Header:
-    """What a table says of itself.
+    """Read the header of a precomputed file.
 
     Raises:
         PrecomputedFileError: as for `PrecomputedFile.open`.
@@ -95,7 +95,7 @@ def read_header(path: Path) -> Header:
 
 
 def identity_of(stat: os.stat_result) -> tuple[int, ...]:
-    """What tells a file from the one that takes its place."""
+    """What distinguishes a file from a later one at the same path."""
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
@@ -125,7 +125,7 @@ def _opened(path: Path) -> tuple[Header, tuple[int, ...], int]:
             told != [(each.name, each.dtype, each.shape, each.offset) for each in planned]
             or end > stat.st_size
         ):
-            raise PrecomputedFileError(f"{path} is damaged: its sections do not fit what it is about")
+            raise PrecomputedFileError(f"{path} is damaged: its sections do not fit its header")
     except BaseException:
         os.close(handle)
         raise

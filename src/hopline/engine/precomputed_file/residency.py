@@ -1,12 +1,12 @@
-"""Which rows of a mapped table can be read without waiting for a disk.
+"""Which rows of a mapped file can be read without waiting for a disk.
 
-A row that is not in memory faults when it is read, and whoever reads it waits (0.1 ms, at times 5): on an
-event loop, with all other requests. So the kernel is asked first, for many pages at once since it is the
-call that costs (mincore, 5 µs), and what it said is believed for a while: pages that were read a moment ago
-are the last that it gives up.
+Reading a row that is not in memory causes a page fault, and the reader waits (0.1 ms, sometimes 5 ms). On
+an event loop all other requests wait too. So the kernel is queried first, for many pages in one call
+because the call itself is what costs (mincore, 5 µs). The result is trusted for a short time: recently read
+pages are the last that the kernel evicts.
 
-mincore tells of files that the process may write or owns; of others Linux says that every page is there
-(since 5.2, against spying on other users), and a cold row then costs its fault.
+mincore reports only on files that the process may write or owns. For other files Linux reports every page
+as resident (since 5.2, against spying on other users), and a cold row then costs its fault.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from hopline.engine.precomputed_file.header import Strip
 from hopline.types import IdArray
 
-#: Seconds for which a page is taken to be there once it was.
+#: Seconds for which a page is assumed to be resident after a query.
 BELIEVED_S = 1.0
-#: Pages that the kernel is asked about together.
+#: Pages of one query.
 _AT_ONCE = 128
-#: Pages of one request that the kernel is asked about; with more unknown ones a thread reads them anyway.
+#: Pages of one request that are queried; a request with more unknown pages is read on a thread anyway.
 _MAX_ASKED = 256
 _PAGE = mmap.PAGESIZE
 #: Linux 5.14; Python 3.11 has no name for it.
@@ -36,8 +36,10 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 class Residency:
-    """Args:
-    pages: the whole map, uint8.
+    """Tracks which pages of a map are in memory.
+
+    Args:
+        pages: the whole map, uint8.
     """
 
     def __init__(self, pages: NDArray[np.uint8]) -> None:
@@ -51,11 +53,11 @@ class Residency:
         self._mincore = _libc.mincore
         self._mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         self._answer_at = self._answer.ctypes.data
-        #: Locked: every row is there as long as the process lives.
+        #: Locked: every row is in memory while the process lives.
         self.is_locked = False
 
     def lock(self) -> bool:
-        """Read the whole map and keep it in memory; whether the kernel allows that (RLIMIT_MEMLOCK)."""
+        """Read and lock the whole map in memory; returns whether the kernel allows it (RLIMIT_MEMLOCK)."""
         self.is_locked = (
             _libc.mlock(ctypes.c_void_p(self._address), ctypes.c_size_t(self._pages.shape[0])) == 0
         )
@@ -64,7 +66,7 @@ class Residency:
         return self.is_locked
 
     def populate(self) -> None:
-        """Read the whole map, as far as there is memory; the kernel may take it away again."""
+        """Read the whole map into memory as far as it fits; the kernel may evict it again."""
         _libc.madvise(
             ctypes.c_void_p(self._address),
             ctypes.c_size_t(self._pages.shape[0]),
@@ -72,7 +74,7 @@ class Residency:
         )
 
     def near_row(self, strips: Sequence[Strip], row: int, now: float) -> bool:
-        """Whether a row of all these strips can be read at once.
+        """Whether a row of all these strips can be read without waiting.
 
         Args:
             now: seconds, monotonic.
@@ -94,7 +96,7 @@ class Residency:
         return True
 
     def near_rows(self, strips: Sequence[Strip], rows: IdArray, now: float) -> bool:
-        """The same of many rows."""
+        """As `near_row`, for many rows."""
         if self.is_locked:
             return True
         if now >= self._until:
@@ -112,10 +114,10 @@ class Residency:
         return True
 
     def read_ahead(self, strips: Sequence[Strip], rows: IdArray) -> None:
-        """Have rows read from the disk; for a thread beside the event loop. Releases the interpreter."""
+        """Read rows from the disk into memory; call it on a thread. Releases the GIL."""
         for strip in strips:
             pages = np.unique(self._pages_of(strip, rows))
-            # All reads are begun before the first is waited for.
+            # All reads are started before the first one is waited for.
             for advice in (mmap.MADV_WILLNEED, _MADV_POPULATE_READ):
                 for page in pages.tolist():
                     _libc.madvise(
@@ -138,7 +140,7 @@ class Residency:
         begin = page - page % _AT_ONCE
         count = min(_AT_ONCE, self._num_pages - begin)
         if self._mincore(self._address + begin * _PAGE, count * _PAGE, self._answer_at):
-            return True  # it cannot be told
+            return True  # unknown
         np.bitwise_and(
             self._answer[:count], 1, out=self._known_view[begin : begin + count], casting="unsafe"
         )

@@ -1,7 +1,7 @@
-"""Writes a precomputed file: rows in any order, visible all at once.
+"""Writes a precomputed file: rows in any order, all of them visible together after `commit`.
 
-The draft lies beside the place, hidden, and is locked by its writer. A run that was killed finds its draft
-again: rows up to the last `checkpoint` are there.
+The draft is a hidden file in the target folder, and is locked by its writer. A restarted run finds the
+draft of a killed one: it holds the rows up to the last `checkpoint`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _COPY_BYTES = 8 << 20
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What an unfinished table says of itself.
+    """The header of an unfinished file.
 
     Attributes:
-        run: whose attempts may go on with it; "" for nobody's.
+        run: name of the run whose later attempts may continue it; "" for none.
         num_done: rows [0, n) that are on the disk.
     """
 
@@ -51,16 +51,16 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class PrecomputedWriter:
-    """One table on its way.
+    """A precomputed file that is being written.
 
     Args:
-        path: where it shall be; a table that is there is replaced at `commit`.
-        plan: what it is about.
-        run: of an attempt that may go on where one of the same `run` and `plan` was ended; "" begins anew.
-        clock_ms: ms since the epoch, for stamps.
+        path: the final path; an existing file is replaced at `commit`.
+        plan: what the file is about.
+        run: an attempt continues the draft of a killed one with the same `run` and `plan`; "" starts again.
+        clock_ms: ms since the epoch, for `computed_at`.
 
     Attributes:
-        num_done: rows [0, n) that an attempt before this one has brought to the disk.
+        num_done: rows [0, n) that an earlier attempt has written to the disk.
 
     Raises:
         PrecomputedFileError: it cannot be written there, there is no room, or another run is writing it.
@@ -91,16 +91,16 @@ class PrecomputedWriter:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PrecomputedFileError(
-                f"{self.path} is being written by another run; let that end"
+                f"{self.path} is being written by another run; wait until that run ends"
             ) from None
         try:
             is_ours = os.path.samestat(os.fstat(self._handle), os.stat(self._draft))
         except FileNotFoundError:
             is_ours = False
-        if not is_ours:  # the other run ended between both steps: what is open here is its finished table
-            raise PrecomputedFileError(f"{self.path} was written by another run just now; begin again")
+        if not is_ours:  # the other run ended between both steps: the open file is its finished file
+            raise PrecomputedFileError(f"{self.path} was written by another run just now; start again")
         if self._run and os.fstat(self._handle).st_size == self._file_bytes:
-            with contextlib.suppress(PrecomputedFileError):  # of another run, or torn: begin anew
+            with contextlib.suppress(PrecomputedFileError):  # of another run, or incomplete: start again
                 head = os.pread(self._handle, self._begin, 0)
                 found: Draft = unpacked(DRAFT_MAGIC, head, self._draft, Draft)
                 if (found.plan, found.run) == (self.plan, self._run):
@@ -108,7 +108,7 @@ class PrecomputedWriter:
                     return
         with self._writing():
             os.ftruncate(self._handle, 0)
-            # Room for all of it now: a disk that is full is told before anything is computed.
+            # Reserve space for the whole file now: a full disk is reported before anything is computed.
             os.posix_fallocate(self._handle, 0, self._file_bytes)
         self.checkpoint(0)
 
@@ -121,15 +121,15 @@ class PrecomputedWriter:
         ids: NDArray[np.uint64] | None = None,
         computed_at: IdArray | int | None = None,
     ) -> None:
-        """Write rows [begin, begin + n); ranges come in any order, and again where they are computed again.
+        """Write rows [begin, begin + n); ranges come in any order, and repeat where they are recomputed.
 
         Args:
             state: float32 [n, d]. logits: float32 [n, c], where the plan has an output_dim.
-            ids: uint64 [n], see `identity.py`; without them another snapshot cannot use the table.
+            ids: uint64 [n], see `identity.py`; without them another snapshot cannot use the file.
             computed_at: int64 [n] or one value for all rows: ms since the epoch, above 0; None is now.
 
         Raises:
-            ValueError: shapes that the plan does not have.
+            ValueError: shapes do not match the plan.
             PrecomputedFileError: the disk is full, or failed.
         """
         n = len(state)
@@ -144,7 +144,7 @@ class PrecomputedWriter:
         if begin < 0 or begin + n > self.plan.num_nodes:
             raise ValueError(f"rows {begin} to {begin + n} are not within {self.plan.num_nodes}")
         if (logits is None) != ("logits" not in self._sections):
-            raise ValueError("logits are written where the plan has an output_dim, and only there")
+            raise ValueError("logits must be given if, and only if, the plan has an output_dim")
         for name, rows in columns.items():
             if rows is None:
                 continue
@@ -156,16 +156,16 @@ class PrecomputedWriter:
             self._put(section.offset + begin * width, digest.bytes_of(data))
 
     def copy(self, base: PrecomputedFile) -> None:
-        """Begin with the rows of an older table: those of the nodes that both have.
+        """Copy the rows of an older file, for the nodes that both files have.
 
         Raises:
-            PrecomputedFileError: the older one has rows of other widths.
+            PrecomputedFileError: the older file has rows of other widths.
         """
         theirs = base.header.plan
         if (theirs.state_dim, theirs.output_dim) != (self.plan.state_dim, self.plan.output_dim):
             raise PrecomputedFileError(
-                f"{base.path} has rows of {theirs.state_dim} and {theirs.output_dim} columns, this model "
-                f"{self.plan.state_dim} and {self.plan.output_dim}"
+                f"{base.path} has rows of {theirs.state_dim} and {theirs.output_dim} columns; this model "
+                f"has {self.plan.state_dim} and {self.plan.output_dim}"
             )
         n = min(theirs.num_nodes, self.plan.num_nodes)
         for name, section in self._sections.items():
@@ -173,20 +173,20 @@ class PrecomputedWriter:
             self._put(section.offset, digest.bytes_of(np.ascontiguousarray(rows)))
 
     def checkpoint(self, num_done: int) -> None:
-        """Bring what was written to the disk, and note that rows [0, num_done) need not be written again.
+        """Flush written rows to the disk, and record that rows [0, num_done) need not be written again.
 
         Raises:
             PrecomputedFileError: the disk failed.
         """
         with self._writing():
-            os.fdatasync(self._handle)  # rows before the note that they are there
+            os.fdatasync(self._handle)  # the rows first, then the record that they exist
         page = packed(DRAFT_MAGIC, Draft(self.plan, self._run, num_done))
         self._put(0, page)
         with self._writing():
             os.fdatasync(self._handle)
 
     def commit(self) -> Header:
-        """Make the table durable, then visible under its path, in one step.
+        """Make the file durable, then visible under its path, in one step.
 
         Raises:
             PrecomputedFileError: the disk failed; nothing has changed at the path.
@@ -218,7 +218,7 @@ class PrecomputedWriter:
         return header
 
     def abort(self, *, keep: bool = False) -> None:
-        """Give up; the path stays as it is.
+        """Stop writing; the path is unchanged.
 
         Args:
             keep: leave the draft to a later attempt of the same run.
@@ -234,7 +234,7 @@ class PrecomputedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whoever did not commit has given up."""
+        """Abort, unless `commit` was called."""
         self.abort()
 
     def _put(self, at: int, data: bytes | memoryview) -> None:
@@ -260,7 +260,7 @@ class PrecomputedWriter:
 
 
 def _head_bytes(plan: PrecomputedPlan) -> int:
-    """Bytes of the finished header, which hang on nothing that is found out later."""
+    """Bytes of the finished header; they do not depend on anything that is known only later."""
     size = PAGE
     while True:
         sections = tuple(

@@ -4,7 +4,8 @@
 own features. The state at level l reads v's neighbour list, and level l - 1 of v and of its in-neighbours,
 so a change propagates from a node to the nodes whose lists contain it. For that the writer keeps lists of
 out-neighbours. These lists are never too small: a removed edge stays in them until they are rebuilt, and
-until then may mark a node that did not change.
+out-neighbours. These lists are never too small: a removed edge stays in them until they are rebuilt. Until
+then it may set changed_at of a node that did not change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hopline.graph.live.memory import EdgeMemory
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
-#: Added edges after which out-neighbours are listed anew, at least, and as a share of all edges.
+#: Added edges after which out-neighbours are listed again: a minimum, and a share of all edges.
 _MIN_ADDED, _ADDED_SHARE = 1 << 17, 0.5
 
 
@@ -52,7 +53,7 @@ def _add(first, targets, following, used, src, dst):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def mark_changed(ids, changed_at, version, frontier, count):  # type: ignore[no-untyped-def]
-    """Mark ids, and append those that were not marked yet to the frontier; returns its length."""
+    """Set changed_at of ids, and append those not set yet to the frontier; returns its length."""
     for i in range(ids.shape[0]):
         v = ids[i]
         if changed_at[v] != version:
@@ -86,7 +87,7 @@ def _mark_out(sources, indptr, out, first, targets, following, changed_at, versi
 
 
 class OutNeighbors:
-    """The destinations that have a node in their lists, for one edge type.
+    """For each source node, the destinations whose lists contain it, for one edge type.
 
     Args:
         memory: of the edge type; the newest lists are read.
@@ -102,7 +103,7 @@ class OutNeighbors:
         self.build()
 
     def build(self) -> None:
-        """List them anew from the newest lists."""
+        """List all out-neighbours again from the newest lists."""
         memory = self._memory
         indptr = np.zeros(self._num_sources + 1, np.int64)
         _count_out(memory.heads, memory.records, memory.indices, indptr)
@@ -115,7 +116,7 @@ class OutNeighbors:
         self._used = 0
 
     def add(self, src: IdArray, dst: IdArray) -> None:
-        """Edges that were added, int64 [n] each; the lists have them already."""
+        """Add edges, int64 [n] each, that the newest lists contain already."""
         if self._used + len(src) > self._room:
             self.build()
             return
@@ -128,7 +129,7 @@ class OutNeighbors:
     def mark(
         self, sources: IdArray, changed_at: IdArray, version: int, frontier: IdArray, count: int
     ) -> int:
-        """Mark the out-neighbours of int64 [n] sources; see `mark_changed`."""
+        """Set changed_at of the out-neighbours of int64 [n] sources; see `mark_changed`."""
         return int(
             _mark_out(
                 sources,

@@ -1,8 +1,8 @@
-"""What can happen to a graph: edges come and go, nodes are added, feature rows are set.
+"""Changes of a graph: edges are added and removed, nodes are added, feature rows are set.
 
-A batch of events is columns, one group for each edge type and node type. `order` puts the rows of all
-groups into the order in which the events came: what a row may refer to are nodes that the graph has, or
-that an earlier row of the batch adds.
+A batch of events is stored as columns, one group for each edge type and node type. `order` restores the
+order in which the events arrived over all groups: a row may refer to nodes that the graph has, or that an
+earlier row of the batch adds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class EdgeChanges:
 
     Attributes:
         src, dst: the caller's ids.
-        remove: bool [n]; a removal takes all edges from src to dst, or just those of `time` where
-            `has_time` says so.
+        remove: bool [n]; a removal removes all edges from src to dst, or only those of `time` if `has_time`
+            is set.
         time: int64 [n] or None. Added edges of a type with times need one.
-        has_time: bool [n] or None (all rows, if `time` is there): which removals name a time.
+        has_time: bool [n] or None (all rows, if `time` is given): which removals name a time.
         weight: float32 [n] or None, attr: float32 [n, d_e] or None; rows of removals are not read.
         order: int64 [n], ascending positions in the batch.
     """
@@ -53,7 +53,7 @@ class NodeChanges:
 
     Attributes:
         ids: the caller's ids.
-        add: bool [n]; False sets the features of a node that is there.
+        add: bool [n]; False sets the features of an existing node.
         features: float32 [n, d].
         order: int64 [n], ascending positions in the batch.
     """
@@ -69,16 +69,16 @@ class NodeChanges:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """A batch of events that becomes one version of the graph.
+    """A batch of events, applied as one version of the graph.
 
     Attributes:
         edges: edge type key -> changes. nodes: node type -> changes.
         num_events: positions in `order` are below this.
-        event_ids: one for each event, "" for none; or empty where no event has one. An id that was seen
+        event_ids: one for each event, "" for none; or empty if no event has one. An id that was seen
             before is a duplicate and changes nothing.
         event_time_ms: int64 [num_events] or None, when each happened, ms since 1970.
-        positions: source such as "kafka/edges/0" -> the offset that follows the last event of it here.
-            Kept with the batch, so that a consumer goes on where the graph is.
+        positions: source such as "kafka/edges/0" -> the offset that follows its last event in this batch.
+            Stored with the batch, so that a consumer continues where the graph is.
     """
 
     edges: Mapping[str, EdgeChanges] = field(default_factory=dict)
@@ -96,9 +96,9 @@ class Rejected:
     Attributes:
         order: its position in the batch.
         code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "no_time",
-            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of what is not there), "bad_id"
+            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of a missing edge), "bad_id"
             or "full".
-        reason: what was wrong and what would be right.
+        reason: what is wrong and how to correct it.
     """
 
     order: int
@@ -108,13 +108,13 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a batch.
+    """The outcome of a batch.
 
     Attributes:
-        sequence: the version that has it; that of before where nothing was applied.
+        sequence: the version that contains it; the previous version if nothing was applied.
         num_applied: events that changed the graph.
         duplicates: positions of events whose id was seen before.
-        rejected: the others.
+        rejected: events that were not applied for another reason.
     """
 
     sequence: int

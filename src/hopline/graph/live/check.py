@@ -1,7 +1,7 @@
-"""Which events of a batch can be applied, and to which rows they refer. Changes nothing.
+"""Decides which events of a batch can be applied, and to which rows they refer. Changes nothing.
 
-Events are judged in the order in which they came: an edge may refer to a node that an earlier event of
-the same batch adds, never to one that a later event does.
+Events are checked in the order of arrival: an edge may refer to a node that an earlier event of the same
+batch adds, but not to one that a later event adds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hopline.types import AnyArray, ExternalId, FloatArray, IdArray
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_INTS = np.empty(0, np.int64)
 _NOTHING = np.empty((0, 0), np.float32)
-#: Edges and added nodes that are named in a message.
+#: Longest text of an edge or an added node in a message, in characters.
 _SHOWN = 40
 #: Why a negative weight is refused.
 NOT_SIGNED = (
     "{!r} is negative, and the graph was built without negative weights; build it with "
-    "--signed-weights (EdgeTable.signed_weight) to take them"
+    "--signed-weights (EdgeTable.signed_weight) to accept them"
 )
 
 Reject = Callable[[NDArray[np.bool_], AnyArray, str, Callable[[int], str]], None]
@@ -51,7 +51,7 @@ class NodeRows:
 
 @dataclass(slots=True)
 class EdgeRows:
-    """Edges of one type, ready to be applied: additions and removals, each sorted as `merge` wants."""
+    """Edges of one type, ready to be applied: additions and removals, each sorted for `merge`."""
 
     add_dst: IdArray
     add_src: IdArray
@@ -68,12 +68,12 @@ class EdgeRows:
 
 @dataclass(slots=True)
 class Checked:
-    """A batch that was looked at.
+    """The result of checking a batch.
 
     Attributes:
         accepted: bool [num_events].
-        rejected: the others that are no duplicates.
-        nodes, edges: by type; what is accepted.
+        rejected: the other events, without duplicates.
+        nodes, edges: the accepted changes, by type.
     """
 
     accepted: NDArray[np.bool_]
@@ -90,11 +90,11 @@ def check(
     counts: Mapping[str, int],
     room: Mapping[str, int],
 ) -> Checked:
-    """Look at a batch.
+    """Check a batch.
 
     Args:
         skip: bool [num_events], events that were seen before.
-        ids: node type -> index. counts: nodes that there are. room: nodes that can still be added.
+        ids: node type -> index. counts: existing nodes. room: nodes that can still be added.
     """
     checked = Checked(~skip)
 
@@ -141,7 +141,7 @@ def check(
 
 
 def _found(index: IdIndex, ids: Ids, order: IdArray, reject: Reject, what: str) -> IdArray:
-    """Global ids, -1 for unknown ones; ids of a wrong kind are rejected one by one."""
+    """Global ids, -1 for unknown ones; ids of a wrong kind are rejected individually."""
     try:
         return index.lookup(ids)
     except BadRequest:
@@ -214,7 +214,7 @@ def _check_nodes(
             elif len(names) >= room:
                 _one(
                     reject, at, order, "full",
-                    f"no room for further nodes of type {node_type!r}: live.spare_nodes are used up; "
+                    f"no room for more nodes of type {node_type!r}: live.spare_nodes are used up; "
                     "restart the server with more",
                 )  # fmt: skip
             else:
@@ -253,7 +253,7 @@ def _check_edges(
             reject(
                 found < 0, order, "unknown_node",
                 lambda at, e=external, w=what, t=node_type: (  # type: ignore[misc]
-                    f"{w} {_shown(e[at])} of {key!r} is no node of type {t!r}; add the node first"
+                    f"{w} {_shown(e[at])} of {key!r} is not a node of type {t!r}; add the node first"
                 ),
             )  # fmt: skip
         ends.append(found)
@@ -261,15 +261,13 @@ def _check_edges(
     time, has_time = edges.time, edges.has_time
     if schema.has_time:
         if time is None:
-            reject(adds, order, "no_time", lambda _: f"edges of {key!r} have times; give `time`")
+            reject(adds, order, "no_time", lambda _: f"edges of {key!r} have times; set `time`")
         elif has_time is not None:
-            reject(
-                adds & ~has_time, order, "no_time", lambda _: f"edges of {key!r} have times; give `time`"
-            )
+            reject(adds & ~has_time, order, "no_time", lambda _: f"edges of {key!r} have times; set `time`")
     weight = _NO_FLOATS
     if schema.has_weight:
         if edges.weight is None:
-            reject(adds, order, "no_weight", lambda _: f"edges of {key!r} have weights; give `weight`")
+            reject(adds, order, "no_weight", lambda _: f"edges of {key!r} have weights; set `weight`")
         else:
             weight = np.ascontiguousarray(edges.weight, np.float32)
             finite = np.isfinite(weight)
@@ -287,7 +285,7 @@ def _check_edges(
     attr = _NOTHING
     if schema.attr_dim:
         if edges.attr is None:
-            reject(adds, order, "no_attr", lambda _: f"edges of {key!r} have attributes; give `attr`")
+            reject(adds, order, "no_attr", lambda _: f"edges of {key!r} have attributes; set `attr`")
         elif edges.attr.ndim != 2 or edges.attr.shape[1] != schema.attr_dim:
             shape = list(edges.attr.shape[1:])
             reject(

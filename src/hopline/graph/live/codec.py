@@ -1,13 +1,14 @@
-"""Changes and what became of them as bytes: in the log, and between processes of a host.
+"""Encodes changes and their outcome as bytes: for the log, and between processes of a host.
 
     b"HLch" │ u32 length of the head │ head: msgpack │ columns, each padded to 8 bytes
 
-The head says which groups there are and how many rows each has; where a column lies follows from that. All
+The head lists the groups and the number of rows of each; the place of a column follows from that. All
 numbers are little-endian. Integer ids are an int64 column; strings are a column of u32 lengths and one of
 their UTF-8 bytes. An `order` that counts up by one is not stored: the head has its first value.
 
-Decoding copies no column of numbers: arrays are views of the bytes, read-only where those are. It trusts
-nothing: what is claimed is compared with what is there before anything of that size is made.
+Decoding copies no column of numbers: arrays are views of the bytes, read-only if those are. It does not
+trust its input: claimed sizes are compared with the available bytes before anything of that size is
+allocated.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from hopline.graph import id_values
 from hopline.graph.live.changes import Applied, Changes, EdgeChanges, Ids, NodeChanges, Rejected
 from hopline.types import UNREADABLE, AnyArray, IdArray
 
-#: In one batch: who reads one may make arrays of that length.
+#: In one batch: readers may allocate arrays of that length.
 MAX_EVENTS = 2**24
 _MAGIC = b"HLch"
 _INT, _BOOL, _FLOAT, _LENGTH, _BYTE = (np.dtype(name) for name in ("<i8", "?", "<f4", "<u4", "u1"))
-#: Instead of the bytes of strings: ids are integers, or there is no such column.
+#: Instead of the number of string bytes: ids are integers, or the column is missing.
 _NO_STRINGS = -1
-#: Instead of the first value of `order`: it is stored.
+#: Instead of the first value of `order`: the column is stored.
 _STORED = -1
 
 
 class _Edges(msgspec.Struct, array_like=True):
-    """Head of one edge type: *_bytes are the lengths of strings."""
+    """Head of one edge type; *_bytes are the lengths of strings."""
 
     key: str
     num_rows: int
@@ -81,13 +82,13 @@ _outcomes = msgspec.msgpack.Decoder(_Applied)
 
 
 def encode_changes(changes: Changes) -> bytes:
-    """The bytes of a batch.
+    """Encode a batch.
 
     Raises: BadRequest: columns of one group differ in length, ids are neither integers nor strings, or
-        positions hold what msgpack cannot.
+        positions hold values that msgpack cannot encode.
     """
     if not 0 <= changes.num_events <= MAX_EVENTS:
-        raise BadRequest(f"changes of {changes.num_events} events; at most {MAX_EVENTS} are one batch")
+        raise BadRequest(f"changes of {changes.num_events} events; the limit of a batch is {MAX_EVENTS}")
     columns = _Columns()
     edges = [_put_edges(columns, key, group) for key, group in changes.edges.items()]
     nodes = [_put_nodes(columns, name, group) for name, group in changes.nodes.items()]
@@ -108,17 +109,17 @@ def encode_changes(changes: Changes) -> bytes:
     try:
         packed = _encoder.encode(head)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadRequest(f"changes cannot be encoded: {error}; positions are plain values") from None
+        raise BadRequest(f"changes cannot be encoded: {error}; positions must be plain values") from None
     begin = _MAGIC + len(packed).to_bytes(4, "little") + packed
     return b"".join((begin, bytes(-len(begin) % 8), *columns.pieces))
 
 
 def decode_changes(data: bytes | bytearray | memoryview) -> Changes:
-    """The batch of `encode_changes`.
+    """Decode the result of `encode_changes`.
 
     Args:
         data: kept alive by the arrays of the result, which are views of it.
-    Raises: BadRequest: the bytes are not what `encode_changes` makes.
+    Raises: BadRequest: the bytes are not the result of `encode_changes`.
     """
     try:
         return _decode(memoryview(data).cast("B"))
@@ -127,52 +128,52 @@ def decode_changes(data: bytes | bytearray | memoryview) -> Changes:
 
 
 def encode_applied(applied: Applied) -> bytes:
-    """The bytes of an outcome."""
+    """Encode an outcome."""
     rejected = [(int(r.order), r.code, _plain(r.reason)) for r in applied.rejected]
     duplicates = np.asarray(applied.duplicates, _INT).tobytes()
     return _encoder.encode(_Applied(int(applied.sequence), int(applied.num_applied), duplicates, rejected))
 
 
 def decode_applied(data: bytes | bytearray | memoryview) -> Applied:
-    """The outcome of `encode_applied`. Raises: BadRequest: the bytes are something else."""
+    """Decode the result of `encode_applied`. Raises: BadRequest: the bytes are something else."""
     try:
         found = _outcomes.decode(data)
     except UNREADABLE as error:
         raise BadRequest(f"an outcome is malformed: {error}") from None
     if len(found.duplicates) % _INT.itemsize:
-        raise BadRequest(f"an outcome is malformed: {len(found.duplicates)} bytes are no int64 positions")
+        raise BadRequest(f"an outcome is malformed: {len(found.duplicates)} bytes are not int64 positions")
     duplicates = np.frombuffer(found.duplicates, _INT).tolist()
     rejected = tuple(Rejected(*each) for each in found.rejected)
     return Applied(found.sequence, found.num_applied, tuple(duplicates), rejected)
 
 
 class _Columns:
-    """Columns one after another, as they are written."""
+    """Writes columns in sequence."""
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
 
     def expect(self, what: str, found: int, wanted: int) -> None:
         if found != wanted:
-            raise BadRequest(f"changes: {what} has {found} rows where {wanted} are wanted")
+            raise BadRequest(f"changes: {what} has {found} rows; expected {wanted}")
 
     def put(self, what: str, values: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         array = np.ascontiguousarray(values, dtype)
         if array.shape != shape:
-            raise BadRequest(f"changes: {what} has shape {list(array.shape)}, wanted is {list(shape)}")
+            raise BadRequest(f"changes: {what} has shape {list(array.shape)}; expected {list(shape)}")
         if array.size:
             self.pieces.append(array.data.cast("B"))
             self.pieces.append(bytes(-array.nbytes % 8))
 
     def strings(self, values: Sequence[str]) -> int:
-        """Returns: how many bytes the strings take."""
+        """Write strings; returns the number of their bytes."""
         blob, lengths = id_values.encoded(values)
         self.put("lengths", lengths, _LENGTH, (len(values),))
         self.put("strings", blob, _BYTE, blob.shape)
         return int(blob.shape[0])
 
     def ids(self, what: str, ids: Ids, num_rows: int) -> int:
-        """Returns: how many bytes the strings take, _NO_STRINGS for integers."""
+        """Write ids; returns the number of string bytes, _NO_STRINGS for integers."""
         kind, values = id_values.typed(ids)
         self.expect(what, len(values), num_rows)
         if kind == "string":
@@ -184,7 +185,7 @@ class _Columns:
         return _NO_STRINGS
 
     def order(self, order: Any, num_rows: int) -> int:
-        """Returns: the first value of one that counts up by one and is not stored."""
+        """Write `order`; returns the first value if it counts up by one and is not stored."""
         array = np.ascontiguousarray(order, _INT)
         if array.shape == (num_rows,) and num_rows and array[0] >= 0:
             first = int(array[0])
@@ -223,48 +224,48 @@ def _put_nodes(columns: _Columns, name: str, group: NodeChanges) -> _Nodes:
 
 def _decode(data: memoryview) -> Changes:
     if bytes(data[:4]) != _MAGIC or len(data) < 8:
-        raise BadRequest(f"changes begin with {bytes(data[:4])!r}, not with {_MAGIC!r}")
+        raise BadRequest(f"changes begin with {bytes(data[:4])!r}; expected {_MAGIC!r}")
     length = int.from_bytes(data[4:8], "little")
     if length > len(data) - 8:
-        raise BadRequest(f"changes are cut off: {len(data)} bytes cannot have a head of {length}")
+        raise BadRequest(f"changes are truncated: {len(data)} bytes cannot have a head of {length}")
     head = _heads.decode(data[8 : 8 + length])
     if not 0 <= head.num_events <= MAX_EVENTS:
-        raise BadRequest(f"changes of {head.num_events} events; at most {MAX_EVENTS} are one batch")
+        raise BadRequest(f"changes of {head.num_events} events; the limit of a batch is {MAX_EVENTS}")
     cursor = _Cursor(data, 8 + length + -(8 + length) % 8)
     edges = {each.key: _take_edges(cursor, each, head.num_events) for each in head.edges}
     nodes = {each.name: _take_nodes(cursor, each, head.num_events) for each in head.nodes}
     if len(edges) != len(head.edges) or len(nodes) != len(head.nodes):
-        raise BadRequest("changes name an edge type or a node type twice")
+        raise BadRequest("changes repeat an edge type or a node type")
     event_ids: Sequence[str] = ()
     if head.event_id_bytes != _NO_STRINGS:
         event_ids = cursor.strings(head.num_events, head.event_id_bytes)
     event_time_ms = cursor.take(_INT, head.num_events) if head.event_time else None
     if cursor.at != len(data):
-        raise BadRequest(f"changes of {cursor.at} bytes are followed by {len(data) - cursor.at} others")
+        raise BadRequest(f"changes of {cursor.at} bytes are followed by {len(data) - cursor.at} more bytes")
     return Changes(edges, nodes, head.num_events, event_ids, event_time_ms, head.positions)
 
 
 class _Cursor:
-    """Columns one after another, as they are read."""
+    """Reads columns in sequence."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
         self.at = at
 
     def take(self, dtype: np.dtype[Any], count: int) -> AnyArray:
-        """A view of the next column, in the dtype of this machine."""
+        """A view of the next column, in native byte order."""
         begin, num_bytes = self.at, count * dtype.itemsize
         end = begin + num_bytes + -num_bytes % 8
         if count < 0 or end > len(self._data):
             raise BadRequest(
-                f"changes are cut off: {count} values at byte {begin} end at {end}, of {len(self._data)}"
+                f"changes are truncated: {count} values at byte {begin} end at {end}, of {len(self._data)}"
             )
         self.at = end
         if dtype == _BOOL:
-            # Other bytes than 0 and 1 would be neither true nor false to compiled code.
+            # Other bytes than 0 and 1 would be neither true nor false in compiled code.
             as_bytes = np.frombuffer(self._data, _BYTE, count, begin) if count else np.empty(0, _BYTE)
             if count and as_bytes.max() > 1:
-                raise BadRequest(f"changes hold {as_bytes.max()} as a truth value at byte {begin}")
+                raise BadRequest(f"changes hold {as_bytes.max()} as a boolean at byte {begin}")
             return as_bytes.view(np.bool_)
         array = np.frombuffer(self._data, dtype, count, begin) if count else np.empty(0, dtype)
         return array.astype(dtype.newbyteorder("="), copy=False)
@@ -274,10 +275,10 @@ class _Cursor:
         blob = memoryview(self.take(_BYTE, num_bytes))  # type: ignore[arg-type]
         ends = np.cumsum(lengths, dtype=np.int64).tolist()
         if (ends[-1] if ends else 0) != num_bytes:
-            raise BadRequest(f"changes: {count} strings do not make {num_bytes} bytes")
+            raise BadRequest(f"changes: {count} strings do not have {num_bytes} bytes")
         begins = [0, *ends[:-1]]
         text = str(blob, "utf-8", "surrogatepass")
-        if len(text) == num_bytes:  # ASCII: positions of bytes are those of characters
+        if len(text) == num_bytes:  # ASCII: byte positions are character positions
             return [text[begin:end] for begin, end in zip(begins, ends, strict=False)]
         return [
             str(blob[begin:end], "utf-8", "surrogatepass") for begin, end in zip(begins, ends, strict=False)
@@ -324,5 +325,5 @@ def _take_nodes(cursor: _Cursor, head: _Nodes, num_events: int) -> NodeChanges:
 
 
 def _plain(text: str) -> str:
-    """Without lone surrogates, which an id may have and UTF-8 has not."""
+    """Replace lone surrogates, which ids may contain and UTF-8 may not."""
     return text.encode("utf-8", "backslashreplace").decode()

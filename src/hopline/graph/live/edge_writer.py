@@ -1,4 +1,4 @@
-"""Changes the lists of one edge type; what only the writer needs to know of them lies here."""
+"""Changes the lists of one edge type; holds the data that only the writer needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hopline.types import IdArray
 
 @njit(nogil=True, cache=True)
 def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no-untyped-def]
-    """Room of the newest lists, as far as it can be told; returns how many have some."""
+    """Room of the newest lists, as far as it is known; returns how many lists have room."""
     count = 0
     for v in range(heads.shape[0]):
         at = heads[v]
@@ -26,7 +26,7 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
             continue
         start, degree = records[at, START], records[at, DEGREE]
         if degree == 0:
-            size = 0  # empty lists at the end of a snapshot all begin where the room of others does
+            size = 0  # empty lists at the end of a snapshot begin where the room of other lists begins
         else:
             size = degree if start < base else pool.capacity_of(degree)
         capacities[at] = size
@@ -38,8 +38,11 @@ def _in_use(heads, records, capacities, base, begins, sizes):  # type: ignore[no
 
 
 class EdgeWriter:
-    """Args:
-    memory: of the edge type. room: of the plan.
+    """Writes the lists of one edge type.
+
+    Args:
+        memory: of the edge type.
+        room: of the plan.
     """
 
     def __init__(self, memory: EdgeMemory, room: EdgeRoom) -> None:
@@ -50,11 +53,11 @@ class EdgeWriter:
         self._free_records = np.empty(num_records, np.int64)
         self._pool = np.zeros(pool.STATE_SIZE, np.int64)
         self._counters = np.zeros(lists.NUM_COUNTERS, np.int64)
-        #: (version that replaced them, rows of `lists.RECORD` … ) in order.
+        #: (version that replaced them, rows of `lists.RECORD` … ), in order.
         self._retired: deque[tuple[int, IdArray]] = deque()
 
     def fill(self, adjacency: Adjacency, version: int) -> None:
-        """Take up the lists of a snapshot."""
+        """Load the lists of a snapshot."""
         memory, count, num_nodes = self.memory, adjacency.num_edges, len(adjacency.indptr) - 1
         memory.indices[:count] = adjacency.indices
         if adjacency.time is not None:
@@ -68,9 +71,9 @@ class EdgeWriter:
         self.attach(version)
 
     def attach(self, version: int) -> None:
-        """Take up what lies in the memory, as of a version: what is later is dropped, room found anew.
+        """Load the lists in the memory as of a version: drop later versions, compute the room again.
 
-        Versions before it must have no readers that go on reading.
+        Earlier versions must have no active readers.
         """
         memory, counters = self.memory, self._counters
         lists.undo(memory.heads, memory.records, version)
@@ -91,7 +94,7 @@ class EdgeWriter:
         for at in gaps.tolist():
             gap = int(begins[at] - previous[at])
             self._pool[pool.IN_USE] += gap
-            pool.give_back(self._pool, memory.indices, int(previous[at]), gap)
+            pool.free(self._pool, memory.indices, int(previous[at]), gap)
         used = np.zeros(memory.records.shape[0], bool)
         used[memory.heads[memory.heads >= 0]] = True
         free = np.flatnonzero(~used)[::-1]
@@ -102,10 +105,10 @@ class EdgeWriter:
         counters[lists.MAX_DEGREE] = int(degrees.max(initial=0))
 
     def apply(self, rows: EdgeRows, version: int) -> tuple[IdArray, IdArray] | None:
-        """Write what a batch changes as of `version`, which nobody reads yet.
+        """Write the changes of a batch as of `version`, which has no readers yet.
 
         Returns: destinations whose lists changed, and the `order` of removals that met no edge; None
-            where there is no room: `attach` drops what was written.
+            if there is no room: `attach` drops what was written.
         """
         most = len(rows.add_dst) + len(rows.del_dst)
         touched = np.empty(most, np.int64)
@@ -147,7 +150,7 @@ class EdgeWriter:
         return touched[: counters[lists.TOUCHED]], rows.del_order[~found]
 
     def release(self, oldest: int) -> None:
-        """Use again what was replaced at or before the oldest version that is read."""
+        """Reuse room that was replaced at or before the oldest version that is read."""
         memory = self.memory
         while self._retired and self._retired[0][0] <= oldest:
             _, retired = self._retired.popleft()

@@ -1,9 +1,9 @@
-"""What the log has of one batch: the batch, and what became of it.
+"""The log's entry for one batch: the batch, and its outcome.
 
     through_ms i64 │ number of skipped events u32 │ 0 │ their positions i64 │ the batch (codec.py)
 
-Applied again to the same version, a batch with its skipped events has the same outcome: nothing is judged
-anew.
+Applied again to the same version, a batch with its skipped events has the same outcome: events are not
+checked again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _BEGIN = struct.Struct("<qI4x")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """See the module.
+    """A batch and its outcome.
 
     Attributes:
         changes: the batch.
         skip: bool [num_events], events that changed nothing.
-        through_ms: everything that happened until then was in the graph with it, ms since 1970.
+        through_ms: the graph contained everything that happened until then, ms since 1970.
     """
 
     changes: Changes
@@ -37,20 +37,20 @@ class Entry:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The payload of a record of the log. Raises: BadRequest: as `encode_changes`."""
+    """Encode the payload of a record of the log. Raises: BadRequest: as `encode_changes`."""
     skipped = np.flatnonzero(entry.skip).astype("<i8")
     begin = _BEGIN.pack(entry.through_ms, len(skipped))
     return b"".join((begin, skipped.tobytes(), codec.encode_changes(entry.changes)))
 
 
 def decode_entry(data: bytes) -> Entry:
-    """What `encode_entry` was given. Raises: BadRequest: the bytes are something else."""
+    """Decode the result of `encode_entry`. Raises: BadRequest: the bytes are something else."""
     if len(data) < _BEGIN.size:
-        raise BadRequest(f"an entry of the log has {len(data)} bytes; {_BEGIN.size} are its beginning")
+        raise BadRequest(f"an entry of the log has {len(data)} bytes; it needs at least {_BEGIN.size}")
     through_ms, count = _BEGIN.unpack_from(data)
     end = _BEGIN.size + 8 * count
     if end > len(data):
-        raise BadRequest(f"an entry of the log is cut off: {count} positions in {len(data)} bytes")
+        raise BadRequest(f"an entry of the log is truncated: {count} positions in {len(data)} bytes")
     skipped = np.frombuffer(data, "<i8", count, _BEGIN.size)
     changes = codec.decode_changes(memoryview(data)[end:])
     if count and not 0 <= skipped.min() <= skipped.max() < changes.num_events:

@@ -1,15 +1,15 @@
-"""The folder of a live graph: what there is to start from, and how a snapshot takes the log's place.
+"""The folder of a live graph: its snapshots and log, and how a new snapshot shortens the log.
 
     <live>/
-      live.json, positions.json      which snapshots there are; where sources stand (manifest.py)
+      live.json, positions.json      the list of snapshots; the positions of sources (manifest.py)
       writer.lock                    held by the one process that writes (lock.py)
       log/<first sequence>.wal       all changes since the older snapshot (log.py)
       snapshots/<sequence>/graph/    a graph folder
-      snapshots/<sequence>/state.bin what belongs to it (state.py)
+      snapshots/<sequence>/state.bin other state of the snapshot (state.py)
 
-The graph is a snapshot and the changes that the log has after it. Two snapshots are kept, and the log from
-the older one on, so that one damaged snapshot costs time and nothing else. Before there are two, the graph
-that it all began with stands for the older one: sequence 0, wherever its folder is.
+The graph is a snapshot and the changes after it in the log. Two snapshots are kept, and the log from
+the older one on, so that one damaged snapshot costs only time. Until there are two, the original graph
+serves as the older one: sequence 0, in its own folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hopline.graph.snapshot import Graph
 
 log = logging.getLogger(__name__)
 
-#: Of the live folder: held by who writes.
+#: In the live folder: held by the writing process.
 LOCK = "writer.lock"
 _KEPT = 2
 _STATE = "state.bin"
@@ -41,20 +41,20 @@ _GRAPH = "graph"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a writer starts from: a graph, its state, and the log from `state.sequence` + 1 on."""
+    """The starting point of a writer: a graph, its state, and the log from `state.sequence` + 1 on."""
 
     graph: Graph
     state: State
 
 
 class LiveHome:
-    """Made by `open`; its process is the folder's only writer until `close`.
+    """The folder of a live graph, created by `open`. This process is its only writer until `close`.
 
     Attributes:
         folder: see the module.
-        lineage: snapshot id of the graph that it all began with.
-        start: the newest snapshot that is whole, or that graph.
-        log: open to be written.
+        lineage: snapshot id of the original graph.
+        start: the newest complete snapshot, or the original graph.
+        log: open for writing.
     """
 
     def __init__(self, folder: Path, lineage: str, lock: WriterLock, manifest: Manifest) -> None:
@@ -75,18 +75,18 @@ class LiveHome:
         verify: bool = True,
         owner: Owner | None = None,
     ) -> LiveHome:
-        """Take the folder over, or make it.
+        """Open the folder for writing, or create it.
 
         Args:
-            base: the graph that it all began with.
+            base: the original graph.
             segment_bytes: as for `Log.open`.
-            verify: read the whole snapshot and compare its hashes, before it is built upon.
-            owner: what others are told who want to write meanwhile.
+            verify: read the whole snapshot and compare its hashes before it is used.
+            owner: identifies this process to others that try to write.
         Raises:
             Conflict: another process writes there.
             LogDamaged: the manifest, all snapshots or the log are damaged; names the file and what to do.
             GraphError: the folder belongs to another graph, or cannot be written.
-            LogFull, LogFailed: the disk refuses.
+            LogFull, LogFailed: the disk is full or failed.
         """
         lock = WriterLock(folder / LOCK, owner)
         lock.take()
@@ -104,12 +104,12 @@ class LiveHome:
             home = cls(folder, base.version, lock, manifest)
             home._begin(base, verify, segment_bytes)
         except OSError as error:
-            lock.give_back()
+            lock.release()
             if isinstance(error, GraphError):
                 raise
             raise GraphError(f"{folder} cannot be used: {error}") from error
         except BaseException:
-            lock.give_back()
+            lock.release()
             raise
         return home
 
@@ -119,13 +119,13 @@ class LiveHome:
         return self._manifest.snapshots
 
     def publish(self, graph: Graph, state: State) -> SnapshotEntry:
-        """Make a snapshot the one to start from, and drop what only older ones need.
+        """Add a snapshot as the new starting point, and drop data that only older ones need.
 
         May run in a thread while changes are appended to the log.
 
         Args:
             graph: the version `state.sequence`, whose changes are on the disk.
-        Raises: GraphError: it cannot be written; the older ones are kept.
+        Raises: GraphError: it cannot be written; the older snapshots are kept.
         """
         name = f"{state.sequence:020d}"
         folder = self.folder / "snapshots"
@@ -137,7 +137,7 @@ class LiveHome:
             scratch.mkdir(parents=True)
             graph.save(scratch / _GRAPH)
             write_state(scratch / _STATE, state)
-            publish_folder(scratch, folder / name, durable=True)  # one that is there is damaged
+            publish_folder(scratch, folder / name, durable=True)  # an existing one is damaged
             kept = (entry, *(known for known in self.snapshots if known.sequence < state.sequence))[:_KEPT]
             manifest = Manifest(self.lineage, self._manifest.base, kept)
             write_manifest(self.folder, manifest)
@@ -153,20 +153,20 @@ class LiveHome:
         return entry
 
     def close(self) -> None:
-        """Let go of log and lock. Raises: LogFailed: as `Log.sync`."""
+        """Release the log and the lock. Raises: LogFailed: as `Log.sync`."""
         try:
             self.log.close()
         finally:
-            self._lock.give_back()
+            self._lock.release()
 
     def _begin(self, base: Graph, verify: bool, segment_bytes: int) -> None:
-        """Choose the newest snapshot that is whole, and open the log that must have all changes since."""
+        """Choose the newest complete snapshot, and open the log, which must have all changes since."""
         problems: list[str] = []
         start: Start | None = None
         whole: list[SnapshotEntry] = []
         for entry in self.snapshots:
             try:
-                # An older one is to fall back upon: not read now.
+                # An older one is only a fallback: not read now.
                 start = start or _opened(self.folder / entry.folder, self.lineage, verify)
                 whole.append(entry)
             except GraphError as error:
@@ -181,29 +181,29 @@ class LiveHome:
         if self.log.first > sequence + 1 or self.log.last < newest:
             have = f"{self.log.first} to {self.log.last}"
             wanted = f"{sequence + 1} to {max(newest, self.log.first - 1)}"
-            problems.append(f"the log has changes {have}, wanted are {wanted} as well")
+            problems.append(f"the log has changes {have}, but {wanted} are needed too")
             self.log.close()
-            raise LogDamaged(f"{self.folder}: nothing whole to start from: {'; '.join(problems)}; {ADVICE}")
+            raise LogDamaged(f"{self.folder}: no usable snapshot and log: {'; '.join(problems)}; {ADVICE}")
         if problems:
             log.warning("starting from sequence %d and the log after it", sequence)
             self._manifest = Manifest(self.lineage, self._manifest.base, tuple(whole))
 
 
 def graph_folder(folder: Path, entry: SnapshotEntry) -> Path:
-    """Where the graph of a snapshot of the live folder lies."""
+    """The folder of the graph of a snapshot in the live folder."""
     return folder / entry.folder / _GRAPH
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a writer was writing when it died. Raises: OSError."""
+    """Remove unfinished files of a writer that died. Raises: OSError."""
     (folder / "snapshots").mkdir(parents=True, exist_ok=True)
     for path in remove_drafts(folder / "snapshots"):
-        log.warning("%s was being written when its writer ended, and is removed", path)
+        log.warning("%s was incomplete when its writer died, and is removed", path)
     remove_drafts(folder)
 
 
 def _derived(folder: Path, base: Graph) -> Manifest:
-    """What `live.json` would say: the folder is new, or has lost it."""
+    """The manifest of a folder without `live.json`: it is new, or the file was lost."""
     entries = []
     for path in sorted((folder / "snapshots").iterdir(), reverse=True):
         with contextlib.suppress(GraphError):
@@ -215,8 +215,8 @@ def _derived(folder: Path, base: Graph) -> Manifest:
 
 
 def _opened(folder: Path, lineage: str, verify: bool) -> Start:
-    """A snapshot. Raises: GraphError: it is damaged, or of another graph."""
+    """Open a snapshot. Raises: GraphError: it is damaged, or of another graph."""
     state = read_state(folder / _STATE)
     if state.lineage != lineage:
-        raise LogDamaged(f"{folder} is about graph {state.lineage}, not {lineage}")
+        raise LogDamaged(f"{folder} belongs to graph {state.lineage}, not {lineage}")
     return Start(Graph.open(folder / _GRAPH, verify=verify), state)

@@ -1,7 +1,7 @@
-"""The ids of a live graph's nodes: those that it began with, and those that were added since.
+"""The ids of a live graph's nodes: the original ids, and those that were added later.
 
-Added ids lie in the shared memory, in the order in which they came, with a hash table over them. A node
-is there for a reader from the version on that added it: what a version does not count is unknown to it.
+Added ids lie in the shared memory, in order of arrival, with a hash table over them. A node exists for a
+reader from the version on that added it: ids beyond the node count of the reader's version are unknown.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class LiveIds(IdIndex):
     """The index of one node type.
 
     Args:
-        base: ids of a snapshot of the same lineage; it may have more nodes than the memory began with.
+        base: ids of a snapshot of the same lineage; it may have more nodes than the memory started with.
         memory: of the node type.
-        first: nodes that the memory began with.
-        count: nodes that there are at the reader's version.
+        first: nodes that the memory started with.
+        count: number of nodes at the reader's version.
     """
 
     def __init__(self, base: IdIndex, memory: NodeMemory, first: int, count: Callable[[], int]) -> None:
@@ -111,7 +111,7 @@ class LiveIds(IdIndex):
         return self._count()
 
     def lookup(self, external_ids: ExternalIds | AnyArray) -> IdArray:
-        """First among the ids that the snapshot has, then among those that were added."""
+        """Look ids up among those of the snapshot, then among added ones."""
         found = self._base.lookup(external_ids)
         count = self._count()
         if count > self._first and bool((found < 0).any()):
@@ -141,14 +141,14 @@ class LiveIds(IdIndex):
         return names
 
     def select(self, global_ids: IdArray, what: str) -> IdIndex:
-        """An index of some rows, which stands for itself."""
+        """An independent index of some rows."""
         chosen = self.external(global_ids)
         if isinstance(chosen, list):
             return StringIds.of(chosen, what)
         return IntIds.of(chosen, what)
 
     def frozen(self, count: int) -> IdIndex:
-        """An index of the first `count` nodes that does not change any more."""
+        """An index of the first `count` nodes that no longer changes."""
         if count == len(self._base):
             return self._base
         everyone = np.arange(count)
@@ -162,14 +162,14 @@ class LiveIds(IdIndex):
         return self.frozen(self._count()).arrays()
 
     def free_bytes(self) -> int:
-        """Room for further string ids."""
+        """Room for more string ids."""
         if self.kind != "string":
             return 1 << 62
         used = int(self._memory.id_offsets[self._count() - self._first])
         return len(self._memory.id_blob) - used
 
     def add(self, external_ids: Any, first: int) -> None:
-        """Add ids that are not there as nodes first, first + 1, …; the writer has checked them."""
+        """Add new ids as nodes first, first + 1, …; the writer has checked that they do not exist."""
         memory, row = self._memory, first - self._first
         if self.kind == "string":
             blob, lengths = id_values.encoded(list(external_ids))

@@ -1,9 +1,9 @@
-"""A live graph that outlives its process: batches are judged, made durable, and only then seen.
+"""A durable live graph: batches are checked, made durable, and only then visible.
 
     batches ─► seen before? ─► LiveWriter.prepare ─► Log.append … sync ─► LiveWriter.publish ─► outcomes
-                               where nobody looks    all of them at once  all of them at once
+                               not visible yet       one sync for all     one step for all
 
-A batch whose record could not be made durable is dropped and leaves nothing: its events may come again.
+A batch whose record could not be made durable is dropped and has no effect: its events may be sent again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A snapshot that was begun.
+    """A snapshot in progress.
 
     Attributes:
-        view: holds the version until it is written.
-        state: what belongs to it.
-        num_bytes: of the log's records that it takes the place of.
+        view: pins the version until it is written.
+        state: other state of the snapshot.
+        num_bytes: of the log's records that it replaces.
     """
 
     view: LiveView
@@ -46,12 +46,14 @@ class Draft:
 
 
 class Keeper:
-    """Used by one thread; `write_snapshot` may run in another one.
+    """Applies batches durably and takes snapshots.
+
+    Used by one thread; `write_snapshot` may run in another one.
 
     Args:
         home: just opened.
         writer: of memory that is empty, or that an earlier writer of this home filled.
-        view: makes a reader of the memory, for snapshots.
+        view: creates a reader of the memory, for snapshots.
         now_ms: the clock, ms since 1970.
         capacity: event ids that are remembered.
 
@@ -80,12 +82,12 @@ class Keeper:
 
     @property
     def sequence(self) -> int:
-        """See above."""
+        """Sequence of the newest durable version."""
         return self.home.log.synced
 
     @property
     def snapshot_sequence(self) -> int:
-        """Of the newest snapshot; 0 for the graph that all began with."""
+        """Sequence of the newest snapshot; 0 for the original graph."""
         return max((entry.sequence for entry in self.home.snapshots), default=0)
 
     @property
@@ -95,15 +97,15 @@ class Keeper:
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """Of the log's records that a start would have to read again."""
+        """Bytes of the log's records that a restart would have to replay."""
         return self._snapshot_bytes
 
     def recover(self) -> int:
-        """Take up the snapshot and the log; to be called first.
+        """Load the snapshot and replay the log; must be called first.
 
-        Returns: changes of the log that were applied.
+        Returns: number of changes of the log that were applied.
         Raises:
-            LogDamaged: the log is not what was written, or does not fit the snapshot.
+            LogDamaged: the log is damaged, or does not fit the snapshot.
             GraphError: the memory has no room for all changes.
         """
         start, writer = self.home.start, self.writer
@@ -116,7 +118,7 @@ class Keeper:
         alone = read_positions(self.home.folder)
         if alone is not None and start.state.sequence <= alone.sequence <= self.home.log.last:
             later = alone
-        else:  # of before the snapshot, or of changes that were lost
+        else:  # from before the snapshot, or of lost changes
             later = Positions(-1, {})
         if later.sequence == start.state.sequence:
             self.positions |= later.positions
@@ -126,7 +128,7 @@ class Keeper:
                 entry = decode_entry(payload)
             except BadRequest as error:
                 raise LogDamaged(f"{self.home.folder}: record {sequence}: {error}; {ADVICE}") from None
-            self._take_note(entry.changes, entry.skip, _keys([entry.changes])[0])
+            self._remember(entry.changes, entry.skip, _keys([entry.changes])[0])
             if sequence == later.sequence:
                 self.positions |= later.positions
             self._snapshot_bytes += len(payload)
@@ -136,11 +138,11 @@ class Keeper:
             if any(each.code == "full" for each in prepared.applied.rejected):
                 raise GraphError(
                     f"{self.home.folder}: the changes up to sequence {sequence} do not fit into the live "
-                    "graph's memory; give it more (live.spare_*)"
+                    "graph's memory; increase live.spare_*"
                 )
             if prepared.applied.sequence != sequence or prepared.applied.rejected:
                 raise LogDamaged(
-                    f"{self.home.folder}: record {sequence} does not fit the graph: it makes version "
+                    f"{self.home.folder}: record {sequence} does not fit the graph: it results in version "
                     f"{prepared.applied.sequence}, {prepared.applied.rejected[:1]}; {ADVICE}"
                 )
             writer.publish([prepared], entry.through_ms)
@@ -148,17 +150,17 @@ class Keeper:
         if writer.sequence != self.home.log.last:
             raise LogDamaged(
                 f"{self.home.folder}: the log ends with sequence {self.home.log.last}, the memory has "
-                f"{writer.sequence}: restart the server, which makes its memory anew"
+                f"{writer.sequence}: restart the server, which rebuilds its memory"
             )
         return count
 
     def apply(self, batches: Sequence[Changes]) -> list[Applied]:
         """Apply batches in order, durable and visible together when this returns.
 
-        Where nothing of a batch can be applied, or it has no events, its positions are durable as well.
+        If nothing of a batch can be applied, or it has no events, its positions are durable as well.
 
-        Raises: LogFull, LogFailed: nothing of the batch at which it happened, nor of those after it, was
-            kept. Those before it were not either, unless one of them did not fit into the memory.
+        Raises: LogFull, LogFailed: nothing was kept of the batch at which it happened, nor of later ones.
+            Earlier ones were not kept either, unless one of them did not fit into the memory.
         """
         outcomes = self._commit(batches)
         if outcomes is None:
@@ -166,8 +168,8 @@ class Keeper:
         return outcomes
 
     def _commit(self, batches: Sequence[Changes]) -> list[Applied] | None:
-        """All of them in one step; None where one of several does not fit into the memory: then one by one,
-        since giving up that one gives up what was prepared before it.
+        """Apply all batches in one step. Returns None if one of several does not fit into the memory: then
+        the caller applies each alone, since dropping that batch drops those prepared before it.
         """
         keys = _keys(batches)
         new = self._seen.which_are_new(np.concatenate(keys)) if keys else np.empty(0, np.bool_)
@@ -197,7 +199,7 @@ class Keeper:
         self.writer.publish(prepared, through_ms)
         before = dict(self.positions)
         for one, own in zip(prepared, keys, strict=True):
-            self._take_note(one.changes, one.skip, own)
+            self._remember(one.changes, one.skip, own)
         self._keep_positions(prepared, before)
         return _without_repeated_refusals(prepared, keys)
 
@@ -205,7 +207,7 @@ class Keeper:
         """Nodes whose answers may have changed after a version: the present version, and their ids by type.
 
         Args:
-            since: a version; one of before the last start finds what has changed since the graph began.
+            since: a version; one from before the last start returns changes since the original graph.
         """
         if self._reader is None:
             self._reader = self._view()
@@ -218,11 +220,11 @@ class Keeper:
             return view.clock.version, found
 
     def confirm(self) -> None:
-        """Say that the present version has everything that happened until now."""
+        """Record that the present version contains everything that happened until now."""
         self.writer.publish([], self._now_ms())
 
     def begin_snapshot(self) -> Draft | None:
-        """Hold the present version; None where there is a snapshot of it already."""
+        """Pin the present version; None if it has a snapshot already."""
         if self.sequence == self._snapshot_sequence:
             return None
         view = self._view()
@@ -243,7 +245,7 @@ class Keeper:
         return draft
 
     def write_snapshot(self, draft: Draft) -> SnapshotEntry:
-        """Write what `begin_snapshot` holds, and shorten the log. May run in a thread.
+        """Write the version of `begin_snapshot`, and shorten the log. May run in a thread.
 
         Raises: GraphError: it cannot be written; older snapshots and the log are kept.
         """
@@ -258,11 +260,11 @@ class Keeper:
             draft.view.close()
 
     def close(self) -> None:
-        """Let go of the folder. Raises: LogFailed: as `Log.sync`."""
+        """Release the folder. Raises: LogFailed: as `Log.sync`."""
         self.home.close()
 
     def _keep_positions(self, prepared: Sequence[Prepared], before: Mapping[str, Any]) -> None:
-        """Make positions durable that no record of the log has, since nothing was applied with them."""
+        """Make positions durable that no log record contains, since nothing was applied with them."""
         moved = [
             source
             for one in prepared
@@ -275,22 +277,22 @@ class Keeper:
         try:
             write_positions(self.home.folder, Positions(self.sequence, self.positions))
         except OSError as error:
-            what = f"{self.home.folder}: {error.strerror}: where sources stand could not be written"
+            what = f"{self.home.folder}: {error.strerror}: the positions of sources could not be written"
             if any(one.applied.num_applied for one in prepared):
-                log.warning("%s; after a crash %s will tell of some events again", what, ", ".join(moved))
+                log.warning("%s; after a crash %s will repeat some events", what, ", ".join(moved))
                 return
             self.positions = dict(before)
             raise LogFull(f"{what}; make room on the disk") from error
 
     def _undo(self) -> None:
-        """Back to the version that is published."""
+        """Return to the published version."""
         self.home.log.drop_unsynced()
         self.writer.drop()
 
-    def _take_note(self, changes: Changes, skip: NDArray[np.bool_], keys: NDArray[np.uint64]) -> None:
-        """Remember which events are in the graph, and where their sources stand.
+    def _remember(self, changes: Changes, skip: NDArray[np.bool_], keys: NDArray[np.uint64]) -> None:
+        """Remember which events are in the graph, and the positions of their sources.
 
-        An event that was rejected may come again under its id, once what it lacked is there.
+        A rejected event may be sent again with its id, once what it lacked exists.
         """
         if len(keys):
             self._seen.add(keys[~skip])
@@ -298,16 +300,16 @@ class Keeper:
 
 
 def _keys(batches: Sequence[Changes]) -> list[NDArray[np.uint64]]:
-    """Hashes of event ids, none for a batch without."""
+    """Hashes of event ids, empty for a batch without ids."""
     return [hashed(changes.event_ids) for changes in batches]
 
 
 def _without_repeated_refusals(
     prepared: Sequence[Prepared], keys: Sequence[NDArray[np.uint64]]
 ) -> list[Applied]:
-    """What became of the batches: an event that repeats the id of a refused one is no duplicate.
+    """Outcomes of the batches: an event that repeats the id of a refused one is not a duplicate.
 
-    The one before it is not in the graph, so that the sender must know that this one is not either.
+    The earlier event is not in the graph, so the sender must know that this one is not either.
     """
     refused: dict[bytes, str] = {}
     outcomes = []
@@ -323,7 +325,7 @@ def _without_repeated_refusals(
                 Rejected(
                     at,
                     refused[own[at].tobytes()],
-                    "an event of this id before it was refused; send it again",
+                    "an earlier event with this id was refused; send it again",
                 )
                 for at in again
             ]
@@ -337,7 +339,7 @@ def _without_repeated_refusals(
 
 
 def _through(batches: Sequence[Changes], now_ms: int) -> int:
-    """Until when everything that happened is in the batches: now, or as late as sources have told of."""
+    """Time until which the batches contain everything: now, or the latest time that sources reported."""
     times = [
         changes.event_time_ms
         for changes in batches

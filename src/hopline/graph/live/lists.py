@@ -1,10 +1,10 @@
-"""In-neighbour lists with versions: the kernels that change them. The writer's side of `extent.py`.
+"""Kernels that change in-neighbour lists with versions. The writer's side of `extent.py`.
 
-A list is never changed where a reader may look. A change writes the whole new list into other room, or
-behind the end of the old one where it only grows and there is room, and then a new record; the record
-before it stays until no reader needs it. Lists stay in canonical order: by time where there are times,
-then by source, ties in the order in which they came. So they are, bit for bit, those of a graph that is
-built from the final edges.
+Memory that a reader may read is never changed. A change writes the whole new list into other room, or
+appends to the old one if it only grows and there is room, and then writes a new record. The previous record
+stays until no reader needs it. Lists stay in canonical order: by time where there are times, then by
+source, ties in order of arrival. They therefore equal, bit for bit, the lists of a graph built from the
+final edges.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 import numpy as np
 
 from hopline.graph.extent import DEGREE, PREVIOUS, SINCE, START
-from hopline.graph.live.pool import allot, capacity_of, give_back
+from hopline.graph.live.pool import allot, capacity_of, free
 from hopline.kernels.intrinsics import release_fence
 from hopline.kernels.jit import njit
 
-#: Columns of what is retired: its record, and its room (first position, or -1, and entries).
+#: Columns of a retired list: its record, and its room (first position, or -1, and entries).
 RECORD, ROOM, ROOM_SIZE = 0, 1, 2
-#: What `merge` returns, in `counters`.
+#: Columns of `counters` of `merge`.
 TOUCHED, RETIRED, FREE, NUM_EDGES, MAX_DEGREE, REMOVED = 0, 1, 2, 3, 4, 5
 NUM_COUNTERS = 6
 
 
 @njit(nogil=True, cache=True)
-def _killer(sources, times, has_time, orders, first, last, source, at, after):  # type: ignore[no-untyped-def]
+def _first_removal(sources, times, has_time, orders, first, last, source, at, after):  # type: ignore[no-untyped-def]
     """The first removal of an edge among [first, last), sorted by (source, order), -1 for none.
 
     Args:
@@ -51,7 +51,7 @@ def merge(  # type: ignore[no-untyped-def]
     del_dst, del_src, del_time, del_has_time, del_order,
     version, found, touched, retired, counters,
 ):  # fmt: skip
-    """Make new lists of those that a batch changes.
+    """Create new lists for the destinations that a batch changes.
 
     Args:
         heads … attr: of the edge type's memory. capacities: int64 [R], entries of each record's room.
@@ -59,13 +59,13 @@ def merge(  # type: ignore[no-untyped-def]
         add_*: edges to add, sorted by (dst, time, src, order). add_time, add_weight, add_attr are [0]
             where the type has none.
         del_*: removals, sorted by (dst, src, order).
-        version: that the batch becomes.
+        version: of the batch.
         found: bool [removals], filled: whether a removal met an edge.
         touched: int64 [distinct destinations], filled with those whose lists changed.
         retired: int64 [distinct destinations, 3], filled.
-        counters: int64 [NUM_COUNTERS]; TOUCHED and RETIRED are set, the others are kept up.
+        counters: int64 [NUM_COUNTERS]; TOUCHED and RETIRED are set, the others are updated.
 
-    Returns: False where room ran out; the caller has made sure that there is enough.
+    Returns: False if room ran out; the caller has ensured that there is enough.
     """
     timed = time.shape[0] > 0
     weighted = weight.shape[0] > 0
@@ -103,7 +103,7 @@ def merge(  # type: ignore[no-untyped-def]
             target = allot(pool, indices, degree + count)
             if target < 0:
                 return False
-            # Two sorted runs become one; what is removed is left out.
+            # Two sorted runs are merged; removed edges are omitted.
             at, e, a = target, np.int64(0), first_add
             removed, refused = 0, 0
             while e < degree or a < i:
@@ -118,7 +118,7 @@ def merge(  # type: ignore[no-untyped-def]
                     p = start + e
                     e += 1
                     if first_del < j:
-                        r = _killer(
+                        r = _first_removal(
                             del_src, del_time, del_has_time, del_order, first_del, j,
                             np.int64(indices[p]), time[p] if timed else np.int64(0), np.int64(-1),
                         )  # fmt: skip
@@ -137,7 +137,7 @@ def merge(  # type: ignore[no-untyped-def]
                     q = a
                     a += 1
                     if first_del < j:
-                        r = _killer(
+                        r = _first_removal(
                             del_src, del_time, del_has_time, del_order, first_del, j,
                             add_src[q], add_time[q] if timed else np.int64(0), add_order[q],
                         )  # fmt: skip
@@ -155,7 +155,7 @@ def merge(  # type: ignore[no-untyped-def]
                 at += 1
             size = capacity_of(degree + count)
             if removed == 0 and refused == count:
-                give_back(pool, indices, target, size)  # nothing has changed
+                free(pool, indices, target, size)  # nothing has changed
                 continue
             degree_now = at - target
             counters[REMOVED] += removed
@@ -203,17 +203,17 @@ def merge(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def release(retired, records, indices, pool, free_records, counters):  # type: ignore[no-untyped-def]
-    """Use the records and the room of what nobody reads any more again."""
+    """Reuse the records and the room of retired lists that no reader needs."""
     for k in range(retired.shape[0]):
         free_records[counters[FREE]] = retired[k, RECORD]
         counters[FREE] += 1
         if retired[k, ROOM] >= 0:
-            give_back(pool, indices, retired[k, ROOM], retired[k, ROOM_SIZE])
+            free(pool, indices, retired[k, ROOM], retired[k, ROOM_SIZE])
 
 
 @njit(nogil=True, cache=True)
 def fill(indptr, heads, records, capacities, num_nodes, version):  # type: ignore[no-untyped-def]
-    """Make a record of each list of a snapshot, whose edges were copied to the front of the arrays."""
+    """Create a record for each list of a snapshot, whose edges were copied to the front of the arrays."""
     for v in range(heads.shape[0]):
         heads[v] = -1
     for v in range(num_nodes):
@@ -227,7 +227,7 @@ def fill(indptr, heads, records, capacities, num_nodes, version):  # type: ignor
 
 @njit(nogil=True, cache=True)
 def undo(heads, records, version):  # type: ignore[no-untyped-def]
-    """Drop what was written for a version later than `version`; returns how many lists that were."""
+    """Drop records of versions later than `version`; returns the number of affected lists."""
     undone = 0
     for v in range(heads.shape[0]):
         at = heads[v]
@@ -241,7 +241,7 @@ def undo(heads, records, version):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def collect(heads, records, version, num_nodes, indptr):  # type: ignore[no-untyped-def]
-    """indptr int64 [num_nodes + 1] of the lists as they are at a version; returns the longest."""
+    """Fill indptr int64 [num_nodes + 1] from the lists of a version; returns the largest length."""
     longest = np.int64(0)
     indptr[0] = 0
     for v in range(num_nodes):
@@ -256,7 +256,7 @@ def collect(heads, records, version, num_nodes, indptr):  # type: ignore[no-unty
 
 @njit(nogil=True, cache=True)
 def copy_lists(heads, records, version, indptr, values, out):  # type: ignore[no-untyped-def]
-    """Lay the entries of all lists one behind the other: values [P, …] to out [E, …]."""
+    """Copy the entries of all lists contiguously: values [P, …] to out [E, …]."""
     for v in range(indptr.shape[0] - 1):
         count = indptr[v + 1] - indptr[v]
         if count:

@@ -1,4 +1,4 @@
-"""One writer for a live folder: a lock that the kernel gives back when its holder dies."""
+"""One writer for a live folder: a lock that the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hopline.types import UNREADABLE
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who has a lock, as its file says.
+    """The process that holds a lock, as recorded in its file.
 
     Attributes:
-        pid, host: of the process; 0 and "" where the file does not say.
+        pid, host: of the process; 0 and "" if the file does not say.
         run_by: the command that started it, and its process.
-        socket: where it can be asked.
-        yields: whether it steps aside when it is.
+        socket: where it accepts requests.
+        yields: whether it releases the lock on request.
     """
 
     pid: int = 0
@@ -37,12 +37,12 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def this_process(run_by: str = "", socket_path: str = "", yields: bool = False) -> Owner:
-    """This one, as an owner."""
+    """This process, as an owner."""
     return Owner(os.getpid(), socket.gethostname(), run_by, socket_path, yields)
 
 
 def read_owner(path: Path) -> Owner:
-    """Who has, or had last, the lock of this file."""
+    """Read the present, or last, owner of a lock from its file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Owner)
     except (OSError, *UNREADABLE):
@@ -50,9 +50,11 @@ def read_owner(path: Path) -> Owner:
 
 
 class WriterLock:
-    """Args:
-    path: of the lock's file; it stays when the lock is given back.
-    owner: is written into it; by default this process, and no more is said.
+    """The lock of a live folder.
+
+    Args:
+        path: of the lock's file, which stays after the release.
+        owner: is written into the file; by default this process.
     """
 
     def __init__(self, path: Path, owner: Owner | None = None) -> None:
@@ -61,38 +63,38 @@ class WriterLock:
         self._fd = -1
 
     def take(self) -> None:
-        """Take it.
+        """Acquire the lock.
 
         Raises:
-            Conflict: another process has it; names that.
-            GraphError: the file cannot be made.
+            Conflict: another process holds it; the error names it.
+            GraphError: the file cannot be created.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
-            raise GraphError(f"{self._path} cannot be made: {error.strerror}") from error
+            raise GraphError(f"{self._path} cannot be created: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             owner = read_owner(self._path)
             raise Conflict(
-                f"{self._path.parent} has a writer: {owner}; a live graph has one at a time"
+                f"{self._path.parent} has a writer: {owner}; a live graph allows one at a time"
             ) from None
         except OSError as error:
             os.close(fd)
             raise GraphError(
-                f"{self._path}: its file system has no locks ({error.strerror}); put the live folder on "
-                "another one"
+                f"{self._path}: its file system does not support locks ({error.strerror}); put the live "
+                "folder on another one"
             ) from error
-        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+        with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(self._owner), 0)
         self._fd = fd
 
-    def give_back(self) -> None:
-        """Let another process have it."""
+    def release(self) -> None:
+        """Release the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,10 +1,10 @@
-"""The write-ahead log of a live graph: records are appended, made durable, read again, one day dropped.
+"""The write-ahead log of a live graph: records are appended, made durable, replayed, and finally dropped.
 
-One process writes (`home.py` sees to that). A record counts once `sync` has returned: what a crash left of
-one that did not get so far is cut off when the log is opened.
+One process writes (see `home.py`). A record counts once `sync` has returned. An incomplete record at the
+end, left by a crash, is truncated when the log is opened.
 
-Zeros are written ahead of the records: to overwrite takes the disk less than to make a file longer, since
-the file's size need not be made durable each time.
+Zeros are written ahead of the records: overwriting costs the disk less than extending a file, since the
+file's size need not be made durable each time.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from hopline.graph.live.segment import Header
 
 log = logging.getLogger(__name__)
 
-#: A file of this size is followed by another one.
+#: After this size a new file is started.
 SEGMENT_BYTES = 64 * 2**20
-#: What a full disk says.
+#: Error codes of a full disk.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: Zeros are written so far ahead: 1 MiB takes 2 ms once for some 60,000 edges.
+#: Zeros are written this far ahead: 1 MiB costs 2 ms once for some 60,000 edges.
 _ROOM_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """The end of a log that a crash left half written, and that was cut off.
+    """The incomplete end of a log after a crash, which was truncated.
 
     Attributes:
         path, offset, num_bytes: where it was.
-        sequence: of the first record that was not whole. It had not been acknowledged.
+        sequence: of the first incomplete record. It had not been acknowledged.
     """
 
     path: Path
@@ -50,12 +50,12 @@ class Torn:
 
 
 class Log:
-    """Made by `open`. Used by one thread at a time, but for `replay`.
+    """The write-ahead log, created by `open`. Used by one thread at a time, except for `replay`.
 
     Attributes:
-        last: sequence of the last record. The first one ever is 1, so 0 means that there is none.
-        synced: the last one that is on the disk for good.
-        torn: what was cut off when the log was opened; None where it ended in order.
+        last: sequence of the last record; 0 if there is none, since the first one is 1.
+        synced: sequence of the last durable record.
+        torn: what was truncated when the log was opened; None if nothing was.
     """
 
     def __init__(self, folder: Path, lineage: str, segment_bytes: int) -> None:
@@ -68,25 +68,25 @@ class Log:
         self._fd = -1
         self._path = folder
         self._header = Header(0, lineage, 0)
-        #: Records end here; those on the disk end there; the file ends after its zeros.
+        #: End of the records; end of the durable records; end of the file after its zeros.
         self._end = self._synced_end = self._allocated = 0
 
     @classmethod
     def open(
         cls, folder: Path, lineage: str, *, next_sequence: int = 1, segment_bytes: int = SEGMENT_BYTES
     ) -> Log:
-        """Open a log to write to it; it is made if need be.
+        """Open a log for writing, or create it.
 
         Reads the newest file only: `replay` checks what it reads.
 
         Args:
-            lineage: version of the graph that the log began with.
-            next_sequence: what comes after the newest snapshot; a log that ends before goes on there.
-            segment_bytes: a file of this size is followed by another one.
+            lineage: version of the original graph of the log.
+            next_sequence: the sequence after the newest snapshot; a log that ends earlier continues there.
+            segment_bytes: after this size a new file is started.
         Raises:
-            LogDamaged: the newest file is not what was written.
+            LogDamaged: the newest file is damaged.
             GraphError: the log is of another graph, or cannot be read.
-            LogFull, LogFailed: the disk refuses.
+            LogFull, LogFailed: the disk is full or failed.
         """
         made = cls(folder, lineage, segment_bytes)
         try:
@@ -94,19 +94,19 @@ class Log:
             remove_drafts(folder)
             segments = segment.list_segments(folder)
             if segments:
-                made._take_up(segments[-1][1])
+                made._continue_in(segments[-1][1])
         except OSError as error:
-            made._let_go()
+            made._release()
             raise GraphError(f"the log in {folder} cannot be opened: {error}") from error
         if made.last < next_sequence - 1:
             if segments:
                 log.warning(
-                    "the log in %s ends with sequence %d; going on with %d, which follows the snapshot",
+                    "the log in %s ends with sequence %d; continuing with %d, which follows the snapshot",
                     folder,
                     made.last,
                     next_sequence,
                 )
-            made._let_go()
+            made._release()
             made.last = made.synced = next_sequence - 1
         if made._fd < 0:
             made._begin()
@@ -114,12 +114,12 @@ class Log:
 
     @property
     def first(self) -> int:
-        """Sequence that the oldest file begins with."""
+        """First sequence of the oldest file."""
         return segment.list_segments(self._folder)[0][0]
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         found = 0
         for _, path in segment.list_segments(self._folder):
             with contextlib.suppress(FileNotFoundError):
@@ -127,19 +127,19 @@ class Log:
         return found
 
     def append(self, sequence: int, payload: bytes) -> None:
-        """Write a record: it may be read by others now, and is durable after `sync`.
+        """Write a record: it may be read by other processes now, and is durable after `sync`.
 
         Args:
             sequence: `last` + 1.
         Raises:
             RequestTooLarge: the payload is longer than a record may be.
-            LogFull, LogFailed: the disk refuses; nothing of the record is kept, and the next append may go
-                well.
+            LogFull, LogFailed: the disk is full or failed; nothing of the record is kept, and the next
+                append may succeed.
         """
         assert sequence == self.last + 1, (sequence, self.last)
         if len(payload) > segment.MAX_PAYLOAD_BYTES:
             raise RequestTooLarge(
-                f"a record of {len(payload)} bytes; the log takes {segment.MAX_PAYLOAD_BYTES}: send less"
+                f"a record of {len(payload)} bytes; the limit is {segment.MAX_PAYLOAD_BYTES}: send less"
             )
         if self._fd < 0 or self._end >= self._segment_bytes:
             self._begin()
@@ -158,10 +158,10 @@ class Log:
         """Make all records durable.
 
         Raises:
-            LogFailed: the disk failed to. The kernel may have dropped what it could not write, and would
-                say nothing when asked again: so the file is not written to any more, what follows its
-                durable records is cut off, and the log goes on with `synced` + 1 in another file.
-            LogDamaged: durable records, too, cannot be read any more.
+            LogFailed: the disk failed. The kernel may have dropped unwritten data, and would not report it
+                a second time. So the file is not written to any more, data after its durable records is
+                truncated, and the log continues with `synced` + 1 in a new file.
+            LogDamaged: durable records cannot be read any more either.
         """
         if self.synced == self.last:
             return
@@ -172,7 +172,7 @@ class Log:
         self.synced, self._synced_end = self.last, self._end
 
     def drop_unsynced(self) -> None:
-        """Take back what was appended since `sync`, after a later record of the same group was refused."""
+        """Remove records appended since `sync`, after a later record of the same group was refused."""
         if self.last == self.synced or self._fd < 0:
             return
         self._end, self.last = self._synced_end, self.synced
@@ -180,14 +180,14 @@ class Log:
             os.ftruncate(self._fd, self._end)
             self._allocated = self._end
         except OSError:
-            self._let_go()  # void once another file begins with their first sequence
+            self._release()  # void once another file begins with their first sequence
 
     def replay(self, from_sequence: int) -> Iterator[tuple[int, bytes]]:
-        """As `replay.replay`."""
+        """See `replay.replay`."""
         return replay(self._folder, from_sequence, self._lineage)
 
     def truncate_before(self, sequence: int) -> int:
-        """Delete files that hold nothing from `sequence` on; returns how many.
+        """Delete files that hold no records from `sequence` on; returns their number.
 
         Raises: GraphError: they cannot be deleted.
         """
@@ -195,7 +195,7 @@ class Log:
         after = [first for first, _ in segments[1:]]
         old = [path for (_, path), first in zip(segments, after, strict=False) if first <= sequence]
         try:
-            for path in old:  # oldest first: what is left has no gap
+            for path in old:  # oldest first, so that the remaining files have no gap
                 path.unlink()
             if old:
                 sync(self._folder)
@@ -204,15 +204,15 @@ class Log:
         return len(old)
 
     def close(self) -> None:
-        """Make all records durable and let go. Raises: LogFailed: as `sync`."""
+        """Make all records durable and close the file. Raises: LogFailed: as `sync`."""
         try:
             if self._fd >= 0:
                 self.sync()
         finally:
-            self._let_go()
+            self._release()
 
-    def _take_up(self, path: Path) -> None:
-        """Go on in a file that is there."""
+    def _continue_in(self, path: Path) -> None:
+        """Continue in an existing file."""
         header = checked_header(path, self._lineage)
         sequence, end = header.first, segment.HEADER_BYTES
         for record in segment.read_records(path, header):
@@ -222,14 +222,14 @@ class Log:
         if num_bytes:
             self.torn = Torn(path, end, num_bytes, sequence)
             log.warning(
-                "%s: cut off %d bytes at byte %d: record %d was being written when its writer ended",
+                "%s: truncated %d bytes at byte %d: record %d was incomplete when its writer died",
                 path,
                 num_bytes,
                 end,
                 sequence,
             )
         os.ftruncate(self._fd, end)
-        # A process that was killed may have left records that are not on the disk yet.
+        # A killed process may have left records that are not on the disk yet.
         os.fsync(self._fd)
         sync(self._folder)
         self._path, self._header = path, header
@@ -237,10 +237,10 @@ class Log:
         self.last = self.synced = sequence - 1
 
     def _begin(self) -> None:
-        """Go on in a new file, which has its name once it is on the disk."""
+        """Continue in a new file, which gets its name once it is on the disk."""
         if self._fd >= 0:
             self.sync()
-            self._let_go()
+            self._release()
         header = Header.new(self.last + 1, self._lineage)
         path = self._folder / segment.name_of(header.first)
         draft = draft_of(path)
@@ -248,7 +248,7 @@ class Log:
         try:
             fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
             _write(fd, header.encode(), 0)
-            os.fdatasync(fd)  # by the descriptor that goes on: the disk's errors are told to that
+            os.fdatasync(fd)  # on the descriptor that is used later: the disk reports errors to it
             publish_file(draft, path, durable=False)
             sync(self._folder)
         except OSError as error:
@@ -261,7 +261,7 @@ class Log:
         self._end = self._synced_end = self._allocated = segment.HEADER_BYTES
 
     def _make_room(self, end: int) -> None:
-        """Write zeros ahead, if there is room for them; a record may fit where they do not."""
+        """Write zeros ahead, if there is space for them; a record may fit where they do not."""
         if end <= self._allocated:
             return
         wanted = end + _ROOM_BYTES
@@ -276,24 +276,24 @@ class Log:
             self._allocated = wanted
 
     def _roll_back(self) -> None:
-        """After a failed write: the file ends where its last record does, or is let go."""
+        """After a failed write: truncate the file after its last record, or stop using it."""
         try:
             os.ftruncate(self._fd, self._end)
             self._allocated = self._end
         except OSError:
-            # What is left of the record is void once another file begins with its sequence.
+            # The rest of the record is void once another file begins with its sequence.
             self.sync()
-            self._let_go()
+            self._release()
 
     def _refuse(self, error: OSError) -> NoReturn:
         what = f"the log in {self._folder}"
-        kept = f"the change was not made, all up to sequence {self.last} is kept"
+        kept = f"the change was not made; all changes up to sequence {self.last} are kept"
         if error.errno in _FULL:
             raise LogFull(f"{what}: {error.strerror}; {kept}; make room on the disk") from error
         raise LogFailed(f"{what}: {error.strerror}; {kept}") from error
 
     def _abandon(self, error: OSError) -> NoReturn:
-        """After a failed fdatasync: see `sync`."""
+        """Stop using a file after a failed fdatasync: see `sync`."""
         path, header, end, synced, undone = (
             self._path,
             self._header,
@@ -301,7 +301,7 @@ class Log:
             self.synced,
             self.last,
         )
-        log.error("%s: %s; going on in another file", path, error)
+        log.error("%s: %s; continuing in a new file", path, error)
         fd, self._fd = self._fd, -1
         self.last = synced
         with contextlib.suppress(OSError):
@@ -316,19 +316,19 @@ class Log:
                 whole = record.sequence
         if whole < synced:
             raise LogDamaged(
-                f"{path}: records {whole + 1} to {synced} were on the disk and cannot be read any more, "
+                f"{path}: records {whole + 1} to {synced} were on the disk and cannot be read any more "
                 f"after {error}; {segment.ADVICE}"
             ) from error
-        # At once, so that a crash from here on finds nothing of them; else with the next append.
+        # Immediately, so that a later crash finds nothing of them; otherwise with the next append.
         with contextlib.suppress(LogFull, LogFailed):
             self._begin()
-        certain = "" if self._fd >= 0 else ", unless the machine ends before it is written to again"
+        certain = "" if self._fd >= 0 else ", unless the machine stops before the next write"
         raise LogFailed(
             f"{path}: {error.strerror}: sequences {synced + 1} to {undone} did not reach the disk; those "
-            f"changes were not made{certain}; all up to sequence {synced} is kept"
+            f"changes were not made{certain}; all changes up to sequence {synced} are kept"
         ) from error
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Close the file, without its zeros."""
         fd, self._fd = self._fd, -1
         if fd < 0:

@@ -1,7 +1,7 @@
-"""The small files of a live folder, replaced whole or not at all.
+"""The small files of a live folder, replaced atomically.
 
-`live.json`: what the folder is about and which snapshots it has. `positions.json`: where sources stand, if
-they have moved on since the last change.
+`live.json`: the original graph of the folder, and its snapshots. `positions.json`: the positions of
+sources, if they have moved since the last change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SnapshotEntry(msgspec.Struct, frozen=True):
     """A snapshot of the graph.
 
     Attributes:
-        sequence: the version that it is.
+        sequence: its version.
         graph: snapshot id of its graph, 16 hex digits.
         folder: below the live folder.
     """
@@ -38,11 +38,11 @@ class SnapshotEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The whole file.
+    """The content of live.json.
 
     Attributes:
-        lineage: snapshot id of the graph that all began with.
-        base: folder of that graph, as it was named then; for people.
+        lineage: snapshot id of the original graph.
+        base: folder of that graph at that time; for humans.
         snapshots: newest first.
     """
 
@@ -53,11 +53,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Positions(msgspec.Struct, frozen=True):
-    """The whole file.
+    """The content of positions.json.
 
     Attributes:
-        sequence: version of the graph that was the newest then; changes after it have newer positions.
-        positions: source -> position, of all of them.
+        sequence: newest version of the graph at that time; later changes have newer positions.
+        positions: source -> position, of all sources.
     """
 
     sequence: int
@@ -65,9 +65,9 @@ class Positions(msgspec.Struct, frozen=True):
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The content; None where there is no file.
+    """Read live.json; None if there is no file.
 
-    Raises: LogDamaged: it is not what was written, or was written by a newer Hopline.
+    Raises: LogDamaged: it is damaged, or was written by a newer Hopline.
     """
     path = folder / NAME
     try:
@@ -79,8 +79,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     digest, _, body = data.partition(b"\n")
     if digest != _digest(body):
         raise LogDamaged(
-            f"{path}: its checksum differs; restore it from a copy, or delete it: it is made anew from the "
-            "snapshots and the log beside it"
+            f"{path}: its checksum differs; restore it from a copy, or delete it: it is rebuilt from the "
+            "snapshots and the log in the same folder"
         )
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
@@ -94,12 +94,12 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the file. Raises: OSError: the old one is there still."""
+    """Replace the file. Raises: OSError: the old one still exists."""
     _replace(folder, NAME, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
 def read_positions(folder: Path) -> Positions | None:
-    """The content; None where there is no file, or a damaged one: sources go back to the last change."""
+    """Read positions.json; None if it is missing or damaged: sources then restart at the last change."""
     try:
         digest, _, body = (folder / POSITIONS).read_bytes().partition(b"\n")
         if digest == _digest(body):
@@ -108,12 +108,12 @@ def read_positions(folder: Path) -> Positions | None:
         return None
     except (OSError, *UNREADABLE):
         pass
-    log.warning("%s is damaged; sources go on where the last change has them", folder / POSITIONS)
+    log.warning("%s is damaged; sources continue at the positions of the last change", folder / POSITIONS)
     return None
 
 
 def write_positions(folder: Path, positions: Positions) -> None:
-    """Replace the file. Raises: OSError: the old one is there still."""
+    """Replace the file. Raises: OSError: the old one still exists."""
     _replace(folder, POSITIONS, msgspec.json.encode(positions))
 
 

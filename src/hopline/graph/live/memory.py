@@ -1,9 +1,9 @@
 """The memory of a live graph: one region that the writer fills and every worker maps.
 
-Layout: a head of fixed size (what is in here, as JSON), then arrays in a fixed order. A version is
+Layout: a head of fixed size (a description, as JSON), then arrays in a fixed order. A version is
 published by filling the next row of a ring and then setting one number to it. A reader *pins* the
-version that it reads; what that version needs is kept until nobody has it, or an older one, pinned.
-Nobody waits for anybody: a reader never for the writer, the writer never for a reader.
+version that it reads; data that this version needs is kept until no reader has it, or an older one, pinned.
+Readers never wait for the writer, and the writer never waits for readers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 _MAGIC = b"hopline live 1\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
-#: Columns of the ring before one count for each node type.
+#: Columns of the ring before the counts of nodes, one for each node type.
 VERSION, THROUGH_MS, PUBLISHED_MS = 0, 1, 2
 _BEFORE_COUNTS = 3
 MAX_LANES = 1024
@@ -51,7 +51,7 @@ class NodeMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeMemory:
-    """Arrays of one edge type; see `lists.py`. Those that the type lacks have no entries."""
+    """Arrays of one edge type; see `lists.py`. Arrays that the type lacks have no entries."""
 
     heads: IdArray
     records: IdArray
@@ -76,7 +76,7 @@ def _pin(latest, ring, pins, lane):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _oldest_pin(latest, pins, used):  # type: ignore[no-untyped-def]
-    """The oldest version that somebody may read."""
+    """The oldest version that a reader may read."""
     full_fence()
     oldest = latest[0]
     for lane in range(used):
@@ -104,7 +104,7 @@ class LiveMemory:
         plan: its layout.
         nodes, edges: arrays by type.
         latest: int64 [1], the newest version.
-        ring: int64 [_RING, …], what is known of the last versions.
+        ring: int64 [_RING, …], properties of the last versions.
     """
 
     def __init__(self, plan: LivePlan, fd: int | None) -> None:
@@ -120,7 +120,7 @@ class LiveMemory:
 
     @classmethod
     def create(cls, plan: LivePlan, fd: int | None = None) -> LiveMemory:
-        """Lay out an empty region, in a memfd or (None) in this process's own memory."""
+        """Create an empty region, in a memfd or (None) in this process's own memory."""
         memory = cls(plan, fd)
         if fd is not None:
             described = msgspec.json.encode(plan)
@@ -132,7 +132,7 @@ class LiveMemory:
 
     @classmethod
     def attach(cls, fd: int) -> LiveMemory | None:
-        """Map a region that `create` laid out; None where nobody has yet.
+        """Map a region that `create` laid out; None if it has not been created yet.
 
         Raises: GraphError: it is something else.
         """
@@ -151,7 +151,7 @@ class LiveMemory:
 
     @property
     def version(self) -> int:
-        """The newest one."""
+        """The newest version."""
         return int(self.latest[0])
 
     @property
@@ -160,7 +160,7 @@ class LiveMemory:
         return bool(self.latest[1])
 
     def publish(self, version: int, through_ms: int, now_ms: int, counts: dict[str, int]) -> None:
-        """Make a version the newest one; everything of it must have been written."""
+        """Make a version the newest one; all its data must have been written."""
         row = self.ring[version % _RING]
         row[THROUGH_MS], row[PUBLISHED_MS] = through_ms, now_ms
         for name, count in counts.items():
@@ -170,11 +170,11 @@ class LiveMemory:
         _publish(self.latest, version)
 
     def confirm(self, through_ms: int) -> None:
-        """Say that the newest version has everything that happened until then."""
+        """Record that the newest version contains everything that happened until then."""
         self.ring[self.version % _RING, THROUGH_MS] = through_ms
 
     def place_of_count(self, node_type: str) -> int:
-        """Where a row of the ring has the number of nodes of a type."""
+        """Index of the number of nodes of a type in a row of the ring."""
         return self._columns[node_type]
 
     def counts(self) -> dict[str, int]:
@@ -183,7 +183,7 @@ class LiveMemory:
         return {name: int(row[at]) for name, at in self._columns.items()}
 
     def take_lane(self) -> int:
-        """A lane of this process, for one reader at a time.
+        """Reserve a lane of this process, for one reader at a time.
 
         Raises: GraphError: there are too many readers.
         """
@@ -194,31 +194,31 @@ class LiveMemory:
                 return lane
         raise GraphError(f"live graph: more than {MAX_LANES} readers")
 
-    def give_lane(self, lane: int) -> None:
-        """The reader is done for good."""
+    def release_lane(self, lane: int) -> None:
+        """Release the lane of a reader that is closed."""
         self._pins[lane] = 0
         self._owners[lane] = 0
 
     def pin(self, lane: int) -> list[int]:
-        """Keep the newest version readable; returns what the ring says of it."""
+        """Pin the newest version; returns its row of the ring."""
         while True:
             row = _pin(self.latest, self.ring, self._pins, lane)
             version = self._pins[lane] - 1
-            told: list[int] = self.ring[row].tolist()
-            # The ring has gone round while it was read: there are newer versions.
-            if told[VERSION] == version and self.latest[0] - version < _RING - 1:
-                return told
+            found: list[int] = self.ring[row].tolist()
+            # The ring was overwritten while it was read: there are newer versions.
+            if found[VERSION] == version and self.latest[0] - version < _RING - 1:
+                return found
 
     def unpin(self, lane: int) -> None:
-        """The reader is done for now."""
+        """Unpin the reader's version."""
         self._pins[lane] = 0
 
     def oldest_pin(self) -> int:
-        """The oldest version that somebody may still read."""
+        """The oldest version that a reader may still read."""
         return int(_oldest_pin(self.latest, self._pins, MAX_LANES))
 
     def release_dead(self) -> int:
-        """Free the lanes of processes that are no more; how many there were."""
+        """Free the lanes of processes that no longer exist; returns their number."""
         freed = 0
         for lane in np.flatnonzero(self._owners).tolist():
             owner = int(self._owners[lane])
@@ -233,7 +233,7 @@ class LiveMemory:
 
 
 def num_bytes(plan: LivePlan) -> int:
-    """Of the region; pages are used only as they are written."""
+    """Bytes of the region; pages use memory only once they are written."""
     total = _HEAD_BYTES
     total += array_bytes((8,), np.int64) + array_bytes((_RING, _BEFORE_COUNTS + len(plan.nodes)), np.int64)
     total += 2 * array_bytes((MAX_LANES,), np.int64)

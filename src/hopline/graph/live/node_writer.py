@@ -1,4 +1,4 @@
-"""Adds the nodes of one type and sets their feature rows; what only the writer needs lies here."""
+"""Adds the nodes of one type and sets their feature rows; holds the data that only the writer needs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from hopline.types import IdArray
 
 
 class NodeWriter:
-    """Args:
-    memory: of the node type.
-    ids: of the newest version.
+    """Writes the nodes of one type.
+
+    Args:
+        memory: of the node type.
+        ids: of the newest version.
     """
 
     def __init__(self, memory: NodeMemory, ids: LiveIds) -> None:
@@ -29,7 +31,7 @@ class NodeWriter:
         self._retired: deque[tuple[int, IdArray]] = deque()
 
     def fill(self, nodes: Nodes, version: int) -> None:
-        """Take up the rows of a snapshot."""
+        """Load the rows of a snapshot."""
         memory, count = self.memory, nodes.num_nodes
         memory.rows[:count] = nodes.features
         rows.fill(memory.heads, memory.since, memory.previous, count, version)
@@ -37,7 +39,7 @@ class NodeWriter:
         self._counters[rows.BUMP] = count
 
     def attach(self, version: int) -> None:
-        """Take up what lies in the memory, as of a version: what is later is dropped."""
+        """Load the rows in the memory, as of a version: later versions are dropped."""
         memory = self.memory
         rows.undo(memory.heads, memory.since, memory.previous, version)
         self._retired.clear()
@@ -49,9 +51,9 @@ class NodeWriter:
         self._counters[rows.BUMP], self._counters[rows.FREE] = bump, len(free)
 
     def apply(self, wanted: NodeRows, version: int) -> bool:
-        """Write what a batch changes as of `version`, which nobody reads yet.
+        """Write the changes of a batch as of `version`, which has no readers yet.
 
-        Returns: False where there is no room: `attach` drops what was written.
+        Returns: False if there is no room: `attach` drops what was written.
         """
         memory = self.memory
         if self.ids.kind == "string" and wanted.added:
@@ -80,13 +82,13 @@ class NodeWriter:
         return True
 
     def release(self, oldest: int) -> None:
-        """Use again what was replaced at or before the oldest version that is read."""
+        """Reuse slots that were replaced at or before the oldest version that is read."""
         while self._retired and self._retired[0][0] <= oldest:
             rows.release(self._retired.popleft()[1], self._free, self._counters)
 
     @property
     def filled(self) -> float:
-        """Share of the room for rows that were replaced, 0 to 1."""
+        """Share of the room for replaced rows that is in use, 0 to 1."""
         count = len(self.ids)
         replaced = self._counters[rows.BUMP] - self._counters[rows.FREE] - count
         return float(replaced / max(1, self.memory.rows.shape[0] - count))

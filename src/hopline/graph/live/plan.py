@@ -1,4 +1,4 @@
-"""How much room a live graph has: decided once, before its memory is laid out."""
+"""Room of a live graph: decided once, before its memory is laid out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from hopline.graph.snapshot import Graph
 
 
-#: Of nodes of a type, and of places in the arrays of an edge type: both are int32 there.
+#: Limit of nodes of a type, and of positions in the arrays of an edge type: both are int32.
 MAX_POSITIONS = 2**31 - 8
-#: Places of an edge type beyond those that its edges take.
+#: Positions of an edge type in addition to those of its edges.
 _SPARE_POSITIONS = 1 << 20
 
 
@@ -25,7 +25,7 @@ class NodeRoom(msgspec.Struct, frozen=True):
     Attributes:
         base: nodes that it starts with.
         capacity: nodes that it can have.
-        rows: feature rows: one for each node, and older ones that somebody still reads.
+        rows: feature rows: one for each node, and older ones that readers may still need.
         dim: columns of a feature row.
         id_kind: as in the schema.
         id_bytes: for the string ids of added nodes.
@@ -40,7 +40,7 @@ class NodeRoom(msgspec.Struct, frozen=True):
 
     @property
     def id_slots(self) -> int:
-        """Of the hash table over added nodes."""
+        """Slots of the hash table over added nodes."""
         return hash_table.capacity_for(max(1, self.capacity - self.base))
 
 
@@ -50,7 +50,7 @@ class EdgeRoom(msgspec.Struct, frozen=True):
     Attributes:
         src, dst: node types.
         base: edges that it starts with.
-        positions: places in the edge arrays.
+        positions: entries of the edge arrays.
         records: see `extent.py`.
         attr_dim, has_time, has_weight: as in the schema.
     """
@@ -66,13 +66,13 @@ class EdgeRoom(msgspec.Struct, frozen=True):
 
 
 class LivePlan(msgspec.Struct, frozen=True):
-    """Everything that whoever maps the memory must know.
+    """Everything that a process needs to know to map the memory.
 
     Attributes:
-        lineage: version of the graph that it all began with.
+        lineage: version of the original graph.
         sequence: version that the memory was filled with.
-        num_levels: levels of changed_at: 0 for own features, then one a message-passing layer.
-        reads_degrees: changed_at also follow what degrees of neighbours change, as GCN reads them.
+        num_levels: levels of changed_at: 0 for own features, then one for each message-passing layer.
+        reads_degrees: changed_at also covers effects of neighbours' degrees, as GCN reads them.
     """
 
     lineage: str
@@ -93,14 +93,14 @@ def make_plan(
     num_levels: int,
     reads_degrees: bool = False,
 ) -> LivePlan:
-    """Room for a graph and what may come to it.
+    """Plan the room for a graph and its future changes.
 
     Args:
-        graph: what it starts with.
+        graph: the graph at the start.
         spare_nodes: of each type. spare_edges: of each type. Memory is used only as it fills.
         num_levels: as in `LivePlan`.
 
-    Raises: GraphError: a type is too large for a live graph; nothing is laid out.
+    Raises: GraphError: a type is too large for a live graph; no memory is laid out.
     """
     nodes = {}
     for name, part in graph.nodes.items():
@@ -115,7 +115,7 @@ def make_plan(
         nodes[name] = NodeRoom(
             base=part.num_nodes,
             capacity=capacity,
-            # a row that is replaced stays until nobody reads it: some batches' worth
+            # a replaced row stays while it is read: room for several batches
             rows=capacity + max(65_536, capacity // 4),
             dim=int(part.features.shape[1]),
             id_kind=kind,
@@ -124,7 +124,7 @@ def make_plan(
     edges = {}
     for key, adjacency in graph.edges.items():
         count = adjacency.num_edges + spare_edges
-        # lists are given room in powers of two, and replaced ones stay while they are read
+        # lists get room in powers of two, and replaced ones stay while they are read
         positions = adjacency.num_edges + 3 * count + _SPARE_POSITIONS
         if positions > MAX_POSITIONS:
             most = max(0, (MAX_POSITIONS - _SPARE_POSITIONS - 3 * spare_edges) // 4)

@@ -1,7 +1,7 @@
-"""Room in the edge arrays, given out and taken back in blocks of powers of two.
+"""Room in the edge arrays, allocated and freed in blocks of powers of two.
 
-Knows positions only, and is the writer's alone. A free block's first entry holds the block that was
-freed before it, so that freeing costs no memory; nobody reads a block that was given back.
+Handles positions only, and is used by the writer alone. The first entry of a free block holds the block
+that was freed before it, so that freeing needs no memory; freed blocks are not read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hopline.kernels.jit import njit
 #: Entries of the smallest block.
 _SMALLEST = 4
 _SHIFT = 2
-#: Places of the pool's state before the heads of its free lists.
+#: Entries of the pool's state before the heads of its free lists.
 BUMP, END, IN_USE = 0, 1, 2
 _BEFORE = 3
 STATE_SIZE = _BEFORE + 32
@@ -21,7 +21,7 @@ STATE_SIZE = _BEFORE + 32
 
 @njit(nogil=True, cache=True)
 def size_class(count):  # type: ignore[no-untyped-def]
-    """The smallest block for `count` entries: it has _SMALLEST << class of them."""
+    """Class of the smallest block for `count` entries: it has _SMALLEST << class entries."""
     c = 0
     while (np.int64(_SMALLEST) << c) < count:
         c += 1
@@ -30,7 +30,7 @@ def size_class(count):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def allot(state, indices, count):  # type: ignore[no-untyped-def]
-    """First position of a block for `count` entries, -1 where there is no room."""
+    """Allocate a block for `count` entries; returns its first position, -1 if there is no room."""
     c = size_class(count)
     size = np.int64(_SMALLEST) << c
     at = state[_BEFORE + c] - 1
@@ -40,7 +40,7 @@ def allot(state, indices, count):  # type: ignore[no-untyped-def]
         at = state[BUMP]
         state[BUMP] += size
     else:
-        # a block of the next sizes, split
+        # split a block of a larger size
         larger = c + 1
         while larger < 32 and state[_BEFORE + larger] == 0:
             larger += 1
@@ -58,8 +58,8 @@ def allot(state, indices, count):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def give_back(state, indices, at, size):  # type: ignore[no-untyped-def]
-    """Take back `size` entries from position `at` on; what is no power of two is cut into such."""
+def free(state, indices, at, size):  # type: ignore[no-untyped-def]
+    """Free `size` entries from position `at` on; split into powers of two."""
     state[IN_USE] -= size
     while size >= _SMALLEST:
         c = 0
@@ -73,5 +73,5 @@ def give_back(state, indices, at, size):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def capacity_of(count):  # type: ignore[no-untyped-def]
-    """Entries of the block that `allot` gives for `count`."""
+    """Entries of the block that `allot` returns for `count`."""
     return np.int64(_SMALLEST) << size_class(count)

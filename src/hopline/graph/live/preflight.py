@@ -1,7 +1,7 @@
-"""The first change of a live graph, made before anybody waits for it.
+"""The first change of a live graph, applied before any caller waits for it.
 
-Kernels are compiled when they are first called, which takes seconds where no cache has them. A pre-flight
-calls those that changes call, on a graph of the same types with two nodes of each, and forgets it.
+Kernels are compiled at their first call, which needs seconds without a cache. The pre-flight calls the
+kernels of changes on a graph of the same types with two nodes of each, and discards it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hopline.graph.snapshot import Graph
 from hopline.graph.tables import EdgeTable, NodeTable
 from hopline.types import FloatArray, IdArray
 
-#: Nodes of each type.
+#: Number of nodes of each type.
 _NODES = 2
 
 
 def preflight(schema: GraphSchema, *, num_levels: int, reads_degrees: bool) -> None:
-    """Make each kind of change once, with ids that are remembered, and take a snapshot.
+    """Apply each kind of change once, with event ids, and take a snapshot.
 
     Args:
         schema: of the graph that will change. num_levels, reads_degrees: as in `LivePlan`.
@@ -78,7 +78,7 @@ def _edge_table(edge: EdgeTypeSchema) -> EdgeTable:
 
 
 def _batches(schema: GraphSchema) -> Iterator[Changes]:
-    """A node is added and another one changed; edges come to both; one goes again."""
+    """Batches that add a node and change another one, add edges to both, and remove one edge."""
     set_or_add = np.array([False, True])
     nodes = {
         name: NodeChanges(

@@ -1,8 +1,8 @@
-"""Reading a log from a sequence on, its files one after another. Several processes may, while one writes.
+"""Reads a log from a sequence on, file by file. Several processes may read while one writes.
 
-Sequences count up by one, within files and from file to file. Where a file is followed by another one, what
-it holds from that one's first sequence on is void: those records failed to reach the disk when they were
-written (see `Log.sync`), and nobody was told that they had.
+Sequences count up by one, within files and from file to file. If another file follows a file, records from
+the next file's first sequence on are void in it: they did not reach the disk when they were written (see
+`Log.sync`), and were never acknowledged.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hopline.graph.live.segment import ADVICE, Header
 
 
 def replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[int, bytes]]:
-    """(sequence, payload) of every whole record from a sequence on.
+    """Yield (sequence, payload) of every complete record from a sequence on.
 
-    What is written while this runs may or may not be among them, and what comes last may not be on the disk
-    yet.
+    Records that are written in the meantime may or may not be included, and the last ones may not be on the
+    disk yet.
 
     Raises:
-        LogDamaged: a record is not what was written, or is not there though later ones are.
+        LogDamaged: a record is damaged, or is missing though later ones exist.
         GraphError: the log is of another graph, or cannot be read.
     """
     try:
         yield from _replay(folder, from_sequence, lineage)
     except FileNotFoundError as error:
         raise LogDamaged(
-            f"{error.filename} is gone: a snapshot has what it held; open that and read from there on"
+            f"{error.filename} is gone: a snapshot has its changes; open that and read from there on"
         ) from None
     except OSError as error:
         raise GraphError(f"the log in {folder} cannot be read: {error}") from error
@@ -41,8 +41,8 @@ def _replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[in
         return
     if segments[0][0] > from_sequence:
         raise LogDamaged(
-            f"{folder}: the log begins with sequence {segments[0][0]}, but {from_sequence} is wanted; "
-            f"the ones between are gone: {ADVICE}"
+            f"{folder}: the log begins with sequence {segments[0][0]}, but {from_sequence} is needed; "
+            f"the records between are gone: {ADVICE}"
         )
     begin = max(i for i, (first, _) in enumerate(segments) if first <= from_sequence)
     for i, (first, path) in enumerate(segments[begin:], begin + 1):
@@ -59,13 +59,13 @@ def _replay(folder: Path, from_sequence: int, lineage: str) -> Iterator[tuple[in
             refuse_damage(path, header, end, sequence)
         elif sequence < stop:
             raise LogDamaged(
-                f"{path}: record {sequence} at byte {end} is not what was written, and "
-                f"{segments[i][1].name} goes on with {stop}; {ADVICE}"
+                f"{path}: record {sequence} at byte {end} is damaged, and "
+                f"{segments[i][1].name} continues with {stop}; {ADVICE}"
             )
 
 
 def checked_header(path: Path, lineage: str) -> Header:
-    """The header of a file of this graph's log.
+    """Read the header of a file of this graph's log.
 
     Raises: LogDamaged: as `read_header`. GraphError: it is of another graph.
     """
@@ -78,21 +78,21 @@ def checked_header(path: Path, lineage: str) -> Header:
 
 
 def refuse_damage(path: Path, header: Header, end: int, sequence: int) -> int:
-    """Tell a file's torn end from damage.
+    """Distinguish an incomplete end of a file from damage.
 
     Args:
-        end: where its last whole record ends. sequence: what should follow there.
-    Returns: how many bytes of a torn record are there, 0 for an end in order.
-    Raises: LogDamaged: record `sequence` was on the disk once, as a later one says.
+        end: where its last complete record ends. sequence: of the record that should follow.
+    Returns: bytes of an incomplete record, 0 for a clean end.
+    Raises: LogDamaged: record `sequence` was on the disk once, as a later record proves.
     """
     tail = segment.read_tail(path, header, end, sequence)
     if tail.synced < sequence:
         return tail.num_bytes
-    # While the file is written its end may have been read half written; what follows came meanwhile.
+    # The end may have been read while it was being written; what follows was written in the meantime.
     again = [r for r in segment.read_records(path, header) if r.sequence == sequence]
     if again:
         return 0
     raise LogDamaged(
-        f"{path}: record {sequence} at byte {end} is not what was written, and records from {tail.later} "
+        f"{path}: record {sequence} at byte {end} is damaged, and valid records from {tail.later} "
         f"on follow it; {ADVICE}"
     )

@@ -1,7 +1,7 @@
 """Feature rows with versions.
 
-A node's row is never changed where a reader may look: a new row goes to another slot, and the slot
-before it stays until no reader needs it.
+Memory that a reader may read is never changed: a new row goes to another slot, and the previous slot
+stays until no reader needs it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from hopline.kernels.intrinsics import release_fence
 from hopline.kernels.jit import njit
 
-#: Places of `counters`.
+#: Indices of `counters`.
 BUMP, FREE, RETIRED = 0, 1, 2
 NUM_COUNTERS = 3
 
@@ -30,7 +30,7 @@ def slots_at(heads, since, previous, version, ids, out):  # type: ignore[no-unty
 
 @njit(nogil=True, cache=True)
 def fill(heads, since, previous, num_nodes, version):  # type: ignore[no-untyped-def]
-    """The first rows: node v has slot v. Slots of nodes to come are empty."""
+    """Create the first rows: node v has slot v. Slots of future nodes are empty."""
     for v in range(heads.shape[0]):
         heads[v] = v if v < num_nodes else -1
     for v in range(num_nodes):
@@ -40,21 +40,21 @@ def fill(heads, since, previous, num_nodes, version):  # type: ignore[no-untyped
 
 @njit(nogil=True, cache=True)
 def set_rows(heads, rows, since, previous, ids, values, version, free, retired, counters):  # type: ignore[no-untyped-def]
-    """Set rows: the last of several for one node holds.
+    """Set rows; for repeated ids the last row applies.
 
     Args:
         ids: int64 [n]. values: float32 [n, dim].
         free: int64 [slots], a stack with counters[FREE] entries.
         retired: int64 [n], filled with slots, counters[RETIRED] of them.
 
-    Returns: False where slots ran out; the caller has made sure that there are enough.
+    Returns: False if slots ran out; the caller has ensured that there are enough.
     """
     num_retired = 0
     for i in range(ids.shape[0]):
         v = ids[i]
         old = heads[v]
         if old >= 0 and since[old] == version:
-            slot = old  # written by this batch, seen by nobody
+            slot = old  # written by this batch, not visible yet
         else:
             if counters[FREE] > 0:
                 counters[FREE] -= 1
@@ -79,7 +79,7 @@ def set_rows(heads, rows, since, previous, ids, values, version, free, retired, 
 
 @njit(nogil=True, cache=True)
 def release(retired, free, counters):  # type: ignore[no-untyped-def]
-    """Use the slots of what nobody reads any more again."""
+    """Reuse the slots of retired rows that no reader needs."""
     for k in range(retired.shape[0]):
         free[counters[FREE]] = retired[k]
         counters[FREE] += 1
@@ -87,7 +87,7 @@ def release(retired, free, counters):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def undo(heads, since, previous, version):  # type: ignore[no-untyped-def]
-    """Drop what was written for a version later than `version`."""
+    """Drop rows of versions later than `version`."""
     for v in range(heads.shape[0]):
         slot = heads[v]
         while slot >= 0 and since[slot] > version:

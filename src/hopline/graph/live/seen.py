@@ -1,12 +1,12 @@
-"""Which events were seen before: a window of the last ids, as 128-bit hashes.
+"""Detects events that were seen before: a window of the last ids, as 128-bit hashes.
 
-The window has the last `capacity` distinct ids in the order in which they first came; one that comes again
-stays where it is, and one more pushes the oldest out. So an event is known again if fewer than `capacity`
-others with an id came between: brokers deliver again within seconds or minutes, not days. Two of a million
-ids have the same hash with a probability of 1e-27.
+The window has the last `capacity` distinct ids in order of first arrival. A repeated id stays where it is,
+and a new one evicts the oldest. So a repeated event is detected if fewer than `capacity` other ids came in
+between: brokers redeliver within seconds or minutes, not days. Two of a million ids have the same hash with
+a probability of 1e-27.
 
-Ids are told apart from the window in one step and put into it in another one, so that those of a batch that
-could not be made durable are still new.
+Look-up and insertion are separate steps, so that the ids of a batch that could not be made durable are
+still new.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hopline.graph import hash_table, id_values
 from hopline.graph.hash_table import _mix, _word
 from hopline.kernels.jit import njit
 
-#: How ids are hashed; stored with hashes, which mean nothing under another one.
+#: Name of the hash function; stored with the hashes, which are meaningless with another one.
 HASH = "mix128/1"
 CAPACITY = 1_000_000
 _SECOND_SEED = np.uint64(0x2545F4914F6CDD1D)
@@ -30,10 +30,10 @@ _1, _8 = np.uint64(1), np.uint64(8)
 
 
 def hashed(event_ids: Sequence[str]) -> NDArray[np.uint64]:
-    """uint64 [n, 2]; zeros for "", which is no id.
+    """Hash event ids: uint64 [n, 2]; zeros for "", which means no id.
 
-    No cryptographic hash: who can send events could make two ids that have the same, to have one of their
-    own events taken for a duplicate.
+    Not a cryptographic hash: a sender of events could construct two ids with the same hash, and one of the
+    sender's own events would be dropped as a duplicate.
     """
     blob, lengths = id_values.encoded(event_ids)
     keys = np.empty((len(lengths), 2), np.uint64)
@@ -42,7 +42,7 @@ def hashed(event_ids: Sequence[str]) -> NDArray[np.uint64]:
 
 
 class SeenWindow:
-    """See the module. Used by one thread.
+    """A window of the last event ids; see the module. Used by one thread.
 
     Args:
         capacity: ids that are remembered.
@@ -58,22 +58,22 @@ class SeenWindow:
         return self._count
 
     def which_are_new(self, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """bool [n]: not in the window, nor earlier among `keys`. What is no id is new.
+        """bool [n]: not in the window, nor earlier among `keys`. Rows without an id are new.
 
         Args:
             keys: uint64 [n, 2] of `hashed`.
         """
         scratch = np.full(hash_table.capacity_for(max(1, len(keys))), -1, np.int32)
         new = np.empty(len(keys), np.bool_)
-        _tell(keys, self._ring, self._slots, scratch, new)
+        _find_new(keys, self._ring, self._slots, scratch, new)
         return new
 
     def add(self, keys: NDArray[np.uint64]) -> None:
-        """Remember ids; those that are in the window stay where they are. What is no id is left out."""
+        """Remember ids; ids in the window stay where they are. Rows without an id are ignored."""
         self._head, self._count = _add(keys, self._ring, self._slots, self._head, self._count)
 
     def to_array(self) -> NDArray[np.uint64]:
-        """uint64 [len(self), 2], oldest first; for `add` of an empty window."""
+        """uint64 [len(self), 2], oldest first; for `add` to an empty window."""
         return np.roll(self._ring, -self._head, axis=0)[self.capacity - self._count :]
 
 
@@ -96,13 +96,13 @@ def _hash_all(blob: Any, lengths: Any, keys: Any) -> None:
         while at < stop:
             rest = rest << _8 | np.uint64(blob[at])
             at += _1
-        keys[i, 0] = _mix(a ^ rest) | _1  # never that of no id
+        keys[i, 0] = _mix(a ^ rest) | _1  # never the zeros of a missing id
         keys[i, 1] = _mix(b ^ (rest * _SECOND_FACTOR))
 
 
 @njit(nogil=True, cache=True)
 def _find(key: Any, ring: Any, slots: Any) -> Any:
-    """The slot that has the key, or the empty one where it would be."""
+    """The slot that has the key, or the empty slot for it."""
     mask = np.uint64(slots.shape[0] - 1)
     at = key[1] & mask
     while slots[at] >= 0:
@@ -114,7 +114,7 @@ def _find(key: Any, ring: Any, slots: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _tell(keys: Any, ring: Any, slots: Any, scratch: Any, new: Any) -> None:
+def _find_new(keys: Any, ring: Any, slots: Any, scratch: Any, new: Any) -> None:
     for i in range(keys.shape[0]):
         key = keys[i]
         new[i] = True
@@ -131,7 +131,7 @@ def _tell(keys: Any, ring: Any, slots: Any, scratch: Any, new: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _remove(ring: Any, slots: Any, at: Any) -> None:
-    """Empty a slot; what was displaced by it moves up, so that no search ends too early."""
+    """Empty a slot, and move displaced entries up, so that no search ends too early."""
     mask = np.uint64(slots.shape[0] - 1)
     hole, probe = at, at
     while True:

@@ -1,14 +1,14 @@
-"""One file of the log: what its bytes mean, how they are read, and what a bad end of it is.
+"""One file of the log: its format, how it is read, and how an incomplete end is detected.
 
     header, 128 bytes    magic │ format u32 │ salt u32 │ first sequence u64 │ lineage │ crc u32
     record, 32 + n       marker u32 │ n u32 │ sequence u64 │ synced u64 │ crc u32 │ 0 │ payload, padded to 8
     …
-    zeros                room that was made ahead; cut off when the file is closed
+    zeros                room reserved ahead; truncated when the file is closed
 
 All numbers are little-endian. A record's checksum (CRC-32, begun with the salt of its file) covers its
 header and its payload. `synced` is the last sequence that was known to be on the disk when the record was
-written: it tells a record that a crash tore, together with unsynced ones after it, from one that was
-damaged later. Knows nothing of other files.
+written. It distinguishes a record that a crash left incomplete, with unsynced ones after it, from one that
+was damaged later. Knows nothing of other files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hopline.errors import LogDamaged
 FORMAT = 1
 MAGIC = b"HOPWAL\r\n"
 HEADER_BYTES = 128
-#: The longest payload of a record.
+#: The largest payload of a record, bytes.
 MAX_PAYLOAD_BYTES = 2**30
-#: What can be done about damage.
+#: What to do about damage.
 ADVICE = (
-    "restore the file from a copy, or move the live folder away to start from the graph it began with (its "
+    "restore the file from a copy, or move the live folder away to start from the original graph (its "
     "source can then be read again)"
 )
 _HEADER = struct.Struct("<8sIIQ64s")
@@ -49,7 +49,7 @@ class Header:
     Attributes:
         first: sequence of its first record.
         lineage: version of the graph that the log changes, at most 64 bytes.
-        salt: begins its checksums, so that no payload can look like a record.
+        salt: initial value of its checksums, so that no payload can look like a record.
     """
 
     first: int
@@ -58,11 +58,11 @@ class Header:
 
     @classmethod
     def new(cls, first: int, lineage: str) -> Header:
-        """With a salt of its own."""
+        """A header with a new salt."""
         return cls(first, lineage, secrets.randbits(32))
 
     def encode(self) -> bytes:
-        """The bytes that a file begins with."""
+        """The first bytes of the file."""
         lineage = self.lineage.encode()
         assert len(lineage) <= 64, lineage
         body = _HEADER.pack(MAGIC, FORMAT, self.salt, self.first, lineage)
@@ -72,7 +72,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record and where it lies: bytes [begin, end) of its file."""
+    """A record and its place: bytes [begin, end) of its file."""
 
     sequence: int
     synced: int
@@ -82,7 +82,7 @@ class Record:
 
 
 def name_of(first: int) -> str:
-    """The name of the file whose first record is `first`."""
+    """The file name of the segment whose first record is `first`."""
     return f"{first:0{_NAME_DIGITS}d}.wal"
 
 
@@ -94,35 +94,35 @@ def list_segments(folder: Path) -> list[tuple[int, Path]]:
 
 
 def encode_record(header: Header, sequence: int, synced: int, payload: bytes) -> bytes:
-    """A record as it is written."""
+    """The bytes of a record."""
     checked = _CHECKED.pack(_MARKER, len(payload), sequence, synced)
     crc = zlib.crc32(payload, zlib.crc32(checked, header.salt))
     return b"".join((checked, crc.to_bytes(4, "little"), b"\0\0\0\0", payload, bytes(-len(payload) % 8)))
 
 
 def read_header(path: Path) -> Header:
-    """The header, which is whole from the moment that a file has its name.
+    """Read the header, which is complete as soon as a file has its name.
 
     Raises:
-        LogDamaged: it is no header, or one of a newer format.
-        OSError: the file cannot be read; FileNotFoundError: it is not there.
+        LogDamaged: it is not a header, or one of a newer format.
+        OSError: the file cannot be read; FileNotFoundError: it is missing.
     """
     with path.open("rb") as file:
         data = file.read(HEADER_BYTES)
     magic, form, salt, first, lineage = _HEADER.unpack_from(data.ljust(HEADER_BYTES, b"\0"))
     if magic != MAGIC:
-        raise LogDamaged(f"{path} is no segment of a log: at byte 0 it has {data[:8]!r}; {ADVICE}")
+        raise LogDamaged(f"{path} is not a segment of a log: at byte 0 it has {data[:8]!r}; {ADVICE}")
     if form > FORMAT:
         raise LogDamaged(f"{path} has format {form}, this Hopline reads {FORMAT}; upgrade hopline")
     if zlib.crc32(data[:-4]).to_bytes(4, "little") != data[-4:]:
         raise LogDamaged(f"{path}: the checksum of its header (byte 0) differs; {ADVICE}")
     if name_of(first) != path.name:
-        raise LogDamaged(f"{path} begins with sequence {first}, as its name does not say; {ADVICE}")
+        raise LogDamaged(f"{path} begins with sequence {first}, which differs from its name; {ADVICE}")
     return Header(first, lineage.rstrip(b"\0").decode(errors="replace"), salt)
 
 
 def read_records(path: Path, header: Header) -> Iterator[Record]:
-    """The records up to the first that is not whole. A file may grow while it is read.
+    """Yield the records up to the first incomplete one. A file may grow while it is read.
 
     Raises: OSError: as `read_header`.
     """
@@ -135,7 +135,7 @@ def read_records(path: Path, header: Header) -> Iterator[Record]:
 
 
 def _read_record(file: BinaryIO, header: Header, at: int, sequence: int) -> Record | None:
-    """The record at `at` where the file stands; None where that is not whole, or of another sequence."""
+    """The record at `at`, the file's position; None if it is incomplete, or of another sequence."""
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size:
         return None
@@ -143,8 +143,8 @@ def _read_record(file: BinaryIO, header: Header, at: int, sequence: int) -> Reco
     if marker != _MARKER or found != sequence or length > MAX_PAYLOAD_BYTES:
         return None
     padded = length + -length % 8
-    # Compared before reading: nobody shall make room for bytes that are not there. A record without all of
-    # its padding is not whole: the next one would be written where it ends, and read from behind it.
+    # Compared before reading, so that no memory is allocated for missing bytes. A record without all of
+    # its padding is incomplete: the next one would be written where it ends, and read after the padding.
     if padded > os.fstat(file.fileno()).st_size - at - _RECORD.size:
         return None
     body = file.read(padded)
@@ -156,12 +156,12 @@ def _read_record(file: BinaryIO, header: Header, at: int, sequence: int) -> Reco
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What follows the last whole record of a segment.
+    """The bytes after the last complete record of a segment.
 
     Attributes:
-        num_bytes: up to the last byte that is not 0; 0 for an end in order.
-        later: the first whole record further on; None where there is none.
-        synced: the last sequence that a later record says was on the disk; -1 without one.
+        num_bytes: up to the last byte that is not 0; 0 for a clean end.
+        later: the first complete record after that; None if there is none.
+        synced: the last sequence that was on the disk according to a later record; -1 without one.
     """
 
     num_bytes: int
@@ -170,7 +170,7 @@ class Tail:
 
 
 def read_tail(path: Path, header: Header, end: int, sequence: int) -> Tail:
-    """Look at the bytes from `end` on, where record `sequence` should be. Raises: OSError."""
+    """Examine the bytes from `end` on, where record `sequence` should be. Raises: OSError."""
     with path.open("rb") as file:
         file.seek(end)
         rest = file.read()

@@ -1,4 +1,4 @@
-"""What a snapshot keeps beside the graph, in one file: events seen, where sources stand, what changed when.
+"""State that a snapshot stores next to the graph, in one file: seen events, source positions, changed_at.
 
     b"HLstate1" │ u32 length of the head │ u32 crc of the head │ head: JSON │ arrays
 
@@ -25,19 +25,19 @@ from hopline.types import UNREADABLE, AnyArray, IdArray
 _MAGIC = b"HLstate1"
 _BEGIN = len(_MAGIC) + 8
 _ALIGN = 64
-#: Arrays that are not changed_at have this before their names.
+#: Prefix of the names of arrays that are not changed_at.
 _SEEN = "seen"
 _CHANGED_AT = "changed_at/"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """See the module.
+    """State of a snapshot; see the module.
 
     Attributes:
-        lineage: snapshot id of the graph that all began with.
-        sequence: of the version that all of it is about.
-        through_ms: everything that happened until then is in it, ms since 1970.
+        lineage: snapshot id of the original graph.
+        sequence: the version.
+        through_ms: it contains everything that happened until then, ms since 1970.
         positions: source -> the position that follows its last event.
         seen: uint64 [n, 2], hashes of event ids, oldest first.
         changed_at: node type -> int64 [levels, nodes], when states may last have changed.
@@ -68,7 +68,7 @@ class _Head(msgspec.Struct):
 
 
 def write_state(path: Path, state: State) -> None:
-    """Write the file, which its caller brings to the disk. Raises: OSError."""
+    """Write the file; the caller syncs it. Raises: OSError."""
     arrays = {_SEEN: state.seen} | {_CHANGED_AT + name: array for name, array in state.changed_at.items()}
     ready = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     entries = [
@@ -86,9 +86,9 @@ def write_state(path: Path, state: State) -> None:
 
 
 def read_state(path: Path) -> State:
-    """The content of a file.
+    """Read a file.
 
-    Raises: LogDamaged: it cannot be read, or is not what was written.
+    Raises: LogDamaged: it cannot be read, or is damaged.
     """
     try:
         data = path.read_bytes()
@@ -106,7 +106,7 @@ def read_state(path: Path) -> State:
         ) from None
     arrays = _arrays(path, memoryview(data), _BEGIN + length, head.arrays)
     known = arrays.pop(_SEEN)
-    if head.hash != seen.HASH:  # of no use any more: an event may be applied again
+    if head.hash != seen.HASH:  # hashes are unusable: a repeated event may be applied again
         known = np.empty((0, 2), np.uint64)
     changed_at = {name.removeprefix(_CHANGED_AT): array for name, array in arrays.items()}
     return State(head.lineage, head.sequence, head.through_ms, head.positions, known, changed_at)
@@ -120,7 +120,7 @@ def _arrays(path: Path, data: memoryview, at: int, entries: list[_Array]) -> dic
         count = int(np.prod(entry.shape, dtype=object))
         content = data[at : at + count * dtype.itemsize]
         if len(content) < count * dtype.itemsize or zlib.crc32(content) != entry.crc:
-            raise LogDamaged(f"{path}: {entry.name} at byte {at} is not what was written")
+            raise LogDamaged(f"{path}: {entry.name} at byte {at} is damaged")
         found[entry.name] = np.frombuffer(content, dtype).reshape(entry.shape)
         at += len(content)
     return found

@@ -1,6 +1,6 @@
-"""What a reader sees of a live graph: a graph like a snapshot's, at the version that it has pinned.
+"""A reader's view of a live graph: reads like a snapshot, at the version that it has pinned.
 
-One reader, one view: models that run side by side pin versions of their own.
+One reader, one view: models that run at the same time pin their versions separately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hopline.types import AnyArray, FloatArray, IdArray
 
 
 class LiveRows:
-    """Feature rows by node, for whoever reads few of them; the engine reads `array` by slots.
+    """Feature rows by node, for code that reads few of them; the engine reads `array` by slots.
 
     Attributes:
         array: float32 [slots, dim].
@@ -66,7 +66,7 @@ class LiveNodes:
     Attributes:
         features: rows, as of the reader's version.
         ids: the caller's ids.
-        capacity: ids are below this, whatever will be added.
+        capacity: upper bound of ids, including nodes added later.
         changed_at: int64 [levels, capacity]; see `changed_at.py`.
     """
 
@@ -83,8 +83,8 @@ class LiveNodes:
 
     @property
     def num_nodes(self) -> int:
-        """Of the reader's version."""
-        return self._clock.told[self._place]
+        """Nodes at the reader's version."""
+        return self._clock.ring_row[self._place]
 
     def slots(self, ids: IdArray) -> IdArray:
         """Rows of `features.array`: int64 [n] of global ids int64 [n]."""
@@ -95,17 +95,17 @@ class LiveNodes:
 
     @property
     def slot_arrays(self) -> tuple[IdArray, IdArray, IdArray]:
-        """(heads, since, previous), as `slots_at` takes them."""
+        """(heads, since, previous): arguments of `slots_at`."""
         return self._own.heads, self._own.since, self._own.previous
 
 
 class LiveAdjacency:
-    """The edges of one type; reads like `Adjacency`, but lists are found through `records`.
+    """The edges of one type; reads like `Adjacency`, but lists are located through `records`.
 
     Attributes:
         indptr: int64 [capacity], the newest record of each destination. records: see `extent.py`.
-        clock: whose version holds.
-        has_self_loops: whether there may be some.
+        clock: the reader's version.
+        has_self_loops: whether there may be self-loops.
         signed_weight: whether weights may be negative, now or later.
     """
 
@@ -133,13 +133,13 @@ class LiveAdjacency:
 
     @property
     def num_edges(self) -> int:
-        """Of the reader's version, or the newest where none is pinned; counts them."""
+        """Edges at the reader's version, or the newest if none is pinned; counts them."""
         with self._reader:
             return int(self.degree(np.arange(self._nodes.num_nodes)).sum())
 
     @property
     def time_range(self) -> tuple[int, int] | None:
-        """The least and the largest time of the reader's version; looks at all lists."""
+        """The smallest and largest time of the reader's version; reads all lists."""
         if self.time is None:
             return None
         with self._reader:
@@ -153,7 +153,7 @@ class LiveAdjacency:
 
     @property
     def max_degree(self) -> int:
-        """Of the reader's version, or the newest where none is pinned; looks at all."""
+        """Largest in-degree at the reader's version, or the newest if none is pinned; reads all lists."""
         with self._reader:
             return int(self.degree(np.arange(self._nodes.num_nodes)).max(initial=0))
 
@@ -165,7 +165,7 @@ class LiveAdjacency:
         return out
 
     def starts(self, global_ids: IdArray) -> IdArray:
-        """Where the lists of destinations begin in the edge arrays, int64 [n]."""
+        """Begin of the lists of destinations in the edge arrays, int64 [n]."""
         out = np.empty(global_ids.shape[0], np.int64)
         starts(self.indptr, self.records, self.clock.version, np.asarray(global_ids, np.int64), out)
         return out
@@ -177,16 +177,16 @@ class LiveAdjacency:
 
 
 class LiveView:
-    """A live graph as one reader sees it.
+    """A live graph, read by one reader.
 
     Args:
         memory: filled.
         schema: of the graph.
         ids: node type -> index of a snapshot of its lineage.
-        path: folder of the graph that it began with.
+        path: folder of the original graph.
 
     Attributes:
-        clock: the version that is pinned, or was last.
+        clock: the pinned version, or the last one.
     """
 
     is_live: ClassVar[bool] = True
@@ -205,8 +205,8 @@ class LiveView:
         self._ids = ids
         self._lane = memory.take_lane()
         self._depth = 0
-        self._beside: dict[str, LiveView] = {}
-        self._said: tuple[int, str] = (-1, "")
+        self._others: dict[str, LiveView] = {}
+        self._version: tuple[int, str] = (-1, "")
         plan = memory.plan
         self.nodes: dict[str, LiveNodes] = {
             name: LiveNodes(memory, name, room, memory.nodes[name], ids[name], self.clock)
@@ -224,19 +224,19 @@ class LiveView:
         return LiveView(self.memory, self.schema, self._ids, self.path)
 
     def beside(self, purpose: str) -> LiveView:
-        """A view for who reads beside the usual reader of this one, on another thread maybe: always the
-        same one for a purpose, closed with this one."""
-        found = self._beside.get(purpose)
+        """A view for an additional reader, possibly on another thread. Each purpose always gets the same
+        view, which is closed with this one."""
+        found = self._others.get(purpose)
         if found is None:
-            found = self._beside[purpose] = self.another()
+            found = self._others[purpose] = self.another()
         return found
 
     def __enter__(self) -> LiveView:
         """Read the newest version until `__exit__`; calls may be nested."""
         self._depth += 1
         if self._depth == 1:
-            self.clock.told = told = self.memory.pin(self._lane)
-            self.clock.version = told[VERSION]
+            self.clock.ring_row = ring_row = self.memory.pin(self._lane)
+            self.clock.version = ring_row[VERSION]
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -245,29 +245,29 @@ class LiveView:
             self.memory.unpin(self._lane)
 
     def close(self) -> None:
-        """No more reading."""
-        for view in self._beside.values():
+        """Stop reading."""
+        for view in self._others.values():
             view.close()
-        self.memory.give_lane(self._lane)
+        self.memory.release_lane(self._lane)
 
     @property
     def version(self) -> str:
-        """The snapshot id of the pinned version: that of the first graph, and the changes since."""
+        """The snapshot id of the pinned version: that of the original graph, and the changes since."""
         number = self.clock.version
-        if self._said[0] != number:
+        if self._version[0] != number:
             lineage = self.memory.plan.lineage
-            self._said = (number, f"{lineage}+{number}" if number else lineage)
-        return self._said[1]
+            self._version = (number, f"{lineage}+{number}" if number else lineage)
+        return self._version[1]
 
     @property
     def through_ms(self) -> int:
-        """Everything that happened until then is in the pinned version, ms since 1970."""
-        return self.clock.told[THROUGH_MS]
+        """The pinned version contains everything that happened until then, ms since 1970."""
+        return self.clock.ring_row[THROUGH_MS]
 
     @property
     def published_ms(self) -> int:
-        """When the pinned version came, ms since 1970."""
-        return self.clock.told[PUBLISHED_MS]
+        """When the pinned version was published, ms since 1970."""
+        return self.clock.ring_row[PUBLISHED_MS]
 
     @property
     def num_nodes(self) -> int:
@@ -282,7 +282,7 @@ class LiveView:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of its arrays, where all room is used."""
+        """Bytes of its arrays, if all room is used."""
         total = 0
         parts: list[NodeMemory | EdgeMemory] = [*self.memory.nodes.values(), *self.memory.edges.values()]
         for part in parts:
@@ -290,7 +290,7 @@ class LiveView:
         return total
 
     def snapshot(self) -> Graph:
-        """A copy of the pinned version that does not change any more."""
+        """A copy of the pinned version that no longer changes."""
         with self:
             version = self.clock.version
             nodes = {}

@@ -1,7 +1,7 @@
-"""Applies batches of changes to the memory of a live graph: the only one that writes there.
+"""Applies batches of changes to the memory of a live graph, as its only writer.
 
-A batch is written where nobody looks, made durable by whoever asked (`prepare`, then its own business,
-then `publish`), and then becomes the newest version in one step. What is not published can be dropped.
+A batch is written where no reader reads (`prepare`), made durable by the caller, and then published as the
+newest version in one step (`publish`). Unpublished batches can be dropped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hopline.graph.schema import GraphSchema
 from hopline.graph.snapshot import Graph
 from hopline.types import IdArray
 
-#: Batches between looks for readers that have died.
+#: Batches between checks for readers that have died.
 _LOOK_EVERY = 256
-#: Seconds that readers of older versions are waited for before room is given out anew.
+#: Seconds to wait for readers of older versions before room is computed again.
 _PATIENCE_S = 10.0
 
 
@@ -36,7 +36,7 @@ class Prepared:
     """A batch that was written and not published.
 
     Attributes:
-        applied: what becomes of it.
+        applied: its outcome.
         changes: the batch.
         skip: bool [num_events], events that change nothing; with it, the batch has the same outcome
             again.
@@ -52,7 +52,9 @@ class Prepared:
 
 
 class LiveWriter:
-    """Args:
+    """Writes the memory of a live graph.
+
+    Args:
         memory: filled by this class, now or before.
         schema: of the graph.
         base: node type -> index of a snapshot of its lineage.
@@ -61,7 +63,7 @@ class LiveWriter:
     Attributes:
         sequence: of the newest version that was prepared.
         affected: level -> node type -> nodes whose states the last published batches may have changed;
-            whoever reads it, empties it. None while nobody wants to know.
+            the reader empties it. None until `watch` is called.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class LiveWriter:
     def fill(
         self, graph: Graph, changed_at: Mapping[str, IdArray] | None = None, through_ms: int = 0
     ) -> None:
-        """Take up a snapshot as the first version.
+        """Load a snapshot as the first version.
 
         Args:
-            changed_at: node type -> int64 [levels, n] as they were when the snapshot was taken.
+            changed_at: node type -> int64 [levels, n] as of the snapshot.
         """
         plan = self.memory.plan
         for name, nodes in self._nodes.items():
@@ -113,24 +115,24 @@ class LiveWriter:
         self.memory.publish(plan.sequence, through_ms, self._now_ms(), self._counts)
 
     def attach(self) -> None:
-        """Take up what another writer left: the newest version that it published."""
+        """Continue after another writer: load the newest version that it published."""
         self.sequence = self.memory.version
         self._through_ms = int(self.memory.ring[self.sequence % len(self.memory.ring), THROUGH_MS])
         self._drop()
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Node type -> nodes, of the newest version."""
+        """Node type -> number of nodes, of the newest version."""
         return self._counts
 
     @property
     def num_edges(self) -> dict[str, int]:
-        """Edge type key -> edges, of the newest version."""
+        """Edge type key -> number of edges, of the newest version."""
         return {key: edges.num_edges for key, edges in self._edges.items()}
 
     @property
     def filled(self) -> float:
-        """Share of the room that is in use, of the fullest part, 0 to 1."""
+        """Used share of the fullest part of the room, 0 to 1."""
         plan = self.memory.plan
         shares = [edges.filled for edges in self._edges.values()]
         shares += [nodes.filled for nodes in self._nodes.values()]
@@ -140,7 +142,7 @@ class LiveWriter:
         return max(shares, default=0.0)
 
     def prepare(self, changes: Changes, skip: NDArray[np.bool_] | None = None) -> Prepared:
-        """Write a batch as the next version, which nobody sees before `publish`.
+        """Write a batch as the next version, which is not visible before `publish`.
 
         Args:
             skip: bool [num_events], events that change nothing (seen before).
@@ -166,10 +168,10 @@ class LiveWriter:
         return prepared
 
     def publish(self, batches: list[Prepared], through_ms: int | None = None) -> None:
-        """Make prepared batches visible, all of them at once, in the order in which they were prepared.
+        """Make prepared batches visible in one step, in the order in which they were prepared.
 
         Args:
-            through_ms: everything that happened until then is in them, or was before; None for now.
+            through_ms: the graph contains everything that happened until then; None for now.
         """
         changed = [batch for batch in batches if batch.lists or batch.rows]
         if changed:
@@ -190,22 +192,22 @@ class LiveWriter:
             self.memory.release_dead()
 
     def drop(self) -> None:
-        """Forget what was prepared and not published."""
+        """Drop prepared batches that are not published."""
         self.sequence = self.memory.version
         self._drop()
 
     def apply(self, changes: Changes) -> Applied:
-        """Prepare and publish in one step, for a graph that need not outlive its process."""
+        """Prepare and publish in one step, for a graph that need not be durable."""
         prepared = self.prepare(changes)
         self.publish([prepared])
         return prepared.applied
 
     def watch(self) -> None:
-        """Keep account of `affected` from now on."""
+        """Record `affected` from now on."""
         self.affected = {}
 
     def take_affected(self) -> dict[int, dict[str, IdArray]]:
-        """Level -> node type -> distinct nodes that were marked since this was last called."""
+        """Level -> node type -> distinct nodes whose changed_at was set since the last call."""
         found = self.affected or {}
         self.affected = {}
         return {
@@ -246,7 +248,7 @@ class LiveWriter:
         if absent and any(len(orders) for orders in absent):
             orders = np.concatenate(absent)
             accepted[orders] = False
-            reason = "there is no such edge to remove"
+            reason = "no such edge to remove"
             rejected = rejected + [Rejected(int(at), "no_edge", reason) for at in orders.tolist()]
             rejected.sort(key=lambda one: one.order)
         num_applied = int(accepted.sum())
@@ -258,12 +260,12 @@ class LiveWriter:
         return Prepared(applied, changes, ~accepted, lists, rows)
 
     def _drop(self) -> None:
-        """Back to the newest version that was published; room is given out anew."""
+        """Return to the newest published version; room is computed again."""
         version = self.memory.version
         given_up = time.monotonic() + _PATIENCE_S
         while self.memory.oldest_pin() < version and time.monotonic() < given_up:
             self.memory.release_dead()
-            time.sleep(0.001)  # batches that read older versions end soon; what they read is used again
+            time.sleep(0.001)  # batches that read older versions end soon; their room is then reused
         self._counts |= self.memory.counts()
         for nodes in self._nodes.values():
             nodes.attach(version)
@@ -272,7 +274,7 @@ class LiveWriter:
         self._out.clear()
 
     def _mark(self, batches: list[Prepared]) -> None:
-        """Mark all states that the batches may have changed, as of the newest version."""
+        """Set changed_at of all states that the batches may have changed, to the newest version."""
         plan, version = self.memory.plan, self.sequence
         lists: dict[str, list[IdArray]] = {}
         rows: dict[str, list[IdArray]] = {}

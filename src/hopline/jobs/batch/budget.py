@@ -1,9 +1,9 @@
-"""How a level is computed inside the memory that a run may take.
+"""Decides how a level is computed within the memory limit of a run.
 
-Rows of the level below are read at random. Where they fit, they are read where they lie, mapped. Where they
-do not, each thread works on so many destinations at once that the distinct rows which these read fit a
-buffer, and reads them into it in the order of the file: each page once for each piece of work, never at
-random. The arithmetic is the same, and so is every bit of the result.
+Rows of the level below are read at random. If they fit in memory, they are read in place, mapped. If they
+do not, each thread works on so few destinations at a time that the distinct rows which these read fit a
+buffer, and reads them into it in file order: each page once for each piece of work, never at random. The
+arithmetic is the same, and so is every bit of the result.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _BLOCK_ENTRIES = 16_384
 
 @dataclass(frozen=True)
 class Reads:
-    """What computing a level reads.
+    """The data that computing a level reads.
 
     Attributes:
-        what: for messages.
+        what: name of the level, for messages.
         base_bytes: of the files below.
         row_bytes: of one row of each of them, together.
-        out_bytes: of a row that is computed.
+        out_bytes: of a computed row.
         fanout: neighbours of a row at most, over all edge types, with the row itself.
-        usual: the same on average.
+        usual: average of `fanout`.
         block: the stage pads neighbours into blocks.
     """
 
@@ -46,21 +46,22 @@ class Reads:
 
 @dataclass(frozen=True)
 class Pace:
-    """How much is worked on at once; see `LevelWork`."""
+    """The sizes of the pieces of work; see `LevelWork`."""
 
     compact_edges: int = 0
     span_rows: int = SPAN_ROWS
 
 
 def pace(reads: Reads, limit_bytes: int, threads: int, taken_bytes: int) -> Pace:
-    """How much each thread works on at once.
+    """Choose the sizes of the pieces that each thread works on.
 
     Args:
         limit_bytes: of resident memory; 0 means no limit.
-        taken_bytes: what the process takes before it works: libraries, kernels, the model.
+        taken_bytes: memory of the process before it works: libraries, kernels, the model.
 
     Raises:
-        BatchError: the limit is too small for the largest neighbourhood; the message names enough.
+        BatchError: the limit is too small for the largest neighbourhood; the message names a sufficient
+            limit.
     """
     if not limit_bytes:
         return Pace()
@@ -79,7 +80,7 @@ def pace(reads: Reads, limit_bytes: int, threads: int, taken_bytes: int) -> Pace
         fewer = f", or {_mib(alone)} with --threads 1" if threads > 1 else ""
         raise BatchError(
             f"--memory {_mib(limit_bytes)} is too little for {reads.what}, whose largest neighbourhood is "
-            f"{reads.fanout:,} rows; it takes {_mib(enough)}{fewer}"
+            f"{reads.fanout:,} rows; it needs {_mib(enough)}{fewer}"
         )
     return Pace(edges, max(SPAN_ROWS, int(edges / reads.usual)))
 

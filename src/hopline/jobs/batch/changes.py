@@ -1,8 +1,8 @@
-"""Which rows a new snapshot changes: found from what differs, carried up level by level.
+"""Finds the rows that a new snapshot changes: differences of the graphs, carried up level by level.
 
 A state at level l changes where the node's own features or list changed, or where a state that it reads
-changed. Nodes are matched by external id. Rows may have other numbers now; since the sampler's key is the
-row number, a node with another number draws other neighbours wherever it does draw.
+changed. Nodes are matched by external id. Row numbers may differ. Since the sampler's key is the row
+number, a node with another number draws other neighbours, if its neighbours are sampled at all.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Matched:
     """Nodes of one type in both snapshots.
 
     Attributes:
-        old_row: int64 [N new], the row it had; -1 for a new node.
-        new_row: int64 [N old], the row it has; -1 for one that is gone.
-        is_prefix: nobody's row has changed.
+        old_row: int64 [N new], the row of the node before; -1 for a new node.
+        new_row: int64 [N old], the row of the node now; -1 for a deleted node.
+        is_prefix: no row number has changed.
     """
 
     old_row: IdArray
@@ -62,7 +62,7 @@ def match(old: Nodes, new: Nodes) -> Matched:
 
 
 def changed_features(old: Nodes, new: Nodes, matched: Matched) -> _Mask:
-    """Where a node is new, or its features are other bits: bool [N new]."""
+    """Nodes that are new or whose features have other bits: bool [N new]."""
     changed = matched.old_row < 0
     if old.features.shape[1:] != new.features.shape[1:] or old.features.dtype != new.features.dtype:
         changed[:] = True
@@ -77,7 +77,7 @@ def changed_features(old: Nodes, new: Nodes, matched: Matched) -> _Mask:
 
 
 def changed_lists(old: Adjacency, new: Adjacency, destinations: Matched, sources: Matched) -> _Mask:
-    """Where a list has other neighbours, order, times, weights or attributes: bool [N new]."""
+    """Nodes whose list has other neighbours, order, times, weights or attributes: bool [N new]."""
     changed: _Mask = destinations.old_row < 0
     columns: list[AnyArray] = []
     for name, dtype in (("time", np.int64), ("weight", np.float32)):
@@ -160,7 +160,7 @@ def _any_of(offsets, neighbors, marked, first, changed):  # type: ignore[no-unty
 
 
 class Changes:
-    """What differs between two snapshots, for one model.
+    """The differences between two snapshots, for one model.
 
     Args:
         spec: the model (for exact rows, `with_all_neighbors`).
@@ -184,7 +184,7 @@ class Changes:
             self._lists[key] = changed_lists(old.edges[key], part, destinations, sources)
 
     def rows(self, needed: list[list[str]]) -> dict[tuple[int, str], IdArray]:
-        """The rows to compute anew: (level, node type) -> int64 ids, ascending.
+        """The rows to compute again: (level, node type) -> int64 ids, ascending.
 
         Args:
             needed: from `needed_levels`.
@@ -213,16 +213,16 @@ class Changes:
         for sampler in samplers_of(self._spec, self._graph, level, node_type):
             key = sampler.adjacency.key
             changed |= self._lists[key]
-            changed |= self._draws_anew(sampler)
+            changed |= self._draws_again(sampler)
             marked = below[sampler.adjacency.src]
             if any(e.reduce in ("gcn", "gcn_noself") for e in inputs if e.edge_type == key):
-                marked = marked | self._lists[key]  # their degrees are in the coefficients
+                marked = marked | self._lists[key]  # the coefficients contain their degrees
             if marked.any():
                 self._carry(sampler, marked, changed)
         return changed
 
-    def _draws_anew(self, sampler: Sampler) -> _Mask:
-        """Where another row number means another choice of neighbours."""
+    def _draws_again(self, sampler: Sampler) -> _Mask:
+        """Nodes whose new row number means another choice of neighbours."""
         adjacency = sampler.adjacency
         matched = self.matched[adjacency.dst]
         moved = matched.old_row != np.arange(matched.old_row.shape[0])

@@ -1,4 +1,4 @@
-"""Which engine a name means; only the one that is asked for is imported."""
+"""The engines by name; only the requested one is imported."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.jobs.batch.work import Engine
 
-#: Name -> "module:attribute" of what is called with graph, model and threads (0 for all there are); one of
-#: a cluster also takes its address.
+#: Name -> "module:attribute" of what is called with graph, model and threads (0 means all); an engine for
+#: a cluster also gets its address.
 ENGINES = {
     "local": "hopline.jobs.batch.local:LocalEngine",
     "ray": "hopline.jobs.batch.ray_engine:RayEngine",
@@ -21,14 +21,15 @@ def open_engine(name: str, graph: Graph, spec: ModelSpec, threads: int, *, addre
     """The engine of a name.
 
     Args:
-        address: of a cluster; "" takes what the engine takes by default.
+        address: of a cluster; "" uses the engine's default.
 
     Raises:
-        BadRequest: there is none; the message lists them. Or an address for one that has no cluster.
+        BadRequest: an unknown name (the message lists the known ones), or an address for an engine without
+            a cluster.
         BatchError: the engine cannot be used here.
     """
     if name not in ENGINES:
-        raise BadRequest(f"--engine {name!r} is unknown; there are {', '.join(sorted(ENGINES))}")
+        raise BadRequest(f"--engine {name!r} is unknown; choose one of {', '.join(sorted(ENGINES))}")
     if address and name == "local":
         raise BadRequest(f"--engine local has no cluster; an address ({address}) is for --engine ray")
     module, _, attribute = ENGINES[name].partition(":")

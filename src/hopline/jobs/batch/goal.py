@@ -1,4 +1,4 @@
-"""What a run has to do: which rows of which levels, for which nodes, from which earlier states."""
+"""The work of a run: which rows of which levels, for which nodes, from which earlier states."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _NAMED = 20
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How a run is done.
+    """Options of a run.
 
     Attributes:
         outputs: columns of the table; () means `usual`.
-        usual: those that the sink is for; of them, the ones that the model has. () means what the server
-            answers.
+        usual: the default outputs of the sink; those that the model has are written. () means what the
+            server answers.
         exact: read all neighbours, not the model's fanouts.
         memory_bytes: of resident memory; 0 means no limit.
         threads: 0 means one for each processor.
         nodes: external ids to score; None means all.
         since: work folder of an earlier run of this model, kept with `keep`.
         keep: leave the work folder, so that a later run can be `since` this one.
-        restart: throw away what an unfinished run left.
-        checkpoint_s: seconds of work that a kill can cost. What the last level does in the first such
-            seconds of a run is not saved later either.
+        restart: discard the work of an unfinished run.
+        checkpoint_s: seconds of work that a kill can cost. States that the last level computes in the first
+            such seconds of a run are not saved later either.
     """
 
     outputs: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class BatchOptions:
 
 
 class Goal:
-    """What the options of a run come to on a graph.
+    """The work that the options of a run mean on a graph.
 
     Args:
         folder, spec, graph: the model and its graph, which fit.
@@ -65,15 +65,15 @@ class Goal:
         is_whole: the model is served whole; its only level is 1, the logits.
         types: node types, one table for each.
         needed: for each level, the node types that are computed.
-        asked: node type -> int64 ids, distinct, in the order asked for; None means all.
-        duplicates: ids that were asked for again.
-        rows: (level, node type) -> int64 ids to compute, ascending; levels that are not there need all.
-        previous, changes: the earlier run, and what differs from its graph; None without one.
+        asked: node type -> int64 ids, distinct, in the requested order; None means all.
+        duplicates: ids that were repeated.
+        rows: (level, node type) -> int64 ids to compute, ascending; levels that are missing need all.
+        previous, changes: the earlier run, and the differences from its graph; None without an earlier run.
 
     Raises:
-        NodeNotFound: ids that the graph has not.
+        NodeNotFound: ids that are not in the graph.
         BadRequest: options that exclude each other.
-        BatchError, RunMismatch: the earlier run cannot be gone on from.
+        BatchError, RunMismatch: the earlier run cannot be continued.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, options: BatchOptions) -> None:
@@ -102,7 +102,7 @@ class Goal:
     def _plan_whole(self) -> None:
         if self.previous is not None:
             raise BatchError(
-                f"{self.spec.name}/{self.spec.version} is served whole and keeps no states: start without "
+                f"{self.spec.name}/{self.spec.version} is served whole and stores no states: start without "
                 "--since"
             )
         node_type = self.types[0]
@@ -114,7 +114,7 @@ class Goal:
         if self._options.since is not None:
             raise BadRequest("--nodes and --since exclude each other: since scores the whole graph")
         if len(self.types) > 1:
-            raise BadRequest(f"--nodes is for one node type; this model has {' and '.join(self.types)}")
+            raise BadRequest(f"--nodes works for one node type; this model has {' and '.join(self.types)}")
         ids = self._graph.nodes[self.types[0]].ids.lookup(asked)
         unknown = [asked[k] for k in np.flatnonzero(ids < 0).tolist()]
         if unknown:
@@ -127,7 +127,7 @@ class Goal:
 
     @property
     def identity(self) -> Identity:
-        """What decides every byte of the states."""
+        """The identity of the run: all inputs that determine the states."""
         nodes = ""
         if self.asked is not None:
             digest = hashlib.blake2b(digest_size=16)

@@ -1,4 +1,4 @@
-"""From final states to the columns of the table."""
+"""Computes the columns of the table from final states."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from hopline.jobs.batch.sink import Column
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.types import AnyArray, FloatArray
 
-#: The final level's row itself, as the engine's tables keep it.
+#: The final level's row itself, as in the engine's state cache.
 STATE = "state"
 
 
 def available_outputs(spec: ModelSpec) -> tuple[str, ...]:
-    """What a run can write for a model: a link model has no output of one node but its embedding."""
+    """Outputs that a run can write for a model; for single nodes, a link model has only its embedding."""
     if spec.head.kind == "link":
         return ("embedding", STATE)
     names = out_of.output_names(spec.task)
-    if spec.runtime == "torch":  # served whole: there is nothing before the logits
+    if spec.runtime == "torch":  # served whole: no state precedes the logits
         return names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
     return (*names, STATE)
 
 
 def chosen_outputs(spec: ModelSpec, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The outputs of a run, each once; none named means what the server answers.
+    """The outputs of a run, each once; an empty tuple means what the server answers.
 
     Raises:
-        BadRequest: the model has no such output; the message lists what it has.
+        BadRequest: the model has no such output; the message lists its outputs.
     """
     known = available_outputs(spec)
     if not names:
         return ("embedding",) if spec.head.kind == "link" else out_of.default_outputs(spec.task)
     unknown = [name for name in names if name not in known]
     if unknown:
-        pairs = "; scores of pairs are no rows of nodes" if spec.head.kind == "link" else ""
+        pairs = "; scores of pairs are not rows of nodes" if spec.head.kind == "link" else ""
         raise BadRequest(
             f"model {spec.name}/{spec.version} has no output {', '.join(map(repr, unknown))}; a batch run "
             f"can write {', '.join(known)}{pairs}"
@@ -82,7 +82,7 @@ class Head:
             )
 
     def run(self, states: FloatArray) -> dict[str, AnyArray]:
-        """Columns of float32 [n, state_dim] states; arrays of their own, or views of the states."""
+        """Columns of float32 [n, state_dim] states; new arrays, or views of the states."""
         a, b = self._spec.head.embedding or (0, states.shape[1])
         known = {STATE: states, "embedding": states[:, a:b]}
         named = [name for name in self._names if name not in known]

@@ -1,11 +1,11 @@
-"""The work folder of a run: what the run is, and which rows of it are done for good.
+"""The work folder of a run: the identity of the run, and which rows are durably done.
 
     manifest.json     written once, before anything else
-    done.log          one line for each mark: crc32 of the rest, then JSON; a torn last line is no mark
+    done.log          one line for each mark: crc32 of the rest, then JSON; a torn last line is ignored
     states/           rows, a file for each (level, node type)
     lock              held while a process works here
 
-A mark is written and synced after the rows that it stands for are on the disk, never before.
+A mark is written and synced only after its rows are on the disk.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FORMAT_VERSION = 1
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What decides every byte of the states; two runs of one identity are the same run.
+    """All inputs that determine the states; two runs with one identity are the same run.
 
     Attributes:
         model, version: names.
         model_hash: sha256 of model.json, which holds the hashes of the other files.
         graph_version: of the snapshot.
         exact: all neighbours.
-        nodes: hash of the rows asked for; "" for the whole graph.
-        since: the run whose states are taken over; "" for none.
+        nodes: hash of the requested rows; "" for the whole graph.
+        since: the run whose states are reused; "" for none.
     """
 
     model: str
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Rows [begin, end) of a level's list are done; `kept`: rows of a previous run have been copied."""
+    """Rows [begin, end) of a level's list are done; `kept`: the rows of a previous run were copied."""
 
     level: int
     node_type: str
@@ -85,25 +85,25 @@ _NAMES = {
     "model_hash": "content of the model's folder",
     "graph_version": "graph version",
     "exact": "exact",
-    "nodes": "nodes asked for (hash)",
+    "nodes": "requested nodes (hash)",
     "since": "previous run",
 }
 
 
 class WorkFolder:
-    """Opens, or makes, the folder of a run.
+    """Opens or creates the work folder of a run.
 
     Args:
         folder: `<out>.run`.
-        manifest: of the run that is to be made.
-        restart: throw away what another run left.
+        manifest: of the new run.
+        restart: discard the work of another run.
 
     Attributes:
-        resumed: whether marks were found.
+        resumed: whether marks existed.
 
     Raises:
-        RunMismatch: another run's, each difference named.
-        BatchError: another process works here; or it cannot be written.
+        RunMismatch: the folder of another run; each difference is named.
+        BatchError: another process works here, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, *, restart: bool = False) -> None:
@@ -124,7 +124,7 @@ class WorkFolder:
             raise
 
     def done(self, level: int, node_type: str) -> list[Span]:
-        """Rows of a level's list that are done for good."""
+        """Rows of a level's list that are durably done."""
         return self._done.get((level, node_type), [])
 
     def is_marked(self, level: int, node_type: str, flag: str) -> bool:
@@ -132,7 +132,7 @@ class WorkFolder:
         return (level, node_type, flag) in self._flags
 
     def mark(self, marks: list[Mark]) -> None:
-        """Write marks and sync them; the rows that they stand for must be synced already."""
+        """Write marks and sync them; their rows must be synced already."""
         if not marks:
             return
         assert self._log is not None
@@ -146,12 +146,12 @@ class WorkFolder:
             self._count(mark)
 
     def remove(self) -> None:
-        """Remove the folder: the run is published, and nothing of it is kept."""
+        """Remove the folder: the run is published, and its states are not kept."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -164,7 +164,7 @@ class WorkFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BatchError(
-                f"another process works in {self.folder}; wait for it, or name another folder with --work"
+                f"another process uses {self.folder}; wait until it ends, or use another folder with --work"
             ) from None
 
     def _open(self, restart: bool) -> bool:
@@ -173,11 +173,11 @@ class WorkFolder:
         if found is not None:
             differences = _differences(found, self.manifest)
             if differences and not self._has_marks():
-                found = None  # nothing was done there that could be lost
+                found = None  # no work would be lost
             elif differences:
                 raise RunMismatch(
                     f"{self.folder} holds another run, which was not finished or was kept: "
-                    f"{'; '.join(differences)}; give --restart to throw it away, or --work another folder",
+                    f"{'; '.join(differences)}; pass --restart to discard it, or another folder as --work",
                     differences,
                 )
         if found is None:
@@ -198,7 +198,7 @@ class WorkFolder:
                 continue
             if entry.name not in ("manifest.json", "done.log", "states", "rows"):
                 raise BatchError(
-                    f"{self.folder} holds {entry.name}, which is no part of a run; name another"
+                    f"{self.folder} holds {entry.name}, which is not part of a run; use another folder"
                 )
         for name in ("states", "rows"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
@@ -226,10 +226,10 @@ class WorkFolder:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a work folder; None where there is none.
+    """The manifest of a work folder; None if there is none.
 
     Raises:
-        BatchError: it cannot be read, or is of a newer format.
+        BatchError: the manifest cannot be read, or has a newer format.
     """
     path = folder / "manifest.json"
     try:
@@ -239,14 +239,14 @@ def read_manifest(folder: Path) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except UNREADABLE as error:
-        raise BatchError(f"{path} is damaged: {error}; give --restart to throw the run away") from None
+        raise BatchError(f"{path} is damaged: {error}; pass --restart to discard the run") from None
     if manifest.format != FORMAT_VERSION:
-        raise BatchError(f"{path} is of format {manifest.format}, this Hopline writes {FORMAT_VERSION}")
+        raise BatchError(f"{path} has format {manifest.format}, this Hopline writes {FORMAT_VERSION}")
     return manifest
 
 
 def read_marks(path: Path) -> tuple[list[Mark], int]:
-    """Marks of a log up to the first line that is torn, and the bytes that they take."""
+    """Marks of a log up to the first torn line, and their size in bytes."""
     marks: list[Mark] = []
     whole = 0
     for line in path.read_bytes().splitlines(keepends=True):
@@ -262,7 +262,7 @@ def _differences(found: Manifest, wanted: Manifest) -> list[str]:
     there: dict[str, Any] = msgspec.to_builtins(found.identity)
     here: dict[str, Any] = msgspec.to_builtins(wanted.identity)
     return [
-        f"{_NAMES[name]} is {there[name]!r} there and {here[name]!r} here"
+        f"{_NAMES[name]} was {there[name]!r} and is now {here[name]!r}"
         for name in there
         if there[name] != here[name]
     ]

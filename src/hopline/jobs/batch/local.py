@@ -1,8 +1,7 @@
-"""Spans on threads of this process: kernels and ONNX Runtime release the interpreter's lock."""
+"""Computes spans on threads of this process: kernels and ONNX Runtime release the interpreter's lock."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -16,16 +15,17 @@ from hopline.graph import Graph
 from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.work import LevelWork, Shaper, Worker
+from hopline.process.cgroup import usable_cpus
 from hopline.types import FloatArray
 
-#: What threads tell: a span that is done and what belongs to it, or how one ended.
-Told: TypeAlias = "queue.SimpleQueue[tuple[Any, ...] | BaseException | None]"
-#: Of rows, for each thread: one is filled while others wait for their turn.
+#: Messages of threads: a finished span with its data, or how a thread ended.
+Messages: TypeAlias = "queue.SimpleQueue[tuple[Any, ...] | BaseException | None]"
+#: Row buffers for each thread: one is filled while others wait for their turn.
 _BUFFERS = 4
 
 
 class LocalEngine:
-    """See `work.Engine`.
+    """An engine of threads in this process; see `work.Engine`.
 
     Args:
         graph, spec: opened once for all threads.
@@ -36,19 +36,19 @@ class LocalEngine:
         self._graph = graph
         self._spec = spec
         self.kept: dict[Path, MemoryRows] | None = {}
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or usable_cpus()
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
-        """As `Engine.run`: the calling thread only listens, so that it can sync meanwhile."""
+        """As `Engine.run`; the calling thread only listens, so that it can sync meanwhile."""
 
-        def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
+        def do(worker: Worker, take: Callable[[], Span | None], messages: Messages) -> None:
             while (span := take()) is not None:
-                told.put((span, worker.do(*span)))
+                messages.put((span, worker.do(*span)))
 
-        def hear(item: tuple[Any, ...]) -> None:
+        def handle(item: tuple[Any, ...]) -> None:
             done(*item)
 
-        self._run(work, list(spans), do, hear)
+        self._run(work, list(spans), do, handle)
 
     def run_shaped(
         self,
@@ -57,13 +57,13 @@ class LocalEngine:
         shaper: Shaper,
         done: Callable[[Span, int, Any, bool], None],
     ) -> None:
-        """Do `spans`, which ascend, and hand over what is made of each, in their order.
+        """Compute `spans`, which ascend, and pass on the shaped result of each, in order.
 
-        Rows live in a few buffers that are used again and again: memory that is written for the first time
-        costs more than computing what goes into it.
+        Rows live in a few buffers that are reused: memory that is written for the first time costs more
+        than computing its content.
 
         Args:
-            done: called in the calling thread with a span, its sampled edges, what `shaper` made of it
+            done: called in the calling thread with a span, its sampled edges, the result of `shaper`
                 (valid during the call), and whether its states are in the file.
         """
         buffers: queue.SimpleQueue[FloatArray | None] = queue.SimpleQueue()
@@ -73,9 +73,9 @@ class LocalEngine:
         order = iter(wanted := list(spans))
         awaited = next(order, None)
 
-        def do(worker: Worker, take: Callable[[], Span | None], told: Told) -> None:
+        def do(worker: Worker, take: Callable[[], Span | None], messages: Messages) -> None:
             while True:
-                # Before a span is taken: the earliest one that is not done is then under way.
+                # Before a span is taken, so that the earliest unfinished span is always in progress.
                 buffer = buffers.get()
                 span = None if buffer is None else take()
                 if span is None or buffer is None:
@@ -86,30 +86,30 @@ class LocalEngine:
                 saves = shaper.saves()
                 if saves:
                     worker.save(begin, end, buffer[: end - begin])
-                told.put((span, num_edges, shaper.shape(begin, buffer[: end - begin]), saves, buffer))
+                messages.put((span, num_edges, shaper.shape(begin, buffer[: end - begin]), saves, buffer))
 
-        def hear(item: tuple[Any, ...]) -> None:
+        def handle(item: tuple[Any, ...]) -> None:
             nonlocal awaited
             ahead[item[0][0]] = item
             while awaited is not None and awaited[0] in ahead:
-                *told, buffer = ahead.pop(awaited[0])
-                done(*told)
+                *finished, buffer = ahead.pop(awaited[0])
+                done(*finished)
                 buffers.put(buffer)
                 awaited = next(order, None)
 
-        self._run(work, wanted, do, hear, lambda: buffers.put(None))
+        self._run(work, wanted, do, handle, lambda: buffers.put(None))
 
     def _run(
         self,
         work: LevelWork,
         wanted: list[Span],
-        do: Callable[[Worker, Callable[[], Span | None], Told], None],
-        hear: Callable[[tuple[Any, ...]], None],
+        do: Callable[[Worker, Callable[[], Span | None], Messages], None],
+        handle: Callable[[tuple[Any, ...]], None],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         if not wanted:
             return
-        told: Told = queue.SimpleQueue()
+        messages: Messages = queue.SimpleQueue()
         todo = iter(wanted)
         lock = threading.Lock()
         stop = threading.Event()
@@ -123,13 +123,13 @@ class LocalEngine:
             try:
                 worker = Worker(work, self._graph, self._spec, kept=self.kept or {})
                 try:
-                    do(worker, take, told)
+                    do(worker, take, messages)
                 finally:
                     worker.close()
-            except BaseException as error:  # the boundary of a thread: the caller raises it
-                told.put(error)
+            except BaseException as error:  # boundary of a thread: the caller raises the error
+                messages.put(error)
             else:
-                told.put(None)
+                messages.put(None)
 
         threads = [threading.Thread(target=serve, name=f"batch-{k}", daemon=True) for k in range(count)]
         for thread in threads:
@@ -137,9 +137,9 @@ class LocalEngine:
         failure: BaseException | None = None
         try:
             while count:
-                item = told.get()
+                item = messages.get()
                 if isinstance(item, tuple):
-                    hear(item)
+                    handle(item)
                     continue
                 count -= 1
                 if item is not None:
@@ -155,5 +155,5 @@ class LocalEngine:
             raise failure
 
     def close(self) -> None:
-        """Let go of rows in memory."""
+        """Release rows in memory."""
         self.kept = {}

@@ -1,4 +1,4 @@
-"""Holding a run inside its memory: what is resident now, and giving mapped pages back."""
+"""Keeps a run within its memory limit: measures resident memory, and releases mapped pages."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hopline.graph.storage import arrays_of
 from hopline.types import AnyArray
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: Above this part of the limit, mapped pages are given back.
+#: Above this part of the limit, mapped pages are released.
 HIGH = 0.85
 
 
 def resident_bytes() -> int:
-    """Bytes of this process that are in memory now, mapped files included."""
+    """Resident bytes of this process, mapped files included."""
     return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
 
 
 def peak_bytes() -> int:
-    """The most that was ever resident (VmHWM)."""
+    """The peak of resident bytes (VmHWM)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -33,7 +33,7 @@ def peak_bytes() -> int:
 
 
 def is_mapped(array: AnyArray) -> bool:
-    """Whether an array's memory is a mapped file, whose pages can be had back."""
+    """Whether an array's memory is a mapped file, whose pages can be released."""
     base: object = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -41,13 +41,13 @@ def is_mapped(array: AnyArray) -> bool:
 
 
 class Guard:
-    """Gives pages of mapped files back when the process nears its limit.
+    """Releases pages of mapped files when the process nears its limit.
 
-    They stay in the page cache while the machine has room for them, so that reading them again is cheap.
+    The pages stay in the page cache while the machine has room, so that reading them again is cheap.
 
     Args:
         limit_bytes: of resident memory.
-        arrays: those that are mapped files are watched.
+        arrays: mapped files among them are watched.
     """
 
     def __init__(self, limit_bytes: int, arrays: Iterable[AnyArray]) -> None:
@@ -61,12 +61,12 @@ class Guard:
         self._keep = list(arrays)
 
     def check(self) -> None:
-        """Call this between pieces of work; costs ten microseconds while there is room."""
+        """Call this between pieces of work; costs ten microseconds below the limit."""
         if resident_bytes() > self._high:
             self.drop()
 
     def drop(self) -> None:
-        """Give all pages back."""
+        """Release all pages."""
         for first, length in self._ranges:
             self._libc.madvise(
                 ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_DONTNEED)

@@ -1,7 +1,7 @@
 """Rows of one (level, node type) in memory, in place of their file until a checkpoint writes it.
 
-A run that is over before its first checkpoint writes no states at all: that halves what it does beside
-computing. It reads them faster, too, from huge pages.
+A run that ends before its first checkpoint writes no states at all: that halves its work apart from
+computing. Reading is faster, too, from huge pages.
 """
 
 from __future__ import annotations
@@ -55,4 +55,4 @@ class MemoryRows:
             file.write_range(begin, self._rows[begin:end])
 
     def close(self) -> None:
-        """Nothing to close: the memory goes with the last who reads it."""
+        """Do nothing: the memory is released with its last reader."""

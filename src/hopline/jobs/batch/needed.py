@@ -1,4 +1,4 @@
-"""Which rows of which levels a run computes: all that the head needs, or what some nodes need."""
+"""Finds the rows of each level that a run computes: all that the head needs, or those of some nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopline.jobs.batch.rows import below_of
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.types import IdArray
 
-#: Rows sampled at once.
+#: Rows sampled in one call.
 _ROWS = 4096
 
 
@@ -25,7 +25,7 @@ def head_types(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def needed_levels(spec: ModelSpec, graph: Graph) -> list[list[str]]:
-    """For each level, the node types that are computed there, sorted; none where features are the state."""
+    """For each level, the node types that are computed there, sorted; none if features are the state."""
     wanted = set(head_types(spec))
     found: list[list[str]] = []
     for level in range(spec.num_layers, -1, -1):
@@ -39,7 +39,7 @@ def needed_levels(spec: ModelSpec, graph: Graph) -> list[list[str]]:
 
 
 def samplers_of(spec: ModelSpec, graph: Graph, level: int, node_type: str) -> list[Sampler]:
-    """The samplers of a stage, as the engine's `Level` makes them."""
+    """The samplers of a stage, as the engine's `Level` creates them."""
     keys = {entry.edge_type for entry in spec.levels[level][node_type].inputs if entry.edge_type}
     return [
         Sampler(

@@ -1,4 +1,4 @@
-"""A file of node ids: which nodes a run scores."""
+"""A file of node ids: the nodes that a run scores."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def read_nodes(path: Path, id_kind: str) -> ExternalIds:
         id_kind: "string", or else ids are integers.
 
     Raises:
-        BadRequest: it cannot be read, is empty, or a line is no integer (the first such line is named).
+        BadRequest: it cannot be read, is empty, or a line is not an integer (the message names the first
+            such line).
     """
     try:
         ids = _array(path) if path.suffix == ".npy" else _lines(path, id_kind)
     except OSError as error:
         raise BadRequest(f"--nodes {path}: {error.strerror or error}") from None
     if not ids:
-        raise BadRequest(f"--nodes {path}: there are no ids in it")
+        raise BadRequest(f"--nodes {path}: the file has no ids")
     return ids
 
 
@@ -37,7 +38,7 @@ def _array(path: Path) -> ExternalIds:
         raise BadRequest(f"--nodes {path}: not an array of ids: {error}") from None
     if ids.ndim != 1 or ids.dtype.kind not in "iuU":
         raise BadRequest(
-            f"--nodes {path}: {ids.dtype} {list(ids.shape)}; integers or strings of one dimension are right"
+            f"--nodes {path}: {ids.dtype} {list(ids.shape)}; expected integers or strings of one dimension"
         )
     listed: ExternalIds = ids.tolist()
     return listed
@@ -57,5 +58,5 @@ def _lines(path: Path, id_kind: str) -> ExternalIds:
         try:
             ids.append(integer_id(text))
         except ValueError:
-            raise BadRequest(f"--nodes {path}, line {number}: {text!r} is no integer id") from None
+            raise BadRequest(f"--nodes {path}, line {number}: {text!r} is not an integer id") from None
     return ids

@@ -1,4 +1,4 @@
-"""A sink that is a folder of `.npy` files: `id.npy` and one for each output, with `table.json` beside.
+"""A sink that is a folder of `.npy` files: `id.npy` and one for each output, and `table.json`.
 
 Written as `<folder>.partial`, synced, then renamed. String ids are stored as two arrays, `id_blob.npy`
 (UTF-8) and `id_offsets.npy` (n + 1).
@@ -22,14 +22,25 @@ from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import AnyArray
 
 TABLE = "table.json"
-#: Rows between two nudges of the disk.
+#: Rows between two requests to start writing to disk.
 _FLUSH_ROWS = 1 << 16
-_TOLD = ("model", "version", "model_hash", "graph_version", "node_type", "num_rows", "exact", "classes")
+_DESCRIBED = (
+    "model",
+    "version",
+    "model_hash",
+    "graph_version",
+    "node_type",
+    "num_rows",
+    "exact",
+    "classes",
+)
 
 
 class NpyFolder:
-    """Args:
-    folder: where the table shall be; a table that is there is replaced, anything else is refused.
+    """A sink that writes a folder of `.npy` files.
+
+    Args:
+        folder: for the table; an existing table is replaced, anything else is refused.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,11 +55,13 @@ class NpyFolder:
         return self.folder.with_name(self.folder.name + ".partial")
 
     def open(self, schema: TableSchema) -> int:
-        """Begin the files; an earlier attempt's are begun again."""
+        """Begin the files; those of an earlier attempt are replaced."""
         if schema.part:
             self.folder = self.folder / quoted(schema.part)
         if self.folder.exists() and not (self.folder / TABLE).is_file():
-            raise SinkError(f"{self.folder} exists and is no table of a batch run; choose another folder")
+            raise SinkError(
+                f"{self.folder} exists and is not a table of a batch run; choose another folder"
+            )
         self._schema = schema
         try:
             shutil.rmtree(self._draft, ignore_errors=True)
@@ -89,9 +102,9 @@ class NpyFolder:
                 np.save(self._draft / "id_offsets.npy", np.concatenate(self._offsets))
                 np.save(self._draft / "id_blob.npy", np.fromfile(blob, np.uint8))
                 blob.unlink()
-            told = {name: getattr(self._schema, name) for name in _TOLD}
-            told["columns"] = [column.name for column in self._schema.columns]
-            (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1))
+            described = {name: getattr(self._schema, name) for name in _DESCRIBED}
+            described["columns"] = [column.name for column in self._schema.columns]
+            (self._draft / TABLE).write_bytes(msgspec.json.format(msgspec.json.encode(described), indent=1))
             publish_folder(self._draft, self.folder, durable=True)
         except OSError as error:
             raise self._failed(error) from error
@@ -102,10 +115,10 @@ class NpyFolder:
         shutil.rmtree(self._draft, ignore_errors=True)
 
     def _flush(self, begin: int) -> None:
-        """Now and then, have the disk begin with what was written, so that `commit` waits for little."""
+        """Start writing to disk at intervals, so that `commit` waits less."""
         if begin - self._flushed >= _FLUSH_ROWS:
             for file in self._files.values():
-                # Of pages that are not written yet it only starts the writing; it waits for nothing.
+                # For dirty pages this only starts the writing; it does not wait.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             self._flushed = begin
 
@@ -121,8 +134,8 @@ class NpyFolder:
 
     def _failed(self, error: OSError) -> SinkError:
         return SinkError(
-            f"{self.folder} cannot be written: {error.strerror or error}; what is computed is kept: start "
-            "the same command again when that is mended"
+            f"{self.folder} cannot be written: {error.strerror or error}; computed states are kept: fix "
+            "this and start the same command again"
         )
 
 
@@ -130,9 +143,9 @@ def from_address(address: str) -> NpyFolder:
     """The sink of `npy:FOLDER`.
 
     Raises:
-        SinkError: no folder is named.
+        SinkError: the address names no folder.
     """
     path = address.removeprefix("npy:")
     if not path:
-        raise SinkError("npy: names no folder; npy:FOLDER is right")
+        raise SinkError("npy: names no folder; write npy:FOLDER")
     return NpyFolder(Path(path))

@@ -1,12 +1,11 @@
-"""Sinks that are Parquet: one file, here or at a URL, or a folder of parts.
+"""Sinks that write Parquet: one file, local or at a URL, or a folder of parts.
 
-Vectors are fixed-size lists of float32, ids int64 or strings, both never null. Every file says in its
-schema what it is about, under keys that begin with `hopline.`. A folder's parts end at fixed rows, so
-that a run that goes on makes the same files; with them is `_table.json`, which readers of Parquet pass
-over.
+Vectors are fixed-size lists of float32, ids int64 or strings, both never null. The schema of every file
+describes its content under keys that begin with `hopline.`. A folder's parts end at fixed rows, so that a
+resumed run writes the same files. The folder also holds `_table.json`, which readers of Parquet ignore.
 
-A file is written beside its place, synced and renamed; one for a URL is written to a temporary file, then
-brought there as one object, which stores show when they have all of it.
+A file is written next to its place, synced and renamed. One for a URL is written to a temporary file, then
+uploaded as one object, which stores show when it is complete.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import UNREADABLE, AnyArray
 
 TABLE = "_table.json"
-#: Bytes of a row group, which is also what is held in memory; and its rows at most and at least.
+#: Bytes of a row group, which is held in memory; and its largest and smallest number of rows.
 _GROUP_BYTES, _GROUP_ROWS, _LEAST_ROWS = 32 << 20, 1 << 16, 256
-#: Bytes of a part of a folder, about.
+#: Approximate bytes of a part of a folder.
 _PART_BYTES = 256 << 20
 
 Columns = Mapping[str, AnyArray | list[str]]
 
 
 class _Rows:
-    """Rows on their way into row groups: a buffer of one group.
+    """A buffer of rows for one row group.
 
     Args:
         schema: of the table.
@@ -63,10 +62,10 @@ class _Rows:
             if column.width:
                 kind = self._pa.list_(self._pa.field("item", kind, nullable=False), column.width)
             fields.append(self._pa.field(column.name, kind, nullable=False))
-        self.schema = self._pa.schema(fields, metadata=_told(schema))
+        self.schema = self._pa.schema(fields, metadata=_metadata(schema))
 
     def add(self, columns: Columns, first: int, last: int) -> None:
-        """Copy rows [first, last) of what the sink was given; there must be room."""
+        """Copy rows [first, last) of the sink's columns; the buffer must have room."""
         a, b = self.num_rows, self.num_rows + last - first
         ids = columns[ID_COLUMN]
         if isinstance(ids, list):
@@ -78,12 +77,14 @@ class _Rows:
         self.num_rows = b
 
     def take(self) -> Any:
-        """The rows as an Arrow table that shares the buffer; the next `add` begins anew."""
+        """The rows as an Arrow table that shares the buffer; the next `add` starts an empty buffer."""
         pa, n = self._pa, self.num_rows
         try:
             ids = pa.array(self._texts, pa.string()) if self._strings else pa.array(self._numbers[:n])
         except (UnicodeEncodeError, pa.ArrowInvalid) as error:
-            raise SinkError(f"Parquet holds strings of UTF-8; an id is none: {error}") from None
+            raise SinkError(
+                f"Parquet stores strings as UTF-8, and an id is not valid UTF-8: {error}"
+            ) from None
         columns = [ids]
         for column in self._columns:
             flat = pa.array(self._arrays[column.name][:n].reshape(-1))
@@ -97,7 +98,7 @@ class _Writer:
     """One Parquet file that is being written."""
 
     def __init__(self, file: Path | IO[bytes], schema: Any) -> None:
-        # Numbers of a model's making are all different: dictionaries and compression only cost time.
+        # Numbers that a model computes are all different: dictionaries and compression only cost time.
         self._writer = _arrow("pyarrow.parquet").ParquetWriter(
             file,
             schema,
@@ -107,7 +108,7 @@ class _Writer:
         )
 
     def write(self, table: Any) -> None:
-        """One row group."""
+        """Write one row group."""
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def close(self) -> None:
@@ -116,10 +117,10 @@ class _Writer:
 
 
 class ParquetFile:
-    """A sink that is one file.
+    """A sink that writes one file.
 
     Args:
-        path: where it shall be; "" where `remote` is given.
+        path: of the file; None where `remote` is given.
         remote: a URL instead.
     """
 
@@ -140,12 +141,12 @@ class ParquetFile:
         return self._remote.shown if self._remote is not None else str(self._path)
 
     def open(self, schema: TableSchema) -> int:
-        """Begin the file; the footer comes last, so what an earlier attempt wrote is of no use."""
+        """Begin the file; the footer comes last, so the output of an earlier attempt cannot be used."""
         self._rows = _Rows(schema, _group_rows(schema))
         try:
             if self._remote is not None:
                 if schema.part:
-                    self._remote = self._remote.beside(quoted(schema.part))
+                    self._remote = self._remote.with_part(quoted(schema.part))
                 self._remote.check()
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
             else:
@@ -192,7 +193,7 @@ class ParquetFile:
 
     def abort(self) -> None:
         """Remove what was written."""
-        with suppress(OSError):  # a footer that finds no room
+        with suppress(OSError):  # no room for the footer
             if self._writer is not None:
                 self._writer.close()
         self._writer = None
@@ -211,10 +212,10 @@ class ParquetFile:
 
 
 class ParquetFolder:
-    """A sink that is a folder of parts, `part-00000.parquet` …
+    """A sink that writes a folder of parts, `part-00000.parquet` …
 
     Args:
-        folder: where it shall be; one of an earlier run is replaced, anything else is refused.
+        folder: for the parts; one of an earlier run is replaced, anything else is refused.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -231,22 +232,24 @@ class ParquetFolder:
         return self.folder.with_name(self.folder.name + ".partial")
 
     def open(self, schema: TableSchema) -> int:
-        """Begin, or go on after the whole parts that an attempt at the same run left."""
+        """Begin, or resume after the complete parts that an attempt at the same run left."""
         if schema.part:
             self.folder = self.folder / quoted(schema.part)
         if self.folder.exists() and not (self.folder / TABLE).is_file():
-            raise SinkError(f"{self.folder} exists and is no table of a batch run; choose another folder")
+            raise SinkError(
+                f"{self.folder} exists and is not a table of a batch run; choose another folder"
+            )
         group_rows = _group_rows(schema)
         self._rows = _Rows(schema, group_rows)
         groups = max(1, _PART_BYTES // (group_rows * _row_bytes(schema)))
         self._part_rows, self._num_rows = groups * group_rows, schema.num_rows
-        told = {key.decode(): value.decode() for key, value in _told(schema).items()}
-        told["part_rows"] = str(self._part_rows)
+        metadata = {key.decode(): value.decode() for key, value in _metadata(schema).items()}
+        metadata["part_rows"] = str(self._part_rows)
         try:
-            if _read_told(self._draft) != told:
+            if _read_metadata(self._draft) != metadata:
                 shutil.rmtree(self._draft, ignore_errors=True)
                 self._draft.mkdir(parents=True)
-                body = msgspec.json.format(msgspec.json.encode(told), indent=1)
+                body = msgspec.json.format(msgspec.json.encode(metadata), indent=1)
                 write_atomically(self._draft / TABLE, body, durable=True)
             while self._at < schema.num_rows and self._part(self._at).is_file():
                 self._at = min(self._at + self._part_rows, schema.num_rows)
@@ -286,7 +289,7 @@ class ParquetFolder:
             raise _failed(str(self.folder), error) from error
 
     def abort(self) -> None:
-        """Keep whole parts for a later attempt at the same run."""
+        """Keep complete parts for a later attempt at the same run."""
         with suppress(OSError):
             if self._writer is not None:
                 self._writer.close()
@@ -312,7 +315,7 @@ class ParquetFolder:
         self._writer.write(self._rows.take())
 
     def _end(self, row: int) -> None:
-        """Close a part and give it its name: it is whole from now on."""
+        """Close a part and give it its final name: it is now complete."""
         assert self._writer is not None
         assert self._file is not None
         if self._rows.num_rows:
@@ -323,8 +326,8 @@ class ParquetFolder:
         publish_file(self._open_part, self._part(row), durable=True)
 
 
-def _told(schema: TableSchema) -> dict[bytes, bytes]:
-    """What a file says of itself."""
+def _metadata(schema: TableSchema) -> dict[bytes, bytes]:
+    """The metadata that a file stores about its content."""
     about = {
         "run_id": schema.run_id,
         "model": schema.model,
@@ -339,7 +342,7 @@ def _told(schema: TableSchema) -> dict[bytes, bytes]:
     return {f"hopline.{name}".encode(): value.encode() for name, value in about.items()}
 
 
-def _read_told(draft: Path) -> dict[str, str] | None:
+def _read_metadata(draft: Path) -> dict[str, str] | None:
     try:
         return msgspec.json.decode((draft / TABLE).read_bytes(), type=dict[str, str])
     except (OSError, *UNREADABLE):
@@ -357,8 +360,8 @@ def _group_rows(schema: TableSchema) -> int:
 
 def _failed(where: str, error: OSError) -> SinkError:
     return SinkError(
-        f"{where} cannot be written: {error.strerror or error}; what is computed is kept: start the same "
-        "command again when that is mended"
+        f"{where} cannot be written: {error.strerror or error}; computed states are kept: fix this and "
+        "start the same command again"
     )
 
 
@@ -373,11 +376,11 @@ def from_address(address: str) -> ParquetFile | ParquetFolder:
     """The sink of `PATH.parquet`, `parquet:PATH.parquet`, `parquet:FOLDER` or `s3://…/x.parquet`.
 
     Raises:
-        SinkError: nothing is named; or a URL that is no file's.
+        SinkError: the address names nothing, or its URL is not that of a file.
     """
     where = address.removeprefix("parquet:")
     if not where:
-        raise SinkError("parquet: names nothing; parquet:FOLDER or parquet:FILE.parquet is right")
+        raise SinkError("parquet: names nothing; write parquet:FOLDER or parquet:FILE.parquet")
     _arrow("pyarrow.parquet")
     if "://" in where and not where.startswith("file://"):
         if not where.endswith(".parquet"):

@@ -1,4 +1,4 @@
-"""The sink that writes a precomputed file, for `hopline serve --precomputed`: mapped by node."""
+"""The sink that writes a file of precomputed answers, for `hopline serve --precomputed`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from hopline.graph.schema import quoted
 from hopline.jobs.batch.sink import ID_COLUMN, TableSchema
 from hopline.types import AnyArray, FloatArray
 
-#: Bytes between notes of how far it came, each of which waits for the disk.
+#: Bytes between progress notes, each of which waits for the disk.
 _NOTE_BYTES = 256 << 20
 
 
 class PrecomputedSink:
-    """Args:
-    path: of the file; of a run that writes several tables, each has its node type before the ending.
+    """A sink that writes a file of precomputed answers.
+
+    Args:
+        path: of the file; if a run writes several tables, each has its node type before the ending.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +32,7 @@ class PrecomputedSink:
         self._noted = self._written = self._row_bytes = 0
 
     def open(self, schema: TableSchema) -> int:
-        """See `Sink`; goes on where an attempt at the same run was ended."""
+        """See `Sink`; resumes an interrupted attempt at the same run."""
         if schema.rows is not None:
             raise SinkError("a precomputed file has rows of all nodes: run without a selection of nodes")
         columns = {column.name: column for column in schema.columns}
@@ -86,7 +88,7 @@ class PrecomputedSink:
             raise SinkError(str(error)) from error
 
     def abort(self) -> None:
-        """Keep what is there for a later attempt at the same run."""
+        """Keep the written part for a later attempt at the same run."""
         if self._writer is not None:
             self._writer.abort(keep=True)
 
@@ -95,9 +97,9 @@ def from_address(address: str) -> PrecomputedSink:
     """The sink of `precomputed:PATH`, or of a path that ends in `.precomputed`.
 
     Raises:
-        SinkError: no file is named.
+        SinkError: the address names no file.
     """
     path = address.removeprefix("precomputed:")
     if not path:
-        raise SinkError("precomputed: names no file; precomputed:PATH is right")
+        raise SinkError("precomputed: names no file; write precomputed:PATH")
     return PrecomputedSink(Path(path))

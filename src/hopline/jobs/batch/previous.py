@@ -1,4 +1,4 @@
-"""States of an earlier run, taken over where nothing changed."""
+"""States of an earlier run, reused where nothing changed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class PreviousRun:
         folder: its work folder.
 
     Raises:
-        BatchError: there is no run, or it kept no states.
+        BatchError: the folder holds no run, or a run without states.
     """
 
     def __init__(self, folder: Path) -> None:
         manifest = read_manifest(folder)
         if manifest is None:
             raise BatchError(
-                f"--since {folder}: no manifest.json; the work folder of a run with --keep is meant"
+                f"--since {folder}: no manifest.json; pass the work folder of a run with --keep"
             )
         self.folder = folder
         self.manifest: Manifest = manifest
@@ -40,15 +40,15 @@ class PreviousRun:
         self._complete = {(mark.level, mark.node_type) for mark in marks if mark.complete}
 
     def check(self, identity: Identity, needed: list[list[str]]) -> None:
-        """Whether its states can be taken over.
+        """Check that its states can be reused.
 
         Raises:
-            RunMismatch: of another model, or made another way; each difference named.
-            BatchError: states are absent.
+            RunMismatch: the run was of another model or had other options; each difference is named.
+            BatchError: states are missing.
         """
         theirs = self.manifest.identity
         differences = [
-            f"{what} is {was!r} there and {now!r} here"
+            f"{what} was {was!r} and is now {now!r}"
             for what, was, now in (
                 ("model", theirs.model, identity.model),
                 ("version", theirs.version, identity.version),
@@ -61,7 +61,7 @@ class PreviousRun:
             differences.append("it scored some nodes only")
         if differences:
             raise RunMismatch(
-                f"--since {self.folder} cannot be gone on from: {'; '.join(differences)}", differences
+                f"--since {self.folder} cannot be continued: {'; '.join(differences)}", differences
             )
         for level, types in enumerate(needed):
             for name in types:
@@ -69,15 +69,15 @@ class PreviousRun:
                     self.folder, level, name
                 ).is_file():
                     raise BatchError(
-                        f"--since {self.folder}: it has no states of {name!r} at level {level}; was it "
-                        "finished, with --keep?"
+                        f"--since {self.folder}: no states of {name!r} at level {level}; did the run "
+                        "finish, with --keep?"
                     )
 
     def changes(self, spec: ModelSpec, graph: Graph) -> Changes:
-        """What differs between its graph and `graph`.
+        """The differences between its graph and `graph`.
 
         Raises:
-            BatchError: its graph is not where it was.
+            BatchError: its graph is not at its former place.
         """
         path = self.manifest.graph_path
         again = "keep that folder until the next run, or start without --since"
@@ -89,16 +89,16 @@ class PreviousRun:
             ) from None
         if old.version != self.manifest.identity.graph_version:
             raise BatchError(
-                f"--since {self.folder} was about graph {self.manifest.identity.graph_version}, and {path} "
+                f"--since {self.folder} used graph {self.manifest.identity.graph_version}, and {path} "
                 f"is {old.version} now; {again}"
             )
         return Changes(spec, old, graph)
 
-    def copy(self, out: Path, level: int, node_type: str, matched: Matched, anew: IdArray) -> int:
-        """Make the file of a level and fill in the rows that are not computed anew.
+    def copy(self, out: Path, level: int, node_type: str, matched: Matched, recomputed: IdArray) -> int:
+        """Create the file of a level and fill in the rows that are not computed again.
 
         Args:
-            anew: int64, ids that are.
+            recomputed: int64, ids that are computed again.
 
         Returns: rows copied.
         Raises:
@@ -109,7 +109,7 @@ class PreviousRun:
         create(out, num_rows, source.array.shape[1])
         target = RowFile(out, writable=True)
         taken = np.ones(num_rows, np.bool_)
-        taken[anew] = False
+        taken[recomputed] = False
         for a in range(0, num_rows, _ROWS):
             rows = np.flatnonzero(taken[a : a + _ROWS]) + a
             if rows.shape[0]:

@@ -1,4 +1,4 @@
-"""How a batch run tells where it is."""
+"""How a batch run reports its progress."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Advance = Callable[[str, int, int], None]
 
 
 def silent(label: str, done: int, total: int) -> None:
-    """The progress of those who do not ask."""
+    """An `Advance` that reports nothing."""

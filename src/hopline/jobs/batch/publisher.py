@@ -1,4 +1,4 @@
-"""Talks to a store where results are published: waits while it is away, swaps its catalog, deletes rows."""
+"""Calls a store of published results: retries while it is unavailable, swaps its catalog, deletes rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hopline.features.published import (
     unpacked_ids,
 )
 
-#: Pauses before a store that is away is asked again.
+#: Pauses before an unavailable store is called again.
 PAUSES_S = (0.2, 1.0, 3.0)
-#: Swaps of a note that others may come before.
+#: Attempts to swap a note that others may change first.
 _SWAPS = 20
 
 T = TypeVar("T")
@@ -30,9 +30,11 @@ P = ParamSpec("P")
 
 
 class Publisher:
-    """Args:
-    store: where to.
-    pauses_s: before it is asked again where it is away.
+    """Publishes tables in a store.
+
+    Args:
+        store: of the tables.
+        pauses_s: before each retry while the store is unavailable.
     """
 
     def __init__(self, store: PublishingStore, pauses_s: tuple[float, ...] = PAUSES_S) -> None:
@@ -40,10 +42,10 @@ class Publisher:
         self._pauses_s = pauses_s
 
     async def ask(self, call: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
-        """What one of the store's methods returns.
+        """Call one of the store's methods and return its result.
 
         Raises:
-            SinkError: it refuses, or is still away after all pauses.
+            SinkError: the store refuses, or is unavailable after all retries.
         """
         for pause_s in self._pauses_s:
             try:
@@ -56,20 +58,20 @@ class Publisher:
             return await call(*args, **options)
         except FeatureStoreUnavailable as error:
             raise SinkError(
-                f"{error}; what is computed is kept: start the same command again when that is mended"
+                f"{error}; computed states are kept: fix this and start the same command again"
             ) from error
         except (FeatureStoreError, ConfigError) as error:
             raise SinkError(str(error)) from error
 
     async def catalog(self) -> Catalog:
-        """What is published, and what was begun. Raises: SinkError."""
+        """The published tables, and those that were begun. Raises: SinkError."""
         return (await self._read())[0]
 
     async def change(self, change: Callable[[Catalog], Catalog]) -> None:
-        """Change the catalog, whoever else does at the same time; `change` may be called again.
+        """Change the catalog, also if others change it at the same time; `change` may be called again.
 
         Raises:
-            SinkError: as `ask`; or others never leave it alone.
+            SinkError: as `ask`; or others change it without end.
         """
         for attempt in range(_SWAPS):
             catalog, content = await self._read()
@@ -77,10 +79,10 @@ class Publisher:
             if wanted == content or await self.ask(self.store.swap_note, NOTE, content, wanted):
                 return
             await asyncio.sleep(0.02 * attempt)
-        raise SinkError("the catalog of published tables is changed by others all the time; start again")
+        raise SinkError("the catalog of published tables is changed by others without end; start again")
 
     async def put_note(self, name: str, content: bytes) -> None:
-        """Write a note that nobody else writes. Raises: SinkError: somebody does."""
+        """Write a note that no other run may write. Raises: SinkError: another run writes it."""
         for attempt in range(_SWAPS):
             old = await self.ask(self.store.note, name)
             if old == content or await self.ask(self.store.swap_note, name, old, content):
@@ -92,7 +94,7 @@ class Publisher:
         """Delete generations of a table that are neither current nor of this run.
 
         Raises:
-            SinkError: as `ask`; what is left is deleted by another call.
+            SinkError: as `ask`; the next call deletes the rest.
         """
         catalog = await self.catalog()
         for other, generation in catalog.generations.items():
@@ -108,10 +110,10 @@ class Publisher:
 
     async def _remove_rows(self, run: str, generation: Generation) -> None:
         end = generation.num_notes
-        # An attempt that was killed had written some more than it could say.
+        # A killed attempt wrote more notes than it recorded.
         while await self.ask(self.store.note, ids_note(run, end)) is not None:
             end += 1
-        # From the last on: after an end in the middle the others are still found by their numbers.
+        # From the last one backwards: after an interruption the others are still found by number.
         for number in reversed(range(end)):
             name = ids_note(run, number)
             content = await self.ask(self.store.note, name)

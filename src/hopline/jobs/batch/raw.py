@@ -17,11 +17,11 @@ _ROWS = 1 << 16
 
 
 def feature_file(graph: Graph, node_type: str, work: Path) -> Path:
-    """The `.npy` file of a node type's features: the graph's own, or where those are narrower a widened
-    copy in the run's work folder, made once.
+    """The `.npy` file of a node type's features: the graph's own, or, if those are narrower, a widened
+    copy in the run's work folder, created once.
 
     Raises:
-        BatchError: the graph lies in no folder, or the disk is full.
+        BatchError: the graph has no folder, or the disk is full.
     """
     if graph.path is None:
         raise BatchError("a batch run needs a saved graph; save it first")

@@ -1,16 +1,15 @@
-"""Spans on a Ray cluster, as tasks; this process hands them out and alone writes what comes back.
+"""Computes spans on a Ray cluster, as tasks; this process assigns them and alone writes the results.
 
     driver ── spans ──► task on any node ── rows (Ray's object store) ──► driver ── pwrite ──► state file
                           └── maps model, graph and the level below from a shared file system
 
 The level below is read from mapped files and not from Ray's object store: any row may be needed anywhere,
-so every node's store would have to hold all of it, while of a mapped file a node keeps what it reads, as
-page cache. Rows come back through the object store, so that there is one writer: file systems that
-machines share promise nothing to several writers of one page, and a machine that was given up cannot
-write into a later run.
+so every node's store would have to hold all of it. Of a mapped file, a node caches only the pages that it
+reads. Rows come back through the object store, so that there is one writer: shared file systems guarantee
+nothing to several writers of one page, and a machine that was given up cannot write into a later run.
 
-A task changes nothing, so Ray may do one again when its process or machine dies. What dies with this
-process is what was not marked in the journal.
+A task changes nothing, so Ray may repeat one when its process or machine dies. If this process dies, the
+work that was not marked in the journal is lost.
 """
 
 from __future__ import annotations
@@ -35,36 +34,38 @@ from hopline.jobs.batch.ray_task import Order
 from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
 from hopline.jobs.batch.work import LevelWork, listed
+from hopline.process.cgroup import usable_cpus
 from hopline.types import IdArray
 
-#: Tries of a task whose process or machine dies; rows that end a process each time are not its fault.
+#: Tries of a task whose process or machine dies; rows that kill the process each time do not fail because
+#: of the machine.
 _RETRIES = 8
-#: Tasks that are handed out for each processor: one works, one waits with its arguments there.
+#: Tasks that are assigned for each processor: one works, one waits with its arguments there.
 _AHEAD = 2
-#: Bytes of rows that a task brings back, unless that would leave processors idle.
+#: Bytes of rows that a task returns, unless that would leave processors idle.
 _TASK_BYTES = 8 << 20
 #: Tasks for each processor that a level is cut into at least, so that all end at about the same time.
 _TASKS_EACH = 4
-#: Of a cluster that is started here for the run, for each processor: what may wait to be written.
+#: Store of a cluster that is started for the run, for each processor: rows that may wait to be written.
 _STORE_BYTES = 4 * _AHEAD * _TASK_BYTES
 _LEAST_STORE_BYTES = 128 << 20
 _CONNECT_S = 5.0
-#: Seconds between looks at how many processors there are, and how long there may be none at all.
+#: Seconds between checks of the number of processors, and for which there may be none.
 _LOOK_S, _PATIENCE_S = 5.0, 300.0
 
 
 class RayEngine:
-    """See `work.Engine`.
+    """An engine of tasks on a Ray cluster; see `work.Engine`.
 
     Args:
         graph, spec: of the run; other machines open the graph by its path.
-        threads: processors of the cluster that may work at once; 0 means all. They are also those of a
-            cluster that is started here.
-        address: of the cluster; "" takes RAY_ADDRESS, and without that starts one on this machine for as
-            long as the run takes. A connection that this process has already is used as it is.
+        threads: processors of the cluster that may work at the same time; 0 means all. A cluster that is
+            started here has as many.
+        address: of the cluster; "" uses RAY_ADDRESS; without that, a cluster is started on this machine
+            for the duration of the run. An existing connection of this process is used unchanged.
 
     Attributes:
-        threads: of this process: it turns final states into outputs on all processors.
+        threads: of this process, which computes outputs from final states on all processors.
 
     Raises:
         BatchError: Ray is missing, or there is no cluster at the address.
@@ -75,8 +76,8 @@ class RayEngine:
             raise BatchError("a batch run needs a saved graph; save it first")
         self._graph_folder, self._graph_version = graph.path.absolute(), graph.version
         self._limit = threads
-        self.kept = None  # those who compute see files alone
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.kept = None  # the processes that compute read files only
+        self.threads = threads or usable_cpus()
         self._ray = _import_ray()
         self._connected = not self._ray.is_initialized()
         if self._connected:
@@ -113,7 +114,7 @@ class RayEngine:
                 self._ray.cancel(ref)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster; a cluster that was started here ends."""
         if self._connected:
             self._connected = False
             self._ray.shutdown()
@@ -126,7 +127,7 @@ class RayEngine:
         out: RowFile,
         done: Callable[[Span, int], None],
     ) -> None:
-        """Write what a task brought."""
+        """Write the rows of a task."""
         try:
             values, edges = self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
@@ -136,8 +137,8 @@ class RayEngine:
         except self._ray.exceptions.RayError as error:
             raise BatchError(
                 f"rows {spans[0][0]:,} to {spans[-1][1]:,} could not be computed on the Ray cluster, tried "
-                f"{_RETRIES + 1} times ({type(error).__name__}: {_first_line(error)}); what is done is "
-                "kept: start the same command again when that is mended"
+                f"{_RETRIES + 1} times ({type(error).__name__}: {_first_line(error)}); finished work is "
+                "kept: fix this and start the same command again"
             ) from error
         at = 0
         for (begin, end), num_edges in zip(spans, edges, strict=True):
@@ -146,7 +147,7 @@ class RayEngine:
             done((begin, end), num_edges)
 
     def _wait(self, refs: list[Any]) -> list[Any]:
-        """Tasks that ended; waits for one at least."""
+        """Tasks that ended; waits for at least one."""
         idle_since = time.monotonic()
         while refs:
             ready: list[Any]
@@ -159,8 +160,8 @@ class RayEngine:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > _PATIENCE_S:
                 raise BatchError(
-                    f"the Ray cluster has had no processor for {_PATIENCE_S:.0f} s; what is done is kept: "
-                    "start the same command again when it has"
+                    f"the Ray cluster has had no processor for {_PATIENCE_S:.0f} s; finished work is kept: "
+                    "start the same command again when it has one"
                 )
         return []
 
@@ -169,7 +170,7 @@ class RayEngine:
         return min(found, self._limit) if self._limit else found
 
     def _order(self, work: LevelWork) -> Order:
-        """A level as other machines need it: where paths lead from anywhere."""
+        """A level for other machines: with absolute paths."""
         work = dataclasses.replace(
             work,
             model_folder=work.model_folder.absolute(),
@@ -180,13 +181,13 @@ class RayEngine:
             out=work.out.absolute(),
         )
         read = [*work.below.values(), *(path for path in (work.raw, work.rows) if path is not None)]
-        for path in read:  # so that other machines find all of it
+        for path in read:  # so that other machines see the complete file
             sync(path)
         sizes = {path: path.stat().st_size for path in read}
         return Order(secrets.token_hex(8), work, self._graph_version, sizes)
 
     def _connect(self, address: str) -> None:
-        # A cluster of one run on one machine is nobody's business, unless its owner says otherwise.
+        # No usage statistics for a cluster of one run on one machine, unless its owner enables them.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
         if not address or address == "local":
@@ -205,14 +206,14 @@ class RayEngine:
 
 
 def _check_listens(address: str) -> None:
-    """Fail unless something answers at host:port: Ray itself would ask for minutes.
+    """Fail unless a server answers at host:port: Ray itself would try for minutes.
 
     Raises:
-        BatchError: nothing does.
+        BatchError: no server answers.
     """
     host, colon, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
     if not colon or not port.isdecimal():
-        return  # "auto", say
+        return  # for example "auto"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
@@ -226,7 +227,7 @@ def _no_cluster(address: str, error: BaseException) -> BatchError:
 
 
 def _cut(spans: list[Span], work: LevelWork, processors: int) -> Iterator[list[Span]]:
-    """Spans in the portions of tasks."""
+    """Group spans into tasks."""
     span_bytes = 4 * work.dim * work.span_rows
     most = max(1, min(_TASK_BYTES // max(1, span_bytes), len(spans) // max(1, _TASKS_EACH * processors)))
     for at in range(0, len(spans), most):

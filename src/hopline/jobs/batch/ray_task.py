@@ -1,7 +1,7 @@
-"""What a process of a Ray cluster does: rows of some spans, handed back to the run; imports no Ray.
+"""The work of a process of a Ray cluster: computes rows of some spans and returns them; imports no Ray.
 
-It reads the model, the graph and the level below from folders that all machines see, and writes nothing.
-The level that it works on stays open in the process from one task to the next.
+It reads the model, the graph and the level below from folders that all machines can read, and writes
+nothing. The level that it works on stays open in the process from one task to the next.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hopline.types import FloatArray
 
 @dataclass(frozen=True)
 class Order:
-    """A level, as it is sent along with every task.
+    """A level of a run, sent with every task.
 
     Attributes:
-        number: another one for every level of every run, so that nothing open is taken for it.
-        work: its paths are absolute.
+        number: unique for every level of every run, so that open files of another level are not reused.
+        work: of the level, with absolute paths.
         graph_version: of the graph that the run reads.
         sizes: file of the level below (or of ids) -> its bytes.
     """
@@ -36,15 +36,15 @@ class Order:
     sizes: dict[Path, int]
 
 
-#: Of this process: the order's number and what was opened for it.
+#: In this process: the order's number and the worker that was opened for it.
 _opened: tuple[str, Worker] | None = None
 
 
 def compute(order: Order, spans: list[Span]) -> tuple[FloatArray, list[int]]:
-    """Rows of spans, one span after another: float32 [n, dim]; and the sampled edges of each span.
+    """Compute the rows of spans in order: float32 [n, dim]; also return the sampled edges of each span.
 
     Raises:
-        BatchError: this machine does not see what the run sees, or the rows cannot be computed.
+        BatchError: this machine cannot read the files of the run, or the rows cannot be computed.
     """
     try:
         worker = _worker(order)
@@ -56,7 +56,7 @@ def compute(order: Order, spans: list[Span]) -> tuple[FloatArray, list[int]]:
         return rows, edges
     except BatchError:
         raise
-    except HoplineError as error:  # as one that can be sent, whatever it holds
+    except HoplineError as error:  # converted, so that it can be pickled
         raise BatchError(f"on {socket.gethostname()}: {error}") from None
 
 
@@ -82,14 +82,14 @@ def _worker(order: Order) -> Worker:
 
 
 def _check(path: Path, size: int | None = None) -> None:
-    """Fail unless this machine sees a file, and of the right size."""
+    """Fail unless this machine can read a file of the right size."""
     try:
         found = path.stat().st_size
     except OSError as error:
         raise BatchError(
-            f"{socket.gethostname()} does not see {path} ({error.strerror}): the model, the graph and the "
-            "run's work folder (--work) must lie on a file system that all machines of the cluster mount "
+            f"{socket.gethostname()} cannot read {path} ({error.strerror}): the model, the graph and the "
+            "run's work folder (--work) must be on a file system that all machines of the cluster mount "
             "at the same path"
         ) from None
     if size is not None and found != size:
-        raise BatchError(f"{socket.gethostname()} sees {found} bytes of {path}, there are {size}")
+        raise BatchError(f"{socket.gethostname()} sees {found} bytes of {path} instead of {size}")

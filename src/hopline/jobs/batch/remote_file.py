@@ -1,6 +1,6 @@
-"""One file at a URL, brought there whole through fsspec: s3:// (s3fs), gs:// (gcsfs), abfs:// …
+"""One file at a URL, uploaded whole through fsspec: s3:// (s3fs), gs:// (gcsfs), abfs:// …
 
-Drivers take credentials and endpoints from where they always do: environment, files, the machine's role.
+Drivers take credentials and endpoints from their usual places: environment, files, the machine's role.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ _LONGEST_MESSAGE = 300
 
 
 class RemoteFile:
-    """Args:
+    """A file at a URL that is written in one step.
+
+    Args:
         url: of the file.
 
     Attributes:
-        shown: the URL without what may be a password.
+        shown: the URL without possible passwords.
 
     Raises:
-        SinkError: fsspec or the driver of the scheme is not installed, or there is none.
+        SinkError: fsspec or the driver of the scheme is not installed, or the scheme is unknown.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,36 +44,36 @@ class RemoteFile:
         except ValueError as error:
             raise SinkError(f"{self.shown} cannot be used: {error}") from None
 
-    def beside(self, part: str) -> RemoteFile:
+    def with_part(self, part: str) -> RemoteFile:
         """The file with a part's name before its ending."""
         stem, dot, ending = self._url.rpartition(".")
         return RemoteFile(f"{stem}-{part}{dot}{ending}")
 
     def check(self) -> None:
-        """Ask for the place, so that a wrong one is told before hours of work.
+        """Check the place, so that a wrong one is reported before hours of work.
 
         Raises:
-            SinkError: it cannot be asked, or is a folder.
+            SinkError: the place cannot be reached, or is a folder.
         """
         if self._call(self._files.isdir, self._path):
             raise SinkError(f"{self.shown} is a folder; name a file")
 
     def put(self, file: IO[bytes]) -> None:
-        """Bring an open file's content there, replacing what is there in one step.
+        """Upload an open file's content, replacing existing content in one step.
 
         Raises:
-            SinkError: it could not be brought; what was there is there.
+            SinkError: the upload failed; existing content is unchanged.
         """
-        # By the path of the open file: it has no other, so that a kill leaves nothing behind.
+        # The file has no name, so that a kill leaves nothing behind: use the path of the descriptor.
         self._call(self._files.put_file, f"/proc/self/fd/{file.fileno()}", self._path)
 
     def _call(self, function: Any, *args: Any) -> Any:
-        """Drivers raise whatever their libraries do."""
+        """Call a driver; its library may raise any error."""
         try:
             return function(*args)
         except Exception as error:
-            said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+            reason = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
             raise SinkError(
-                f"{self.shown} cannot be written: {type(error).__name__}: {said}; what is computed is "
-                "kept: start the same command again when that is mended"
+                f"{self.shown} cannot be written: {type(error).__name__}: {reason}; computed states are "
+                "kept: fix this and start the same command again"
             ) from error

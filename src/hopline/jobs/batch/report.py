@@ -1,4 +1,4 @@
-"""What a batch run did, for people and as JSON."""
+"""The report of a batch run, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import msgspec
 
 
 class LevelReport(msgspec.Struct, frozen=True):
-    """One (level, node type).
+    """The report of one (level, node type).
 
     Attributes:
         rows: that the run needs; computed: in this attempt; copied: of the previous run.
         edges: sampled in this attempt.
-        gathered_bytes: rows read from the level below for them.
-        compact_edges: 0 where rows were read where they lie; see `budget.py`.
+        gathered_bytes: of the rows that they read from the level below.
+        compact_edges: 0 if rows were read in place; see `budget.py`.
     """
 
     level: int
@@ -27,15 +27,15 @@ class LevelReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One attempt that ended well.
+    """The report of one successful attempt.
 
     Attributes:
         rows: of the tables that were written.
         recomputed: rows of all levels that were computed in this attempt.
-        resumed: an earlier attempt had done part of it.
+        resumed: an earlier attempt did part of the work.
         rows_per_s: rows of the tables over all seconds of this attempt.
-        duplicates: ids that the file of nodes names again; each is one row.
-        kept: the work folder, where it was kept for a later run; else "".
+        duplicates: ids that the file of nodes repeats; each is one row.
+        kept: the work folder, if it was kept for a later run; else "".
         tables: node types, one for each table.
     """
 

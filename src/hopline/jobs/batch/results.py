@@ -1,7 +1,7 @@
-"""Final states through the head into the sink, in order.
+"""Passes final states through the head into the sink, in order.
 
-While the last level is computed, rows whose predecessors are all done are written already, by the thread
-that listens to the engine; what is left then is written on all threads.
+While the last level is computed, rows whose predecessors are all done are already written, by the thread
+that listens to the engine; the rest is written on all threads.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class ResultWriter:
     """Writes one table.
 
     Args:
-        sink: opened here; every way out of the caller must end in `finish` or `abort`.
+        sink: opened here; the caller must always end with `finish` or `abort`.
         schema: of the table.
         folder, spec: the model.
         states: the final level's rows.
         ids: of the node type.
 
     Raises:
-        SinkError: the sink cannot take it.
+        SinkError: the sink refuses the table.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class ResultWriter:
         self._at = sink.open(schema)
 
     def feed(self, ready: int) -> None:
-        """Write, in spans, what there is of the table's rows [0, ready)."""
+        """Write those of the table's rows [0, ready) that are not written yet, in spans."""
         while self._at < ready and (ready - self._at >= SPAN_ROWS or ready == self.schema.num_rows):
             self.put(self._columns(self._at, self._buffer))
 
     @property
     def at(self) -> int:
-        """The next row that the sink takes."""
+        """The next row to write."""
         return self._at
 
     def shape(self, begin: int, states: FloatArray) -> Columns:
-        """Columns of rows from `begin` on, whose states these are; from any thread, for `put`."""
+        """Columns of rows from `begin` on, computed from their states; on any thread, for `put`."""
         return self._shaped(np.arange(begin, begin + states.shape[0]), states)
 
     def put(self, columns: Columns) -> None:
@@ -84,7 +84,7 @@ class ResultWriter:
         """Write the rest and commit; the last level is done.
 
         Raises:
-            SinkError: it could not be written; nothing of it is visible.
+            SinkError: the table could not be written; nothing of it is visible.
         """
         with ThreadPoolExecutor(threads, thread_name_prefix="batch-head") as pool:
             for columns in self._rest(pool, threads):
@@ -94,7 +94,7 @@ class ResultWriter:
         self._states.close()
 
     def abort(self) -> None:
-        """Give up; nothing becomes visible."""
+        """Cancel; nothing becomes visible."""
         self._sink.abort()
         self._states.close()
 
@@ -112,7 +112,7 @@ class ResultWriter:
                 future.cancel()
 
     def _columns(self, begin: int, buffer: FloatArray | None = None) -> Columns:
-        """Rows from `begin` on, at most SPAN_ROWS; in arrays of their own unless there is a buffer."""
+        """Rows from `begin` on, at most SPAN_ROWS; in new arrays unless a buffer is passed."""
         dim = self._states.array.shape[1]
         end = min(begin + SPAN_ROWS, self.schema.num_rows)
         buffer = np.empty((end - begin, dim), np.float32) if buffer is None else buffer
@@ -132,7 +132,7 @@ class ResultWriter:
         return {ID_COLUMN: self._ids.external(rows)} | self._head().run(states)
 
     def _head(self) -> Head:
-        """Of the calling thread."""
+        """The head of the calling thread."""
         if not hasattr(self._own, "head"):
             dim = self._states.array.shape[1]
             self._own.head = Head(self._folder, self._spec, dim, self._names)

@@ -1,6 +1,6 @@
 """Computes rows of one (level, node type) from dense rows of the level below.
 
-`compute_rows` is all that another engine needs; `RowComputer` is the same, kept open by one thread.
+`compute_rows` is all that another engine needs; `RowComputer` does the same and stays open in one thread.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import FloatArray, IdArray
 
-#: Destinations, and sampled edges (unless one row alone has more), that are worked on at once.
+#: Destinations, and sampled edges (unless one row alone has more), that are computed in one step.
 PIECE_ROWS, PIECE_EDGES = 1024, 1 << 18
-#: Bytes that numbering and sampling take for an edge, beside its source's row.
+#: Bytes that numbering and sampling use for an edge, without its source's row.
 EDGE_BYTES = 160
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
@@ -45,7 +45,7 @@ class Base(Protocol):
 
 
 class Dense:
-    """An array as a base. Args: array: float32 [N, d], C-contiguous."""
+    """An array as a base: float32 [N, d], C-contiguous."""
 
     def __init__(self, array: FloatArray) -> None:
         self.array = frozen(array)
@@ -56,7 +56,7 @@ class Dense:
 
 
 def with_all_neighbors(spec: ModelSpec) -> ModelSpec:
-    """The model as it is asked for exact rows: every neighbour at every layer."""
+    """The model for exact rows: every neighbour at every layer."""
     fanouts = {key: (-1,) * len(hops) for key, hops in spec.fanouts.items()}
     return msgspec.structs.replace(spec, fanouts=fanouts, max_degree=None)
 
@@ -72,15 +72,15 @@ def below_of(stage: Stage, graph: Graph, node_type: str) -> set[str]:
 
 
 class RowComputer:
-    """One (level, node type), ready to compute; for one thread.
+    """Computes rows of one (level, node type); for one thread.
 
     Args:
         folder, spec, graph: the model (for exact rows, `with_all_neighbors`) and its graph.
         level, node_type: a stage with a file, or the only level of a model that is served whole.
         below: node type -> rows one level below (raw features where that level has no file).
         raw: this node type's raw features, float32 [N, d], for stages that read them.
-        compact_edges: 0 reads rows below where they lie; else so many of them, each once and in the
-            order of the file, are brought together for every piece of work.
+        compact_edges: 0 reads rows below in place; otherwise the rows of that many edges are copied
+            together for every piece of work, each once and in file order.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RowComputer:
 
     def _pieces(self, ids: IdArray) -> Iterator[tuple[int, int]]:
         most = self._compact_edges or PIECE_EDGES
-        bound = np.ones(ids.shape[0], np.int64)  # a row's own state
+        bound = np.ones(ids.shape[0], np.int64)  # the row's own state
         for relation in self._relations:
             degrees = relation.adjacency.degree(ids)
             fanout = relation.sampler.fanout
@@ -157,7 +157,7 @@ class RowComputer:
     def _compact(
         self, ids: IdArray, blocks: list[Block]
     ) -> tuple[dict[str, FloatArray], IdArray, list[IdArray]]:
-        """Bring the rows together that a piece reads; ids become rows of what was brought."""
+        """Copy the rows that a piece reads into one buffer; ids become rows of the buffer."""
         own = self._node_type if self._node_type in self._below else None
         counts = dict.fromkeys(self._below, 0)
         for relation, block in zip(self._relations, blocks, strict=True):
@@ -202,7 +202,7 @@ def compute_rows(
         model_folder: `<repository>/<model>/<version>`.
         level: 0 to num_layers; a level without a file is the raw features themselves.
         below_states: node type -> float32 [N, d] rows of level - 1 (raw features where that level has no
-            file), or the path of a `.npy` file of them. Types that are not read may be absent.
+            file), or the path of a `.npy` file of them. Types that are not read may be missing.
         out: float32 [end - begin, state_dim], filled.
         exact: read all neighbours, not the model's fanouts.
     """

@@ -1,7 +1,7 @@
 """A batch run from start to end: levels into files, files into a sink.
 
-`BatchRun(...).run()` may be killed at any moment and started again with the same arguments; what was done
-for good (see `journal.py`) is not done again, and the tables are the same bytes.
+`BatchRun(...).run()` may be killed at any moment and started again with the same arguments. Work that is
+durably done (see `journal.py`) is not repeated, and the tables are the same bytes.
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ from hopline.runtimes.processor import warn_of_overflow
 
 __all__ = ["BatchOptions", "BatchRun"]
 
-#: States stay in memory where they take less than this part of what is free.
+#: States stay in memory if they need less than this part of the free memory.
 _KEPT_SHARE = 0.25
 
 
 class BatchRun:
-    """Args:
+    """One batch run: computes the states of a model on a graph and writes its tables.
+
+    Args:
         model_folder: `<repository>/<model>/<version>`.
         graph_folder: a saved graph, or the folder of a live one, of which a snapshot is taken.
-        work: folder for what is half done, on a disk with room for the states of two levels.
+        work: folder for unfinished work, on a disk with room for the states of two levels.
         options: see there.
-        engine: makes the engine; None computes on threads of this process.
-        advance: told where the run is.
+        engine: creates the engine; None computes on threads of this process.
+        advance: called with the progress of the run.
         clock: seconds.
 
     Raises:
-        BadRequest: a tabular model, or an output that the model has not.
-        NodeNotFound: ids that the graph has not.
+        BadRequest: a tabular model, or an output that the model does not have.
+        NodeNotFound: ids that are not in the graph.
         SchemaMismatch, ArtifactError, GraphError: the model or graph cannot be used.
         BatchError, RunMismatch: the run cannot start.
     """
@@ -81,12 +83,12 @@ class BatchRun:
         spec = read_artifact(model_folder)
         if isinstance(spec, TabularSpec):
             raise BadRequest(
-                f"{spec.name}/{spec.version} is a tabular model: it scores columns of a request, and there "
-                "are no nodes to score; a batch run takes graph models"
+                f"{spec.name}/{spec.version} is a tabular model: it scores columns of a request, and has "
+                "no nodes to score; a batch run is for graph models"
             )
         warn_of_overflow(spec)
         self._spec = spec
-        # An interrupted run goes on with the snapshot that it began with, if that is still the newest.
+        # An interrupted run resumes with the snapshot that it began with, if that is still the newest.
         self._graph = open_graph(graph_folder, fresh=not work.exists())
         check_schema(spec, self._graph)
         usual = tuple(name for name in self._options.usual if name in available_outputs(spec))
@@ -103,19 +105,19 @@ class BatchRun:
             raise
         self._pending: dict[tuple[int, str], list[Span]] = {}
         self._reports: list[LevelReport] = []
-        #: Of the table that is written while the last level is computed.
+        #: Writer of the table that is written while the last level is computed.
         self._writer: ResultWriter | None = None
         self._open_sink: Callable[[], Sink]
 
     def run(self, open_sink: Callable[[], Sink]) -> Report:
-        """Compute what is not done yet, and write the tables.
+        """Compute the remaining rows, and write the tables.
 
         Args:
-            open_sink: makes a sink for each table.
+            open_sink: creates a sink for each table.
 
         Raises:
-            BatchError: the disk is full, or anything else that another start may mend.
-            SinkError: the results cannot be brought to the sink; the states are kept.
+            BatchError: the disk is full, or another failure that a restart may fix.
+            SinkError: writing the results to the sink failed; the states are kept.
         """
         self._open_sink = open_sink
         try:
@@ -140,7 +142,7 @@ class BatchRun:
             self._work.close()
 
     def _first_level(self) -> int:
-        """Below it everything is done: a level whose states are complete needs none of those before."""
+        """The first level to compute: a level whose states are complete does not need the levels below."""
         for level in range(len(self._needed) - 1, 0, -1):
             types = self._needed[level]
             if types and all(self._work.is_marked(level, name, "complete") for name in types):
@@ -205,8 +207,8 @@ class BatchRun:
         )
 
     def _shaper(self, writer: ResultWriter) -> Shaper:
-        """Final states become columns where they are computed, and go into their file once a kill would
-        cost more than `checkpoint_s`."""
+        """Shape final states into columns where they are computed; they are also written to their file
+        once a kill would cost more than `checkpoint_s`."""
         begin_saving = self._began + self._options.checkpoint_s
 
         def saves() -> bool:
@@ -215,7 +217,7 @@ class BatchRun:
         return Shaper(writer.shape, saves)
 
     def _prepare(self, level: int, node_type: str) -> tuple[LevelWork, int]:
-        """The work of a level, its file made; rows copied of the previous run."""
+        """The work of a level, after creating its file, and the rows copied from the previous run."""
         num_nodes = self._graph.nodes[node_type].num_nodes
         dim = self._dim(level, node_type)
         out = state_path(self._work.folder, level, node_type)
@@ -230,7 +232,9 @@ class BatchRun:
             else:
                 create(out, num_nodes, dim, sparse=rows is not None)
         elif not out.is_file():
-            raise BatchError(f"{out} is gone, though {self._work.folder} says it is done; give --restart")
+            raise BatchError(
+                f"{out} is missing, although {self._work.folder} marks it as done; pass --restart"
+            )
         elif rows is not None and self._goal.changes is not None:
             copied = num_nodes - rows.shape[0]
         listed = None
@@ -268,7 +272,7 @@ class BatchRun:
         return dataclasses.replace(work, **dataclasses.asdict(at_once)), copied
 
     def _keep(self, out: Path, num_rows: int, dim: int) -> None:
-        """Have the rows of a file stay in memory, where there is plenty."""
+        """Keep the rows of a file in memory, if enough is free."""
         kept = self._engine.kept
         if kept is not None:
             taken = sum(rows.array.nbytes for rows in kept.values())
@@ -317,10 +321,10 @@ class BatchRun:
             block=any(entry.kind == "positions" for entry in inputs),
         )
 
-    # What is done for good.
+    # Durability.
 
     def _checkpoint(self) -> None:
-        """Sync the rows of spans that are done, then say so."""
+        """Sync the rows of finished spans, then mark them as done."""
         marks = []
         for (level, node_type), spans in self._pending.items():
             path = state_path(self._work.folder, level, node_type)
@@ -338,14 +342,14 @@ class BatchRun:
         self._synced = self._clock()
 
     def _save_what_is_done(self) -> None:
-        """After a failure: a full disk may still take a mark, and where it does not, only work is lost."""
+        """After a failure, try to mark finished work: a full disk may still have room for a mark."""
         try:
             self._checkpoint()
         except BatchError:
             self._pending.clear()
 
     def _end_level(self, level: int) -> None:
-        """In a run that takes long, mark the level and make room; a short one is over before that pays."""
+        """In a long run, mark the level and free its memory; in a short one that does not pay."""
         types = self._needed[level]
         if types:
             self._forget(level)
@@ -359,7 +363,7 @@ class BatchRun:
                     state_path(self._work.folder, number, name).unlink(missing_ok=True)
 
     def _forget(self, level: int) -> None:
-        """Let go of rows in memory below a level that is done, of which nothing is read any more."""
+        """Release rows in memory below a finished level, which are not read any more."""
         kept = self._engine.kept
         for number in range(level if kept else 0):
             for name in self._needed[number]:
@@ -368,7 +372,7 @@ class BatchRun:
                     continue
                 if self._options.keep:
                     self._checkpoint()
-                self._pending.pop((number, name), None)  # an interrupted run computes them anew
+                self._pending.pop((number, name), None)  # an interrupted run computes them again
                 del kept[path]
 
     def _finish_states(self) -> None:

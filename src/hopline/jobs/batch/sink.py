@@ -1,7 +1,7 @@
-"""Where the results of a batch run go: what a sink is told and what it must do.
+"""The interface of sinks, which receive the results of a batch run.
 
-A run writes one *table*: rows in ascending order, each of which has the node's external id and the
-outputs that were asked for. Nothing of it may be visible before `commit`.
+A run writes one *table*: rows in ascending order, each with the node's external id and the requested
+outputs. Nothing of it may be visible before `commit`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ID_COLUMN = "id"
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table beside the ids.
+    """One column of a table, besides the ids.
 
     Attributes:
         name: "probabilities", "label", "embedding", "logits" or "state" (the final level's row, as the
-            engine's tables keep it).
+            engine's state cache holds it).
         dtype: NumPy's name: "float32" or "int64".
         width: values in a row; 0 for a scalar.
     """
@@ -40,7 +40,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What a run is about to write.
+    """The table that a run will write.
 
     Attributes:
         run_id: hex; equal for two attempts at the same run (same model, graph, nodes and options), and
@@ -48,13 +48,13 @@ class TableSchema:
         model, version: the model's name and version.
         model_hash: hex sha256 of the artifact's model.json, which holds the hashes of its files.
         graph_version: of the snapshot.
-        node_type: whose rows these are.
-        part: "" where the run writes one table; the node type where it writes one for each of several
-            (link models between two types): a sink appends it to its address.
+        node_type: of the rows.
+        part: "" if the run writes one table; the node type if it writes one for each of several
+            (link models between two types). A sink appends it to its address.
         num_rows: rows of the table.
         id_kind: "range" and "int": ids are int64 [n]; "string": ids are a list of n str.
-        columns: in the order asked for, without the ids.
-        rows: None where row i of the table is row i of the graph's node type (the whole graph); else
+        columns: in the requested order, without the ids.
+        rows: None if row i of the table is row i of the graph's node type (the whole graph); else
             int64 [num_rows] the graph's rows.
         exact: all neighbours were read, not the model's fanouts.
         classes: names of the classes, may be empty.
@@ -76,31 +76,31 @@ class TableSchema:
 
 
 class Sink(Protocol):
-    """Takes one table; calls come from one thread: open, write…, then commit or abort."""
+    """Receives one table; calls come from one thread: open, write…, then commit or abort."""
 
     def open(self, schema: TableSchema) -> int:
-        """Get ready to take the table.
+        """Prepare to receive the table.
 
-        Returns: rows [0, n) that an interrupted attempt at the same run (`run_id`) has already brought
-            here durably: writing goes on at n. A sink that cannot tell returns 0.
+        Returns: number of rows [0, n) that an interrupted attempt at the same run (`run_id`) has already
+            written durably: writing resumes at n. A sink that does not know returns 0.
         Raises:
             SinkError: the place cannot be written, or holds something that must not be replaced.
         """
         ...
 
     def write(self, begin: int, columns: Mapping[str, AnyArray | list[str]]) -> None:
-        """Take rows [begin, begin + n); each call goes on where the one before ended.
+        """Write rows [begin, begin + n); each call continues where the one before ended.
 
         Args:
             columns: `id` (int64 [n], or a list of n str), and every column of the schema, [n, width] or
-                [n]. The arrays are the sink's only during the call.
+                [n]. The arrays are valid only during the call.
         """
         ...
 
     def commit(self) -> None:
-        """Make the table durable and then visible, in one step: what was there before is replaced."""
+        """Make the table durable and then visible, in one step; an earlier table is replaced."""
         ...
 
     def abort(self) -> None:
-        """The run ended early. Nothing becomes visible; what a later attempt can use may stay."""
+        """Handle a run that ended early. Nothing becomes visible; data for a later attempt may stay."""
         ...

@@ -1,4 +1,4 @@
-"""Which sink an address means; only the one that is asked for is imported."""
+"""The sinks by address; only the requested one is imported."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SINKS = {
 #: File ending -> scheme, for addresses that are paths.
 ENDINGS: dict[str, str] = {".parquet": "parquet", ".precomputed": "precomputed"}
 
-#: Scheme -> outputs that it is for, where none are named.
+#: Scheme -> its default outputs.
 OUTPUTS = {"precomputed": ("state", "logits")}
 
 
 def scheme_of(address: str) -> str:
-    """The scheme of an address: what is before the colon, or what a path's ending tells.
+    """The scheme of an address: the part before the colon, or the scheme of a path's ending.
 
     Raises:
         SinkError: neither names a sink; the message lists them.
@@ -41,11 +41,11 @@ def scheme_of(address: str) -> str:
         if address.endswith(ending):
             return named
     known = ", ".join([*(f"{name}:…" for name in sorted(SINKS)), *(f"*{e}" for e in sorted(ENDINGS))])
-    raise SinkError(f"--to {shown(address)!r} names no sink; there are {known}")
+    raise SinkError(f"--to {shown(address)!r} names no sink; known are {known}")
 
 
 def shown(address: str) -> str:
-    """An address without what may be a password."""
+    """An address without possible passwords."""
     scheme, mark, rest = address.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{mark}{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}"
@@ -63,10 +63,10 @@ def open_sink(address: str) -> Sink:
 
 
 def work_folder(address: str, run: str) -> Path:
-    """Where a run keeps what is half done, unless it is told: beside a path, else here.
+    """The default work folder of a run: next to a path, else in the current folder.
 
     Args:
-        run: a name for it, where the address is no path.
+        run: a name for it, if the address is not a path.
     """
     if "://" in address:
         return Path(f"{run}.run")

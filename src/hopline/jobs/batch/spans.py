@@ -8,7 +8,7 @@ Span = tuple[int, int]
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Spans in order, those that touch or overlap made one; empty ones left out."""
+    """Sort spans, join those that touch or overlap, and drop empty ones."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if begin >= end:
@@ -21,7 +21,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def missing(done: Iterable[Span], num_rows: int, most: int) -> Iterator[Span]:
-    """What of [0, num_rows) is not done, in spans of at most `most` rows."""
+    """The parts of [0, num_rows) that are not done, in spans of at most `most` rows."""
     at = 0
     for begin, end in [*merged(done), (num_rows, num_rows)]:
         until = min(begin, num_rows)
@@ -37,6 +37,6 @@ def count(spans: Iterable[Span]) -> int:
 
 
 def leading(spans: Iterable[Span]) -> int:
-    """Rows [0, n) are all in these spans: the largest such n."""
+    """The largest n such that rows [0, n) are all in these spans."""
     found = merged(spans)
     return found[0][1] if found and found[0][0] == 0 else 0

@@ -1,7 +1,7 @@
 """Rows of one (level, node type) in a file: the `.npy` files that a run computes, and a graph's features.
 
-Written with pwrite, never through a mapping: a full disk is then an error and not the end of the process,
-and written pages are not counted as the process's own.
+Files are written with pwrite, never through a mapping: a full disk is then an error instead of a crash of
+the process, and written pages do not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from hopline.graph.schema import quoted
 from hopline.sampling.keyed import frozen
 from hopline.types import FloatArray, IdArray
 
-#: Bytes of one read when rows are brought in order; a gap that is longer begins another read.
+#: Bytes of one read when rows are read in file order; a longer gap begins another read.
 _WINDOW_BYTES, _GAP_BYTES = 1 << 20, 32 << 10
-#: Of one write: the system takes 2 GiB at most.
+#: Bytes of one write: the system accepts 2 GiB at most.
 _WRITE_BYTES = 1 << 30
 
 
 def state_path(work: Path, level: int, node_type: str) -> Path:
-    """Where a run keeps the rows of a level."""
+    """The file of the rows of a level."""
     return work / "states" / f"{level}.{quoted(node_type)}.npy"
 
 
 def create(path: Path, num_rows: int, dim: int, *, sparse: bool = False) -> None:
-    """Make a file of zero rows.
+    """Create a file of zero rows.
 
     Args:
-        sparse: few of them will be written; else the disk is asked for all of the room now.
+        sparse: only few rows will be written; else all of the disk space is allocated now.
 
     Raises:
         BatchError: the disk is full, or the folder cannot be written.
@@ -59,19 +59,19 @@ def rows_of(path: Path) -> tuple[int, int]:
 
 
 def _header(path: Path) -> tuple[tuple[int, int], int]:
-    """The shape of a `.npy` file of float32 rows, and where they begin."""
+    """The shape of a `.npy` file of float32 rows, and the offset at which they begin."""
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         assert version == (1, 0)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         if dtype != np.float32 or len(shape) != 2:
-            raise BatchError(f"{path} holds {dtype} {list(shape)}; float32 rows are needed")
+            raise BatchError(f"{path} holds {dtype} {list(shape)}; expected float32 rows")
         return (shape[0], shape[1]), file.tell()
 
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Say what a failure of the disk means for the run.
+    """Convert disk failures to errors that say what they mean for the run.
 
     Raises:
         BatchError: instead of OSError.
@@ -81,14 +81,14 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise BatchError(
-                f"the disk of {path.parent} is full; what is done is kept: make room and start the same "
-                "command again, and it goes on there"
+                f"the disk of {path.parent} is full; finished work is kept: free some space and "
+                "start the same command again to resume"
             ) from error
         raise BatchError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 class RowFile:
-    """A float32 `.npy` file of rows, mapped to be read.
+    """A float32 `.npy` file of rows, mapped for reading.
 
     Args:
         path: of the file.
@@ -108,7 +108,7 @@ class RowFile:
         self.row_bytes = 4 * shape[1]
 
     def write(self, ids: IdArray, rows: FloatArray) -> None:
-        """Put rows: float32 [n, d] at ids int64 [n], ascending.
+        """Write rows: float32 [n, d] at ids int64 [n], ascending.
 
         Raises:
             BatchError: the disk is full.
@@ -119,7 +119,7 @@ class RowFile:
                 self.write_range(int(ids[a]), rows[a:b])
 
     def write_range(self, first: int, rows: FloatArray) -> None:
-        """Put rows float32 [n, d], C-contiguous, at `first` and after it.
+        """Write rows float32 [n, d], C-contiguous, from row `first` on.
 
         Raises:
             BatchError: the disk is full.
@@ -132,7 +132,7 @@ class RowFile:
                 view, at = view[done:], at + done
 
     def read(self, ids: IdArray, out: FloatArray) -> None:
-        """Bring rows in, each page of the file at most once and in order.
+        """Read rows, each page of the file at most once and in order.
 
         Args:
             ids: int64 [n], distinct, any order. out: float32 [>= n, d]; row i is of ids[i].
@@ -159,21 +159,21 @@ class RowFile:
         while len(view):
             done = os.preadv(self._fd, [view], at)
             if not done:
-                raise BatchError(f"{self.path} is shorter than its header says; start with --restart")
+                raise BatchError(f"{self.path} is shorter than its header states; start with --restart")
             view, at = view[done:], at + done
 
     def take(self, ids: IdArray) -> FloatArray:
-        """Rows of any ids through the mapping: float32 [n, d]."""
+        """Read rows of any ids through the mapping: float32 [n, d]."""
         out = np.empty((ids.shape[0], self.array.shape[1]), np.float32)
         if out.size:
             gather(self.array, ids, 0, out.shape[1], out, 0)
         return out
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Sync written rows to the disk."""
         with disk_errors(self.path):
             os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Close the file; the mapping goes when the array does."""
+        """Close the file; the mapping is released with the array."""
         os.close(self._fd)

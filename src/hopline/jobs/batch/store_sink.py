@@ -1,7 +1,7 @@
-"""A sink that is a feature store, Redis or DynamoDB: `published+redis://…` serves the results as features.
+"""A sink that writes to Redis or DynamoDB; `published+redis://…` serves the results as features.
 
-Rows are written as a generation of their own (`features/published.py`), a group for each output, in the
-store's own layout; then one note is swapped, and readers see it. The generation before goes a little later.
+Rows are written as a separate generation (`features/published.py`), a group for each output, in the
+store's own layout; then one note is swapped, and readers see it. The earlier generation is deleted later.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from hopline.types import AnyArray, ExternalIds
 
 log = logging.getLogger(__name__)
 
-#: Of the address, beside the store's own.
+#: Options of the address, in addition to the store's own.
 _OPTIONS = {"keep_s": "5", "name": ""}
 #: Seconds of writing that a kill can cost.
 _SAVE_S = 5.0
-#: Ids of one note: what DynamoDB takes as an item is 400 KB.
+#: Ids of one note: an item of DynamoDB has at most 400 KB.
 _NOTE_IDS, _NOTE_BYTES = 4096, 300_000
 
 
 class StoreSink:
-    """Args:
-    url: of the store.
-    name: of the table, where several are published in one store; their groups are `<name>.<output>`.
-    keep_s: how long the generation before stays, for readers that are about to read it.
-    pauses_s: before a store that is away is asked again.
+    """A sink that publishes a table in a feature store.
+
+    Args:
+        url: of the store.
+        name: of the table, if several are published in one store; their groups are `<name>.<output>`.
+        keep_s: seconds for which the earlier generation is kept, for readers that still use it.
+        pauses_s: before each retry while the store is unavailable.
 
     Raises:
-        SinkError: the URL is none of a store that publishes.
+        SinkError: the URL is not that of a store that can publish.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class StoreSink:
         self._saved_at = 0.0
 
     def open(self, schema: TableSchema) -> int:
-        """Begin a generation, or go on with one that an attempt at the same run left."""
+        """Begin a generation, or resume one of an earlier attempt at the same run."""
         self._run = schema.run_id
         table = ".".join(part for part in (self._name, quoted(schema.part)) if part)
         self._groups = [(column, _group(column, table)) for column in schema.columns]
@@ -82,7 +84,7 @@ class StoreSink:
         self._runner.run(self._write(begin, columns))
 
     def commit(self) -> None:
-        """See `Sink`. The generation before is deleted `keep_s` later, in this call."""
+        """See `Sink`. The earlier generation is deleted `keep_s` later, in this call."""
         assert self._runner is not None
         try:
             self._runner.run(self._commit())
@@ -90,13 +92,15 @@ class StoreSink:
             self._close()
 
     def abort(self) -> None:
-        """Leave what is there to a later attempt; readers do not see it."""
+        """Keep the written rows for a later attempt; readers do not see them."""
         if self._runner is None:
             return
         try:
             self._runner.run(self._save())
-        except SinkError as error:  # a store that is away: the attempt begins where it was saved last
-            log.info("how far the results came could not be saved: %s", error)
+        except (
+            SinkError
+        ) as error:  # the store is unavailable: the next attempt begins at the last saved row
+            log.info("the progress of the results could not be saved: %s", error)
         finally:
             self._close()
 
@@ -123,7 +127,7 @@ class StoreSink:
         def begin(catalog: Catalog) -> Catalog:
             found = catalog.generations.get(self._run)
             known = found is not None and found.groups == groups and found.incarnation == incarnation
-            # One that is current is written again: somebody wants its rows anew, and they are the same.
+            # A current generation is written again: the user repeated the run, and its rows are the same.
             if found is None or not known or self._run in catalog.current.values():
                 found = (
                     fresh if found is None else msgspec.structs.replace(fresh, num_notes=found.num_notes)
@@ -163,16 +167,16 @@ class StoreSink:
             if len((await self._publisher.catalog()).generations) > 1:
                 await asyncio.sleep(self._keep_s)
                 await self._publisher.remove_others(self._generation.table, self._run)
-        except SinkError as error:  # published all the same; the next run deletes it
+        except SinkError as error:  # the table is published anyway; the next run deletes them
             log.warning("rows of an earlier run could not be deleted: %s", error)
 
     async def _save(self) -> None:
-        """Say how far it came, if all of it is still there."""
+        """Save the progress, if all written rows still exist."""
         incarnation = await self._publisher.ask(self._store.incarnation)
         if incarnation != self._generation.incarnation:
             raise SinkError(
-                f"the {self._store.kind} server has been started anew, and may have lost rows that it had "
-                "taken; start the same command again: what is computed is kept"
+                f"the {self._store.kind} server has restarted, and may have lost rows that it had "
+                "accepted; start the same command again: computed states are kept"
             )
 
         def save(catalog: Catalog) -> Catalog:
@@ -185,8 +189,8 @@ class StoreSink:
     def _check(self, catalog: Catalog) -> None:
         if self._run not in catalog.generations:
             raise SinkError(
-                "another run has begun to write to the same place and has deleted what this one wrote; "
-                "what is computed is kept: start the same command again when the other is done"
+                "another run has begun to write to the same place and has deleted the rows of this one; "
+                "computed states are kept: start the same command again when the other run is done"
             )
 
     def _close(self) -> None:
@@ -209,7 +213,7 @@ def _with(catalog: Catalog, run: str, generation: Generation) -> Catalog:
 
 
 def _parts(ids: ExternalIds) -> list[ExternalIds]:
-    """Ids in the portions of notes."""
+    """Ids, split for notes."""
     size = _NOTE_IDS
     if not isinstance(ids, np.ndarray):
         longest = max((len(str(text)) for text in ids), default=0)
@@ -221,7 +225,7 @@ def from_address(address: str) -> StoreSink:
     """The sink of `redis://…` and `dynamodb://…`, as in `features.store`, with `keep_s=` and `name=`.
 
     Raises:
-        SinkError: the URL is no store's.
+        SinkError: the URL is not that of a store.
     """
     base, mark, query = address.partition("?")
     options = dict(_OPTIONS)
@@ -238,5 +242,5 @@ def from_address(address: str) -> StoreSink:
     if not 0 <= keep_s < 1e6:
         raise SinkError(f"--to: keep_s must be seconds, 0 or more; got {options['keep_s']!r}")
     if any(sign in options["name"] for sign in ":#/\0"):
-        raise SinkError(f"--to: name={options['name']} must have none of ':', '#', '/'")
+        raise SinkError(f"--to: name={options['name']} must not contain ':', '#' or '/'")
     return StoreSink(base + mark + urlencode(others), options["name"], keep_s)

@@ -1,7 +1,7 @@
-"""The work of one level, told by paths alone: any thread, process or machine that sees them can do some.
+"""The work of one level, described by paths: any thread, process or machine that reads them can do a part.
 
-Rows are done in spans of the level's list of rows. How it is cut into spans, which of them is done by whom,
-and in which order, makes no difference to a byte of the result.
+Rows are computed in spans of the level's list of rows. How the list is cut into spans, which worker
+computes a span, and the order make no difference to a byte of the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hopline.jobs.batch.spans import Span
 from hopline.jobs.batch.states import RowFile
 from hopline.types import FloatArray, IdArray
 
-#: Rows of a span, unless memory asks for other ones.
+#: Rows of a span, unless the memory limit requires another number.
 SPAN_ROWS = 4096
 
 _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
@@ -31,22 +31,22 @@ _NO_ROWS: FloatArray = np.empty((0, 0), np.float32)
 
 @dataclass(frozen=True)
 class LevelWork:
-    """One (level, node type) to compute. Pickles.
+    """One (level, node type) to compute. Can be pickled.
 
     Attributes:
-        model_folder, graph_folder: what `read_spec` and `Graph.open` take.
-        level, node_type: whose rows.
+        model_folder, graph_folder: arguments of `read_spec` and `Graph.open`.
+        level, node_type: of the rows.
         exact: all neighbours, not the model's fanouts.
         below: node type -> `.npy` file of rows one level below; that of the features where the level below
             has no file.
         raw: this node type's features as a `.npy` file of float32, where the stage reads them.
-        out: the file that rows go into; made by `states.create`.
-        num_nodes, dim: its shape.
+        out: the file for the rows; created by `states.create`.
+        num_nodes, dim: shape of `out`.
         num_rows: rows to compute.
         rows: None means all; else a `.npy` file of ids, int64 [num_rows], ascending.
         compact_edges: see `RowComputer`.
         span_rows: rows of a span at most.
-        limit_bytes: of resident memory of a process that does spans; 0 means no limit.
+        limit_bytes: of resident memory of a process that computes spans; 0 means no limit.
     """
 
     model_folder: Path
@@ -72,13 +72,13 @@ def listed(rows: IdArray | None, begin: int, end: int) -> IdArray:
 
 
 class Worker:
-    """Does spans of one level; for one thread.
+    """Computes spans of one level; for one thread.
 
     Args:
-        work: what to do.
-        graph, spec: where the caller has them open already (`spec` as in model.json).
-        writes: False for one that only computes, and leaves the file to somebody else.
-        kept: rows in memory that are read and written in place of the file of this name.
+        work: of the level.
+        graph, spec: if the caller has them open already (`spec` as in model.json).
+        writes: False for a worker that only computes, and does not write the file.
+        kept: file name -> rows in memory that are read and written instead of the file.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Worker:
             self._guard = Guard(work.limit_bytes, [*mapped, *graph_arrays(graph)])
 
     def do(self, begin: int, end: int) -> int:
-        """Compute rows [begin, end) of the list and put them into the file.
+        """Compute rows [begin, end) of the list and write them to the file.
 
         Args:
             begin, end: at most `span_rows` apart.
@@ -147,12 +147,12 @@ class Worker:
         return num_edges
 
     def save(self, begin: int, end: int, states: FloatArray) -> None:
-        """Put computed rows [begin, end) of the list into the file."""
+        """Write computed rows [begin, end) of the list to the file."""
         assert self._out is not None
         self._out.write(listed(self._rows, begin, end), states)
 
     def taken_bytes(self) -> int:
-        """Resident memory once a row has been computed, without pages that can be given back."""
+        """Resident memory once a row has been computed, without pages that can be released."""
         assert self._guard is not None
         ids = np.arange(min(1, self.work.num_nodes))
         self._computer.compute(ids, self._buffer[: ids.shape[0]])
@@ -168,11 +168,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Shaper:
-    """Makes of a span's states what its receiver wants, on the thread that computed them.
+    """Converts a span's states for their receiver, on the thread that computed them.
 
     Attributes:
-        shape: of the first row and its span's states float32 [n, dim]: what is handed on; may be views.
-        saves: whether the states are also to go into the level's file, asked for each span.
+        shape: called with the first row and the states float32 [n, dim]; returns what is passed on, maybe
+            views.
+        saves: whether the states are also written to the level's file; called for each span.
     """
 
     shape: Callable[[int, FloatArray], Any]
@@ -180,19 +181,19 @@ class Shaper:
 
 
 class Engine(Protocol):
-    """Does the spans of a level somewhere.
+    """Computes the spans of a level, on threads, processes or machines.
 
     Attributes:
-        threads: that work at once in one process; each takes its share of `limit_bytes`.
-        kept: file -> rows in memory that take its place, for an engine of this process; None where others
-            compute, which see files alone.
+        threads: that work at the same time in one process; each takes its share of `limit_bytes`.
+        kept: file -> rows in memory that replace it, for an engine of this process; None if other
+            processes compute, which read files only.
     """
 
     threads: int
     kept: dict[Path, MemoryRows] | None
 
     def run(self, work: LevelWork, spans: Iterable[Span], done: Callable[[Span, int], None]) -> None:
-        """Do `spans`, in any order.
+        """Compute `spans`, in any order.
 
         Args:
             spans: each of at most `work.span_rows` rows.
@@ -200,10 +201,10 @@ class Engine(Protocol):
                 the file (where this process's sync finds them).
 
         Raises:
-            HoplineError: a span failed; others may have been done.
+            HoplineError: a span failed; others may be done.
         """
         ...
 
     def close(self) -> None:
-        """Let go of threads, processes or a cluster."""
+        """Release threads, processes or a cluster."""
         ...

@@ -1,1 +1,1 @@
-"""Distillation: a teacher that needs the graph at every request makes a student that does not."""
+"""Distillation: trains a student without the graph from a teacher that reads the graph at every request."""

@@ -1,4 +1,4 @@
-"""A trained student on disk: a model version of its own, and a file beside its teacher."""
+"""Writes a trained student: as a separate model version, and as a file next to its teacher."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hopline.packaging.folder import new_version
 from hopline.runtimes.onnx import session
 from hopline.types import FloatArray
 
-#: Rows that written files are compared on, and by how much they may differ.
+#: Rows on which written files are compared, and the tolerance.
 _CHECKED, _TOLERANCE = 512, 1e-4
-#: What opset 18 came with.
+#: IR version of opset 18.
 _IR_VERSION = 8
 
 #: Weight float32 [out, in] and bias [out].
@@ -39,11 +39,11 @@ Layer = tuple[FloatArray, FloatArray]
 
 @dataclass(frozen=True)
 class StructureRows:
-    """What a student sees of the graph.
+    """The data of the graph that a student reads.
 
     Attributes:
-        rows: float32 [N, S]. base: float32 [d, S], what features are multiplied by for the rows that the
-            diffusion begins with.
+        rows: float32 [N, S]. base: float32 [d, S], the matrix that multiplies features to get the rows that
+            the diffusion begins with.
         restart: of the diffusion.
     """
 
@@ -53,7 +53,7 @@ class StructureRows:
 
 
 class Layers:
-    """A student as plain layers: normalisation multiplied into them, and the answer of its teacher's task.
+    """A student as plain layers: normalisation folded into them, and the outputs of its teacher's task.
 
     Attributes:
         hidden: (weight float32 [out, in], bias [out]) of each hidden layer, each followed by a relu.
@@ -66,13 +66,13 @@ class Layers:
         ]
         weight, bias = _arrays(student.out.weight), _arrays(student.out.bias)
         if task == "binary":
-            # Logits of no and yes as one: a sigmoid of their difference is the softmax of both.
+            # Logits of no and yes as one logit: a sigmoid of their difference is the softmax of both.
             weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
         self.out: Layer = (weight, bias)
 
     @property
     def num_states(self) -> int:
-        """Columns of the last hidden layer; of the input where there is none."""
+        """Columns of the last hidden layer; of the input if there is none."""
         return int(self.out[0].shape[1])
 
     @property
@@ -87,7 +87,7 @@ def _arrays(tensor: Tensor) -> FloatArray:
 
 
 def _folded(linear: nn.Module, norm: nn.Module) -> Layer:
-    """One layer that does what a linear one and batch normalisation after it do."""
+    """One layer that is equal to a linear layer followed by batch normalisation."""
     assert isinstance(linear, nn.Linear)
     assert isinstance(norm, nn.BatchNorm1d)
     assert norm.running_mean is not None
@@ -106,7 +106,7 @@ def write_layers(
 
     Args:
         names: of the input float32 [n, width] and of the output.
-        last_relu: one after the last as well.
+        last_relu: add one after the last as well.
     """
     value, output = names
     nodes, weights = [], []
@@ -165,15 +165,15 @@ def write_student(
     the head is its last layer. It fits every graph whose nodes have the features that it reads.
 
     Args:
-        rows: float32 [n, d], what the files are compared on.
+        rows: float32 [n, d], for comparing the files.
         figures: of the distillation, for model.json's `parity`.
         overwrite: replace an existing version.
-        structure: what the student reads beside features; it becomes part of the artifact.
+        structure: what the student reads in addition to features; it becomes part of the artifact.
 
-    Returns: its folder.
+    Returns: the version's folder.
     Raises:
         PackagingError: a bad name, or the version exists.
-        ParityError: the written files do not answer what the student answers.
+        ParityError: the written files do not give the student's answers.
     """
     layers = Layers(student, teacher.task)
     node_type = teacher.head.node_type
@@ -218,9 +218,9 @@ def write_student(
         if structure is not None:
             kind = graph.schema.node_types[node_type].id_kind
             num_nodes = graph.nodes[node_type].num_nodes
-            told = StructureSpec(graph.version, node_type, num_nodes, kind, structure.restart)
+            structure_spec = StructureSpec(graph.version, node_type, num_nodes, kind, structure.restart)
             folder = place.folder / stage.structure
-            write_structure(folder, structure.rows, structure.base, told, graph)
+            write_structure(folder, structure.rows, structure.base, structure_spec, graph)
         parity = {"max_abs_diff": difference, "tolerance": _TOLERANCE, **figures}
         write_spec(place.folder, msgspec.structs.replace(spec, parity=parity))
     return place.path
@@ -234,18 +234,18 @@ def write_fallback(
     origin: tuple[str, str],
     agreement: float,
 ) -> Path:
-    """Put student.onnx beside its teacher; one that is there is replaced.
+    """Write student.onnx next to its teacher; an existing file is replaced.
 
     Args:
         folder: the teacher's version folder.
-        rows: float32 [n, d] feature rows, what the file is compared on.
-        origin: model and version of the student as a model of its own.
-        agreement: share of held-out nodes on which it chooses as its teacher does.
+        rows: float32 [n, d] feature rows, for comparing the file.
+        origin: model and version of the student as a separate model.
+        agreement: share of held-out nodes on which it agrees with its teacher.
 
     Returns: the file.
     Raises:
         PackagingError: the folder cannot be written.
-        ParityError: the written file does not answer what the student answers.
+        ParityError: the written file does not give the student's answers.
     """
     layers = Layers(student, teacher.task)
     try:
@@ -260,21 +260,21 @@ def write_fallback(
             spec = StudentSpec(
                 sha256_of(draft), teacher.head.node_type, width, layers.output_dim, *origin, agreement
             )
-            told = Path(place) / SPEC_FILE
-            told.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
-            # A server that loads the teacher in between finds no student, never half of one.
+            spec_draft = Path(place) / SPEC_FILE
+            spec_draft.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+            # A server that loads the teacher meanwhile finds no student, never a partial one.
             (folder / SPEC_FILE).unlink(missing_ok=True)
             publish_file(draft, folder / MODEL_FILE, durable=False)
-            publish_file(told, folder / SPEC_FILE, durable=False)
+            publish_file(spec_draft, folder / SPEC_FILE, durable=False)
     except OSError as error:
         raise PackagingError(
-            f"{folder}: the student cannot be put beside its teacher: {error.strerror or error}"
+            f"{folder}: the student cannot be written next to its teacher: {error.strerror or error}"
         ) from None
     return folder / MODEL_FILE
 
 
 def _compare(logits: FloatArray, student: Student, teacher: ModelSpec, rows: FloatArray) -> float:
-    """The largest difference of what written files and the trained module answer for the first rows."""
+    """The largest difference between written files and the trained module, on the first rows."""
     with torch.no_grad():
         expected = student(torch.from_numpy(np.ascontiguousarray(rows[:_CHECKED]))).numpy()
     if teacher.task == "binary":

@@ -13,7 +13,7 @@ from hopline.graph import IdIndex
 from hopline.graph.id_values import integer_id
 from hopline.types import IdArray
 
-#: What a message lists.
+#: Names that a message lists.
 _NAMED = 10
 
 
@@ -28,8 +28,9 @@ def read_labels(path: Path, ids: IdIndex, classes: tuple[str, ...], num_classes:
 
     Returns: int64 [N], -1 where unknown.
     Raises:
-        BadRequest: it cannot be read, is not as long as the graph, or has a class that the teacher lacks.
-        NodeNotFound: ids that the graph has not.
+        BadRequest: it cannot be read, has another length than the graph, or has a class that the teacher
+            lacks.
+        NodeNotFound: ids that are not in the graph.
     """
     try:
         labels = _array(path, len(ids)) if path.suffix == ".npy" else _table(path, ids, classes)
@@ -54,11 +55,11 @@ def _array(path: Path, num_nodes: int) -> IdArray:
     except ValueError as error:
         raise BadRequest(f"--labels {path}: not an array: {error}") from None
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise BadRequest(f"--labels {path}: {found.dtype} {list(found.shape)}; integers [nodes] are right")
+        raise BadRequest(f"--labels {path}: {found.dtype} {list(found.shape)}; expected integers [nodes]")
     if found.shape[0] != num_nodes:
         raise BadRequest(
-            f"--labels {path}: {found.shape[0]} labels, and the graph has {num_nodes} nodes; a .npy file "
-            "has one for each row, -1 where it is unknown (a CSV file names nodes by id)"
+            f"--labels {path}: {found.shape[0]} labels, but the graph has {num_nodes} nodes; a .npy file "
+            "has one label for each row, -1 if unknown (a CSV file names nodes by id)"
         )
     labels: IdArray = found.astype(np.int64)
     return labels
@@ -76,17 +77,17 @@ def _table(path: Path, ids: IdIndex, classes: tuple[str, ...]) -> IdArray:
     values: list[int] = []
     for at, (line, row) in enumerate(rows):
         if len(row) != 2:
-            raise BadRequest(f"--labels {path}, line {line}: {len(row)} columns; id,class is right")
+            raise BadRequest(f"--labels {path}, line {line}: {len(row)} columns; expected id,class")
         name, text = row[0].strip(), row[1].strip()
         value = numbers[text] if text in numbers else _integer(text)
         key = name if is_text else _integer(name)
         if value is None or key is None:
             names_no_node = key is None or (is_text and ids.lookup([name])[0] < 0)
             if at == 0 and value is None and names_no_node:
-                continue  # a line of names
+                continue  # the header line
             if key is None:
-                raise BadRequest(f"--labels {path}, line {line}: {name!r} is no integer id")
-            known = f"; there are {', '.join(classes[:_NAMED])}" if classes else ""
+                raise BadRequest(f"--labels {path}, line {line}: {name!r} is not an integer id")
+            known = f"; known are {', '.join(classes[:_NAMED])}" if classes else ""
             raise BadRequest(f"--labels {path}, line {line}: class {text!r} is unknown{known}")
         names.append(key)
         values.append(value)

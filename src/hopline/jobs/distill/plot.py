@@ -1,4 +1,4 @@
-"""The report as a drawing: accuracy by degree beside a reliability curve, SVG written by hand."""
+"""The report as a drawing: accuracy by degree and a reliability curve, as hand-written SVG."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _value(bucket: Bucket, name: str) -> float | None:
 
 def _reliability(report: Report) -> list[str]:
     left = _LEFT + _SIDE + 110
-    what = "right" if report.judged_by == "labels" else "as its teacher"
+    what = "right" if report.judged_by == "labels" else "equal to its teacher's"
     parts = [
-        *_frame(left, f"reliability: how often it is {what}"),
+        *_frame(left, f"reliability: share that is {what}"),
         *_legend(left, list(report.calibration)),
     ]
     parts.append(
@@ -78,7 +78,7 @@ def _reliability(report: Report) -> list[str]:
             f"calibration error {found.ece:.3f}</title></circle>"
             for x, y, count in points
         ]
-    parts.append(_text(left + _SIDE / 2, _TOP + _SIDE + 32, "how sure it is", anchor="middle"))
+    parts.append(_text(left + _SIDE / 2, _TOP + _SIDE + 32, "confidence", anchor="middle"))
     return parts
 
 

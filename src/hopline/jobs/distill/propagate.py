@@ -1,9 +1,9 @@
-"""Diffusion over a graph: personalised PageRank of rows, computed offline.
+"""Diffuses rows over a graph by personalised PageRank, computed offline.
 
     z[v] = restart · base[v] + (1 - restart) · sum of z[u] / sqrt(d[u] · d[v]) over v's in-neighbours u
 
 (APPNP, arXiv 1810.05997); d is a node's number of in-neighbours, at least 1. A node without in-neighbours
-keeps its base row, whole.
+keeps its base row unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def diffuse(
     Args:
         indptr, indices: in-neighbours of every node.
         base: float32 [N, D].
-        tolerance: ends once no value changed by more in a round. rounds: at most.
+        tolerance: stops once no value changes by more in a round. rounds: at most.
 
     Returns: float32 [N, D].
     """

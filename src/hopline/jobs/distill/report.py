@@ -1,4 +1,4 @@
-"""What is told of a distillation: how good the student is, where, and beside whom."""
+"""The report of a distillation: how good the student is, by degree, and compared with which models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Bucket(msgspec.Struct, frozen=True):
     """Held-out nodes of some in-degrees.
 
     Attributes:
-        degrees: in words, such as "3–5".
+        degrees: in words, for example "3–5".
         nodes: how many.
-        agreement: share on which the student chooses as its teacher does.
+        agreement: share on which the student agrees with its teacher.
         teacher, student, mlp: accuracy on those with a known class; None where there are none.
     """
 
@@ -35,7 +35,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Whether a model is as often right as it says (Guo et al., arXiv 1706.04599).
+    """Whether a model's confidence matches its accuracy (Guo et al., arXiv 1706.04599).
 
     Attributes:
         ece: expected calibration error over bins of equal width.
@@ -52,22 +52,22 @@ class Report(msgspec.Struct, frozen=True):
     Attributes:
         teacher, student: name/version.
         graph: its version.
-        judged_by: "labels" where classes are known; else "teacher": then right means as the teacher, and
-            accuracies are absent.
-        agreement: share on which the student chooses as its teacher does.
-        teacher_accuracy, student_accuracy, mlp_accuracy: the last one of the same network trained on known
-            classes alone.
-        by_degree: the same by in-degree.
+        judged_by: "labels" if classes are known; else "teacher": then right means equal to the teacher,
+            and accuracies are missing.
+        agreement: share on which the student agrees with its teacher.
+        teacher_accuracy, student_accuracy, mlp_accuracy: the last one is that of the same network, trained
+            on known classes alone.
+        by_degree: the shares by in-degree.
         calibration: by "teacher" (only with labels), "student" and "mlp" (only with labels).
-        best_epoch, epochs: at which the student was taken, and how many there were.
-        nodes: how many there are, by part: fit, valid, held_out, labelled, held_out_labelled.
+        best_epoch, epochs: the epoch of the student, and the number of epochs.
+        nodes: numbers of nodes by part: fit, valid, held_out, labelled, held_out_labelled.
         structure: columns of structure features that the student reads, 0 for none.
-        fallback_agreement: of the student beside the teacher, which reads features alone.
+        fallback_agreement: of the fallback student next to the teacher, which reads features alone.
         settings: of the training.
-        within: whether the gate lets it through, and why: see `gate`.
-        why: what the gate says.
+        within: whether the student passes the gate; see `gate`.
+        why: the reason of the gate.
         written: whether the student is in the repository.
-        path, fallback: where it is, and where its teacher's student.onnx; "" where it was not written.
+        path, fallback: of the student, and of its teacher's student.onnx; "" if not written.
         seconds: by step.
     """
 
@@ -96,12 +96,12 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def share(mask: NDArray[np.bool_]) -> float | None:
-    """The share that is true; None of nothing."""
+    """The share that is true; None for an empty mask."""
     return float(mask.mean()) if mask.shape[0] else None
 
 
 def calibration(probabilities: FloatArray, truth: IdArray) -> Calibration:
-    """Of float32 [n, C] against int64 [n]."""
+    """The calibration of float32 [n, C] against int64 [n]."""
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == truth
     bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
@@ -120,7 +120,7 @@ def by_degree(degrees: IdArray, labels: IdArray, chosen: dict[str, IdArray]) -> 
 
     Args:
         degrees, labels: int64 [n] of the held-out nodes; labels -1 where unknown.
-        chosen: class by "teacher", "student" and, where there is one, "mlp": int64 [n].
+        chosen: class by "teacher", "student" and, if there is one, "mlp": int64 [n].
     """
     buckets = np.searchsorted(np.array(DEGREES), degrees)
     found = []

@@ -25,21 +25,21 @@ from hopline.jobs.distill.train import Trained, train_student
 from hopline.live.snapshots import open_graph
 from hopline.types import FloatArray, IdArray
 
-#: Shares of all nodes that choose the epoch, and that the report is about.
+#: Shares of all nodes that choose the epoch, and that are held out for the report.
 _VALID, _HELD_OUT = 0.1, 0.2
 
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """What is made, and how.
+    """Options of a distillation.
 
     Attributes:
-        student: its name; "" is the teacher's with "-student" added.
-        needs_structure: refuse a graph that has no edges to see, where `settings` want structure; else the
-            student is made without.
+        student: its name; "" means the teacher's with "-student" added.
+        needs_structure: refuse a graph without usable edges if `settings` require structure; else the
+            student is trained without.
         labels: file of known classes; None for an unlabelled graph.
         force: write a student that the gate refuses.
-        overwrite: replace a version that is there.
+        overwrite: replace an existing version.
         settings: of the training.
     """
 
@@ -53,7 +53,7 @@ class DistillOptions:
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of the graph, disjoint: to learn from, to stop by, to judge on; int64, ascending."""
+    """Disjoint rows of the graph: to learn from, to stop by, to evaluate on; int64, ascending."""
 
     fit: IdArray
     valid: IdArray
@@ -61,7 +61,7 @@ class Split:
 
     @classmethod
     def of(cls, num_nodes: int, seed: int) -> Split:
-        """Drawn from a seed."""
+        """Draw a split from a seed."""
         order = np.random.default_rng(seed).permutation(num_nodes)
         held_out = max(1, round(_HELD_OUT * num_nodes))
         valid = max(1, round(_VALID * num_nodes))
@@ -70,18 +70,20 @@ class Split:
 
 
 class Distillation:
-    """Args:
+    """One distillation: trains, judges and writes a student.
+
+    Args:
         teacher_folder: `<repository>/<model>/<version>` of a packaged graph model.
         graph_folder: a saved graph, or the folder of a live one, of which a snapshot is taken.
-        repository: where the student shall be.
+        repository: for the student.
         options: see there.
-        advance: told where the run is.
+        advance: called with the progress of the run.
         clock: seconds.
 
     Raises:
-        BadRequest: a teacher that cannot teach, too few nodes, labels that do not fit.
+        BadRequest: a teacher that cannot teach, too few nodes, or labels that do not fit.
         NodeNotFound: labels of unknown ids.
-        SchemaMismatch: the teacher does not fit the graph; each difference named.
+        SchemaMismatch: the teacher does not fit the graph; each difference is named.
         PackagingError: the student's version exists.
     """
 
@@ -100,8 +102,8 @@ class Distillation:
         self._repository = repository
         if set(self._options.settings.structure) - {"features"}:
             raise BadRequest(
-                "structure labels: known classes diffused over the graph are no rows that a server could "
-                "keep up; a student that is served takes structure features, or none"
+                "structure labels: known classes diffused over the graph are not rows that a server could "
+                "keep up to date; a student that is served uses structure features, or none"
             )
         self._advance = advance
         self._clock = clock
@@ -109,7 +111,9 @@ class Distillation:
         self.spec = read_teacher(teacher_folder)
         self._name = self._options.student or f"{self.spec.name}-student"
         if self._name == self.spec.name:
-            raise BadRequest(f"--student {self._name}: that is the teacher; give the student another name")
+            raise BadRequest(
+                f"--student {self._name}: that is the teacher; choose another name for the student"
+            )
         path = repository / self._name / self.spec.version
         if path.exists() and not self._options.overwrite:
             raise PackagingError(
@@ -125,15 +129,15 @@ class Distillation:
         self._split = Split.of(nodes.num_nodes, self._options.settings.seed)
 
     def run(self) -> Report:
-        """Train, judge and, where the gate lets the student through, write.
+        """Train, evaluate and, if the student passes the gate, write it.
 
-        Returns: the report; its `written` says whether there is a student, and `why` why not.
+        Returns: the report; `written` says whether the student was written, and `why` gives the reason.
         Raises:
             BatchError: the teacher's answers cannot be computed.
-            ParityError: a written file does not answer what the student answers.
+            ParityError: a written file does not give the student's answers.
         """
         node_type = self.spec.head.node_type
-        # A copy: torch wants memory that can be written.
+        # A copy: torch requires writable memory.
         features = np.array(self._graph.nodes[node_type].features, np.float32)
         began = self._clock()
         structure = self._structure(features)
@@ -142,12 +146,12 @@ class Distillation:
         began = self._note("teacher", began)
         plain = dataclasses.replace(self._options.settings, structure=())
         known = self._labels.copy()
-        known[self._split.held_out] = -1  # nothing learns from what it is judged on
+        known[self._split.held_out] = -1  # nothing learns from the rows of the evaluation
         rows = None if structure is None else structure.rows
         student = self._train("student", features, soft, known, self._options.settings, rows)
         fallback = student
         if structure is not None:
-            fallback = self._train("student beside its teacher", features, soft, known, plain)
+            fallback = self._train("student next to its teacher", features, soft, known, plain)
         mlp = self._plain_mlp(features, soft.shape[1], known, plain)
         began = self._note("training", began)
         report = self._judge(features, rows, soft, student, fallback, mlp)
@@ -178,9 +182,9 @@ class Distillation:
         return found
 
     def _edges(self) -> IdArray | None:
-        """Edges among nodes of the answered type, int64 [2, E]; None where it may do without.
+        """Edges among nodes of the answered type, int64 [2, E]; None if the student can do without.
 
-        Raises: BadRequest: there are none.
+        Raises: BadRequest: there are no such edges.
         """
         node_type = self.spec.head.node_type
         found = [
@@ -198,7 +202,7 @@ class Distillation:
         if not found:
             raise BadRequest(
                 f"--structure: the graph has no edges between nodes of type {node_type!r}; leave it out, "
-                "or say --no-structure"
+                "or pass --no-structure"
             )
         return np.concatenate(found, axis=1)
 
@@ -229,7 +233,7 @@ class Distillation:
     def _plain_mlp(
         self, features: FloatArray, num_classes: int, labels: IdArray, settings: Settings
     ) -> Trained | None:
-        """The same network without a teacher; None where no class is known to learn from."""
+        """The same network without a teacher; None if no class is known."""
         fit = self._split.fit[labels[self._split.fit] >= 0]
         if not fit.shape[0] or not (labels[self._split.valid] >= 0).any():
             return None

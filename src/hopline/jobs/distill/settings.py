@@ -1,4 +1,4 @@
-"""How a student is made: its shape, its training, and what it sees of the graph around a node."""
+"""Settings of a student: its shape, its training, and what it reads of the graph around a node."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ STRUCTURE = ("features", "labels")
 
 @dataclass(frozen=True)
 class Settings:
-    """The defaults are those that measured best, over three graphs, on splits that are not reported.
+    """Settings of a student; the defaults measured best over three graphs, on splits that are not reported.
 
     Attributes:
         hidden: width of each hidden layer. layers: linear layers, 1 or more.
         dropout: share of hidden units, and of inputs, that a training step leaves out.
         lr, weight_decay: of Adam.
         epochs: training steps, at most. patience: epochs without a better validation score until it stops.
-        batch: rows of a step, drawn anew for each.
+        batch: rows of a step, drawn again for each.
         temperature: the teacher's probabilities are raised to 1 / temperature and normalised.
         label_weight: share of the loss that is cross entropy with known labels; the rest is divergence
             from the teacher.
         seed: of the initial weights, the dropout and the order of rows.
         structure: what is computed from the graph, of "features" and "labels"; () is a plain MLP, as in
             GLNN.
-        width: features of more columns are reduced to their so many strongest directions, before they are
-            diffused and before the student learns from them; 0 leaves them as they are.
-        restart: share of its own row that a node keeps in each round of the diffusion (personalised
+        width: features of more columns are reduced to this many strongest directions, before they are
+            diffused and before the student learns from them; 0 leaves them unchanged.
+        restart: share of the own row that a node keeps in each round of the diffusion (personalised
             PageRank's alpha).
-        tolerance: the diffusion ends once no value changes by more.
+        tolerance: the diffusion stops once no value changes by more.
     """
 
     hidden: int = 128
@@ -51,18 +51,18 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "epochs", "patience", "batch"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}: at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be at least 1")
         for name in ("lr", "temperature", "tolerance"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: above 0")
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be above 0")
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout is {self.dropout}: from 0 to below 1")
+            raise ConfigError(f"dropout is {self.dropout}: must be from 0 to below 1")
         if not 0 <= self.label_weight <= 1:
-            raise ConfigError(f"label_weight is {self.label_weight}: from 0 to 1")
+            raise ConfigError(f"label_weight is {self.label_weight}: must be from 0 to 1")
         if not 0 < self.restart <= 1:
-            raise ConfigError(f"restart is {self.restart}: above 0, at most 1")
+            raise ConfigError(f"restart is {self.restart}: must be above 0 and at most 1")
         for name in ("weight_decay", "width"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}: 0 or more")
+                raise ConfigError(f"{name} is {getattr(self, name)}: must be 0 or more")
         if unknown := sorted(set(self.structure) - set(STRUCTURE)):
-            raise ConfigError(f"structure {', '.join(unknown)}: there are {', '.join(STRUCTURE)}")
+            raise ConfigError(f"structure {', '.join(unknown)}: known are {', '.join(STRUCTURE)}")

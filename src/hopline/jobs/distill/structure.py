@@ -1,7 +1,7 @@
-"""What a student sees of the graph: rows computed offline, each following from its neighbours' rows.
+"""Structure features of a student: rows computed offline, each derived from its neighbours' rows.
 
-A node's row is the fixed point of a diffusion (see `propagate`), so a node that comes later, or whose edges
-changed, gets its row from its in-neighbours' kept rows without touching the rest: `new_rows`.
+A node's row is the fixed point of a diffusion (see `propagate`). So a later node, or one whose edges
+changed, gets its row from its in-neighbours' stored rows, and other rows stay unchanged: `new_rows`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def base_rows(
     num_classes: int = 0,
     reduced_by: FloatArray | None = None,
 ) -> FloatArray:
-    """What a node brings into the diffusion itself.
+    """The rows that the diffusion begins with.
 
     Args:
         x: float32 [N, D] features.
         labels: int64 [N], -1 unknown; only labels that training may see. Needed for "labels".
-        num_classes: columns of "labels" at least; a label beyond them adds more.
-        reduced_by: float32 [D, R], what the features are multiplied by; None finds it from x. Rows of new
-            nodes want that of the old ones: `directions(x, settings.width)`.
+        num_classes: columns of "labels" at least; larger labels add columns.
+        reduced_by: float32 [D, R], the matrix that multiplies the features; None computes it from x. Rows
+            of new nodes need that of the old ones: `directions(x, settings.width)`.
 
     Returns: float32 [N, S].
     """
@@ -38,7 +38,7 @@ def base_rows(
         parts.append(x @ (directions(x, settings.width) if reduced_by is None else reduced_by))
     if "labels" in settings.structure:
         if labels is None:
-            raise BadRequest('structure "labels" wants the known labels, and there are none')
+            raise BadRequest('structure "labels" needs known labels, and there are none')
         known = np.flatnonzero(labels >= 0)
         one_hot = np.zeros((len(x), max(num_classes, int(labels.max(initial=-1)) + 1)), np.float32)
         one_hot[known, labels[known]] = 1
@@ -54,9 +54,9 @@ def structure_features(
     Args:
         edge_index: int64 [2, E]: sources, destinations; a row comes from in-neighbours.
         x: float32 [N, D].
-        labels: int64 [N], -1 where unknown or not to be seen.
+        labels: int64 [N], -1 if unknown or hidden.
 
-    Returns: float32 [N, S]; S is 0 where `settings.structure` is empty.
+    Returns: float32 [N, S]; S is 0 if `settings.structure` is empty.
     """
     base = base_rows(x, settings, labels=labels)
     if not base.shape[1]:
@@ -72,16 +72,16 @@ def new_rows(
     neighbor_degrees: IdArray,
     settings: Settings,
 ) -> FloatArray:
-    """Rows of nodes that were not there when the others were computed.
+    """Rows of nodes that were added after the others were computed.
 
-    Equal to a full computation where nothing lies downstream of the new nodes (they have in-edges only);
-    else the answer of the graph as it was before them.
+    Equal to a full computation if no node is downstream of the new nodes (they have in-edges only);
+    else the answer of the graph before they were added.
 
     Args:
-        base: float32 [n, S], `base_rows` of the new nodes (a label that is unknown is a row of zeros).
+        base: float32 [n, S], `base_rows` of the new nodes (an unknown label is a row of zeros).
         indptr: int64 [n + 1]: the in-neighbours of node i are neighbor_rows[indptr[i]:indptr[i + 1]].
-        neighbor_rows: float32 [m, S], kept rows.
-        neighbor_degrees: int64 [m], in-neighbours that each of them has.
+        neighbor_rows: float32 [m, S], stored rows.
+        neighbor_degrees: int64 [m], the number of in-neighbours of each.
 
     Returns: float32 [n, S].
     """

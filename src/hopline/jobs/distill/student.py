@@ -11,7 +11,7 @@ from hopline.jobs.distill.settings import Settings
 
 
 class Student(nn.Module):
-    """Features, and structure features if it has any, to logits.
+    """An MLP from features, and structure features if any, to logits.
 
     Args:
         num_inputs: width of x. num_structure: width of the structure features, 0 if it has none.
@@ -35,10 +35,10 @@ class Student(nn.Module):
         return answer
 
     def widened(self, reduced_by: Tensor, settings: Settings) -> Student:
-        """The same student over features as they are, of one that learned from reduced ones.
+        """The equivalent student over unreduced features, from one that learned from reduced ones.
 
         Args:
-            reduced_by: float32 [F, R], what the features were multiplied by.
+            reduced_by: float32 [F, R], the matrix that the features were multiplied by.
         """
         first = self.hidden[0] if len(self.hidden) else self.out
         assert isinstance(first, nn.Linear)
@@ -55,5 +55,5 @@ class Student(nn.Module):
     def _drop(self, h: Tensor) -> Tensor:
         if not self.training or not self.dropout:
             return h
-        # A third of the time of torch's own dropout on a CPU.
+        # Takes a third of the time of torch's own dropout on a CPU.
         return h * ((torch.rand(h.shape) >= self.dropout) / (1 - self.dropout))

@@ -1,4 +1,4 @@
-"""What a teacher answers for every node of a graph: the soft labels that a student learns."""
+"""Computes a teacher's answers for every node of a graph: the soft labels that a student learns."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hopline.jobs.batch.run import BatchOptions, BatchRun
 from hopline.jobs.batch.sink import TableSchema
 from hopline.types import AnyArray, FloatArray
 
-#: Fewer nodes cannot be split into nodes to learn from, to stop by and to judge on.
+#: Fewer nodes cannot be split into nodes to learn from, to stop by and to evaluate on.
 MIN_NODES = 20
 
 _WHY_NOT = {
-    "multilabel": "each of its classes is a question of its own, and a student has one answer",
-    "regression": "it answers numbers, and a student learns a choice among classes",
-    "embedding": "it answers states, and a student learns a choice among classes",
+    "multilabel": "each of its classes is a separate question, and a student has one answer",
+    "regression": "it answers numbers, and a student learns to choose a class",
+    "embedding": "it answers states, and a student learns to choose a class",
 }
 
 
 def read_teacher(folder: Path) -> ModelSpec:
-    """A model that can teach.
+    """Read a model that can teach.
 
     Raises:
-        BadRequest: a table, link, multilabel, regression or embedding model; says why it cannot.
+        BadRequest: a tabular, link, multilabel, regression or embedding model; the message says why.
         ArtifactError: it cannot be read.
     """
     spec = read_artifact(folder)
@@ -51,12 +51,12 @@ def read_teacher(folder: Path) -> ModelSpec:
     if not any(stage.inputs for level in spec.levels[1:] for stage in level.values()) and not (
         spec.runtime == "torch"
     ):
-        raise BadRequest(f"{shown} reads no neighbours: it is a student already, or needs none")
+        raise BadRequest(f"{shown} reads no neighbours: it is a student already, or does not need one")
     return spec
 
 
 def check_fit(spec: ModelSpec, graph: Graph) -> None:
-    """Check that a teacher can teach on a graph, and that there is something for a student to read.
+    """Check that a teacher can teach on a graph, and that a student has features to read.
 
     Raises:
         SchemaMismatch: the teacher was packaged for another schema, or its nodes have no features.
@@ -66,12 +66,12 @@ def check_fit(spec: ModelSpec, graph: Graph) -> None:
     node_type = spec.head.node_type
     nodes = graph.nodes[node_type]
     if not nodes.features.shape[1]:
-        text = f"node type {node_type!r} has no features; a student reads nothing else"
+        text = f"node type {node_type!r} has no features; a student needs them"
         raise SchemaMismatch(f"{spec.name}/{spec.version} cannot teach on this graph: {text}", [text])
     if nodes.num_nodes < MIN_NODES:
         raise BadRequest(
             f"the graph has {nodes.num_nodes} nodes of type {node_type!r}; at least {MIN_NODES} are "
-            "needed: some to learn from, some to stop by and some to judge on"
+            "required: some to learn from, some to stop by and some to evaluate on"
         )
 
 
@@ -83,21 +83,21 @@ class _Kept:
         self.rows: AnyArray = np.empty(0, np.float32)
 
     def open(self, schema: TableSchema) -> int:
-        """Make room."""
+        """Allocate the column."""
         (column,) = (column for column in schema.columns if column.name == self._name)
         self.rows = column.empty(schema.num_rows)
         return 0
 
     def write(self, begin: int, columns: Mapping[str, AnyArray | list[str]]) -> None:
-        """Take rows."""
+        """Copy rows."""
         values = np.asarray(columns[self._name])
         self.rows[begin : begin + values.shape[0]] = values
 
     def commit(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def abort(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 def soft_labels(folder: Path, graph: Graph, advance: Advance) -> FloatArray:
@@ -108,7 +108,7 @@ def soft_labels(folder: Path, graph: Graph, advance: Advance) -> FloatArray:
         graph: saved.
 
     Returns: float32 [N, C], rows sum to 1; for a binary teacher columns are no and yes.
-    Raises: BatchError: there is no room for what is half done.
+    Raises: BatchError: no disk space for unfinished work.
     """
     assert graph.path is not None
     kept = _Kept("probabilities")

@@ -1,4 +1,4 @@
-"""Training a student: soft labels of a teacher, early stopping, one seed one result."""
+"""Trains a student: soft labels of a teacher, early stopping; one seed gives one result."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Advance = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """A student as it was at its best epoch.
+    """A student at its best epoch.
 
     Attributes:
         module: in eval mode; float32 [n, F + S] to logits float32 [n, C].
         best_epoch: from 0. score: of the validation rows then.
-        judged_by: "labels", or "teacher" where validation rows have none.
+        judged_by: "labels", or "teacher" if validation rows have none.
         history: validation score of each epoch.
     """
 
@@ -59,14 +59,14 @@ def train_student(
 
     Args:
         x: float32 [N, F].
-        soft: float32 [N, C], the teacher's probabilities; only those of fit_rows and, where these have no
-            labels, of valid_rows are looked at.
-        labels: int64 [N], -1 unknown; only those of fit_rows and valid_rows are looked at.
+        soft: float32 [N, C], the teacher's probabilities; only those of fit_rows and, if valid_rows have
+            no labels, of valid_rows are used.
+        labels: int64 [N], -1 unknown; only those of fit_rows and valid_rows are used.
         fit_rows: int64 [n], rows that the student learns from.
-        valid_rows: int64 [m], rows that choose the epoch: by accuracy on labels where there are any, else
-            by agreement with the teacher. Their labels are not learned from, also where fit_rows has them.
+        valid_rows: int64 [m], rows that choose the epoch: by accuracy on labels if there are any, else by
+            agreement with the teacher. Their labels are not learned from, even if fit_rows has them.
         structure: float32 [N, S], `structure_features`, or None.
-        advance: called after each epoch with its number from 1, the most there can be, and the score.
+        advance: called after each epoch with its number from 1, the largest possible number, and the score.
     """
     _check(x, soft, labels, fit_rows, valid_rows)
     reduced_by = directions(x, settings.width) if 0 < settings.width < x.shape[1] else None
@@ -74,7 +74,7 @@ def train_student(
     inputs = torch.from_numpy(own if structure is None else np.concatenate([own, structure], axis=1))
     target = torch.from_numpy(soft[fit_rows] ** (1 / settings.temperature))
     target = target / target.sum(1, keepdim=True)
-    # What chooses the epoch is not learned from.
+    # Rows that choose the epoch are not learned from.
     known = torch.from_numpy(np.where(np.isin(fit_rows, valid_rows), -1, labels[fit_rows]))
     fit = inputs[torch.from_numpy(fit_rows)]
     valid, truth, judged_by = _judge(inputs, soft, labels, valid_rows)
@@ -103,7 +103,7 @@ def train_student(
             history.append(score)
             if advance is not None:
                 advance(epoch + 1, settings.epochs, score)
-            # Few validation rows give many epochs one score.
+            # With few validation rows, many epochs have the same score.
             if (score, -doubt) > (best_score, -best_doubt):
                 best, best_epoch = copy.deepcopy(module.state_dict()), epoch
                 best_score, best_doubt = score, doubt

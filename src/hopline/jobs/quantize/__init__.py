@@ -1,1 +1,1 @@
-"""Packaged models with narrower weights: calibrated, tried by layer, written only where they hold."""
+"""Packaged models with narrower weights: calibrated, tried by layer, written only within bounds."""

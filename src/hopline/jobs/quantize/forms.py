@@ -15,7 +15,7 @@ from hopline.jobs.quantize.narrow import to_narrow
 from hopline.jobs.quantize.operators import File, Layer, files_of, layers_in, prepare
 from hopline.jobs.quantize.record import Feeds
 
-#: How one layer is kept.
+#: How the weights of one layer are stored.
 Form = Literal["range", "equalised", "float16", "bfloat16"]
 
 
@@ -28,11 +28,11 @@ class Forms:
 
     Attributes:
         files: its ONNX files.
-        layers: what can be narrowed in them, in the order of the files.
-        calls: file -> what it is fed; set before int8 forms are written.
+        layers: their layers that can be narrowed, in the order of the files.
+        calls: file -> its recorded inputs; set before int8 forms are written.
 
     Raises:
-        PackagingError: it is quantised already.
+        PackagingError: the model is quantised already.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec, weight_bits: int = 8) -> None:
@@ -47,7 +47,7 @@ class Forms:
         self.calls: dict[str, list[Feeds]] = {}
 
     def write(self, target: Path, forms: Mapping[str, Form]) -> Path:
-        """Write the model with these layers narrowed; files without any are the original's, byte for byte.
+        """Write the model with these layers narrowed; other files are copied byte for byte.
 
         Args:
             target: the folder, created. forms: layer name -> form.

@@ -1,4 +1,4 @@
-"""Weights and products in int8: static scales, by ONNX Runtime's quantiser, one file at a time.
+"""Converts weights and products to int8: static scales, by ONNX Runtime's quantiser, one file at a time.
 
 Scales of activations are fixed at calibration. Dynamic ones, taken from each call's rows, would let a
 row's answer depend on its batch-mates, which the engine rules out (docs/architecture.md).
@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from hopline.runtimes.ort import ort  # before anything imports onnxruntime
+
+# isort: split
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -27,9 +29,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from hopline.jobs.quantize.operators import PRODUCTS, Layer, weights_of
 from hopline.jobs.quantize.record import Feeds
 
-#: `range`: one scale for all columns of what a layer reads, from its least to its largest value.
-#: `equalised`: columns are first divided by what makes them and their weights alike in size (SmoothQuant,
-#: arXiv 2211.10438): sums over the long lists of hubs do not take the resolution of everything else.
+#: `range`: one scale for all columns of a layer's input, from its smallest to its largest value.
+#: `equalised`: columns are first divided by factors that make them and their weights alike in size
+#: (SmoothQuant, arXiv 2211.10438): sums over the long lists of hubs do not reduce the resolution of others.
 Scheme = Literal["range", "equalised"]
 SCHEMES: tuple[Scheme, ...] = ("range", "equalised")
 
@@ -44,7 +46,7 @@ def to_int8(
 
     Args:
         prepared: from `operators.prepare`; not changed.
-        calls: what the file was fed.
+        calls: recorded inputs of the file.
         schemes: operator -> scheme; the others stay in float32.
         weight_bits: 8, or 7: weights up to 64, whose sums are exact on every processor; see
             `runtimes.processor.adds_in_16_bits`.
@@ -76,7 +78,7 @@ def to_int8(
 
 
 class _Calls(CalibrationDataReader):  # type: ignore[misc]
-    """Recorded calls, as the quantiser wants to be given them."""
+    """Recorded calls as a reader for the quantiser."""
 
     def __init__(self, calls: list[Feeds]) -> None:
         self._left = iter(calls)
@@ -87,7 +89,7 @@ class _Calls(CalibrationDataReader):  # type: ignore[misc]
 
 
 def _equalise(model: onnx.ModelProto, calls: list[Feeds], operators: list[str]) -> None:
-    """Divide what operators read by column, and multiply their weights by the same."""
+    """Divide the inputs of operators by column, and multiply their weights by the same factors."""
     graph = model.graph
     nodes = {node.name: node for node in graph.node}
     largest = _largest(model, calls, sorted({nodes[name].input[0] for name in operators}))
@@ -97,7 +99,7 @@ def _equalise(model: onnx.ModelProto, calls: list[Feeds], operators: list[str]) 
         weight = weights_of(model, node.input[1])
         transposed = node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)
         rows = np.abs(weight).max(axis=0 if transposed else 1)
-        # A column that calibration never saw is taken to be as large as the others are.
+        # A column without values in calibration is assumed to be as large as the others.
         seen = columns[columns > 0]
         columns = np.where(columns > 0, columns, np.median(seen) if seen.size else 1.0)
         scale = np.sqrt(columns) ** (2 * _ALPHA) / np.maximum(rows, 1e-6) ** (1 - _ALPHA)
@@ -117,21 +119,21 @@ def _largest(
     model: onnx.ModelProto, calls: list[Feeds], values: list[str]
 ) -> dict[str, NDArray[np.float64]]:
     """The largest absolute value of each column of some values of a file, over all calls."""
-    told = onnx.ModelProto()
-    told.CopyFrom(model)
-    outputs = {entry.name for entry in told.graph.output}
-    inputs = {entry.name for entry in told.graph.input}
+    extended = onnx.ModelProto()
+    extended.CopyFrom(model)
+    outputs = {entry.name for entry in extended.graph.output}
+    inputs = {entry.name for entry in extended.graph.input}
     inner = [name for name in values if name not in inputs]
     for name in inner:
         if name not in outputs:
-            told.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+            extended.graph.output.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = None
     if inner:
         session = ort.InferenceSession(
-            told.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            extended.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
     found: dict[str, NDArray[np.float64]] = {}
     for feeds in calls:
@@ -145,7 +147,7 @@ def _largest(
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Leave out constants that nothing reads."""
+    """Remove unused constants."""
     used = {name for node in graph.node for name in node.input} | {entry.name for entry in graph.output}
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
@@ -155,7 +157,7 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the quantiser's advice, which it gives to the root logger."""
+    """Silence the quantiser's advice, which it logs to the root logger."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -165,5 +167,5 @@ def _quiet() -> Iterator[None]:
 
 
 def saves(layer: Layer, least: int) -> bool:
-    """Whether a layer has so many weights that narrow ones make the file smaller."""
+    """Whether a layer has enough weights for narrow ones to make the file smaller."""
     return int(np.prod(layer.shape)) >= least

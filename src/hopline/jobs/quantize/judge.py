@@ -1,6 +1,6 @@
-"""What a model answers about the judged nodes, and what another form of it costs in each bucket of degree.
+"""Compares the answers of two forms of a model for the judged nodes, in each bucket of degree.
 
-The cost, in points, is
+The cost of a form, in points, is
 
     with labels            accuracy before - accuracy after
     classes, no labels     share of nodes whose label changes
@@ -28,14 +28,14 @@ _CLASSES = ("multiclass", "binary", "multilabel")
 
 
 class BucketFigures(msgspec.Struct, frozen=True):
-    """What the nodes of one bucket see.
+    """The figures of the nodes of one bucket.
 
     Attributes:
-        name: which degrees.
+        name: the degrees in words.
         nodes: judged.
         drop: in points; see the module.
         agreement: share of nodes with the same label, in %; None for a task without labels.
-        before, after: accuracy in %; None where no labels are given.
+        before, after: accuracy in %; None without labels.
         max_abs_diff: of a logit.
     """
 
@@ -49,7 +49,7 @@ class BucketFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One form of a model against the original.
+    """The figures of one form of a model against the original.
 
     Attributes:
         overall: over all nodes of the graph: buckets count by their share of it.
@@ -63,12 +63,12 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> BucketFigures:
-        """Where it costs most: a bucket, or all nodes."""
+        """The bucket, or all nodes, where the cost is largest."""
         return max((self.overall, *self.buckets), key=lambda bucket: bucket.drop)
 
     @property
     def drop(self) -> float:
-        """What it costs there, in points."""
+        """The largest cost, in points."""
         return self.worst.drop
 
 
@@ -77,9 +77,9 @@ class Judge:
     """Compares forms of a model with the original.
 
     Attributes:
-        graph, judged: on which nodes.
+        graph, judged: the nodes of the comparison.
         partners: for a model of pairs, the other end of each pair; ids of the head's second type.
-        labels: int64 [n], -1 where unknown; None where there are none.
+        labels: int64 [n], -1 where unknown; None without labels.
         before: float32 [n, c], the original's logits.
     """
 
@@ -99,7 +99,7 @@ class Judge:
         labels: IdArray | None,
         rng: np.random.Generator,
     ) -> Judge:
-        """Ask the original."""
+        """Compute the original's answers."""
         partners: IdArray | None = None
         if spec.head.kind == "link":
             other = graph.nodes[spec.head.dst_node_type or spec.head.node_type].num_nodes
@@ -107,7 +107,7 @@ class Judge:
         return cls(graph, judged, partners, labels, answers(folder, spec, graph, judged.nodes, partners))
 
     def compare(self, folder: Path, spec: ModelSpec) -> Figures:
-        """What the form of the model in `folder` costs."""
+        """The cost of the form of the model in `folder`."""
         after = answers(folder, spec, self.graph, self.judged.nodes, self.partners)
         names = self.judged.names
         found = [

@@ -15,20 +15,20 @@ from hopline.types import IdArray
 
 
 def read_labels(path: Path, spec: ModelSpec, graph: Graph) -> IdArray:
-    """Labels of the nodes that a model scores: int64 [N], -1 where unknown.
+    """Read labels of the nodes that a model scores: int64 [N], -1 where unknown.
 
     Args:
         path: `.npy`, a class number for each node in the graph's order (-1: unknown); or text with a line
             `id,label` for each node that has one, labels as class numbers or as names of classes.
 
     Raises:
-        BadRequest: it cannot be read, or does not fit the model or the graph; says where and what would.
+        BadRequest: it cannot be read, or does not fit the model or the graph; the message says where.
         NodeNotFound: ids that the graph does not have.
     """
     if spec.task not in ("multiclass", "binary") or spec.head.kind != "node":
         raise BadRequest(
             f"--labels: {spec.name} is a model for {spec.task} of {spec.head.kind}s; labels are for "
-            "multiclass and binary models of nodes, others are judged by how far their answers move"
+            "multiclass and binary models of nodes, others are evaluated by how far their answers move"
         )
     num_classes = 2 if spec.task == "binary" else spec.head.output_dim
     num_nodes = graph.nodes[spec.head.node_type].num_nodes
@@ -54,7 +54,7 @@ def _array(path: Path, num_nodes: int) -> IdArray:
         raise BadRequest(f"--labels {path}: not an array of labels: {error}") from None
     if labels.shape != (num_nodes,) or labels.dtype.kind not in "iu":
         raise BadRequest(
-            f"--labels {path}: {labels.dtype} {list(labels.shape)}; integers [{num_nodes}] are right, one "
+            f"--labels {path}: {labels.dtype} {list(labels.shape)}; expected integers [{num_nodes}], one "
             "for each node in the graph's order"
         )
     found: IdArray = labels.astype(np.int64)
@@ -82,7 +82,7 @@ def _lines(path: Path, spec: ModelSpec, graph: Graph) -> IdArray:
         except ValueError:
             known = f" or one of {', '.join(spec.classes)}" if spec.classes else ""
             raise BadRequest(
-                f"--labels {path}, line {number}: {line!r}; `id,label` is right, labels are numbers{known}"
+                f"--labels {path}, line {number}: {line!r}; expected `id,label`; labels are numbers{known}"
             ) from None
     found = np.full(nodes.num_nodes, -1, np.int64)
     if ids:

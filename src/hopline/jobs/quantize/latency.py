@@ -1,6 +1,6 @@
-"""How long a model and its narrow form take, interleaved in one run.
+"""Measures the latency of a model and its narrow form, interleaved in one run.
 
-Processor time of the calling thread: what others do on the machine counts for neither.
+Processor time of the calling thread: load of other processes affects neither.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def of_files(
     repeats: int = 15,
     clock: Clock = time.thread_time,
 ) -> tuple[Latency, ...]:
-    """All files of both forms, one after another, on recorded rows; larger calls in the engine's chunks.
+    """Measure all files of both forms in order, on recorded rows; larger calls in the engine's chunks.
 
-    Files with padded blocks are given as many recorded calls as have so many rows.
+    Files with padded blocks get as many recorded calls as together have the number of rows.
     """
     found = []
     for rows in SIZES:
@@ -63,7 +63,7 @@ def of_requests(
     repeats: int = 15,
     clock: Clock = time.thread_time,
 ) -> tuple[Latency, ...]:
-    """Whole requests: ids looked up, neighbours sampled, features gathered, all levels computed."""
+    """Measure whole requests: ids looked up, neighbours sampled, features gathered, all levels computed."""
     outputs = default_outputs(spec.task)
     sides = [Answerer(Model(folder, spec, graph), outputs, 0) for folder in folders]
     found = []
@@ -103,13 +103,13 @@ def _listed(ids: object) -> list[int] | list[str]:
 
 
 def _shares(nodes: IdArray, size: int) -> list[IdArray]:
-    """At most 64 disjoint shares of `size` nodes; one of fewer where there are not so many."""
+    """At most 64 disjoint shares of `size` nodes; a single smaller one if there are fewer nodes."""
     count = max(1, min(64, nodes.shape[0] // size))
     return [nodes[k * size : (k + 1) * size] for k in range(count)]
 
 
 def _calls_of(calls: list[Feeds], rows: int) -> list[Feeds]:
-    """Feeds of together `rows` rows, none with more than the engine's chunk."""
+    """Feeds with `rows` rows in total, none with more than the engine's chunk."""
     if not calls:
         return []
     if "positions" in " ".join(calls[0]) or any(v.dtype.kind in "bi" for v in calls[0].values()):

@@ -1,7 +1,7 @@
-"""Weights kept as float16 or bfloat16, and widened when the model is loaded.
+"""Stores weights as float16 or bfloat16, which are widened when the model is loaded.
 
-ONNX Runtime's processor kernels multiply in float32, so what this saves is size on disk and on the way to
-it: the runtime folds the casts away once, and then runs what it ran before.
+ONNX Runtime's CPU kernels multiply in float32, so this saves size on disk and in transfers: the runtime
+folds the casts away once, and then runs the same operations as before.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Narrow = Literal["float16", "bfloat16"]
 
 
 def to_narrow(prepared: onnx.ModelProto, layers: Iterable[Layer], dtype: Narrow) -> onnx.ModelProto:
-    """Store the weights of some layers narrow, with a cast before each.
+    """Store the weights of some layers in a narrow type, with a cast before each.
 
     Args:
         prepared: not changed.
 
     Raises:
-        PackagingError: a weight is beyond what float16 holds.
+        PackagingError: a weight is beyond the range of float16.
     """
     model = onnx.ModelProto()
     model.CopyFrom(prepared)
@@ -48,7 +48,7 @@ def _float16(weights: NDArray[np.float32], name: str) -> onnx.TensorProto:
     largest = float(np.abs(weights).max(initial=0.0))
     if largest > float(np.finfo(np.float16).max):
         raise PackagingError(
-            f"{name}: a weight of {largest:.3g} is beyond float16's 65504; bfloat16 or float32 holds it"
+            f"{name}: a weight of {largest:.3g} is beyond float16's 65504; use bfloat16 or float32"
         )
     return numpy_helper.from_array(weights.astype(np.float16), name)
 

@@ -1,7 +1,7 @@
-"""Which nodes a model is calibrated on, which it is judged on, and in which buckets of degree.
+"""Chooses the nodes for calibration and evaluation, in buckets of degree.
 
-Hubs are few and feed many answers: a draw by number would hardly meet them. Half of the calibration nodes
-are drawn by degree, and the judged ones in equal shares from each bucket.
+Hubs are few and affect many answers: a uniform draw would rarely include them. Half of the calibration
+nodes are drawn by degree, and the evaluation nodes in equal shares from each bucket.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from hopline.graph import Graph
 from hopline.types import IdArray
 
-#: Shares of all nodes below which the buckets end; the last one holds the hubs.
+#: Shares of all nodes at which the buckets end; the last bucket holds the hubs.
 _SHARES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Nodes that a model is judged on.
+    """The nodes on which a model is evaluated.
 
     Attributes:
         nodes: int64 [n], distinct.
         bucket: int64 [n], index into `names`.
         names: of the buckets, ascending by degree.
-        shares: float64 [buckets], of the nodes of the graph that lie in each.
+        shares: float64 [buckets], share of the graph's nodes in each bucket.
     """
 
     nodes: IdArray
@@ -36,7 +36,7 @@ class Judged:
 
 
 def degrees(graph: Graph, node_type: str) -> IdArray:
-    """Edges that arrive at each node, of all types: int64 [N]."""
+    """In-edges of each node, of all types: int64 [N]."""
     total = np.zeros(graph.nodes[node_type].num_nodes, np.int64)
     for adjacency in graph.edges.values():
         if adjacency.dst == node_type:
@@ -46,7 +46,7 @@ def degrees(graph: Graph, node_type: str) -> IdArray:
 
 
 def draw(degree: IdArray, count: int, rng: np.random.Generator) -> IdArray:
-    """Distinct nodes to calibrate on, in random order: half of them drawn evenly, half by degree."""
+    """Distinct nodes to calibrate on, in random order: half of them drawn uniformly, half by degree."""
     count = min(count, degree.shape[0])
     weights = degree + 1e-9
     by_degree = rng.choice(degree.shape[0], count // 2, replace=False, p=weights / weights.sum())
@@ -57,13 +57,13 @@ def draw(degree: IdArray, count: int, rng: np.random.Generator) -> IdArray:
 
 
 def judged(degree: IdArray, allowed: IdArray, count: int, least: int, rng: np.random.Generator) -> Judged:
-    """Draw the nodes to judge a model on.
+    """Draw the nodes for the evaluation of a model.
 
     Args:
         degree: int64 [N].
-        allowed: those that may be drawn, distinct.
+        allowed: nodes that may be drawn, distinct.
         count: how many, in about equal shares from each bucket.
-        least: nodes that each bucket has; buckets are joined until they do.
+        least: smallest number of nodes in a bucket; smaller buckets are joined.
     """
     ends = _ends(degree, degree[allowed], least)
     place = np.searchsorted(ends, degree, side="right")
@@ -71,7 +71,7 @@ def judged(degree: IdArray, allowed: IdArray, count: int, least: int, rng: np.ra
     share = np.bincount(place, minlength=len(names)) / degree.shape[0]
     chosen, left = [], count
     groups = sorted((np.flatnonzero(place[allowed] == b) for b in range(len(names))), key=len)
-    for number, group in enumerate(groups):  # what a small bucket leaves goes to the larger ones
+    for number, group in enumerate(groups):  # the unused share of a small bucket goes to the larger ones
         taken = min(group.shape[0], max(least, left // (len(groups) - number)))
         chosen.append(allowed[rng.choice(group, taken, replace=False)])
         left -= taken

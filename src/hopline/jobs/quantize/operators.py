@@ -1,7 +1,8 @@
 """The operators of a model that can be narrowed: products of rows with constant weights.
 
-Knows ONNX files, nothing of graphs. A *layer* is one such operator, named `<level>.<node type>/<operator>`,
-or `head/<operator>`: a stage may hold several, of which one may hurt while its neighbours do not.
+Depends on ONNX files, not on graphs. A *layer* is one such operator, named `<level>.<node
+type>/<operator>`, or `head/<operator>`: a stage may hold several, one of which may lose accuracy while the
+others do not.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 from onnx import numpy_helper
 
 from hopline.artifact import ModelSpec
 from hopline.errors import PackagingError
+from hopline.runtimes.ort import ort
 from hopline.types import AnyArray
 
-#: Weights of an operator below which its scales and its further operators take what narrow weights save.
+#: Weights of an operator below which its scales and extra operators cost more than narrow weights save.
 LEAST_WEIGHTS = 1024
 
 PRODUCTS = ("MatMul", "Gemm")
@@ -51,7 +52,7 @@ class Layer:
         name: "<file>/<operator>".
         file: name of its file.
         operator: name of the node in the prepared file.
-        weight: name of its weights there.
+        weight: name of its weights in that file.
         shape: of the weights.
     """
 
@@ -76,10 +77,10 @@ def files_of(spec: ModelSpec) -> list[File]:
 
 
 def prepare(path: Path) -> onnx.ModelProto:
-    """A file as ONNX Runtime would run it: constants folded, what can be merged merged, nodes named.
+    """Load a file as ONNX Runtime would run it: constants folded, operators merged, nodes named.
 
     Raises:
-        PackagingError: its weights are narrow already.
+        PackagingError: the file has narrow weights already.
     """
     narrow = narrowed(onnx.load(path))
     if narrow:
@@ -87,7 +88,7 @@ def prepare(path: Path) -> onnx.ModelProto:
             f"{path} is quantised already ({narrow}); quantise the float32 version that it was made from"
         )
     options = ort.SessionOptions()
-    # Further levels write operators that only one processor or provider has.
+    # Higher levels write operators that only one processor or provider has.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
     with tempfile.TemporaryDirectory(prefix="hopline-quantize-") as folder:
@@ -105,7 +106,7 @@ def prepare(path: Path) -> onnx.ModelProto:
 
 
 def narrowed(model: onnx.ModelProto) -> str:
-    """What is narrow in a file, in words; "" where nothing is."""
+    """Narrow weights or operators of a file, in words; "" if there are none."""
     for node in model.graph.node:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear", "QGemm", "QLinearMatMul"):
             return f"it has {node.op_type}"
@@ -122,7 +123,7 @@ def narrowed(model: onnx.ModelProto) -> str:
 
 
 def layers_in(file: str, model: onnx.ModelProto) -> Iterator[Layer]:
-    """The layers of a prepared file, in its order."""
+    """The layers of a prepared file, in file order."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type not in PRODUCTS or node.input[1] not in weights or node.input[0] in weights:

@@ -1,8 +1,8 @@
-"""What the stages of a model are fed while it answers about real nodes: the rows to calibrate on.
+"""Records the inputs of a model's stages while it answers for real nodes: the rows for calibration.
 
-The engine itself plans, samples and gathers; a tap before each runtime copies what passes. Rows of a stage
-that nobody but the requests' own neighbourhoods would show (sums over the lists of hubs, padded blocks)
-are there as they will be served.
+The engine itself plans, samples and gathers; a tap before each runtime copies the inputs. So rows of a
+stage that appear only in the neighbourhoods of requests (sums over the lists of hubs, padded blocks) are
+recorded as they will be served.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hopline.types import AnyArray, FloatArray, IdArray
 #: One call of a runtime: input name -> array.
 Feeds = dict[str, AnyArray]
 
-#: Rows, and calls, that are kept of each stage.
+#: Rows and calls that are recorded of each stage.
 MAX_ROWS, MAX_CALLS = 4096, 256
-#: Seeds of one pass; small, so that the kept rows come from many neighbourhoods.
+#: Seeds of one pass; small, so that the recorded rows come from many neighbourhoods.
 _SEEDS = 64
 
 
 class _Tap:
-    """Stands where a runtime stood, and copies what it is fed."""
+    """Replaces a runtime, and copies its inputs."""
 
     def __init__(
         self, behind: RowStage | BlockStage, names: list[str], keep: Callable[[Feeds], None]
@@ -40,7 +40,7 @@ class _Tap:
         self.inputs: list[FloatArray] = behind.inputs if isinstance(behind, RowStage) else []
 
     def run(self, asked: int | Feeds) -> FloatArray:
-        """As the runtime: of so many rows, or of feeds."""
+        """Run as the runtime does: for a number of rows, or for feeds."""
         if isinstance(asked, int):
             self._keep({name: rows[:asked] for name, rows in zip(self._names, self.inputs, strict=True)})
             return cast(RowStage, self._behind).run(asked)
@@ -58,7 +58,7 @@ class _Kept:
         self._rng = rng
 
     def rows(self, feeds: Feeds) -> None:
-        """Keep some rows of a call: drawn ones, and those that reach furthest."""
+        """Keep some rows of a call: random ones, and those with the largest values."""
         count = next(iter(feeds.values())).shape[0]
         chosen = np.arange(count)
         if count > self._room:
@@ -85,18 +85,18 @@ def record(
     *,
     seed: int = 0,
 ) -> dict[str, list[Feeds]]:
-    """Compute final states of nodes, and copy what each stage and the head were fed.
+    """Compute final states of nodes, and copy the inputs of each stage and of the head.
 
     Args:
-        model: without tables; the taps stay in it, so that it is of no use for anything else.
+        model: without state caches; the taps stay in it, so that it must not be used for anything else.
         seeds: node type -> distinct ids, in the order in which they are computed.
-        advance: told (seeds done, seeds in all).
-        seed: of the rows that are kept.
+        advance: called with (seeds done, seeds in all).
+        seed: of the random choice of rows.
 
     Returns: file name ("<level>.<node type>", "head") -> calls; a stage that no seed reached has none.
 
     Raises:
-        BadRequest: a stage was fed what is no number.
+        BadRequest: an input of a stage is not a finite number.
     """
     rng = np.random.default_rng(seed)
     total = sum(ids.shape[0] for ids in seeds.values())
@@ -150,6 +150,6 @@ def _check_finite(calls: dict[str, list[Feeds]]) -> None:
             for entry, values in feeds.items():
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
                     raise BadRequest(
-                        f"calibration data: what {name} is fed in {entry!r} has values that are no numbers "
+                        f"calibration data: input {entry!r} of {name} has values that are not finite "
                         "(NaN or infinite); clean the graph's features, or calibrate on nodes without them"
                     )

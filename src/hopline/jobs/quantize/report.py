@@ -1,4 +1,4 @@
-"""What a quantisation says when it is done, and what of it goes into the version's model.json."""
+"""The report of a quantisation, parts of which are stored in the version's model.json."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hopline.jobs.quantize.judge import Figures
 
 
 class LayerReport(msgspec.Struct, frozen=True):
-    """One layer.
+    """The report of one layer.
 
     Attributes:
         name: "<level>.<node type>/<operator>" or "head/<operator>".
         shape: of its weights.
-        form: how it is kept: `int8`, `float16`, `bfloat16` or `float32`.
+        form: how its weights are stored: `int8`, `float16`, `bfloat16` or `float32`.
         scheme: for int8: `range` or `equalised`.
-        drop: points that it costs alone, in the bucket where it costs most; None where it was not tried.
-        why: for a layer that stays in float32: why.
+        drop: points that it costs alone, in the bucket with the largest cost; None if it was not tried.
+        why: the reason, for a layer that stays in float32.
     """
 
     name: str
@@ -46,23 +46,23 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class QuantizeReport(msgspec.Struct, frozen=True):
-    """One quantisation.
+    """The report of one quantisation.
 
     Attributes:
         model, version: of the original.
-        name, new_version: of what was written; path: its folder.
+        name, new_version: of the new version; path: its folder.
         to: `int8`, `float16` or `bfloat16`.
         bytes_before, bytes_after: of the ONNX files.
         max_drop: points that were allowed, over all and in each bucket.
-        figures: what it costs.
-        layers: what became of each.
+        figures: the cost.
+        layers: the result for each layer.
         latency_model: the ONNX files alone, one row and 1,024 rows of each stage.
         latency_request: whole requests through the engine, without state caches.
-        calibration_nodes, judged_nodes: how many.
+        calibration_nodes, judged_nodes: numbers of nodes.
         labels: whether accuracy was measured against labels.
-        weight_bits: of int8 weights; None where there are none.
+        weight_bits: of int8 weights; None if there are none.
         vnni: whether this processor multiplies int8 in one instruction; int8 latency depends on it.
-        seconds: how long it took.
+        seconds: duration.
     """
 
     model: str

@@ -48,18 +48,18 @@ _FORMS: dict[Target, tuple[Form, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """What to do.
+    """Options of a quantisation.
 
     Attributes:
-        to: how weights are kept.
+        to: how weights are stored.
         calibration: nodes to calibrate on; drawn, unless `nodes` names them.
         nodes: external ids.
         eval_nodes: how many nodes to evaluate on.
         labels: file of true labels, see `labels.read_labels`.
         max_drop: points that may be lost, over all nodes and in each bucket of degree.
         exclude: layers (or files: all layers of them) that stay in float32.
-        fallback_dtype: how layers that hurt are kept.
-        weight_bits: of int8 weights: 8, or 7, which is right on every processor; None = 8 where this
+        fallback_dtype: how layers that lose too much accuracy are stored.
+        weight_bits: of int8 weights: 8, or 7, which is exact on every processor; None = 8 where this
             processor's sums of 8 bits are exact, else 7.
         overwrite: replace an existing version.
         seed: of all draws.
@@ -89,21 +89,21 @@ def quantize(
     advance: Callable[[str, int, int], None] = lambda label, done, total: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> QuantizeReport:
-    """Write a narrow form of a packaged model as a version of its own.
+    """Write a narrow form of a packaged model as a new version.
 
     Args:
         folder: `<repository>/<model>/<version>` of the original.
-        graph: of the schema that it was packaged for; calibrated and judged on.
+        graph: of the schema that it was packaged for; used for calibration and evaluation.
         repository: where the new version goes, as `<name>/<new_version>`.
-        name, new_version: "" are the original's name, and its version with `-<to>` added.
-        advance: told (what is being done, done, in all).
+        name, new_version: "" means the original's name, and its version with `-<to>` added.
+        advance: called with (step, done, in all).
 
     Raises:
         PackagingError: the model cannot be quantised (a tabular model, one served whole, one that is
-            quantised already, none of whose layers is large enough), or the version exists.
-        SchemaMismatch: the graph is of another schema; each difference named.
+            quantised already, or one without large enough layers), or the version exists.
+        SchemaMismatch: the graph has another schema; each difference is named.
         NodeNotFound, BadRequest: calibration nodes or labels that do not fit.
-        ParityError: beyond `max_drop`; nothing is written.
+        ParityError: the loss is beyond `max_drop`; nothing is written.
     """
     began = clock()
     rng = np.random.default_rng(options.seed)
@@ -112,9 +112,9 @@ def quantize(
     name, new_version = name or spec.name, new_version or f"{spec.version}-{options.to}"
     path = check_place(repository, name, new_version, overwrite=options.overwrite)
     if path.exists() and path.samefile(folder):
-        raise PackagingError(f"{path} is the original itself; give --new-version or --name")
+        raise PackagingError(f"{path} is the original itself; pass --new-version or --name")
     weight_bits = options.weight_bits or (7 if adds_in_16_bits() else 8)
-    told_bits = weight_bits if options.to == "int8" else None
+    reported_bits = weight_bits if options.to == "int8" else None
     forms = Forms(folder, spec, weight_bits)
     excluded = _excluded(forms, options.exclude)
     labels = None if options.labels is None else read_labels(options.labels, spec, graph)
@@ -139,15 +139,15 @@ def quantize(
         before, after = forms.num_bytes(folder), forms.num_bytes(final)
         if after >= before:
             raise PackagingError(
-                f"{spec.name}/{spec.version} would not become smaller: {before} bytes now, {after} then; "
-                "its layers are small, serve it as it is"
+                f"{spec.name}/{spec.version} would not become smaller: {before} bytes now, {after} after; "
+                "its layers are small: serve it unchanged"
             )
         layers = search.reports(chosen)
         nodes = judge.judged.nodes
         model_us, request_us = _latencies((folder, final), spec, forms, graph, nodes, advance)
         with version_folder(repository, name, new_version, overwrite=options.overwrite) as place:
             shutil.copytree(final, place.folder, dirs_exist_ok=True)
-            _write(folder, place.folder, spec, name, new_version, options, told_bits, layers, figures)
+            _write(folder, place.folder, spec, name, new_version, options, reported_bits, layers, figures)
     return QuantizeReport(
         model=spec.name,
         version=spec.version,
@@ -165,7 +165,7 @@ def quantize(
         calibration_nodes=sum(ids.shape[0] for ids in seeds.values()),
         judged_nodes=judge.judged.nodes.shape[0],
         labels=labels is not None,
-        weight_bits=told_bits,
+        weight_bits=reported_bits,
         vnni=has_vnni(),
         seconds=clock() - began,
     )
@@ -176,7 +176,7 @@ def _graph_model(folder: Path) -> ModelSpec:
     if isinstance(spec, TabularSpec):
         raise PackagingError(
             f"{spec.name}/{spec.version} is a tabular model: trees and linear models have no layers to "
-            "quantise; name a graph model"
+            "quantise; choose a graph model"
         )
     if spec.runtime != "onnx":
         raise PackagingError(
@@ -185,7 +185,7 @@ def _graph_model(folder: Path) -> ModelSpec:
         )
     if "quantized" in spec.parity:
         raise PackagingError(
-            f"{spec.name}/{spec.version} is quantised already; quantise the version that it was made from"
+            f"{spec.name}/{spec.version} is quantised already; quantise the float32 version instead"
         )
     return spec
 
@@ -196,7 +196,7 @@ def _excluded(forms: Forms, asked: tuple[str, ...]) -> dict[str, str]:
         names = [layer.name for layer in forms.layers if word in (layer.name, layer.file)]
         if not names:
             known = ", ".join(layer.name for layer in forms.layers) or "none"
-            raise BadRequest(f"--exclude {word!r}: no such layer; there are: {known}")
+            raise BadRequest(f"--exclude {word!r}: no such layer; the layers are: {known}")
         found |= dict.fromkeys(names, "excluded by --exclude")
     return found
 
@@ -230,13 +230,13 @@ def _judge(
     options: QuantizeOptions,
     rng: np.random.Generator,
 ) -> Judge:
-    """On nodes that were not calibrated on, where enough are left."""
+    """Evaluate on nodes that were not used for calibration, if enough are left."""
     degree = degrees(graph, spec.head.node_type)
     allowed = np.arange(degree.shape[0]) if labels is None else np.flatnonzero(labels >= 0)
     fresh = np.setdiff1d(allowed, calibrated)
     if fresh.shape[0] >= allowed.shape[0] // 2:
         allowed = fresh
-    # One node of a bucket shall not be more than what may be lost.
+    # One node of a bucket must not weigh more than the allowed loss.
     least = int(np.ceil(100 / max(options.max_drop, 0.01)))
     chosen = judged(degree, allowed, options.eval_nodes, least, rng)
     return Judge.of(folder, spec, graph, chosen, None if labels is None else labels[chosen.nodes], rng)
@@ -253,14 +253,14 @@ def _write(
     layers: tuple[LayerReport, ...],
     figures: Figures,
 ) -> None:
-    """Complete the folder: other files of the version, and a model.json that says what this is."""
+    """Complete the folder: other files of the version, and a model.json that describes the version."""
     for entry in spec.files:
         place = target / entry
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / entry, place)
     parity: dict[str, object] = {
-        # against the original, not the PyG module: that one's figures are below
+        # against the original, not the PyG module, whose figures are below
         "max_abs_diff": figures.overall.max_abs_diff,
         "quantized": {
             "from": f"{spec.name}/{spec.version}",

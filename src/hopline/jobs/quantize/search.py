@@ -1,4 +1,4 @@
-"""Finds the layers that may be narrowed: each tried alone, then all together, less those that hurt."""
+"""Finds the layers that may be narrowed: each is tried alone, then all together, without the worst."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hopline.jobs.quantize.judge import Figures, Judge
 from hopline.jobs.quantize.operators import LEAST_WEIGHTS, Layer
 from hopline.jobs.quantize.report import LayerReport
 
-#: A form that takes longer must halve the distance from the original: the further product of `equalised`
-#: takes a fifth of the time of a 1,534 x 256 layer.
+#: A slower form must halve the distance from the original: the extra product of `equalised` takes a fifth
+#: of the time of a 1,534 x 256 layer.
 _CLOSER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One layer narrowed, all others as they were."""
+    """The result of narrowing one layer, with all others unchanged."""
 
     layer: Layer
     form: Form
@@ -29,14 +29,14 @@ class Trial:
 
 @dataclass(slots=True)
 class Search:
-    """Which layers are narrowed, and how.
+    """Chooses the layers to narrow, and the form of each.
 
     Args:
         forms, judge: of the original.
         to: the forms to choose from for each layer, the fastest first.
         max_drop: points that the model may lose, over all nodes and in each bucket.
         work: a folder for forms that are tried.
-        advance: told (layers tried, layers in all).
+        advance: called with (layers tried, layers in all).
     """
 
     forms: Forms
@@ -45,19 +45,20 @@ class Search:
     max_drop: float
     work: Path
     advance: Callable[[int, int], None]
-    #: layer -> why it stays as it is
+    #: layer -> why it stays unchanged
     kept: dict[str, str] = field(default_factory=dict)
     trials: dict[str, Trial] = field(default_factory=dict)
 
     def run(self, excluded: dict[str, str]) -> tuple[dict[str, Form], Figures]:
-        """The layers to narrow, and what that costs.
+        """The layers to narrow, and the cost.
 
         Args:
             excluded: layer -> why it is not tried.
 
         Raises:
-            PackagingError: there is nothing to narrow.
-            ParityError: no choice of layers stays within `max_drop`; says what each costs, and where.
+            PackagingError: no layer can be narrowed.
+            ParityError: no choice of layers stays within `max_drop`; the message names the cost of each,
+                and where.
         """
         self.kept = dict(excluded)
         open_layers = [layer for layer in self.forms.layers if self._worth(layer)]
@@ -89,7 +90,7 @@ class Search:
         )
 
     def add(self, chosen: dict[str, Form], form: Form, figures: Figures) -> tuple[dict[str, Form], Figures]:
-        """Keep layers that hurt in another form as well, if all stays within `max_drop`."""
+        """Also narrow rejected layers in another form, if the model stays within `max_drop`."""
         more = {name: form for name in self.kept if name in self.trials}
         if not more:
             return chosen, figures
@@ -97,7 +98,7 @@ class Search:
         return (chosen | more, found) if found.drop <= self.max_drop else (chosen, figures)
 
     def reports(self, chosen: dict[str, Form]) -> tuple[LayerReport, ...]:
-        """What became of each layer."""
+        """The result for each layer."""
         found = []
         for layer in self.forms.layers:
             form = chosen.get(layer.name)

@@ -1,1 +1,1 @@
-"""Following a stream of events: what brokers deliver becomes versions of a live graph."""
+"""Follows a stream of events: messages of brokers become versions of a live graph."""

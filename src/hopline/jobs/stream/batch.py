@@ -1,4 +1,4 @@
-"""One batch of messages, decoded: events with ids, and where each of them came from."""
+"""One batch of messages, decoded: events with ids, and the origin of each."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from hopline.events.rows import Refused
 from hopline.graph.live.changes import Changes, Rejected
 from hopline.jobs.stream.dead_letters import DeadLetter
 
-#: Dead letters of one message: a few bytes of Arrow hold an event, and its dead letter takes a kilobyte.
+#: Dead letters of one message: an event in Arrow has a few bytes, and its dead letter a kilobyte.
 MOST_LETTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Messages and what is in them.
+    """Messages and their events.
 
     Attributes:
         changes: every event has an id.
         payload, index: int64 [num_events], message and event in it of each.
-        refused: events that are no changes of the graph.
+        refused: events that cannot be changes of the graph.
     """
 
     messages: Sequence[Message]
@@ -38,11 +38,11 @@ class Batch:
 
     @property
     def positions(self) -> dict[str, Position]:
-        """Where to go on once all of it is done."""
+        """The positions at which to resume once the batch is done."""
         return {message.partition: message.position for message in self.messages}
 
     def letters(self, rejected: Iterable[Rejected]) -> list[DeadLetter]:
-        """Dead letters of what was refused and of what the writer rejected, in order of their messages."""
+        """Dead letters of refused and rejected events, in the order of their messages."""
         found = list(self.refused)
         ids = self.changes.event_ids
         for each in rejected:
@@ -54,7 +54,7 @@ class Batch:
         ]
 
     def _letters(self, at: int, refused: list[Refused]) -> list[DeadLetter]:
-        """Of one message: one for each event, and one for all beyond the first `MOST_LETTERS`."""
+        """Dead letters of one message: one for each event, and one for all after `MOST_LETTERS`."""
         message = self.messages[at]
         first, rest = refused[:MOST_LETTERS], refused[MOST_LETTERS:]
         payloads = originals(message.payload, [each.index for each in first])
@@ -85,10 +85,10 @@ def _letter(message: Message, payload: bytes, refused: Refused) -> DeadLetter:
 
 
 def read_batch(messages: Sequence[Message], decoder: Decoder) -> Batch:
-    """Decode messages; those that have a problem are refused whole.
+    """Decode messages; messages with a problem are refused as a whole.
 
-    An event without an id is given one that names its message and its place there: delivered again, it is
-    known.
+    An event without an id gets one that names its message and its place there. If it is delivered again, it
+    is recognised.
     """
     sound = [at for at, message in enumerate(messages) if not message.problem]
     decoded = decoder.decode(
@@ -107,7 +107,7 @@ def read_batch(messages: Sequence[Message], decoder: Decoder) -> Batch:
 
 
 def up_to_foreign(messages: Sequence[Message], refused: Sequence[Refused]) -> tuple[int, str] | None:
-    """The first message that has another schema's events, and what is wrong with it; None for none."""
+    """The first message with events of another schema, and the reason; None if there is none."""
     foreign = [each for each in refused if each.code == "schema_changed"]
     if not foreign:
         return None

@@ -1,10 +1,10 @@
-"""From broker to graph: poll, decode, apply, put aside what cannot be applied, acknowledge.
+"""From broker to graph: poll, decode, apply, write dead letters, acknowledge.
 
-A batch carries the positions at which the batch *before* it was done with, dead letters and all, and where
-it ends itself. So whatever dies between two steps, a restart goes on where everything before is safe; what
-it takes again the writer has judged already, and is only asked for what became of it (`judged.py`). Nothing
-is lost, nothing applied twice or out of turn; a dead letter may come twice. While nothing comes, the
-positions of the last batch are written alone.
+A batch carries the positions up to which the batch *before* it was completed, dead letters included, and
+the positions of its end. So after a crash between any two steps, a restart resumes where everything
+before is safe. Messages of the last batch are read again: the writer has judged them already, and is only
+asked for their outcome (`judged.py`). Nothing is lost, and nothing is applied twice or out of order; a dead
+letter may be repeated. While no messages come, the positions of the last batch are written alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -38,14 +38,14 @@ from hopline.jobs.stream.writer import Patience, Standing, Writer
 
 logger = logging.getLogger("hopline.stream")
 
-#: Nothing came for so long: the last positions are written by themselves.
+#: Seconds without messages after which the last positions are written alone.
 _IDLE_S = 0.05
-#: The source pauses for so much longer than batches are apart, so that it is asked when one begins; but no
-#: longer than that, in seconds.
+#: The source pauses for this multiple of the time between batches, so that it is polled when one begins;
+#: but no longer than the second number, in seconds.
 _PAUSE, _LONGEST_PAUSE_S = 1.25, 0.025
-#: What waits for a graph without room asks again after these seconds.
+#: Seconds between retries while the graph has no room.
 _FULL_S = 1.0
-#: Between two words that the graph is up to date.
+#: Seconds between two confirmations that the graph is up to date.
 _CONFIRM_S = 0.25
 #: Codes of events that are sent again when there is room.
 _FOR_ROOM = frozenset({"full", "unknown_node"})
@@ -53,13 +53,13 @@ _FOR_ROOM = frozenset({"full", "unknown_node"})
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """How a stream is followed.
+    """Options of following a stream.
 
     Attributes:
         max_batch: messages of one batch at most.
-        max_wait_ms: between the beginnings of two batches, unless one is full; 0 takes what is there. The
-            first after a pause goes at once, so it is only a busy stream that gathers.
-        on_unknown_node: "add" makes nodes that edges name, with features of zero.
+        max_wait_ms: between the beginnings of two batches, unless one is full; 0 never waits. The first
+            batch after a pause starts immediately, so that batches fill only on a busy stream.
+        on_unknown_node: "add" creates missing nodes that edges name, with features of zero.
         on_schema_change: "stop" ends the stream before the first event of another schema.
         once: end when the broker has no more.
     """
@@ -71,12 +71,27 @@ class StreamOptions:
     once: bool = False
 
 
+class Listener(Protocol):
+    """Work that follows the graph's changes and has its own positions, for example rescoring."""
+
+    def changed(self, sequence: int, newest_ms: int) -> None:
+        """Handle a new graph version.
+
+        Args:
+            sequence: of the version. newest_ms: newest event time in it, ms since the epoch.
+        """
+        ...
+
+    def positions(self) -> Mapping[str, Any]:
+        """Return what is stored next to the stream's positions."""
+        ...
+
+
 class Consumer:
     """Follows one source into one graph.
 
     Args:
-        after_batch: told the version and the newest event time, ms.
-        extra_positions: what is to be kept beside the positions, asked for each batch.
+        listener: called after each batch; None if nothing follows the graph's changes.
         now: wall clock, seconds since 1970.
         sleep: waits for seconds.
     """
@@ -89,8 +104,7 @@ class Consumer:
         metrics: StreamMetrics,
         options: StreamOptions,
         *,
-        after_batch: Callable[[int, int], object] = lambda sequence, newest_ms: None,
-        extra_positions: Callable[[], Mapping[str, Any]] = dict,
+        listener: Listener | None = None,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
@@ -99,8 +113,7 @@ class Consumer:
         self._metrics = metrics
         self._options = options
         self._patience = Patience(metrics.waiting, sleep)
-        self._after_batch = after_batch
-        self._extra_positions = extra_positions
+        self._listener = listener
         self._now = now
         self._sleep = sleep
         pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
@@ -115,16 +128,16 @@ class Consumer:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Take no more; what is at hand is finished."""
+        """Stop taking messages; those that were taken are finished."""
         self._stopping.set()
 
     async def run(self, standing: Standing | None = None) -> None:
-        """Follow until told to stop.
+        """Follow the source until `stop` is called.
 
         Args:
-            standing: of the writer, where it is known.
-        Raises: StreamStopped: an event that the stream shall stop at. HoplineError: what cannot be
-            waited out.
+            standing: of the writer, if it is known.
+        Raises: StreamStopped: an event at which the stream must stop. HoplineError: a failure that
+            waiting does not fix.
         """
         if standing is None:
             standing = await self._patience.until_done("writer", self._writer.standing)
@@ -156,13 +169,13 @@ class Consumer:
             await self._dead_letters.close()
 
     async def commit(self) -> None:
-        """Make the positions of what is done durable; nothing where they are."""
+        """Make the positions of completed messages durable, unless they are."""
         positions = self._positions()
         if any(self._durable.get(name) != position for name, position in positions.items()):
             await self._apply(Changes(positions=positions))
 
     async def _confirm(self) -> None:
-        """Say now and then that the graph has all that the broker has: answers tell how old it is."""
+        """Confirm at intervals that the graph has all events of the broker: answers report its age."""
         now = self._now()
         if now - self._confirmed_s >= _CONFIRM_S:
             self._confirmed_s = now
@@ -177,7 +190,7 @@ class Consumer:
                 if taken := take.result():
                     self._took_s = time.monotonic()
                 return taken
-            return []  # what it would have taken is taken when the intake has stopped
+            return []  # its messages are taken when the intake has stopped
         finally:
             for task in (take, stopping):
                 task.cancel()
@@ -214,15 +227,15 @@ class Consumer:
             raise StreamStopped(f"events of another schema: {foreign[1]}")
 
     async def _finish(self, batch: Batch, outcome: Outcome) -> None:
-        """All but applying: what came of it is told, what cannot be applied is put aside."""
+        """Complete a batch after applying: count outcomes, and write dead letters."""
         self._count(batch, outcome)
         letters = batch.letters(outcome.rejected.values())
         if letters:
             await self._patience.until_done("dead letters", lambda: self._dead_letters.write(letters))
             self._metrics.outcomes(Counter(each.code for each in batch.refused))
         self._done |= batch.positions
-        if outcome.sequence:
-            self._after_batch(outcome.sequence, self._newest_ms)
+        if outcome.sequence and self._listener is not None:
+            self._listener.changed(outcome.sequence, self._newest_ms)
 
     async def _apply_batch(self, batch: Batch, outcome: Outcome) -> None:
         changes = batch.changes
@@ -245,12 +258,12 @@ class Consumer:
     async def _apply_in_doubt(
         self, batch: Batch, changes: Changes, outcome: Outcome, error: Unavailable
     ) -> None:
-        """Apply what may have been applied: the writer did not say."""
-        told = [error]
+        """Apply events that may have been applied: the writer's answer was lost."""
+        reported = [error]
 
         async def again() -> Applied | None:
-            if told:
-                raise told.pop()  # as if it came now: it is waited for, and told of
+            if reported:
+                raise reported.pop()  # as if it occurred now: it is waited for, and reported
             standing = await self._writer.standing()
             if Judged(standing.positions).holds(batch.messages):
                 return None
@@ -267,16 +280,16 @@ class Consumer:
             outcome.duplicate[:] = False
 
     async def _recall(self, batch: Batch, outcome: Outcome) -> None:
-        """What became of events that the writer judged: those it knows are in the graph."""
+        """Find the outcome of events that the writer judged: events that it knows are in the graph."""
         (answer,) = await self._patience.until_done(
             "writer", lambda: self._writer.apply([judged.probe(batch.changes)])
         )
-        reason = "the writer rejected it when it first came; why was lost with the process that was told"
+        reason = "the writer rejected it when it first came; the reason was lost in a crash"
         rejected = [replace(each, code="rejected", reason=reason) for each in answer.rejected]
         outcome.take(replace(answer, rejected=rejected))
 
     async def _until_room(self, batch: Batch, changes: Changes, outcome: Outcome) -> None:
-        """Send what the graph had no room for again until it has."""
+        """Retry events for which the graph had no room, until it has."""
         full = outcome.first("full")
         if full is None:
             return
@@ -284,7 +297,7 @@ class Consumer:
         self._metrics.waiting("room", 1)
         while full is not None:
             logger.warning("waiting for room in the graph: %s", full.reason)
-            # after a crash they are judged anew
+            # after a crash they are judged again
             await self._apply(Changes(positions=positions))
             await self._sleep(_FULL_S)
             wanted = np.zeros(changes.num_events, np.bool_)
@@ -308,7 +321,7 @@ class Consumer:
             await self._sleep(_FULL_S)
         self._metrics.waiting("room", 0)
         if all(each.code == "node_exists" for each in answer.rejected):
-            upserts.are_there(nodes)
+            upserts.remember(nodes)
 
     async def _apply(self, changes: Changes) -> Applied:
         (answer,) = await self._patience.until_done("writer", lambda: self._writer.apply([changes]))
@@ -320,7 +333,8 @@ class Consumer:
         self.intake.acknowledge(judged.positions_of_sources(positions))
 
     def _positions(self) -> dict[str, Any]:
-        return {**self._done, **judged.nothing_since(self._done), **self._extra_positions()}
+        others = {} if self._listener is None else self._listener.positions()
+        return {**self._done, **judged.nothing_since(self._done), **others}
 
     def _count(self, batch: Batch, outcome: Outcome) -> None:
         self._metrics.outcomes(outcome.counts())

@@ -1,4 +1,4 @@
-"""Where events go that cannot be applied: whole, with the reason and where they were read."""
+"""Destinations of events that cannot be applied: complete, with the reason and the origin."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """An event that cannot be applied.
 
     Attributes:
-        payload: the event as it was sent, or the whole message where it cannot be taken apart.
+        payload: the event as it was sent, or the whole message if it cannot be split.
         code, reason: as in `Rejected`.
         partition, position: of its message. index: of the event in it, -1 for all of it.
-        event_id: "" where it has none.
+        event_id: "" if it has none.
         key: of its message.
         timestamp_ms: of its message, 0 if unknown.
     """
@@ -60,33 +60,33 @@ class DeadLetters(Protocol):
     """Takes events that cannot be applied."""
 
     async def open(self) -> None:
-        """Get ready."""
+        """Prepare for writing."""
         ...
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
-        """Keep them; returns when they are safe. The same may come again after a crash.
+        """Store letters; return when they are safe. After a crash, letters may be repeated.
 
-        Raises: BrokerUnavailable, Unavailable: worth another try. HoplineError: it is not.
+        Raises: BrokerUnavailable, Unavailable: try again. HoplineError: retrying does not help.
         """
         ...
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the destination."""
         ...
 
 
 class SinkDeadLetters:
-    """To a broker's topic: the payload as it was, the rest in headers."""
+    """Dead letters in a broker's topic: the unchanged payload, and other fields as headers."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     async def open(self) -> None:
-        """Get ready."""
+        """Prepare for writing."""
         await self._sink.open()
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
-        """Send. One that the broker refuses is sent again without its payload, which may be too large.
+        """Send letters. If the broker refuses one, it is sent again without its payload.
 
         Raises: BrokerUnavailable, BrokerError.
         """
@@ -100,7 +100,7 @@ class SinkDeadLetters:
                 await self._send_one(message)
 
     async def close(self) -> None:
-        """Let go of the broker."""
+        """Close the connection to the broker."""
         await self._sink.close()
 
     async def _send_one(self, message: Outgoing) -> None:
@@ -115,14 +115,14 @@ class SinkDeadLetters:
 
 
 class FileDeadLetters:
-    """To a file, one JSON object a line; the payload as text, or as base64 where it is none."""
+    """Dead letters in a file, one JSON object a line; payloads are text or base64."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = -1
 
     async def open(self) -> None:
-        """Open for appending. Raises: BadRequest: it cannot be."""
+        """Open for appending. Raises: BadRequest: the file cannot be opened."""
         try:
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
@@ -131,7 +131,7 @@ class FileDeadLetters:
     async def write(self, letters: Sequence[DeadLetter]) -> None:
         """Append and sync.
 
-        Raises: LogFull: the disk does not take them; what it took of them is cut off again.
+        Raises: LogFull: the disk is full; a partial write is cut off again.
         """
         text = b"".join(_line(each) for each in letters)
         before = os.fstat(self._file).st_size
@@ -152,7 +152,7 @@ class FileDeadLetters:
 
 
 class Discard:
-    """Nowhere: counted, told, and gone."""
+    """Discards events: they are counted and logged only."""
 
     async def open(self) -> None:
         """Nothing."""
@@ -174,17 +174,20 @@ class Discard:
 
 
 class Refuse:
-    """Nobody said where: the stream stops at the first one."""
+    """No destination is configured: the stream stops at the first dead letter."""
 
     async def open(self) -> None:
         """Nothing."""
 
     async def write(self, letters: Sequence[DeadLetter]) -> None:
-        """Raises: StreamStopped: always."""
+        """Stop the stream.
+
+        Raises: StreamStopped: always.
+        """
         first = letters[0]
         raise StreamStopped(
-            f"{len(letters)} events cannot be applied, the first of {first.partition} at "
-            f"{first.position}: {first.code}: {first.reason}. Say where such events go: "
+            f"{len(letters)} events cannot be applied, the first from {first.partition} at "
+            f"{first.position}: {first.code}: {first.reason}. Name a destination for such events: "
             "--dead-letters ADDRESS, FILE or discard"
         )
 
@@ -193,7 +196,7 @@ class Refuse:
 
 
 class StreamStopped(BadRequest):
-    """The stream was told to stop at what came; nothing from there on is acknowledged."""
+    """The stream stops at an event, as configured; nothing from there on is acknowledged."""
 
 
 def _line(letter: DeadLetter) -> bytes:

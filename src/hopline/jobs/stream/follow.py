@@ -1,4 +1,4 @@
-"""A stream from its start to its end: who takes part, what is told meanwhile, how it ends."""
+"""Runs a stream from start to end: its parts, its progress, and how it stops."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hopline.errors import BadRequest
 from hopline.graph.schema import GraphSchema
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.dead_letters import DeadLetters, Discard, FileDeadLetters, Refuse, SinkDeadLetters
-from hopline.jobs.stream.links import OwnWriter, SocketWriter, somebody_listens
+from hopline.jobs.stream.links import OwnWriter, SocketWriter, writer_listens
 from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.metrics_port import MetricsPort
 from hopline.jobs.stream.progress import Pace, show
-from hopline.jobs.stream.rescore import Rescorer
+from hopline.jobs.stream.rescore import RescoreOptions, Rescorer
 from hopline.jobs.stream.writer import Patience
 from hopline.observe.metrics import Metrics
 
@@ -29,11 +29,11 @@ logger = logging.getLogger("hopline.stream")
 
 @dataclass(frozen=True, slots=True)
 class Rescoring:
-    """What is scored anew and where results go.
+    """Which nodes are scored again, and where results go.
 
     Attributes:
-        every_s: seconds between rounds; 0 is at once.
-        server: URL of who scores.
+        every_s: seconds between rounds; 0 means immediately.
+        server: URL of the server that scores.
         results: address of a topic.
         node_type: None means the graph's only one.
     """
@@ -49,13 +49,13 @@ class Rescoring:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What to follow.
+    """The stream to follow.
 
     Attributes:
         source: address of the events.
         config: the graph and its live folder.
-        dead_letters: address of a topic, a file, "discard", or None to stop at the first.
-        metrics_host, metrics_port: -1 is off, 0 takes a free one.
+        dead_letters: address of a topic, a file, "discard", or None stops at the first dead letter.
+        metrics_host, metrics_port: -1 is off, 0 chooses a free port.
     """
 
     source: str
@@ -69,9 +69,10 @@ class Stream:
 
 
 async def follow(stream: Stream) -> None:
-    """Follow a stream until SIGTERM or SIGINT; what was taken is finished.
+    """Follow a stream until SIGTERM or SIGINT; messages that were taken are finished.
 
-    Raises: StreamStopped: an event at which the stream shall stop. HoplineError: it cannot start or go on.
+    Raises: StreamStopped: an event at which the stream must stop. HoplineError: it cannot start or
+        continue.
     """
     source = open_source(stream.source, "--from")
     dead_letters = _dead_letters(stream.dead_letters)
@@ -84,7 +85,7 @@ async def follow(stream: Stream) -> None:
                 MetricsPort(registry, stream.metrics_host, stream.metrics_port)
             )
             logger.info("metrics at http://%s:%d/metrics", stream.metrics_host, port.port)
-        if not somebody_listens(path):
+        if not writer_listens(path):
             await stack.enter_async_context(OwnWriter(stream.config))
         writer = SocketWriter(path)
         writer.start()
@@ -100,8 +101,7 @@ async def follow(stream: Stream) -> None:
             dead_letters,
             metrics,
             stream.options,
-            after_batch=rescorer.changed if rescorer else lambda sequence, newest_ms: None,
-            extra_positions=rescorer.positions if rescorer else dict,
+            listener=rescorer,
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,7 +113,7 @@ async def follow(stream: Stream) -> None:
         running = asyncio.create_task(consumer.run(standing))
         try:
             await asyncio.wait([running, *background[1:]], return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():  # scoring failed for good: results would be missing
+            if not running.done():  # scoring failed permanently: results would be missing
                 consumer.stop()
             await running
             for task in background[1:]:
@@ -127,7 +127,7 @@ async def follow(stream: Stream) -> None:
         if rescorer is not None:
             await rescorer.catch_up()
             await consumer.commit()
-        logger.info("ended: %s", pace.line())
+        logger.info("stopped: %s", pace.line())
 
 
 def _dead_letters(address: str | None) -> DeadLetters:
@@ -152,13 +152,14 @@ async def _rescorer(
         node_type = next(iter(schema.node_types))
     if node_type not in schema.node_types:
         raise BadRequest(
-            f"--node-type: {node_type!r} is none of the graph's; say whose nodes {wanted.model!r} scores: "
-            f"{', '.join(schema.node_types)}"
+            f"--node-type: {node_type!r} is not in the graph; name the node type that "
+            f"{wanted.model!r} scores: {', '.join(schema.node_types)}"
         )
     from hopline.jobs.targets import ServerTarget
 
     scorer = await stack.enter_async_context(ServerTarget(wanted.server, wanted.api_key, wanted.token))
     sink = open_sink(wanted.results, "--results")
-    rescorer = Rescorer(writer, scorer, sink, metrics, wanted.model, node_type, every_s=wanted.every_s)
+    options = RescoreOptions(wanted.model, node_type, wanted.every_s)
+    rescorer = Rescorer(writer, scorer, sink, metrics, options)
     stack.push_async_callback(rescorer.close)
     return rescorer

@@ -1,6 +1,6 @@
-"""Takes messages from a source while earlier ones are applied. The only task that asks the source.
+"""Takes messages from a source while earlier ones are applied. The only task that polls the source.
 
-Where few messages come it does not ask for each: it pauses, and asks again when a batch is to begin.
+If messages are few it does not poll for each: it pauses, and polls again when a batch begins.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ logger = logging.getLogger("hopline.stream")
 #: Seconds that one poll may wait; acknowledgements and lag wait for it.
 _POLL_S = 0.25
 _LAG_EVERY_S = 1.0
-#: Seconds for which a broker may not answer before that is told; connecting takes some.
+#: Seconds without an answer of the broker before that is logged; connecting takes time.
 _PATIENCE_S = 1.0
 #: Payloads of one batch, unless one message has more: the writer reads messages of 256 MiB.
 _MAX_BYTES = 32 << 20
-#: Seconds between two acknowledgements: after a crash the graph, not the broker, says where to go on.
+#: Seconds between two acknowledgements: after a crash the graph, not the broker, knows where to resume.
 _ACKNOWLEDGE_EVERY_S = 0.1
-#: So many polls in a row that bring nothing: there is nothing, or nothing known.
+#: Empty polls in a row after which the broker has no more messages.
 _DRY_POLLS = 4
 
 
 class Intake:
-    """Keeps up to `max_messages` at hand.
+    """Holds up to `max_messages` messages for the next batch.
 
     Args:
-        pause_s: that the source is not asked for after it had less than what fits.
+        pause_s: seconds without polling after the source had less than what fits.
 
     Attributes:
         lag: partition -> messages that the broker has and that were not delivered, about a second old.
@@ -54,7 +54,7 @@ class Intake:
         self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
         self._acknowledged_at = self._lag_at = 0.0
-        self._asked, self._hurry = asyncio.Event(), asyncio.Event()
+        self._polled, self._hurry = asyncio.Event(), asyncio.Event()
         self._ending = False
         self.lag: Mapping[str, int] = {}
         self._dry_polls = 0
@@ -68,13 +68,13 @@ class Intake:
         return not any(self.lag.values())
 
     async def open(self, positions: Mapping[str, Position]) -> None:
-        """Begin to read there."""
+        """Begin to read at these positions."""
         await self._source.open(positions)
         self._task = asyncio.create_task(self._run())
 
     async def take(self, wait_s: float, linger_s: float = 0.0) -> list[Message]:
-        """What there is after `linger_s`, or sooner where that is all that fits; where there is nothing,
-        what comes within `wait_s`.
+        """Return the messages that have come after `linger_s`, or sooner if no more fit. If there are none,
+        wait up to `wait_s` for some.
 
         Raises: what the source raised.
         """
@@ -82,12 +82,12 @@ class Intake:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._until_full(), linger_s)
         if self._pause_s and self._has_room() and wait_s > 0.0:
-            # What has come during the pause goes along.
-            self._asked.clear()
+            # Messages that came during the pause are included.
+            self._polled.clear()
             self._hurry.set()
             if self._waiting:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._asked.wait(), self._pause_s)
+                    await asyncio.wait_for(self._polled.wait(), self._pause_s)
         if not self._waiting and self._failure is None:
             self._some.clear()
             with contextlib.suppress(TimeoutError):
@@ -100,12 +100,12 @@ class Intake:
         return taken
 
     def acknowledge(self, positions: Mapping[str, Position]) -> None:
-        """Have the broker told, soon."""
+        """Acknowledge to the broker, soon."""
         self._to_acknowledge.update(positions)
 
     async def stop(self) -> None:
-        """Take no more from the source; what is at hand can still be taken."""
-        self._ending = True  # a cancellation that meets an arrival may be lost
+        """Stop polling the source; messages that it holds can still be taken."""
+        self._ending = True  # a cancellation at the moment of an arrival may be lost
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -113,11 +113,11 @@ class Intake:
             self._task = None
 
     async def close(self) -> None:
-        """Tell the broker what it has not been told, and let go of it."""
+        """Send outstanding acknowledgements, and close the source."""
         await self.stop()
         with contextlib.suppress(asyncio.CancelledError):
             self._acknowledged_at = 0.0
-            await self._tell()
+            await self._report()
         await self._source.close()
 
     async def _until_full(self) -> None:
@@ -129,7 +129,7 @@ class Intake:
     async def _run(self) -> None:
         try:
             while not self._ending:
-                await self._tell()
+                await self._report()
                 if len(self._waiting) >= self._max:
                     self._room.clear()
                     await self._room.wait()
@@ -138,7 +138,7 @@ class Intake:
                 messages = await self._source.poll(
                     room, 0.0 if self._waiting and self._pause_s else _POLL_S
                 )
-                self._asked.set()
+                self._polled.set()
                 self._dry_polls = 0 if messages else self._dry_polls + 1
                 if messages:
                     self._waiting += messages
@@ -146,7 +146,7 @@ class Intake:
                     self._some.set()
                 if self._waiting and len(messages) < room:
                     await self._pause()
-        except Exception as error:  # raised to whoever takes next
+        except Exception as error:  # raised by the next `take`
             self._failure = error
             self._some.set()
 
@@ -159,7 +159,7 @@ class Intake:
     def _has_room(self) -> bool:
         return len(self._waiting) < self._max and self._failure is None
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         now = time.monotonic()
         if self._to_acknowledge and now - self._acknowledged_at >= _ACKNOWLEDGE_EVERY_S:
             self._acknowledged_at = now
@@ -167,7 +167,7 @@ class Intake:
             await self._source.acknowledge(positions)
         for gap in self._source.take_gaps():
             logger.error(
-                "%s: messages from %s on are gone (%s lost): %s",
+                "%s: messages from %s on were lost (%s): %s",
                 gap.partition,
                 gap.position,
                 "?" if gap.lost is None else gap.lost,
@@ -190,7 +190,7 @@ class Intake:
 
 
 def _within(messages: list[Message], num_bytes: int) -> int:
-    """How many messages have at most so many bytes together; one at least."""
+    """The number of first messages that fit in a number of bytes; at least one."""
     for count, message in enumerate(messages):
         num_bytes -= len(message.payload)
         if num_bytes < 0 and count:

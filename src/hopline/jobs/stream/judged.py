@@ -1,9 +1,9 @@
-"""Which messages the writer has judged already, though it is not known what became of them.
+"""Finds messages that the writer has judged already, but whose outcome is unknown.
 
-With each batch the writer keeps, beside the positions up to which all is done, where that batch ends in
-each partition. Between the two lie the messages of the last batch: after a crash they come again, and must
-not be judged anew, since an event that was rejected could by now be accepted, out of its turn. Which of
-them are in the graph the writer tells by their ids; the others were rejected.
+With each batch the writer stores, besides the positions up to which all is done, the end of that batch in
+each partition. Between the two lie the messages of the last batch. After a crash they are delivered again,
+and must not be judged again: an event that was rejected could now be accepted, out of order. By their ids,
+the writer reports which of them are in the graph; the others were rejected.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy as np
 from hopline.brokers.base import Message, Position
 from hopline.graph.live.changes import Changes, EdgeChanges
 
-#: What is kept beside positions begins with this, which no partition does.
+#: Prefix of values that are stored next to positions; no partition begins with it.
 OWN = "hopline/"
 _KEY = OWN + "judged/"
-#: An edge type that no graph has: an event of it that was not seen before is rejected, whatever it is.
+#: An edge type that no graph has: a new event of this type is always rejected.
 _NO_TYPE = "hopline__seen__before"
 
 
 def positions_of_sources(positions: Mapping[str, Any]) -> dict[str, Position]:
-    """Those that sources know."""
+    """The positions of sources, without own values."""
     return {name: position for name, position in positions.items() if not name.startswith(OWN)}
 
 
 def end_of(messages: Sequence[Message]) -> dict[str, Any]:
-    """What to keep with a batch of these messages: where it ends, and how many there are."""
+    """The values to store with a batch of messages: its end, and the number of messages."""
     counts: dict[str, int] = {}
     for message in messages:
         counts[message.partition] = counts.get(message.partition, 0) + 1
@@ -38,7 +38,7 @@ def end_of(messages: Sequence[Message]) -> dict[str, Any]:
 
 
 def nothing_since(done: Mapping[str, Position], messages: Sequence[Message] = ()) -> dict[str, Any]:
-    """What to keep where nothing after these positions was judged, or is to be judged anew.
+    """The values to store if nothing after these positions was judged, or all will be judged again.
 
     Args:
         messages: of partitions that may have no position yet.
@@ -48,7 +48,7 @@ def nothing_since(done: Mapping[str, Position], messages: Sequence[Message] = ()
 
 
 class Judged:
-    """Messages that come again.
+    """Messages of the last batch, which are delivered again.
 
     Args:
         positions: of the writer.
@@ -66,7 +66,7 @@ class Judged:
         return bool(self._until)
 
     def split(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-        """Those that were judged, and the others."""
+        """Split messages into judged ones and others."""
         judged: list[Message] = []
         others: list[Message] = []
         for message in messages:
@@ -76,7 +76,7 @@ class Judged:
                 continue
             judged.append(message)
             position, count = until
-            # the count ends it where the broker has lost the message that would
+            # the count ends the batch if the broker has lost its last message
             if message.position == position or count <= 1:
                 del self._until[message.partition]
             else:
@@ -90,7 +90,7 @@ class Judged:
 
 
 def probe(changes: Changes) -> Changes:
-    """Events of the same ids that change nothing: which are duplicates says which were applied."""
+    """Events with the same ids that change nothing: those that are duplicates were applied."""
     count = changes.num_events
     nothing = np.zeros(count, np.int64)
     edges = EdgeChanges(nothing, nothing, np.zeros(count, np.bool_), np.arange(count, dtype=np.int64))

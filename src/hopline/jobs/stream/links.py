@@ -1,4 +1,4 @@
-"""The writer of a live graph from here: over its socket; where nobody runs one, in a process of our own."""
+"""The writer of a live graph: one that runs already, over its socket, or one in a child process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hopline.process.child import Child, exit_reason
 
 logger = logging.getLogger("hopline.stream")
 
-#: What was taken is answered within these seconds of the end.
+#: Seconds within which accepted batches are answered at the end.
 _DRAIN_S = 15.0
-#: A server that takes over, or is started anew, is given so long before it is done without.
+#: Seconds without a writer, for example while a server restarts, before the stream starts its own.
 _ALONE_S = 30.0
 
 
@@ -57,19 +57,19 @@ class SocketWriter:
         return await self._link.affected(since)
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         await self._link.close()
 
 
 class OwnWriter:
     """Runs a writer process while it is entered, and starts it again when it dies.
 
-    The process steps aside when a server's writer asks. Then there is none, until nobody else has written
-    for some time.
+    The process gives up the folder when a server's writer requests it. Then this client uses that writer,
+    until no process has written for some time.
 
     Args:
         config: `graph.path` and `live`.
-        alone_s: for so long.
+        alone_s: seconds without a writer after which it is started again.
     """
 
     def __init__(self, config: Config, alone_s: float = _ALONE_S) -> None:
@@ -80,9 +80,9 @@ class OwnWriter:
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> OwnWriter:
-        """Start it, unless another process writes.
+        """Start the writer, unless another process writes.
 
-        Raises: GraphError: it ends before it is ready; its log says why.
+        Raises: GraphError: the writer ends before it is ready; its log gives the reason.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         await self._start()
@@ -90,7 +90,7 @@ class OwnWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let it finish, and wait for its end."""
+        """Stop the writer, and wait for its end."""
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -99,7 +99,7 @@ class OwnWriter:
             await self._child.end(_DRAIN_S)
 
     async def _start(self) -> None:
-        """Start the writer and wait until it is ready, or writes nothing since another one does."""
+        """Start the writer and wait until it is ready, or until it reports that another process writes."""
         self._child = await Child.start(ENTRY, self._orders, name="the writer of the live graph")
         code = await self._child.wait_ready()
         if code not in (None, RELIEVED):
@@ -116,9 +116,11 @@ class OwnWriter:
             began = loop.time()
             code = await self._child.wait()
             if code == RELIEVED:
-                logger.info("another process writes the graph; going on as its client")
-                await self._nobody_writes()
-                logger.warning("nobody has written the graph for %g s; writing it from here", self._alone_s)
+                logger.info("another process writes the graph; continuing as its client")
+                await self._until_unwritten()
+                logger.warning(
+                    "no process has written the graph for %g s; starting a writer", self._alone_s
+                )
                 await self._start_again()
                 continue
             pause_s = backoff.failed(loop.time() - began)
@@ -132,17 +134,17 @@ class OwnWriter:
         except GraphError as error:
             logger.error("%s", error)
 
-    async def _nobody_writes(self) -> None:
-        """Until that has been so for some time."""
+    async def _until_unwritten(self) -> None:
+        """Wait until no process has written for some time."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while loop.time() - since < self._alone_s:
             await asyncio.sleep(min(1.0, self._alone_s / 5))
-            if await asyncio.to_thread(somebody_listens, self._socket):
+            if await asyncio.to_thread(writer_listens, self._socket):
                 since = loop.time()
 
 
-def somebody_listens(path: Path) -> bool:
+def writer_listens(path: Path) -> bool:
     """Whether there is a writer at a socket."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(1.0)

@@ -1,4 +1,4 @@
-"""What a stream counts of itself; named in docs/operations.md."""
+"""The metrics of a stream; listed in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ class StreamMetrics:
 
     Attributes:
         freshness: seconds from an event's time until it was visible.
-        num_events: events that ended, whatever became of them.
+        num_events: events that ended, with any outcome.
     """
 
     def __init__(self, metrics: Metrics) -> None:
-        self._events = metrics.counter(
-            "hopline_stream_events_total", "Events by what became of them.", ("outcome",)
-        )
+        self._events = metrics.counter("hopline_stream_events_total", "Events by outcome.", ("outcome",))
         self.messages = metrics.counter(
             "hopline_stream_messages_total", "Messages taken from the broker."
         )()
@@ -44,21 +42,23 @@ class StreamMetrics:
             "hopline_stream_apply_seconds", "Seconds until a batch was durable and visible."
         )()
         self._lag = metrics.gauge(
-            "hopline_stream_lag", "Messages that the broker has and that were not taken.", ("partition",)
+            "hopline_stream_lag", "Messages at the broker that were not taken yet.", ("partition",)
         )
-        self._waiting = metrics.gauge("hopline_stream_waiting", "1 while it waits for this.", ("what",))
+        self._waiting = metrics.gauge(
+            "hopline_stream_waiting", "1 while the stream waits for this.", ("what",)
+        )
         self._gaps = metrics.counter(
             "hopline_stream_gaps_total",
-            "Times that messages were gone before they were read.",
+            "Times that messages were lost before they were read.",
             ("partition",),
         )
         self._lost = metrics.counter(
             "hopline_stream_lost_messages_total",
-            "Messages that were gone, as far as known.",
+            "Messages that were lost, as far as known.",
             ("partition",),
         )
         self.rescored = metrics.counter(
-            "hopline_stream_rescored_nodes_total", "Nodes scored anew after changes."
+            "hopline_stream_rescored_nodes_total", "Nodes scored again after changes."
         )()
         self.results = metrics.counter("hopline_stream_results_total", "Result messages published.")()
         self.unscored = metrics.gauge(
@@ -75,7 +75,7 @@ class StreamMetrics:
             self.num_events += count
 
     def outcome(self, name: str) -> int:
-        """How many events ended so."""
+        """The number of events with an outcome."""
         return int(self._events(name).value)
 
     def visible(self, event_time_ms: IdArray, now_ms: float) -> None:
@@ -83,7 +83,7 @@ class StreamMetrics:
         known = event_time_ms[event_time_ms > 0]
         if not len(known):
             return
-        # clocks differ: an event from the future is as fresh as can be
+        # clocks differ: an event from the future counts as 0 s old
         seconds = np.maximum(now_ms - known, 0.0) / 1e3
         places = np.searchsorted(np.array(self.freshness.bounds), seconds, side="left")
         for place, count in Counter(places.tolist()).items():
@@ -96,10 +96,10 @@ class StreamMetrics:
             self._lag(partition).set(messages)
 
     def gap(self, partition: str, lost: int | None) -> None:
-        """Count messages that are gone."""
+        """Count lost messages."""
         self._gaps(partition).inc()
         self._lost(partition).inc(lost or 0)
 
     def waiting(self, what: str, waiting: int) -> None:
-        """Say what is waited for."""
+        """Set whether the stream waits for something."""
         self._waiting(what).set(waiting)

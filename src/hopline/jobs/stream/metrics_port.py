@@ -14,10 +14,10 @@ _PATIENCE_S = 5.0
 
 
 class MetricsPort:
-    """Listens while it is entered.
+    """An HTTP listener, open while it is entered.
 
     Args:
-        host, port: where; port 0 takes a free one, which `port` then says.
+        host, port: address; port 0 chooses a free port, which `port` then holds.
     """
 
     def __init__(self, metrics: Metrics, host: str, port: int) -> None:
@@ -27,7 +27,7 @@ class MetricsPort:
         self.port = port
 
     async def __aenter__(self) -> MetricsPort:
-        """Listen. Raises: BadRequest: the port cannot be had."""
+        """Listen. Raises: BadRequest: cannot listen on the port."""
         try:
             self._server = await asyncio.start_server(
                 self._answer, self._host, self.port, limit=_LONGEST_HEAD

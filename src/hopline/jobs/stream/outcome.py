@@ -1,4 +1,4 @@
-"""What became of a batch's events, over all the times that it took to apply them."""
+"""Outcomes of a batch's events, over all attempts to apply them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hopline.types import IdArray
 
 
 class Outcome:
-    """Of `num_events` events.
+    """The outcomes of `num_events` events.
 
     Attributes:
-        applied: bool [num_events], those that changed the graph while this batch was applied. One that was
-            applied here and is a duplicate when it is sent again counts as applied.
+        applied: bool [num_events], those that changed the graph while this batch was applied. An event that
+            was applied here and is a duplicate in a later attempt counts as applied.
         duplicate: bool [num_events].
-        rejected: order -> why.
-        sequence: the version that has them.
+        rejected: order -> reason.
+        sequence: the version that contains them.
     """
 
     def __init__(self, num_events: int) -> None:
@@ -30,10 +30,10 @@ class Outcome:
         self.sequence = 0
 
     def take(self, answer: Applied, orders: IdArray | None = None) -> None:
-        """Take an answer of the writer in.
+        """Add an answer of the writer.
 
         Args:
-            orders: int64, the events that it is about, in its order; None means all.
+            orders: int64, the events of the answer, in its order; None means all.
         """
         about = np.arange(len(self.applied)) if orders is None else orders
         rest = np.ones(len(about), np.bool_)
@@ -50,13 +50,13 @@ class Outcome:
         self.applied[about[rest]] = True
 
     def first(self, code: str) -> Rejected | None:
-        """The first event that was rejected so; None where none was."""
+        """The first event that was rejected with a code; None if there is none."""
         return min(
             (e for e in self.rejected.values() if e.code == code), key=lambda e: e.order, default=None
         )
 
     def counts(self) -> Mapping[str, int]:
-        """Events by what became of them."""
+        """Events by outcome."""
         found = Counter(each.code for each in self.rejected.values())
         found["applied"], found["duplicate"] = int(self.applied.sum()), int(self.duplicate.sum())
         return {name: count for name, count in found.items() if count}

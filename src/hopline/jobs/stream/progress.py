@@ -1,4 +1,4 @@
-"""How a stream goes, in one line: events a second, lag, freshness."""
+"""The progress of a stream in one line: events a second, lag, freshness."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from hopline.jobs.stream.meters import StreamMetrics
 
-#: Seconds between two lines: on a terminal one line is renewed, else each is a line of the log.
+#: Seconds between two lines: on a terminal the line is replaced, else each is a line of the log.
 _SCREEN_S, _LOG_S = 0.5, 10.0
 
 
 class Pace:
-    """Reads what happened since the last time from the counters."""
+    """Computes the progress since the last line from the counters."""
 
     def __init__(
         self,
@@ -35,23 +35,23 @@ class Pace:
         self._counts = list(metrics.freshness.counts)
 
     def line(self) -> str:
-        """Events a second, lag, freshness p99 and what was put aside; of the time since the last line."""
+        """Events a second, lag, freshness p99 and dead letters since the last line."""
         metrics, now = self._metrics, self._clock()
         rate = (metrics.num_events - self._events) / max(now - self._at, 1e-9)
         recent = [new - old for new, old in zip(metrics.freshness.counts, self._counts, strict=True)]
         self._at, self._events, self._counts = now, metrics.num_events, list(metrics.freshness.counts)
         lag = self._lag()
         applied, again = metrics.outcome("applied"), metrics.outcome("duplicate")
-        aside = metrics.num_events - applied - again
+        num_letters = metrics.num_events - applied - again
         return (
             f"{rate:,.0f} events/s · lag {f'{sum(lag.values()):,}' if lag else '?'} · "
             f"freshness p99 {_p99(metrics.freshness.bounds, recent)} · {applied:,} applied, "
-            f"{again:,} duplicates, {aside:,} put aside"
+            f"{again:,} duplicates, {num_letters:,} dead letters"
         )
 
 
 async def show(pace: Pace, quiet: bool = False) -> None:
-    """Renew the line until cancelled."""
+    """Update the line until cancelled."""
     console = Console(stderr=True)
     if quiet:
         return

@@ -1,7 +1,7 @@
-"""Scores anew what changes touched, and publishes it: at once or on a schedule, at least once.
+"""Scores changed nodes again, and publishes results: immediately or on a schedule, at least once.
 
-The version up to which results are published is kept with the positions of the stream. What was scored and
-not published when the process died is scored again.
+The version up to which results are published is stored with the positions of the stream. Results that were
+not published when the process died are computed again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -21,7 +22,7 @@ from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.writer import Patience, Writer
 from hopline.types import ExternalId, ScoreRequest, ScoreResult
 
-#: Scoring is asked for again after these as well.
+#: Scoring is retried after these errors as well.
 _PASSING = (Overloaded, DeadlineExceeded, ModelNotReady)
 
 
@@ -34,13 +35,13 @@ class Scorer(Protocol):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What is published of one node.
+    """The published result of one node.
 
     Attributes:
-        node_type, node: whose it is.
+        node_type, node: of the result.
         outputs: output name -> number or numbers.
-        graph_version: that it was computed on; sequence: changes up to this version are in it.
-        event_time_ms: of the newest event in it; 0 if unknown.
+        graph_version: of the computation; sequence: changes up to this version are included.
+        event_time_ms: of the newest included event; 0 if unknown.
         scored_at_ms: when it was computed.
     """
 
@@ -55,14 +56,24 @@ class Result(msgspec.Struct, frozen=True):
     scored_at_ms: int
 
 
-class Rescorer:
-    """Keeps the published scores of one model up to date.
+@dataclass(frozen=True, slots=True)
+class RescoreOptions:
+    """What a `Rescorer` scores, and how often.
 
-    Args:
-        model: its name. node_type: of the nodes that it scores.
-        every_s: seconds between rounds; 0 scores after each batch, those meanwhile together.
-        chunk: nodes of one request.
+    Attributes:
+        model: name of the model. node_type: type of the nodes that it scores.
+        every_s: seconds between rounds; 0 scores after each batch.
+        chunk: nodes in one request.
     """
+
+    model: str
+    node_type: str
+    every_s: float = 0.0
+    chunk: int = 1024
+
+
+class Rescorer:
+    """Keeps the published scores of one model up to date. A `Listener` of the consumer."""
 
     def __init__(
         self,
@@ -70,11 +81,8 @@ class Rescorer:
         scorer: Scorer,
         sink: Sink,
         metrics: StreamMetrics,
-        model: str,
-        node_type: str,
+        options: RescoreOptions,
         *,
-        every_s: float = 0.0,
-        chunk: int = 1024,
         patience: Patience | None = None,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -83,21 +91,18 @@ class Rescorer:
         self._scorer = scorer
         self._sink = sink
         self._metrics = metrics
-        self._model = model
-        self._node_type = node_type
-        self._every_s = every_s
-        self._chunk = chunk
+        self._options = options
         self._patience = patience or Patience(metrics.waiting, sleep)
         self._now = now
         self._sleep = sleep
-        self._key = f"hopline/scored/{model}"
+        self._key = f"hopline/scored/{options.model}"
         self._changed = asyncio.Event()
         self._latest = 0
         self._newest_ms = 0
         self.scored = 0
 
     async def open(self, positions: Mapping[str, Any], sequence: int) -> None:
-        """Go on where results were published up to; the first time, at the present version."""
+        """Resume after the last published version; the first time, begin at the present version."""
         await self._sink.open()
         self.scored = int(positions.get(self._key, sequence))
         self._latest = sequence
@@ -105,22 +110,22 @@ class Rescorer:
             self._changed.set()
 
     def positions(self) -> Mapping[str, Any]:
-        """What is to be kept: the version up to which results are published."""
+        """The values to store: the version up to which results are published."""
         return {self._key: self.scored}
 
     def changed(self, sequence: int, newest_ms: int) -> None:
-        """There is a new version."""
+        """Handle a new version."""
         self._latest = max(self._latest, sequence)
         self._newest_ms = newest_ms
         self._metrics.unscored.set(self._latest - self.scored)
         self._changed.set()
 
     async def run(self) -> None:
-        """Score whenever something changed; until cancelled."""
+        """Score after changes, until cancelled."""
         while True:
             await self._changed.wait()
-            if self._every_s:
-                await self._sleep(self._every_s)
+            if self._options.every_s:
+                await self._sleep(self._options.every_s)
             await self.catch_up()
 
     async def catch_up(self) -> None:
@@ -130,18 +135,18 @@ class Rescorer:
         sequence, affected = await self._patience.until_done(
             "writer", lambda: self._writer.affected(self.scored)
         )
-        ids = affected.get(self._node_type, ())
-        for begin in range(0, len(ids), self._chunk):
-            await self._score(ids[begin : begin + self._chunk], sequence, newest_ms)
+        ids = affected.get(self._options.node_type, ())
+        for begin in range(0, len(ids), self._options.chunk):
+            await self._score(ids[begin : begin + self._options.chunk], sequence, newest_ms)
         self.scored = sequence
         self._metrics.unscored.set(max(0, self._latest - sequence))
 
     async def close(self) -> None:
-        """Let go of the sink."""
+        """Close the sink."""
         await self._sink.close()
 
     async def _score(self, ids: Ids, sequence: int, newest_ms: int) -> None:
-        request = ScoreRequest(self._model, ids, on_missing="null")
+        request = ScoreRequest(self._options.model, ids, on_missing="null")
         answer = await self._patience.until_done("scores", lambda: self._scorer.score(request), _PASSING)
         messages = self._messages(ids, answer, sequence, newest_ms)
         await self._patience.until_done("results", lambda: self._sink.send(messages))
@@ -160,7 +165,7 @@ class Rescorer:
                         answer.model,
                         answer.version,
                         answer.graph_version,
-                        self._node_type,
+                        self._options.node_type,
                         node,
                         {name: values[row] for name, values in outputs.items()},
                         sequence,
@@ -178,7 +183,7 @@ class Rescorer:
 def read_mode(text: str) -> tuple[Literal["request", "rescore"], float]:
     """`--rescore`: "request", "immediate" or "schedule:SECONDS".
 
-    Raises: BadRequest: none of them.
+    Raises: BadRequest: the text is not one of them.
     """
     if text == "request":
         return "request", 0.0
@@ -191,6 +196,6 @@ def read_mode(text: str) -> tuple[Literal["request", "rescore"], float]:
         every_s = 0.0
     if not 0 < every_s < 1e7:
         raise BadRequest(
-            f"--rescore {text!r} is none of request, immediate and schedule:SECONDS (schedule:30, say)"
+            f"--rescore {text!r} must be request, immediate or schedule:SECONDS (for example schedule:30)"
         )
     return "rescore", every_s

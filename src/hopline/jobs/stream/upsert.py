@@ -1,7 +1,7 @@
-"""`--on-unknown-node add`: nodes that events name are there before the events are applied.
+"""`--on-unknown-node add`: nodes that events name are created before the events are applied.
 
-An edge that is added brings its ends, with features of zero; a node that is added or whose features are set
-is made or set, whichever it needs. Nodes never go, so those known to be there are not asked for again.
+An added edge creates its missing ends, with features of zero. Adding a node or setting its features creates
+or updates it, as needed. Nodes are never deleted, so known nodes are not looked up again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from hopline.graph.live.changes import Changes, NodeChanges
 from hopline.graph.schema import GraphSchema
 from hopline.types import ExternalId, FloatArray
 
-#: Nodes that are remembered to be there; then all are forgotten.
+#: Nodes that are remembered as existing; beyond this, all are forgotten.
 _MOST_KNOWN = 1_000_000
 
 
 class Upserts:
-    """Args:
-    schema: of the graph.
+    """Creates nodes that events name before the events are applied.
+
+    Args:
+        schema: of the graph.
     """
 
     def __init__(self, schema: GraphSchema) -> None:
@@ -30,7 +32,7 @@ class Upserts:
         self._known: set[tuple[str, ExternalId]] = set()
 
     def missing(self, changes: Changes) -> Changes:
-        """Nodes to be added before: all that are named and not known to be there."""
+        """Nodes to add first: all named nodes that are not known to exist."""
         rows: dict[str, dict[ExternalId, FloatArray | None]] = {}
         for name, part in changes.nodes.items():
             wanted = rows.setdefault(name, {})
@@ -53,8 +55,8 @@ class Upserts:
                 count += len(wanted)
         return Changes(nodes=nodes, num_events=count)
 
-    def are_there(self, added: Changes) -> None:
-        """The writer has these now, or had them before."""
+    def remember(self, added: Changes) -> None:
+        """Remember nodes that the writer has."""
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
         for name, part in added.nodes.items():
@@ -72,7 +74,7 @@ class Upserts:
 
 
 def as_sets(changes: Changes) -> Changes:
-    """The same events where all nodes are there: adding one sets its features."""
+    """The same events after all nodes were created: adding a node becomes setting its features."""
     nodes = {name: replace(part, add=np.zeros(len(part), np.bool_)) for name, part in changes.nodes.items()}
     return replace(changes, nodes=nodes)
 

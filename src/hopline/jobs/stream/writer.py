@@ -1,7 +1,7 @@
-"""What the consumer needs of a live graph's writer, and patience with one that cannot be asked now.
+"""The interface of a live graph's writer for the consumer, and retries while it is unavailable.
 
-Two things that the writer promises make a restart exact: a batch is durable and visible as a whole or not
-at all, and an event whose id it has seen is reported as a duplicate and changes nothing.
+Two guarantees of the writer make a restart exact: a batch is durable and visible completely or not at all,
+and an event with a known id is reported as a duplicate and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Sleep = Callable[[float], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a live graph stands.
+    """The state of a live graph.
 
     Attributes:
         schema: of the graph.
         sequence: its present version.
-        positions: source -> where to go on, as the newest batch that named each said.
+        positions: source -> where to resume, from the newest batch that named it.
     """
 
     schema: GraphSchema
@@ -43,7 +43,7 @@ class Writer(Protocol):
     """Applies changes to a live graph."""
 
     async def standing(self) -> Standing:
-        """Where it stands now. Raises: Unavailable: worth another try. HoplineError: it is not."""
+        """The present state. Raises: Unavailable: try again. HoplineError: retrying does not help."""
         ...
 
     async def apply(self, batches: Sequence[Changes]) -> list[Applied]:
@@ -51,7 +51,7 @@ class Writer(Protocol):
 
         A batch without events makes its positions durable and no new version.
 
-        Raises: Unavailable: not done, or it is not known; asking again with the same event ids is safe.
+        Raises: Unavailable: not done, or unknown; repeating the call with the same event ids is safe.
         """
         ...
 
@@ -60,22 +60,22 @@ class Writer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         ...
 
 
 class Patience:
-    """Tries again while what is asked cannot be had now, ever more slowly, and says so once.
+    """Retries calls of unavailable services with growing pauses, and logs that once.
 
     Args:
-        tell: called with what is waited for and 1 when waiting begins, 0 when it ends.
+        tell: called with the name of the service, and 1 when waiting begins, 0 when it ends.
         sleep: waits for seconds.
     """
 
     def __init__(
         self, tell: Callable[[str, int], object] = lambda what, waiting: None, sleep: Sleep = asyncio.sleep
     ) -> None:
-        self._tell = tell
+        self._report = tell
         self._sleep = sleep
 
     async def until_done(
@@ -84,10 +84,10 @@ class Patience:
         call: Callable[[], Awaitable[ResultT]],
         passing: tuple[type[HoplineError], ...] = (),
     ) -> ResultT:
-        """The result of `call`, asked again after each `Unavailable` or `BrokerUnavailable`.
+        """The result of `call`, retried after each `Unavailable` or `BrokerUnavailable`.
 
         Args:
-            passing: further errors that pass.
+            passing: further errors that are retried.
         """
         delay = 0.0
         waited_out: tuple[type[HoplineError], ...] = (Unavailable, BrokerUnavailable, *passing)
@@ -97,11 +97,11 @@ class Patience:
             except waited_out as error:
                 if not delay:
                     logger.warning("waiting for %s: %s", what, error)
-                    self._tell(what, 1)
+                    self._report(what, 1)
                 delay = min(_LONGEST_S, 2 * delay or _FIRST_S)
                 await self._sleep(delay)
                 continue
             if delay:
-                logger.info("%s: going on", what)
-                self._tell(what, 0)
+                logger.info("%s: continuing", what)
+                self._report(what, 0)
             return result

@@ -24,25 +24,25 @@ BUILDERS: dict[type, Builder] = {
 
 
 def build(call: ConvCall) -> DenseConv:
-    """The dense form of a conv call.
+    """Build the dense form of a conv call.
 
     Raises:
-        NotSplittable: the class or one of its options has none.
+        NotSplittable: the class or one of its options has no dense form.
     """
     builder = BUILDERS.get(type(call.conv))
     if builder is None:
         names = ", ".join(sorted(cls.__name__ for cls in BUILDERS))
-        raise call.refusal(f"its message code is unknown here; known are exactly {names}")
+        raise call.refusal(f"its message code is unknown here; known classes are exactly {names}")
     if getattr(call.conv, "flow", "source_to_target") != "source_to_target":
         raise call.refusal("its flow is target_to_source; reverse the graph's edges instead")
     changed = _changed(call.conv)
     if changed:
-        raise call.refusal(f"it is not as PyG made it: {changed}")
+        raise call.refusal(f"it differs from PyG's class: {changed}")
     return builder(call)
 
 
 def _changed(conv: nn.Module) -> str:
-    """What a user has added to a conv or replaced in it, which a dense form would lose; "" for nothing."""
+    """What a user has added to or replaced in a conv, which a dense form would lose; "" for nothing."""
     for name, part in conv.named_modules():
         hooks = [
             hook
@@ -68,7 +68,7 @@ def _changed(conv: nn.Module) -> str:
     return ""
 
 
-#: Hooks that make a weight of other weights before each call; the weight is there.
+#: Hooks that compute a weight from other weights before each call; the weight exists.
 _HARMLESS = frozenset({"WeightNorm", "SpectralNorm"})
 _METHODS = frozenset(
     {"forward", "message", "aggregate", "update", "propagate", "edge_update", "edge_updater"}

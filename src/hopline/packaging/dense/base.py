@@ -1,4 +1,4 @@
-"""What a dense convolution is: a conv rewritten over the stage inputs of `hopline.artifact`."""
+"""Dense convolutions: convs rewritten over the stage inputs of `hopline.artifact`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hopline.errors import NotSplittable
 
 @dataclass(frozen=True, slots=True)
 class ConvInput:
-    """One input that a dense conv asks for, in the order of its `forward`.
+    """One input that a dense conv needs, in the order of its `forward`.
 
     Attributes:
         kind: as in `hopline.artifact`.
@@ -72,7 +72,7 @@ class ConvCall:
         return self.destination_dim > 0
 
     def refusal(self, reason: str) -> NotSplittable:
-        """The error that says why this conv has no dense form."""
+        """The error for a conv that has no dense form."""
         return NotSplittable(f"{self.name} ({type(self.conv).__name__}) cannot be a stage: {reason}")
 
 
@@ -82,8 +82,8 @@ class DenseConv(nn.Module):
     Attributes:
         needs: what the engine must feed.
         prepare_source, prepare_destination: row-wise code that may run one level below, so that the
-            table holds its result (`lifted_*` says whether it does; then the values that `needs` names
-            are already prepared).
+            state cache holds its result (`lifted_*` says whether it does; then the values that `needs`
+            names are already prepared).
         must_lift: the source code has to run below, because a reduction follows it.
     """
 

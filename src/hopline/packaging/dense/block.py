@@ -3,7 +3,7 @@
 n and K differ from call to call, and a row must depend on neither. ONNX Runtime picks a reduction's
 algorithm, and with it the order of additions, by the shape: [1, K, d] is summed in another order than
 [2, K, d]. A matrix product with a row of ones is the same for each n, and zeros at its end change nothing.
-Padding selects row 0 of `sources`; whatever is there (even NaN) is replaced before it is used.
+Padding selects row 0 of `sources`; its value (even NaN) is replaced before it is used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def attend(
         mask: bool [n, K].
         loop_logits, loop_values: [n, H] and [n, H, C] of one more neighbour, the node itself.
 
-    Returns: float32 [n, H, C]; 0 where there is no neighbour at all.
+    Returns: float32 [n, H, C]; 0 for a node without neighbours.
     """
     keep = mask.unsqueeze(-1)
     logits = torch.where(keep, logits, torch.full((), _LOWEST))

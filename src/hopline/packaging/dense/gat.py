@@ -34,7 +34,7 @@ class DenseGAT(DenseConv):
         self.edge = linear(_fold(conv.lin_edge.weight.detach(), conv.att_edge)) if self.use_edges else None
         self.residual = linear(conv.res.weight) if conv.res is not None and call.has_destination else None
         if self.residual is not None:
-            # The residual reads the destination's raw row, so nothing would be saved below.
+            # The residual reads the destination's raw row, so preparing it below would save nothing.
             destination = self.prepare_destination
             self.prepare_destination, self.own_score = None, destination
         else:
@@ -105,7 +105,7 @@ def _fold(weight: Tensor, attention: Tensor) -> Tensor:
 
 
 def check_attention(call: ConvCall) -> None:
-    """Refuse what the attention convs have in common and cannot be a padded block.
+    """Refuse options of attention convs that cannot be a padded block.
 
     Raises:
         NotSplittable: self-loops over two node types, another aggregation, another filling.
@@ -117,7 +117,7 @@ def check_attention(call: ConvCall) -> None:
         if not call.same_type:
             raise call.refusal("it adds self-loops between two node types; set add_self_loops=False")
         if not call.has_destination:
-            raise call.refusal("it adds self-loops but gets no rows of the nodes themselves")
+            raise call.refusal("it adds self-loops but gets no rows of the destination nodes")
         fill = conv.fill_value
         if isinstance(fill, str) and fill not in ("mean", "add", "sum"):
             raise call.refusal(f"fill_value={fill!r} for the attributes of self-loops; use 'mean' or 'add'")

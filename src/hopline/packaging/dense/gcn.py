@@ -1,7 +1,7 @@
 """GCNConv (Kipf & Welling, arXiv 1609.02907): normalised sum of the neighbours, then the linear map.
 
 PyG multiplies by W first and then sums; both are linear, so that the order is free. Summing first lets
-the engine's gather read the narrower side wherever the input is narrow, and the splitter lifts W one
+the engine's gather read the narrower side where the input is narrow, and the splitter lifts W one
 level down where the output is much narrower.
 """
 
@@ -22,9 +22,11 @@ class DenseGCN(DenseConv):
         kind: Reduce = reduction(call)
         if conv.normalize:
             if conv.improved:
-                raise call.refusal("improved=True weighs self-loops by 2, which no reduction does")
+                raise call.refusal(
+                    "improved=True weighs self-loops by 2, which no reduction of the engine does"
+                )
             if kind != "sum":
-                raise call.refusal(f"its normalisation with aggregation {kind!r} is not a GCN's")
+                raise call.refusal(f"its normalisation with aggregation {kind!r} is not that of a GCN")
             if not call.same_type:
                 raise call.refusal("it normalises over two node types")
             kind = "gcn" if conv.add_self_loops else "gcn_noself"

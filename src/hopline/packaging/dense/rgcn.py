@@ -49,7 +49,7 @@ class DenseRGCN(DenseConv):
 
 
 def relation_weights(conv: Any) -> Tensor:
-    """float32 [R, in, out], multiplied out of whichever decomposition the conv uses."""
+    """float32 [R, in, out], computed from the decomposition that the conv uses."""
     weight: Tensor = conv.weight.detach()
     if conv.num_bases is not None:
         return torch.einsum("rb,bio->rio", conv.comp.detach(), weight)

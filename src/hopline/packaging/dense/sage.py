@@ -9,7 +9,7 @@ from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_line
 
 
 class DenseSAGE(DenseConv):
-    """`lin_l(reduce) + lin_r(self)`, normalised where the conv says so."""
+    """`lin_l(reduce) + lin_r(self)`, normalised if the conv is."""
 
     def __init__(self, call: ConvCall) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class DenseTransformer(DenseConv):
         conv = call.conv
         check_attention(call)
         if not call.has_destination:
-            raise call.refusal("it gets no rows of the nodes themselves")
+            raise call.refusal("it gets no rows of the destination nodes")
         if call.has_edge_attr and conv.lin_edge is None:
             raise call.refusal("it gets edge attributes but was built without edge_dim")
         self.heads, self.channels, self.concat = conv.heads, conv.out_channels, conv.concat

@@ -1,6 +1,6 @@
-"""From a fitted scikit-learn transformer to nodes: pipelines, column transformers, unions and their parts.
+"""Converts a fitted scikit-learn transformer to nodes: pipelines, column transformers, unions.
 
-What has no form here is left to skl2onnx, over a matrix of float64.
+skl2onnx converts everything else, over a matrix of float64.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto
 from skl2onnx import convert_sklearn
 from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
@@ -31,12 +30,13 @@ from hopline.packaging.tabular.scaling import (
     simple_imputer,
     standard_scaler,
 )
+from hopline.runtimes.ort import ort
 
 Refs = tuple[Ref, ...]
 
 
 def transform(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs:
-    """Add the nodes of a fitted transformer; references of what it answers.
+    """Add the nodes of a fitted transformer; return references to its output.
 
     Raises:
         PackagingError: it has no ONNX form; the message names it.
@@ -48,7 +48,7 @@ def transform(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs:
         return form(graph, transformer, refs)
     x = numbers_of(graph, refs, transformer)
     model = foreign(transformer, len(refs), "double")
-    if not _runs(model):  # some converters write what runs in float32 only
+    if not _runs(model):  # some converters write models that run in float32 only
         model = foreign(transformer, len(refs), "float")
         x = graph.node("Cast", [x], to=TensorProto.FLOAT)
     output = graph.embed(model, x)
@@ -60,7 +60,7 @@ def transform(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs:
 
 
 def foreign(estimator: Any, width: int, dtype: str) -> onnx.ModelProto:
-    """An estimator over a matrix of numbers, by skl2onnx.
+    """Convert an estimator over a matrix of numbers with skl2onnx.
 
     Args:
         dtype: "double" or "float", of its input `x` [n, width].
@@ -72,14 +72,14 @@ def foreign(estimator: Any, width: int, dtype: str) -> onnx.ModelProto:
     options = {id(estimator): {"zipmap": False}} if hasattr(estimator, "classes_") else None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, about each other
+            warnings.simplefilter("ignore")  # warnings of libraries about each other
             model = convert_sklearn(
                 estimator,
                 initial_types=[("x", tensor_type)],
                 target_opset={"": OPSET, "ai.onnx.ml": ML_OPSET},
                 options=options,
             )
-    except Exception as error:  # converters raise of every kind, with no common base
+    except Exception as error:  # converters raise errors of any type, with no common base
         text = str(error).strip().splitlines()
         raise PackagingError(
             f"{type(estimator).__name__} has no ONNX form: {text[0] if text else type(error).__name__}"
@@ -90,7 +90,7 @@ def foreign(estimator: Any, width: int, dtype: str) -> onnx.ModelProto:
 
 def _runs(model: onnx.ModelProto) -> bool:
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # a refusal is an answer here
+    options.log_severity_level = 4  # a refusal is expected here
     try:
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception:  # onnxruntime raises its own family, with no common public base
@@ -108,7 +108,7 @@ def _column_transformer(graph: OnnxGraph, columns: ColumnTransformer, refs: Refs
     weights = columns.transformer_weights or {}
     out: Refs = ()
     for name, step, _ in columns.transformers_:
-        places = columns._transformer_to_input_indices[name]  # whatever it was selected by
+        places = columns._transformer_to_input_indices[name]  # however it was selected
         if step == "drop" or not len(places):
             continue
         answer = transform(graph, step, tuple(refs[place] for place in places))

@@ -1,8 +1,8 @@
-"""Encoders of categories into ONNX: what a fitted encoder answers is tabulated, then looked up.
+"""Converts encoders of categories to ONNX: a fitted encoder's outputs are tabulated, then looked up.
 
-Each category of each column is put to the encoder itself, and so is a value that it does not know. That
+Each category of each column is passed to the encoder itself, and so is a value that it does not know. That
 covers dropped, infrequent, absent and unknown categories of OneHotEncoder, OrdinalEncoder and TargetEncoder
-without a line for each: an encoder is a function of single columns, and these have few values.
+without separate code for each: an encoder is a function of single columns, and these have few values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ UNKNOWN_STRING = "\ue000unknown"
 
 @dataclass(frozen=True, slots=True)
 class Tabulated:
-    """What an encoder answers for one column.
+    """An encoder's outputs for one column.
 
     Attributes:
         categories: as fitted; the absent value among them is None.
         answers: float64 [categories + 1, outputs]; the last row is of a value it does not know.
-        outputs: which of the encoder's outputs these are.
-        is_closed: it refuses what it does not know.
+        outputs: indices among the encoder's outputs.
+        is_closed: it refuses unknown values.
     """
 
     categories: list[Any]
@@ -44,7 +44,7 @@ class Tabulated:
 
 
 def encoder(graph: OnnxGraph, encoder: Any, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
-    """Codes of the categories, looked up in what the encoder answers for each."""
+    """Codes of the categories, looked up in the encoder's outputs."""
     tables, width = tabulate(encoder, refs)
     found: dict[int, Ref] = {}
     for kind in ("string", "number"):
@@ -72,7 +72,7 @@ def _encoded(
     """[n, outputs] of columns of one kind."""
     is_hot = isinstance(encoder, OneHotEncoder)
     own = _own_categories(tables) if is_hot else None
-    if own is not None:  # a comparison for each output, and no table
+    if own is not None:  # a comparison for each output, without a table
         owner, categories = own
         if kind == "number":
             equal = _equal(graph, [refs[place] for place in owner], categories)
@@ -92,7 +92,7 @@ def _encoded(
 
 
 def _own_categories(tables: Sequence[Tabulated]) -> tuple[list[int], list[Any]] | None:
-    """For each output the column and the one category that it is 1 for; None where it is not so simple."""
+    """For each output the column and the one category that it is 1 for; None if it is not so simple."""
     owner, categories = [], []
     for place, table in enumerate(tables):
         if table.answers[-1].any():
@@ -107,10 +107,10 @@ def _own_categories(tables: Sequence[Tabulated]) -> tuple[list[int], list[Any]] 
 
 
 def tabulate(encoder: Any, refs: Sequence[Ref]) -> tuple[list[Tabulated], int]:
-    """Ask a fitted encoder for every category of every column; also how many outputs it has."""
+    """Call a fitted encoder for every category of every column; also return its number of outputs."""
     categories = [list(values) for values in encoder.categories_]
     unknown = [_unknown(values, ref) for values, ref in zip(categories, refs, strict=True)]
-    rows = [[values[0] for values in categories]]  # what the other columns hold meanwhile
+    rows = [[values[0] for values in categories]]  # the values of the other columns meanwhile
     for place, values in enumerate(categories):
         rows += [_with(rows[0], place, value) for value in values]
     answers = _ask(encoder, rows, refs)
@@ -141,7 +141,7 @@ def tabulate(encoder: Any, refs: Sequence[Ref]) -> tuple[list[Tabulated], int]:
 
 
 def _share_out(rest: list[int], tables: list[Tabulated]) -> None:
-    """Outputs that never differ are those of columns with a single value."""
+    """Assign outputs that never differ to columns with a single value."""
     single = [table for table in tables if not table.outputs and len(table.categories) == 1]
     if not rest:
         return
@@ -175,7 +175,7 @@ def _ask(encoder: Any, rows: list[list[Any]], refs: Sequence[Ref]) -> AnyArray:
     )
     given = frame if hasattr(encoder, "feature_names_in_") else frame.to_numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it does not know what it is meant not to know
+        warnings.simplefilter("ignore")  # warnings about the unknown value, which is intended
         answer = encoder.transform(given)
     dense = answer.toarray() if hasattr(answer, "toarray") else np.asarray(answer)
     return dense.astype(np.float64)
@@ -186,7 +186,7 @@ def _key(value: Any) -> str:
 
 
 def _string_codes(graph: OnnxGraph, x: str, tables: Sequence[Tabulated]) -> tuple[str, dict[str, int]]:
-    """Codes int64 [n, columns] by one dictionary for all columns, which comes with them."""
+    """Codes int64 [n, columns] by one dictionary for all columns, which is returned too."""
     keys: dict[str, int] = {}
     for table in tables:
         for value in table.categories:
@@ -214,7 +214,7 @@ def _string_answers(tables: Sequence[Tabulated], keys: dict[str, int]) -> list[A
 
 
 def _equal(graph: OnnxGraph, refs: Sequence[Ref], categories: Sequence[Any]) -> str:
-    """Whether each of some columns holds a number; None is NaN, which equals itself here."""
+    """Whether each of some columns holds a number; None is NaN, which is equal to itself here."""
     values = np.array([categories], dtype=np.float64)
     spread = graph.matrix(refs)
     equal = graph.node("Equal", [spread, graph.const(values)])
@@ -225,7 +225,7 @@ def _equal(graph: OnnxGraph, refs: Sequence[Ref], categories: Sequence[Any]) -> 
 
 
 def _number_codes(graph: OnnxGraph, refs: Sequence[Ref], tables: Sequence[Tabulated]) -> str:
-    """Codes int64 [n, columns]: 1 and up by category, 0 for what is none."""
+    """Codes int64 [n, columns]: 1 and up by category, 0 for unknown values."""
     owner = [place for place, table in enumerate(tables) for _ in table.categories]
     categories = [value for table in tables for value in table.categories]
     equal = _equal(graph, [refs[place] for place in owner], categories)
@@ -262,7 +262,7 @@ def _looked_up(graph: OnnxGraph, codes: str, flat: Sequence[AnyArray]) -> str:
 
 
 def _hot(graph: OnnxGraph, codes: str, flat: Sequence[AnyArray]) -> str:
-    """The same where one output at most is 1: its number is looked up, and compared with all numbers."""
+    """As `_looked_up`, if at most one output is 1: its number is looked up and compared."""
     offsets, values, owner = [], [], []
     at = begin = 0
     for place, answers in enumerate(flat):
@@ -289,7 +289,7 @@ def _spread(graph: OnnxGraph, columns: str, owner: Sequence[int], num_columns: i
 
 
 def _gathered(graph: OnnxGraph, codes: str, offsets: Sequence[int], values: AnyArray, dtype: Any) -> str:
-    """`values[codes + offsets]`: the columns' tables lie one behind the other."""
+    """`values[codes + offsets]`: the columns' tables are concatenated."""
     if any(offsets):
         codes = graph.node("Add", [codes, graph.const([list(offsets)], np.int64)])
     return graph.node("Gather", [graph.const(values, dtype), codes], axis=0)

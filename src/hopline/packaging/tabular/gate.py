@@ -1,7 +1,7 @@
-"""The gate: the artifact, run as the server runs it, must answer what the estimator answers.
+"""The gate: the artifact, run as the server runs it, must give the estimator's answers.
 
 Agreement means |a - b| <= 1e-4, and for values beyond 1 also 1e-4 of them: on every row of the sample and
-at its edges. Served answers are float32.
+on edge rows. Served answers are float32.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the gate saw.
+    """The result of the gate.
 
     Attributes:
         num_rows, num_edge_rows: compared.
-        max_abs_diff, max_abs_diff_edges: in any answer of them.
-        worst: the rows of the largest differences, in words, "" where there is none.
+        max_abs_diff, max_abs_diff_edges: largest difference in any of their answers.
+        worst: the rows of the largest differences, in words; "" if there are none.
     """
 
     num_rows: int
@@ -51,7 +51,7 @@ def check_answers(
 
     Args:
         expected: the estimator's answers for the sample.
-        probes: rows at the edges, those included that the estimator refuses.
+        probes: edge rows, including those that the estimator refuses.
 
     Raises:
         ParityError: naming the rows that differ.
@@ -74,7 +74,7 @@ def check_answers(
 
 
 def compare(model: TabularModel, probes: Sequence[Probe]) -> tuple[AnyArray, list[str]]:
-    """Compare rows at the edges: largest difference of each row, and what the row is.
+    """Compare edge rows: largest difference of each row, and the row in words.
 
     Raises:
         ParityError: naming the rows that differ.
@@ -88,10 +88,10 @@ def compare(model: TabularModel, probes: Sequence[Probe]) -> tuple[AnyArray, lis
 
 
 def check_preprocessing(model: TabularModel, oracle: Oracle, sample: Sample) -> None:
-    """Compare what the last step is given.
+    """Compare the input of the last step.
 
     Raises:
-        ParityError: it differs.
+        ParityError: the input differs.
     """
     expected = oracle.preprocess(sample)
     found = model.preprocess(_served(sample, model), sample.num_rows)
@@ -162,7 +162,7 @@ def _check_labels(model: TabularModel, oracle: Oracle, sample: Sample, answers: 
     if len(differ):
         row = int(differ[0])
         raise ParityError(
-            f"the label is the most probable class, which the estimator's predict() does not answer in "
+            f"the label is the most probable class, which the estimator's predict() does not return in "
             f"{len(differ)} rows of the sample (row {row}: {oracle.classes[labels[row]]!r} is the most "
             f"probable, it predicts {oracle.classes[expected[row]]!r}); calibrate it, or drop its threshold"
         )

@@ -1,7 +1,7 @@
-"""An ONNX graph in the making, and columns as references into its tensors.
+"""An ONNX graph under construction, and columns as references into its tensors.
 
-Transformers pick, reorder and join columns far more often than they compute: as long as nobody computes,
-columns are only named. `OnnxGraph.matrix` makes a tensor of them with the fewest nodes.
+Transformers pick, reorder and join columns far more often than they compute: until a value is computed,
+columns are only references. `OnnxGraph.matrix` builds a tensor of them with the fewest nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ref:
         tensor: of the graph, [n, width]; float64 for numbers.
         position: in the tensor.
         kind: what the tensor holds.
-        origin: the model's input column whose values these are, where only absent ones were replaced.
+        origin: the model's input column that these values come from, if only absent ones were replaced.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class OnnxGraph:
 
     Attributes:
         widths: tensor -> its columns, for tensors that references name.
-        closed: input column -> the only values that some encoder takes.
+        closed: input column -> the only values that some encoder accepts.
         nones: input columns whose absent values were None in training, not NaN.
         used: input columns that something is computed from.
     """
@@ -85,7 +85,7 @@ class OnnxGraph:
         return tuple(refs)
 
     def node(self, op: str, inputs: Sequence[str], *, domain: str = "", **attributes: Any) -> str:
-        """Add a node of one output; its name."""
+        """Add a node of one output; return its name."""
         output = f"{op.lower()}_{next(self._names)}"
         self._nodes.append(
             helper.make_node(op, list(inputs), [output], name=output, domain=domain, **attributes)
@@ -93,7 +93,7 @@ class OnnxGraph:
         return output
 
     def const(self, values: Any, dtype: Any = np.float64) -> str:
-        """Add a constant; its name."""
+        """Add a constant; return its name."""
         name = f"const_{next(self._names)}"
         array = np.asarray(values, dtype=dtype)
         if array.dtype == object:
@@ -124,7 +124,7 @@ class OnnxGraph:
         return pieces[0] if len(pieces) == 1 else self.node("Concat", pieces, axis=1)
 
     def embed(self, model: onnx.ModelProto, x: str, output: int = 0) -> str:
-        """Add another model's nodes, its only input being `x`; the name of one of its outputs."""
+        """Add another model's nodes, whose only input is `x`; return the name of one of its outputs."""
         prefixed = compose.add_prefix(model, f"m{next(self._names)}_")
         graph = prefixed.graph
         given = graph.input[0].name
@@ -137,7 +137,7 @@ class OnnxGraph:
         return str(graph.output[output].name)
 
     def model(self, output: str, dtype: int, shape: Sequence[Any], name: str) -> onnx.ModelProto:
-        """The graph up to one tensor, under the name `name`; without what that does not need."""
+        """The graph up to one tensor, under the name `name`, without unneeded nodes."""
         needed, nodes = {output}, []
         for node in reversed(self._nodes):
             if needed.intersection(node.output):

@@ -1,4 +1,4 @@
-"""What the estimator itself answers: the oracle that a packaged tabular model must agree with."""
+"""The estimator's own answers: the oracle that a packaged tabular model must agree with."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ Task = Literal["binary", "multiclass", "regression"]
 
 
 class Oracle:
-    """A fitted estimator, seen as what a server answers.
+    """A fitted estimator with the answers that a server must give.
 
     Args:
         estimator: a classifier or regressor, a pipeline that ends in one, or a search over such.
-        task: what it is for; None finds out.
+        task: of the estimator; None detects it.
 
     Attributes:
         steps: the transformers before its last step.
         predictor: its last step.
-        task: what it is for.
+        task: of the estimator.
         classes: names of its classes, in the order of its probabilities.
 
     Raises:
-        PackagingError: it is not fitted, or neither answers probabilities nor values.
+        PackagingError: the estimator is not fitted, or answers neither probabilities nor values.
     """
 
     def __init__(self, estimator: Any, task: str | None = None) -> None:
-        estimator = getattr(estimator, "best_estimator_", estimator)  # a search answers with its best
+        estimator = getattr(
+            estimator, "best_estimator_", estimator
+        )  # a search predicts with its best estimator
         if not hasattr(estimator, "predict"):
             raise PackagingError(
-                f"{type(estimator).__name__} predicts nothing; give a classifier, a regressor, or a "
+                f"{type(estimator).__name__} has no predictions; pass a classifier, a regressor, or a "
                 "pipeline that ends in one"
             )
         _check_fitted(estimator)
@@ -57,14 +59,14 @@ class Oracle:
 
     @property
     def feature_names(self) -> Sequence[str] | None:
-        """Columns that it was fitted on; None where that was an array."""
+        """Columns that it was fitted on; None if that was an array."""
         names = getattr(self.estimator, "feature_names_in_", None)
         return None if names is None else [str(name) for name in names]
 
     def answer(self, sample: Sample) -> AnyArray:
-        """As the packaged model answers, in float64: [n] for binary, else [n, classes or targets]."""
+        """Answers expected of the packaged model, float64: [n] for binary, else [n, classes or targets]."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # extremes and unknown categories are meant
+            warnings.simplefilter("ignore")  # extremes and unknown categories are intended
             rows = sample.for_estimator()
             if self.task == "regression":
                 return np.asarray(self.estimator.predict(rows), np.float64).reshape(sample.num_rows, -1)
@@ -80,7 +82,7 @@ class Oracle:
         return np.array([number[value] for value in found], dtype=np.int64)
 
     def preprocess(self, sample: Sample) -> AnyArray:
-        """What the last step is given, float64 [n, features]."""
+        """The input of the last step, float64 [n, features]."""
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             found = sample.for_estimator()
@@ -114,7 +116,7 @@ def _is_regressor(predictor: Any) -> bool:
 
 
 def _steps(estimator: Any) -> tuple[list[Any], Any]:
-    """All transformers of a pipeline, and what comes last; also of pipelines in pipelines."""
+    """All transformers of a pipeline, and the last step; also of nested pipelines."""
     if not isinstance(estimator, Pipeline):
         return [], estimator
     steps = [step for _, step in estimator.steps[:-1] if step is not None and step != "passthrough"]

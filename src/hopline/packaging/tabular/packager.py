@@ -1,4 +1,4 @@
-"""`hopline.package_tabular`: from a fitted estimator and a sample to an artifact folder.
+"""`hopline.package_tabular`: packages a fitted estimator, checked on a sample, as an artifact folder.
 
 Columns, nodes of the preprocessing, nodes of the last step, parity, alone and together, rename into place.
 """
@@ -39,9 +39,9 @@ from hopline.packaging.tabular.sample import Sample, SampleLike, read_sample
 from hopline.runtimes.tabular import TabularModel
 from hopline.types import Progress
 
-#: Steps, as people read them while they wait.
+#: Names of the steps, for progress output.
 _ASK = "running the estimator on the sample"
-_WRITE = "writing the model and comparing what is served"
+_WRITE = "writing the model and comparing served answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TabularReport:
         path: the artifact folder `<repository>/<name>/<version>`.
         spec: as written to model.json.
         agreement: what the gate compared, and the rows that differ most.
-        notes: what the user should know (columns without use, rows that the estimator refuses).
+        notes: for the user (unused columns, rows that the estimator refuses).
         seconds: how long packaging took.
     """
 
@@ -85,13 +85,13 @@ def package_tabular(
     Args:
         estimator: a classifier with probabilities or a regressor, alone or as the last step of a pipeline,
             or a search over such. It is not changed.
-        sample: rows as the estimator takes them: a DataFrame, column name -> values, or an array. Columns
-            and their types are read off it, and parity is checked on it: take rows that training had not.
+        sample: rows as the estimator accepts them: a DataFrame, column name -> values, or an array. Columns
+            and their types are read from it, and parity is checked on it: use rows that are not in
+            training.
         repository: folder of models; the artifact is `<repository>/<name>/<version>`.
-        task: only to be sure; it follows from the estimator.
-        columns: what is to hold of some columns instead of what is found: type, whether values may be
-            absent, a default where requests leave the column out. All of them, where the sample is an
-            array.
+        task: only as a check; it follows from the estimator.
+        columns: overrides for some columns: type, whether values may be absent, a default if requests
+            leave the column out. All columns are needed if the sample is an array.
         overwrite: replace an existing version.
         progress: whether steps are shown on stderr while they run; None shows them on a terminal and in a
             notebook. A function is called with each step instead.
@@ -99,18 +99,19 @@ def package_tabular(
     Returns: where the artifact is and how well it agrees.
 
     Raises:
-        PackagingError: the estimator or the sample cannot be packaged; says which step or column.
-        ParityError: the written file does not answer what the estimator answers; nothing is kept.
+        PackagingError: the estimator or the sample cannot be packaged; the message names the step or
+            column.
+        ParityError: the written file does not give the estimator's answers; nothing is written.
     """
     started = time.perf_counter()
-    with shown(progress, f"packaging {name}") as told:
-        told(_ASK, 0.0)
+    with shown(progress, f"packaging {name}") as report_step:
+        report_step(_ASK, 0.0)
         oracle = Oracle(estimator, task)
         rows = read_sample(sample, oracle.feature_names, columns)
         _check_xgboost(oracle.predictor)
         job = Job(oracle, rows, {column.name for column in columns or ()})
-        told(_ASK, 1.0)
-        told(_WRITE, 0.0)
+        report_step(_ASK, 1.0)
+        report_step(_WRITE, 0.0)
         spec = TabularSpec(
             name=name,
             version=version,
@@ -126,12 +127,12 @@ def package_tabular(
         with new_version(Path(repository), name, version, overwrite=overwrite) as place:
             spec, agreement = job.write(place.folder, spec)
             spec = write_spec(place.folder, spec)
-        told(_WRITE, 1.0)
+        report_step(_WRITE, 1.0)
     return TabularReport(place.path, spec, agreement, tuple(job.notes), time.perf_counter() - started)
 
 
 class Job:
-    """One run of `package_tabular`: what was found out, and the graph."""
+    """One run of `package_tabular`: what it has detected, and the graph."""
 
     def __init__(self, oracle: Oracle, sample: Sample, given: set[str]) -> None:
         self.oracle = oracle
@@ -143,8 +144,8 @@ class Job:
         self.sample = sample = dataclasses.replace(sample, nones=frozenset(self.graph.nones))
         try:
             self.expected = oracle.answer(sample)
-        except Exception as error:  # an estimator raises what it likes
-            raise PackagingError(f"the estimator does not answer its own sample: {error}") from error
+        except Exception as error:  # an estimator may raise any error
+            raise PackagingError(f"the estimator fails on the sample: {error}") from error
         if unused:
             self.notes.append(
                 f"nothing is computed from {', '.join(sorted(unused))}: requests do not have it"
@@ -155,7 +156,7 @@ class Job:
         self.probes = [one for one in self.probes if self._can_be_asked(one)]
 
     def _build(self, unused: Sequence[str]) -> list[str]:
-        """Nodes up to the last step's input; the columns that none of them reads."""
+        """Add nodes up to the last step's input; return the columns that no node reads."""
         graph = OnnxGraph()
         kinds: list[tuple[str, Kind]] = [
             (column.name, "string" if column.dtype == "string" else "number")
@@ -171,12 +172,12 @@ class Job:
                 "text; encode it in the pipeline (OneHotEncoder, OrdinalEncoder)"
             )
         if not refs:
-            raise PackagingError("the preprocessing answers no columns at all")
+            raise PackagingError("the preprocessing returns no columns")
         self.graph, self.features, self.width = graph, graph.matrix(refs), len(refs)
         return [name for name, _ in kinds if name not in graph.used]
 
     def _column(self, column: Column) -> Column:
-        """A column with what the estimator says of it."""
+        """A column with what is known from the estimator."""
         is_null_in_sample = None in self.sample.rows[column.name]
         absent = next(one for one in self.probes if one.column is column and one.what == "absent")
         if column.name in self.given:
@@ -198,7 +199,7 @@ class Job:
         return msgspec.structs.replace(column, nullable=nullable, values=plain)
 
     def _can_be_asked(self, one: Probe) -> bool:
-        """Whether a server would let these rows through."""
+        """Whether a server would accept these rows."""
         column = next(column for column in self.columns if column.name == one.column.name)
         if one.value is None:
             return column.nullable
@@ -209,7 +210,7 @@ class Job:
         return True
 
     def write(self, folder: Path, spec: TabularSpec) -> tuple[TabularSpec, Agreement]:
-        """Write the files and check them; the spec with what was found.
+        """Write the files and check them; return the spec with the results.
 
         Raises:
             PackagingError, ParityError: as `package_tabular`.
@@ -255,7 +256,7 @@ class Job:
         return msgspec.structs.replace(loaded.spec, parity=parity), agreement
 
     def _without_absent(self, model: TabularModel) -> TabularModel:
-        """Where only the estimator has an answer for an absent value that no data had, nobody gets one."""
+        """Refuse absent values that only the estimator answers and that the sample does not have."""
         refused = set()
         for one in self.probes:
             name = one.column.name
@@ -266,7 +267,7 @@ class Job:
                     refused.add(name)
                     self.notes.append(
                         f"column {name} must have a value: the sample lacks none, and the ONNX form of the "
-                        "estimator treats absent ones otherwise"
+                        "estimator treats absent ones differently"
                     )
         self.probes = [
             one for one in self.probes if one.value is not None or one.column.name not in refused
@@ -279,7 +280,7 @@ class Job:
 
 
 def _loaded(folder: Path, spec: TabularSpec, sample: Sample) -> TabularModel:
-    """The written model, with the fewest rows of a call for which rows do not depend on each other."""
+    """The written model, with the fewest rows of a call at which rows are independent."""
     for min_rows in (1, 2, 4, 8):
         model = TabularModel(folder, msgspec.structs.replace(spec, min_rows=min_rows))
         if answers_alone(model, sample):

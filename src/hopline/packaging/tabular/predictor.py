@@ -1,4 +1,4 @@
-"""The last step of an estimator into ONNX: from a matrix of numbers to probabilities or values."""
+"""Converts the last step of an estimator to ONNX: from a matrix of numbers to probabilities or values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hopline.packaging.tabular.graph import OnnxGraph
 
 
 def precisions(predictor: Any) -> tuple[str, ...]:
-    """Types of its input, the one nearer to what it does itself first.
+    """Types of its input; the one closest to its own computation comes first.
 
-    Trees compare float32 (scikit-learn and XGBoost both narrow what they are given); the rest computes in
-    float64, as far as its converter does.
+    Trees compare float32 (scikit-learn and XGBoost both narrow their input); other estimators compute in
+    float64, as far as the converter supports that.
     """
     module = type(predictor).__module__
     in_float32 = ("xgboost.", "sklearn.tree.", "sklearn.ensemble.")
@@ -38,13 +38,13 @@ def predict(graph: OnnxGraph, predictor: Any, x: str, width: int, precision: str
         [n, classes]; values [n, targets].
 
     Raises:
-        PackagingError: it has no ONNX form.
+        PackagingError: the predictor has no ONNX form.
     """
     if is_xgboost(predictor):
         _register_xgboost()
         predictor = _without_names(predictor)
     model = foreign(predictor, width, precision)
-    _tell_missing(model, predictor)
+    _set_missing(model, predictor)
     if precision == "float":
         x = graph.node("Cast", [x], to=TensorProto.FLOAT)
     answer = graph.embed(model, x, len(model.graph.output) - 1)
@@ -57,7 +57,7 @@ def predict(graph: OnnxGraph, predictor: Any, x: str, width: int, precision: str
     return graph.node("Reshape", [answer, graph.const([-1, _num_targets(predictor, width)], np.int64)])
 
 
-def _tell_missing(model: onnx.ModelProto, predictor: Any) -> None:
+def _set_missing(model: onnx.ModelProto, predictor: Any) -> None:
     """Which way absent values go in a forest's splits; skl2onnx 1.20 sends all of them to the right."""
     if isinstance(predictor, BaseDecisionTree):
         trees = [predictor]
@@ -80,7 +80,7 @@ def _tell_missing(model: onnx.ModelProto, predictor: Any) -> None:
 
 
 def is_xgboost(predictor: Any) -> bool:
-    """Whether it is one of XGBoost's scikit-learn classes; imports nothing."""
+    """Whether a predictor is one of XGBoost's scikit-learn classes; imports nothing."""
     return type(predictor).__module__.startswith("xgboost.")
 
 
@@ -90,7 +90,7 @@ def _num_targets(predictor: Any, width: int) -> int:
 
 
 def _without_names(predictor: Any) -> Any:
-    """A copy whose trees number their features, which is what the converter reads."""
+    """A copy whose trees number their features, as the converter requires."""
     predictor = copy.deepcopy(predictor)
     booster = predictor.get_booster()
     booster.feature_names = None

@@ -1,4 +1,4 @@
-"""Rows at the edges of what an estimator answers: absent values, unknown categories, extremes."""
+"""Edge rows of an estimator: absent values, unknown categories, extremes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopline.packaging.tabular.oracle import Oracle
 from hopline.packaging.tabular.sample import Sample
 from hopline.types import AnyArray
 
-#: Rows of the sample that each probe is tried on.
+#: Rows of the sample on which each probe is tried.
 _BASES = 3
 _EXTREMES = (0.0, -1.0, 1e-6, 1e6, -1e6, 1e12, 1e30, -1e30)
 
@@ -40,14 +40,14 @@ class Probe:
 
 
 def probe(oracle: Oracle, sample: Sample, columns: tuple[Column, ...]) -> Iterator[Probe]:
-    """Ask the estimator about the edges of each of these columns."""
+    """Call the estimator on edge rows for each of these columns."""
     bases = sample.take(range(min(_BASES, sample.num_rows)))
     for column in columns:
         for what, value in _edges(column, sample.rows[column.name]):
             rows = bases.of({**bases.rows, column.name: [value] * bases.num_rows})
             try:
                 answer = oracle.answer(rows)
-            except Exception:  # what an estimator raises on rows that it refuses is its own affair
+            except Exception:  # an estimator may raise any error on rows that it refuses
                 answer = None
             yield Probe(column, what, value, rows, answer)
 

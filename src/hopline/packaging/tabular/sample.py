@@ -1,7 +1,7 @@
-"""The sample that a tabular model is packaged with: which columns there are, and rows in both worlds.
+"""The sample that a tabular model is packaged with: its columns, and its rows in both forms.
 
-The estimator sees what it was fitted on (a DataFrame, or an array); the packaged model sees columns as
-requests bring them.
+The estimator reads the form that it was fitted on (a DataFrame, or an array); the packaged model reads
+columns in the form of requests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pandas as pd
 from hopline.artifact import GRAPH_INPUTS, Column
 from hopline.errors import PackagingError
 
-#: What holds rows: a DataFrame, column name -> values, or an array [n, columns].
+#: Anything that holds rows: a DataFrame, column name -> values, or an array [n, columns].
 SampleLike: TypeAlias = Any
 
-_WHERE = "give the columns that requests are to have in `columns`"
+_WHERE = "pass the columns of requests in `columns`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Sample:
 
     @property
     def num_rows(self) -> int:
-        """Rows that there are."""
+        """The number of rows."""
         return len(next(iter(self.rows.values()), ()))
 
     def of(self, rows: Mapping[str, list[Any]]) -> Sample:
@@ -53,7 +53,7 @@ class Sample:
         return self.of({name: [values[place] for place in chosen] for name, values in self.rows.items()})
 
     def for_estimator(self) -> Any:
-        """The rows as the estimator was given them: a DataFrame, or an array."""
+        """The rows as the estimator reads them: a DataFrame, or an array."""
         series = {column.name: self._series(column) for column in self.columns}
         frame = pd.DataFrame(series)
         return frame if self.has_names else frame.to_numpy()
@@ -71,15 +71,15 @@ class Sample:
 def read_sample(
     sample: SampleLike, feature_names: Sequence[str] | None, columns: Sequence[Column] | None
 ) -> Sample:
-    """Find the columns and their types.
+    """Detect the columns and their types.
 
     Args:
         sample: rows; columns that the estimator does not know are left out.
         feature_names: those that the estimator was fitted on, None where it was fitted on an array.
-        columns: what is known of some columns; where the sample is an array, of all of them.
+        columns: known properties of some columns; of all columns if the sample is an array.
 
     Raises:
-        PackagingError: a column is absent, of a type that requests cannot have, or badly named.
+        PackagingError: a column is missing, has a type that requests cannot have, or has a bad name.
     """
     frame = _frame(sample, columns)
     given = {column.name: column for column in columns or ()}
@@ -163,7 +163,7 @@ def _values(column: Column, series: pd.Series[Any]) -> list[Any]:
         return [None if _is_null(value) else kind(value) for value in series]
     except (TypeError, ValueError):
         raise PackagingError(
-            f"column {column.name!r} is said to be {column.dtype}, but holds {series.dtype}"
+            f"column {column.name!r} is declared as {column.dtype}, but holds {series.dtype}"
         ) from None
 
 

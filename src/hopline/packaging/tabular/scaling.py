@@ -1,4 +1,4 @@
-"""Transformers of numbers into ONNX, in float64 and in the order of scikit-learn's own operations."""
+"""Converts transformers of numbers to ONNX, in float64 and in scikit-learn's order of operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def standard_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
 
 
 def min_max_scaler(graph: OnnxGraph, scaler: Any, refs: Refs) -> Refs:
-    """x * scale + min, clipped where asked."""
+    """x * scale + min, clipped if configured."""
     x = numbers_of(graph, refs, scaler)
     x = graph.node("Mul", [x, graph.const(scaler.scale_.reshape(1, -1))])
     x = graph.node("Add", [x, graph.const(scaler.min_.reshape(1, -1))])
@@ -102,7 +102,7 @@ def function_transformer(graph: OnnxGraph, transformer: Any, refs: Refs) -> Refs
     """A NumPy function of each number.
 
     Raises:
-        PackagingError: another function; it would have to be sent along as code.
+        PackagingError: another function, which an artifact cannot hold.
     """
     function, arguments = transformer.func, dict(transformer.kw_args or {})
     if function is None:

@@ -1,4 +1,4 @@
-"""Drift: are today's requests, answers and neighbourhoods still those that the model was made for?
+"""Drift: whether requests, answers and neighbourhoods still match those that the model was built for.
 
-`monitor.py` first: the recorder that servers have. `version.py` is what it keeps of one model version.
+Read `monitor.py` first: the recorder of a server. `version.py` has the state of one model version.
 """

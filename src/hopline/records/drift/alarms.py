@@ -1,6 +1,6 @@
-"""When a difference is an alert: a threshold, held for some windows, and let go of lower than taken.
+"""Decides when a difference is an alert: thresholds, consecutive windows and hysteresis.
 
-Pure: knows comparisons and levels, neither files nor clocks.
+Pure: knows comparisons and levels, no files and no clocks.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from hopline.observe.psi import Comparison
 Level: TypeAlias = Literal["ok", "watch", "alert"]
 LEVELS: tuple[Level, ...] = ("ok", "watch", "alert")
 
-#: A level is left below this share of its threshold: at the threshold itself it would flap.
+#: A level ends below this share of its threshold; ending at the threshold would flap.
 RELEASE = 0.8
-#: Fewer values than that decide nothing.
+#: Fewer values than this are not evaluated.
 MIN_VALUES = 50
 
 
 class Alarm(msgspec.Struct):
-    """The state of one quantity.
+    """The alarm state of one quantity.
 
     Attributes:
-        level: now.
-        since: when it took that level, time.time(); 0 for ever.
-        num_watch, num_alert: windows in a row that passed each threshold.
-        num_below: windows in a row well below the present level's.
+        level: current level.
+        since: start of that level, time.time(); 0 if it never changed.
+        num_watch, num_alert: windows in a row above each threshold.
+        num_below: windows in a row well below the threshold of the current level.
     """
 
     level: Level = "ok"
@@ -38,17 +38,19 @@ class Alarm(msgspec.Struct):
 
 
 class AlarmRule(msgspec.Struct, frozen=True):
-    """Attributes:
-    watch, alert: thresholds of the index less what chance makes of it.
-    hold: windows in a row that it takes to rise or to fall.
+    """The rule by which levels rise and fall.
+
+    Attributes:
+        watch, alert: thresholds of the index minus its expectation by chance.
+        consecutive_windows: windows in a row after which a level rises or falls.
     """
 
     watch: float
     alert: float
-    hold: int
+    consecutive_windows: int
 
     def step(self, alarm: Alarm, comparison: Comparison, now: float) -> bool:
-        """Bring an alarm up to date with one more window; whether its level changed."""
+        """Update an alarm with one more window; return whether its level changed."""
         if min(comparison.num_reference, comparison.num_current) < MIN_VALUES:
             return False
         is_watch, is_alert = comparison.above(self.watch), comparison.above(self.alert)
@@ -57,12 +59,12 @@ class AlarmRule(msgspec.Struct, frozen=True):
         left = {"ok": 0.0, "watch": RELEASE * self.watch, "alert": RELEASE * self.alert}[alarm.level]
         alarm.num_below = alarm.num_below + 1 if comparison.excess < left else 0
         level = alarm.level
-        if alarm.num_alert >= self.hold:
+        if alarm.num_alert >= self.consecutive_windows:
             level = "alert"
-        elif alarm.num_watch >= self.hold and level == "ok":
+        elif alarm.num_watch >= self.consecutive_windows and level == "ok":
             level = "watch"
-        elif alarm.num_below >= self.hold:
-            level = "watch" if alarm.num_watch >= self.hold else "ok"
+        elif alarm.num_below >= self.consecutive_windows:
+            level = "watch" if alarm.num_watch >= self.consecutive_windows else "ok"
         if level == alarm.level:
             return False
         alarm.level, alarm.since, alarm.num_below = level, now, 0

@@ -1,4 +1,4 @@
-"""What of a request and its answer is watched, whatever the model: outputs, columns, fallbacks."""
+"""Reads the watched quantities of requests and answers of all models: outputs, columns, fallbacks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from hopline.records.drift.observed import LABEL, SCORE, VALUE, Observed, Quantity
 from hopline.types import AnyArray, IdArray, ScoreRequest, ScoreResult
 
-#: Of the rows of one request, at most so many are looked at: a large request must not speak for all.
+#: Most rows that are examined of one request, so that a large request does not dominate.
 MAX_ROWS = 64
 
 _FALLBACKS = Quantity("graph", "degraded")
 
 
 def chosen_rows(count: int, random: np.random.Generator) -> IdArray:
-    """Which of a request's rows are looked at, int64 [n] ascending."""
+    """The rows of a request that are examined, int64 [n] ascending."""
     if count <= MAX_ROWS:
         return np.arange(count)
     chosen: IdArray = np.sort(random.choice(count, MAX_ROWS, replace=False))
@@ -31,11 +31,11 @@ def read_columns(
     into: Observed,
     rest: Callable[[], object],
 ) -> None:
-    """Take the columns of requests to tabular models: all requests at once, for a tenth of one by one.
+    """Read columns of requests to tabular models: all requests together, at a tenth of the cost.
 
     Args:
-        requests: with the rows of each that are looked at.
-        wanted: names of the columns to take; empty for the first `max_columns`.
+        requests: requests, each with its examined rows.
+        wanted: names of the columns to read; empty: the first `max_columns`.
         rest: called between columns.
     """
     tables = [(request.columns, rows) for request, rows in requests if request.columns]
@@ -54,7 +54,7 @@ def read_columns(
 
 
 def read_result(result: ScoreResult, rows: IdArray, into: Observed) -> None:
-    """Take what a request was answered; rows that have no answer are left out."""
+    """Read the answer to a request, except rows without an answer."""
     if result.missing is not None:
         rows = rows[~result.missing[rows]]
     into.categories(_FALLBACKS, ["+".join(result.degraded) or "full"] * max(1, rows.shape[0]))
@@ -67,7 +67,7 @@ def _read_outputs(outputs: Mapping[str, AnyArray], rows: IdArray, into: Observed
         if name == "probabilities":
             into.numbers(SCORE, values if values.ndim == 1 else values.max(axis=1))
         elif name == "label":
-            # Of several labels each one that applies.
+            # Multilabel: each label that applies.
             into.categories(LABEL, values if values.ndim == 1 else values.nonzero()[1])
         elif name == "logits":
             if values.ndim == 2 and values.shape[1] == 1 and "probabilities" not in outputs:
@@ -79,5 +79,5 @@ def _read_outputs(outputs: Mapping[str, AnyArray], rows: IdArray, into: Observed
 
 
 def num_rows(outputs: Mapping[str, Any]) -> int:
-    """Rows of an answer."""
+    """Number of rows of an answer."""
     return next((len(array) for array in outputs.values()), 0)

@@ -1,11 +1,11 @@
-"""Files of the drift folder: written whole or not at all, and known to be whole when read.
+"""Files of the drift folder: written atomically, and verified by a hash when read.
 
-    <drift.path>/<model>/<version>/reference.json      what windows are compared with
-                                   window-<worker>.json  what a worker counted lately
-                                   alarms.json         which quantities have drifted, by worker 0
-                                   hours/<hour>.<worker>.json  scores by the hour, for a week
+    <drift.path>/<model>/<version>/reference.json      reference of comparisons
+                                   window-<worker>.json  recent counts of a worker
+                                   alarms.json         alarm states, written by worker 0
+                                   hours/<hour>.<worker>.json  hourly scores of one week
 
-One version's files are shared by all workers: each writes its own, and whoever reports adds them up.
+All workers share the files of a version: each writes its own, and a report adds them up.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Sealed(msgspec.Struct):
 
 
 def version_folder(root: Path, model: str, version: str) -> Path:
-    """Where the files of a model version are."""
+    """The folder of a model version's files."""
     return root / _component(model) / _component(version)
 
 
 def known_versions(root: Path) -> Iterator[tuple[str, str, Path]]:
-    """(model, version, folder) of everything that has files, in order of their names."""
+    """(model, version, folder) of all versions with files, sorted by name."""
     for folder in sorted(root.glob("*/*/")):
         if folder.parent.is_dir() and any(folder.glob("*.json")):
             yield unquote(folder.parent.name), unquote(folder.name), folder
@@ -45,9 +45,9 @@ def write_sealed(path: Path, content: Any, *, durable: bool = False) -> str:
     """Write JSON with its sha256, atomically; returns the sha256.
 
     Args:
-        durable: as in `hopline.files`.
+        durable: see `hopline.files`.
 
-    Raises: OSError: the disk is full, or the folder may not be written.
+    Raises: OSError: the disk is full, or the folder is not writable.
     """
     raw = msgspec.json.encode(content)
     digest = hashlib.sha256(raw).hexdigest()
@@ -57,18 +57,18 @@ def write_sealed(path: Path, content: Any, *, durable: bool = False) -> str:
 
 
 def read_sealed(path: Path, kind: type[T]) -> tuple[T, str]:
-    """What `write_sealed` wrote, and its sha256.
+    """Read a file of `write_sealed`; return its content and sha256.
 
     Raises:
-        FileNotFoundError: there is none.
-        ArtifactCorrupted: it is not whole, or not what it says.
+        FileNotFoundError: the file does not exist.
+        ArtifactCorrupted: the file is incomplete or has other content.
     """
     try:
         sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
         raw = bytes(sealed.content)
         if hashlib.sha256(raw).hexdigest() != sealed.sha256:
             raise ArtifactCorrupted(
-                f"{path}: the content is not that of its sha256; remove it or make it again"
+                f"{path}: the content does not match its sha256; remove the file or create it again"
             )
         return msgspec.json.decode(raw, type=kind), sealed.sha256
     except (msgspec.MsgspecError, ValueError) as error:
@@ -78,5 +78,5 @@ def read_sealed(path: Path, kind: type[T]) -> tuple[T, str]:
 
 
 def _component(name: str) -> str:
-    """A name as one path component: also "..", and what has slashes."""
+    """Encode a name as one path component, also ".." and names with slashes."""
     return quote(name, safe="").replace(".", "%2E") if name.startswith(".") else quote(name, safe="")

@@ -1,4 +1,4 @@
-"""The distribution of scores by the hour, kept for a week: one small file for each hour and worker."""
+"""Hourly distributions of scores for one week: one small file per hour and worker."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Hour(msgspec.Struct):
     """Scores of one hour.
 
     Attributes:
-        start: of the hour, time.time().
-        scores: of the rows looked at; probabilities in twenty equal bins, other values in the bins of
+        start: start of the hour, time.time().
+        scores: sketch of examined rows: probabilities in twenty equal bins, other values in the bins of
             the reference.
-        total: sum of the scores.
-        num_seen: requests of the hour, those not looked at among them.
+        total: sum of these scores.
+        num_seen: requests of the hour, with those not examined.
     """
 
     start: int
@@ -37,7 +37,7 @@ class Hour(msgspec.Struct):
     def add(self, other: Hour) -> None:
         """Add another worker's hour.
 
-        Raises: ValueError: it has other bins.
+        Raises: ValueError: the bins differ.
         """
         self.scores.add(other.scores)
         self.total += other.total
@@ -45,11 +45,11 @@ class Hour(msgspec.Struct):
 
 
 class Hours:
-    """Counts the scores of one worker.
+    """Counts the hourly scores of one worker.
 
     Args:
-        folder: of the hours of a model version.
-        worker: its number.
+        folder: folder for the hours of a model version.
+        worker: index of the worker.
     """
 
     def __init__(self, folder: Path, worker: int) -> None:
@@ -59,7 +59,7 @@ class Hours:
         self._is_written = True
 
     def update(self, observed: Observed, num_seen: int, reference: Reference | None, now: float) -> None:
-        """Count the scores of some requests, a sample of `num_seen`."""
+        """Count the scores of sampled requests, out of `num_seen`."""
         quantity, bins = _scores(observed, reference)
         if bins is None:
             return
@@ -74,7 +74,7 @@ class Hours:
         self._is_written = False
 
     def write(self) -> None:
-        """Show the hour to the other workers, and remove those that are over a week old.
+        """Write the hour for the other workers, and remove hours older than a week.
 
         Raises: OSError.
         """
@@ -91,7 +91,7 @@ class Hours:
                     old.unlink(missing_ok=True)
 
     def _resumed(self, start: int, bins: Bins) -> Hour:
-        """What this worker wrote of the hour before it was started again."""
+        """The counts that this worker wrote for the hour before a restart."""
         found = _read(self._path(start))
         return found if found is not None and found.scores.bins == bins else Hour(start, Sketch(bins))
 
@@ -100,7 +100,7 @@ class Hours:
 
 
 def read_hours(folder: Path, rest: Callable[[], object]) -> list[Hour]:
-    """All hours, oldest first, workers added up; `rest` is called between files."""
+    """Read all hours, oldest first, summed over workers; `rest` is called between files."""
     found: dict[int, Hour] = {}
     for path in sorted(folder.glob("*.json")):
         rest()
@@ -114,7 +114,7 @@ def read_hours(folder: Path, rest: Callable[[], object]) -> list[Hour]:
 
 
 def _scores(observed: Observed, reference: Reference | None) -> tuple[Quantity, Bins | None]:
-    """What stands for the score of these requests, and its bins; None where there are none (yet)."""
+    """The quantity that is the score of these requests, and its bins; None if not known yet."""
     there = set(observed.quantities())
     if SCORE in there or VALUE not in there:
         return SCORE, PROBABILITY_BINS if SCORE in there else None

@@ -1,6 +1,6 @@
-"""Compares the windows of all workers with their references and raises alarms; one worker does so.
+"""Compares the windows of all workers with their references and raises alarms, in one worker only.
 
-Its gauges are therefore set in one worker only: those of several would be added up.
+Gauges must be set in one worker only: those of several workers would be added up.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PER_QUANTITY = ("model", "version", "kind", "name")
 
 
 class Judge:
-    """See the module.
+    """Evaluates drift; see the module.
 
     Args:
-        root: the drift folder.
+        root: folder of drift files.
         settings: thresholds.
-        metrics: take indices, levels and alerts.
-        grace_s: how long after the end of a slice all workers have shown it.
+        metrics: updated with indices, levels and alerts.
+        grace_s: time after the end of a slice until all workers have written it.
     """
 
     def __init__(self, root: Path, settings: DriftConfig, metrics: Metrics, grace_s: float) -> None:
@@ -36,20 +36,20 @@ class Judge:
         self._slice_s = settings.window_s / NUM_SLICES
         self._grace_s = grace_s
         self._psi = metrics.gauge(
-            "hopline_drift_psi", "Stability index less what chance makes of it.", _PER_QUANTITY
+            "hopline_drift_psi", "Stability index minus its expectation by chance.", _PER_QUANTITY
         )
         self._level = metrics.gauge("hopline_drift_level", "0 ok, 1 watch, 2 alert.", _PER_QUANTITY)
         self._alerts = metrics.counter(
             "hopline_drift_alerts_total", "Quantities that rose to alert.", ("model", "version", "kind")
         )
         self._number = -1
-        #: Of the last judgement, until the event loop takes them.
-        self._told: dict[tuple[str, ...], tuple[float, int]] = {}
+        #: Results of the last evaluation, until the event loop reads them.
+        self._measured: dict[tuple[str, ...], tuple[float, int]] = {}
         self._raised: list[tuple[str, str, str]] = []
         metrics.before_reading(self._flush_metrics)
 
     def step(self, now: float) -> None:
-        """Judge every version whose window has moved on since.
+        """Evaluate every version whose window has moved since the last call.
 
         Raises: OSError: alarms cannot be written.
         """
@@ -69,38 +69,38 @@ class Judge:
             return
         alarms.judged = number
         _, compared = found.compared(ending_with(number))
-        told: dict[tuple[str, ...], tuple[float, int]] = {}
+        measured: dict[tuple[str, ...], tuple[float, int]] = {}
         for each in compared:
             quantity = each.entry.quantity
             alarm = alarms.of(quantity)
             before = alarm.level
             if self._rule.step(alarm, each.comparison, now):
-                _say(model, version, each, before, alarm.level)
+                _log_change(model, version, each, before, alarm.level)
                 if alarm.level == "alert":
                     self._raised.append((model, version, quantity.kind))
-            told[model, version, *quantity] = (each.comparison.excess, LEVELS.index(alarm.level))
-        # Without traffic nothing is compared: a version that was replaced does not stay drifted.
-        gone = {labels: (0.0, 0) for labels in self._told if labels[:2] == (model, version)}
-        self._told = {**self._told, **gone, **told}
+            measured[model, version, *quantity] = (each.comparison.excess, LEVELS.index(alarm.level))
+        # Without traffic nothing is compared: a replaced version does not keep its alarms.
+        gone = {labels: (0.0, 0) for labels in self._measured if labels[:2] == (model, version)}
+        self._measured = {**self._measured, **gone, **measured}
         write_sealed(folder / ALARMS, alarms)
 
     def _flush_metrics(self) -> None:
-        """Tell the metrics, on the event loop."""
+        """Update the metrics, on the event loop."""
         raised, self._raised = self._raised, []
         for labels in raised:
             self._alerts(*labels).inc()
-        for quantity, (excess, level) in self._told.items():
+        for quantity, (excess, level) in self._measured.items():
             self._psi(*quantity).set(excess)
             self._level(*quantity).set(level)
 
 
-def _say(model: str, version: str, compared: Compared, before: Level, after: Level) -> None:
+def _log_change(model: str, version: str, compared: Compared, before: Level, after: Level) -> None:
     comparison = compared.comparison
     at = compared.entry.sketch.bins.names().index(comparison.bin) if comparison.bin else 0
     log.log(
         logging.WARNING if LEVELS.index(after) > LEVELS.index(before) else logging.INFO,
-        "drift: %s/%s: %s %r went from %s to %s: psi %.3f (%.3f of it chance) over %d values; most in %r, "
-        "%.1f %% where it was %.1f %%",
+        "drift: %s/%s: %s %r changed from %s to %s: psi %.3f (%.3f expected by chance) over %d values; "
+        "most in %r, %.1f %%, reference %.1f %%",
         model,
         version,
         compared.entry.kind,

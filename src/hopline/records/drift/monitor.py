@@ -1,10 +1,10 @@
-"""The recorder that watches drift: a fair sample on the event loop, everything else on a thread.
+"""The recorder that measures drift: it samples on the event loop and does all other work on a thread.
 
-    event loop    record(ran): a reservoir for each version takes some of the requests    < 0.1 µs each
-    thread        every tick: the sample is read into windows and hours, those are written to files
-    worker 0      at the end of every slice: all workers' files are added up and judged
+    event loop    record(ran): a reservoir per version samples requests    < 0.1 µs each
+    thread        every tick: adds the sample to windows and hours, and writes them to files
+    worker 0      at the end of every slice: adds up and evaluates the files of all workers
 
-What a report says is in the files, so that every worker gives the same one.
+Reports are built from the files, so that every worker returns the same one.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from hopline.rollout.served import Ran, Served
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks at the sample and between writes of files, at most.
+#: Longest time between reads of the sample and between writes of files, in seconds.
 _TICK_S, _WRITE_S = 1.0, 5.0
-#: How often the same trouble is told, in seconds.
-_TELL_S = 60.0
+#: Shortest time between log messages about errors, in seconds.
+_LOG_S = 60.0
 
 
 class DriftMonitor:
-    """A `Recorder`; see the module.
+    """A `Recorder` that measures drift; see the module.
 
     Args:
-        config: section `drift`, and which worker this is.
-        metrics: take what the judge finds.
+        config: section `drift`, and the worker's index.
+        metrics: updated with the results.
         clock: time.time; slices and hours follow it.
-        seed: of the sample; None draws one.
-        rest: called between pieces of work, so that the event loop need not wait for the GIL.
+        seed: of the sample; None draws a random seed.
+        rest: called between pieces of work, so that the event loop gets the GIL.
 
-    Raises: ConfigError: no folder is set, it cannot be written, or the thresholds are in the wrong order.
+    Raises: ConfigError: the folder is not set or not writable, or drift.alert is below drift.watch.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DriftMonitor:
         settings = config.drift
         if settings.alert < settings.watch:
             raise ConfigError(
-                f"drift.alert: {settings.alert} is below drift.watch, {settings.watch}; it is the graver"
+                f"drift.alert: {settings.alert} is below drift.watch, {settings.watch}; raise it"
             )
         self._root = _writable(settings.path)
         self._settings = settings
@@ -80,42 +80,42 @@ class DriftMonitor:
         self._size = max(1, round(settings.sample_per_s * self._tick_s))
         self._reservoirs: dict[Served, Reservoir] = {}
         self._versions: dict[tuple[str, str], WatchedVersion] = {}
-        # Every worker has one, since whoever is scraped must know its metrics; one worker judges.
+        # Every worker creates it, since each one can be scraped and must have its metrics; one evaluates.
         self._judge = Judge(self._root, settings, metrics, self._write_s + self._tick_s)
         self._sampled = metrics.counter(
-            "hopline_drift_sampled_total", "Requests that drift looked at.", ("model", "version")
+            "hopline_drift_sampled_total", "Requests that drift examined.", ("model", "version")
         )
         self._num_sampled: dict[tuple[str, str], int] = {}
-        self._brought: dict[tuple[str, str], int] = {}
+        self._flushed: dict[tuple[str, str], int] = {}
         metrics.before_reading(self._flush_metrics)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._written = self._told = float("-inf")
+        self._written = self._logged = float("-inf")
 
     def record(self, ran: Ran) -> None:
-        """As `Recorder.record`."""
+        """See `Recorder.record`."""
         reservoir = self._reservoirs.get(ran.served)
         if reservoir is None:
             reservoir = self._reservoirs[ran.served] = Reservoir(self._size, self._random)
         reservoir.offer(ran)
 
     def start(self) -> None:
-        """Begin to fold samples, on a thread."""
+        """Start the thread that processes samples."""
         self._thread = threading.Thread(target=self._work, name="hopline-drift", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Stop the thread and write what was counted; after the last request."""
+        """Stop the thread and write pending counts; call this after the last request."""
         self._stopping.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._guarded, self._show)
 
     def tick(self) -> None:
-        """Read the sample of the time since the last tick; write files and judge where it is time.
+        """Process the sample since the last tick; write files and evaluate if they are due.
 
-        Called by the thread; tests without one call it themselves.
+        Called by the thread; tests without the thread call it directly.
 
         Raises: OSError: files cannot be written.
         """
@@ -129,18 +129,18 @@ class DriftMonitor:
                 self._judge.step(now)
 
     def forget(self, model: str, version: str) -> None:
-        """Let go of a version that is unloaded; its files stay, and serve when it comes back."""
+        """Release the state of an unloaded version; its files remain for when it is loaded again."""
         with self._lock:
             known = self._versions.pop((model, version), None)
             if known is not None:
                 known.write()
 
     def report(self, model: str | None = None) -> dict[str, Any]:
-        """What `/v1/drift` answers: every version in short, or all about the versions of one model.
+        """The response of `/v1/drift`: a summary of all versions, or the details of one model's versions.
 
         Reads files: milliseconds, so call it on a thread.
 
-        Raises: ModelNotFound: nothing was seen of that model.
+        Raises: ModelNotFound: there are no requests to that model.
         """
         self._guarded(self._show)
         now = self._clock()
@@ -165,13 +165,13 @@ class DriftMonitor:
             self._guarded(self.tick)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Drift is worth less than answers: its troubles are told, and that is all."""
+        """Run `work` and log its errors: they must not affect answers."""
         try:
             work()
-        except Exception as error:  # the boundary: the thread goes on
+        except Exception as error:  # the boundary: the thread continues
             now = time.monotonic()
-            if now - self._told >= _TELL_S:
-                self._told = now
+            if now - self._logged >= _LOG_S:
+                self._logged = now
                 is_disk = isinstance(error, OSError)
                 log.error("drift: %s: %s", type(error).__name__, error, exc_info=not is_disk)
 
@@ -185,7 +185,7 @@ class DriftMonitor:
                 watched = self._versions[key] = WatchedVersion(
                     *key, folder, self._worker, self._settings, self._generator, self._rest
                 )
-            items = reservoir.items[:]  # the loop may still be at its last batch
+            items = reservoir.items[:]  # the loop may still add its last batch
             watched.observe(served, items, reservoir.num_seen, now)
             self._num_sampled[key] = self._num_sampled.get(key, 0) + len(items)
 
@@ -199,10 +199,10 @@ class DriftMonitor:
             self._write()
 
     def _flush_metrics(self) -> None:
-        """Tell the metrics, on the event loop."""
+        """Update the metrics, on the event loop."""
         for key, count in list(self._num_sampled.items()):
-            self._sampled(*key).inc(count - self._brought.get(key, 0))
-            self._brought[key] = count
+            self._sampled(*key).inc(count - self._flushed.get(key, 0))
+            self._flushed[key] = count
 
 
 def _writable(path: Path | None) -> Path:
@@ -214,5 +214,5 @@ def _writable(path: Path | None) -> Path:
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"drift.path: {path} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"drift.path: {path} is not writable: {error.strerror}") from None
     return path

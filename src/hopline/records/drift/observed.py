@@ -1,4 +1,4 @@
-"""What was seen of some requests: values by quantity, not yet counted."""
+"""Observed values of requests by quantity, before they are counted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Kind: TypeAlias = Literal["input", "output", "graph", "neighbor"]
 
 
 class Quantity(NamedTuple):
-    """Something that is watched.
+    """A watched quantity.
 
     Attributes:
-        kind: "input" a raw feature of the node or a column of the request, "output" of the answer,
-            "graph" of the node's place in the graph, "neighbor" a feature's mean over in-neighbours.
-        name: of the column, or what it is.
+        kind: "input": a raw feature of the node or a column of the request; "output": of the answer;
+            "graph": of the node's position in the graph; "neighbor": a feature's mean over in-neighbours.
+        name: name of the column or quantity.
     """
 
     kind: Kind
@@ -27,7 +27,7 @@ class Quantity(NamedTuple):
 
 #: Probability of the positive class, or of the top class.
 SCORE = Quantity("output", "score")
-#: What a regression says.
+#: The value of a regression.
 VALUE = Quantity("output", "value")
 LABEL = Quantity("output", "label")
 DEGREE = "degree"
@@ -38,8 +38,8 @@ class Observed:
     """Values by quantity.
 
     Attributes:
-        num_requests: that the values are of.
-        num_rows: that those asked for.
+        num_requests: requests with these values.
+        num_rows: rows of these requests.
     """
 
     def __init__(self) -> None:
@@ -47,42 +47,42 @@ class Observed:
         self.num_rows = 0
         self._chunks: dict[Quantity, list[Any]] = {}
         self._categories: set[Quantity] = set()
-        #: Those whose values lie in one piece; asked for several times, they are joined once.
+        #: Quantities with concatenated values, so that they are joined only once.
         self._joined: set[Quantity] = set()
 
     def numbers(self, quantity: Quantity, values: Any) -> None:
-        """Take numbers; NaN or None where one is missing."""
+        """Add numbers; NaN or None is a missing value."""
         self._take(quantity, values)
 
     def categories(self, quantity: Quantity, values: Any) -> None:
-        """Take values that have names only."""
+        """Add categories."""
         self._categories.add(quantity)
         self._take(quantity, values)
 
     def column(self, quantity: Quantity, values: Any) -> None:
-        """Take values that are numbers or names: their type tells."""
+        """Add values that are numbers or categories, by their type."""
         if isinstance(values, np.ndarray) and values.dtype != object:
             is_number = values.dtype.kind in _NUMBERS
         else:
             first = next((value for value in values if value is not None), None)
             is_number = isinstance(first, int | float | np.number) and not isinstance(first, bool)
             if first is None and quantity not in self._categories:
-                is_number = True  # says nothing of the type
+                is_number = True  # does not determine the type
         (self.numbers if is_number else self.categories)(quantity, values)
 
     def quantities(self) -> Iterator[Quantity]:
-        """All that values were taken of."""
+        """All quantities with values."""
         return iter(self._chunks)
 
     def values(self, quantity: Quantity) -> Any:
-        """All values of a quantity: float64 [n] of numbers, else a list; empty where there are none."""
+        """All values of a quantity: float64 [n] for numbers, else a list; empty without values."""
         chunks = self._chunks.get(quantity, [])
         if len(chunks) == 1 and quantity in self._joined:
             return chunks[0]
         joined: Any
         if quantity in self._categories:
             joined = [value for chunk in chunks for value in _items(chunk)]
-        elif all(type(chunk) is list for chunk in chunks):  # of many small requests: one conversion for all
+        elif all(type(chunk) is list for chunk in chunks):  # many small requests: one conversion for all
             joined = as_numbers([value for chunk in chunks for value in chunk])
         else:
             joined = np.concatenate([np.empty(0), *[as_numbers(chunk) for chunk in chunks]])
@@ -92,7 +92,7 @@ class Observed:
         return joined
 
     def add(self, other: Observed) -> None:
-        """Take all that another one has."""
+        """Add all values of another instance."""
         self.num_requests += other.num_requests
         self.num_rows += other.num_rows
         self._categories |= other._categories
@@ -104,7 +104,7 @@ class Observed:
         self._joined.discard(quantity)
 
     def bins(self, quantity: Quantity) -> Bins:
-        """Bins in which to compare later values with these."""
+        """Bins for comparing later values with these."""
         if quantity in self._categories:
             return category_bins(self.values(quantity))
         if quantity.kind == "graph" and quantity.name.startswith(DEGREE):

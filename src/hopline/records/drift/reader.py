@@ -1,4 +1,4 @@
-"""Reads sampled requests, their answers and what is around their nodes into values by quantity."""
+"""Reads sampled requests, answers and neighbourhoods into values by quantity."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hopline.types import ScoreResult
 
 
 class SampleReader:
-    """See the module.
+    """Reads sampled requests; see the module.
 
     Args:
-        max_columns, columns: what to watch of a table, or of a node type; see the settings.
+        max_columns, columns: columns to watch of a tabular model or node type; see the settings.
         random: chooses rows and neighbours.
         rest: called between pieces of work.
     """
@@ -36,10 +36,10 @@ class SampleReader:
         self._rest = rest
 
     def read(self, sampled: Sequence[Sampled], model: GraphModel | None) -> Observed:
-        """What is to be seen of some requests and their outcomes.
+        """Read the quantities of requests and their outcomes.
 
         Args:
-            model: that they asked; None where it reads no graph, or its graph is not here.
+            model: model of the requests; None if it reads no graph, or its graph is not in this process.
         """
         observed = Observed()
         telling = [(request, outcome) for request, outcome in sampled if _tells(outcome)]
@@ -60,10 +60,10 @@ class SampleReader:
         return observed
 
     def structure(self, model: GraphModel) -> Structure:
-        """What reads around the nodes of a model."""
+        """The reader of a model's neighbourhoods."""
         return Structure(model, self._max_columns, self._columns, self._random, self._rest)
 
 
 def _tells(outcome: object) -> bool:
-    """Answers, and requests about unknown nodes; other errors are none of drift's business."""
+    """Whether an outcome is used: answers, and unknown nodes; other errors are ignored."""
     return isinstance(outcome, ScoreResult | NodeNotFound)

@@ -1,4 +1,4 @@
-"""What windows are compared with: a sketch of every quantity, of training data or of the first traffic."""
+"""References of comparisons: a sketch per quantity, of training data or of the first traffic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopline.records.drift.observed import Kind, Observed, Quantity
 
 FORMAT = 1
 FILE = "reference.json"
-#: A quantity with fewer values says nothing: it is left out.
+#: A quantity with fewer values is left out.
 MIN_VALUES = 50
 
 
@@ -26,7 +26,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def quantity(self) -> Quantity:
-        """What the sketch is of."""
+        """The quantity of the sketch."""
         return Quantity(self.kind, self.name)
 
 
@@ -34,12 +34,12 @@ class Reference(msgspec.Struct, frozen=True):
     """The content of reference.json.
 
     Attributes:
-        model, version: whose; "" for whichever it is given to.
-        source: in words: "traffic", or the file or graph that it was made from.
-        made: time.time().
-        num_requests: it was made of; rows, where it was made of data.
-        entries: in a fixed order; windows count in the same.
-        is_complete: False lets traffic add the quantities that it lacks (a graph has no answers).
+        model, version: of the model; "" if the reference is for any.
+        source: "traffic", or the file or graph that was read.
+        made: creation, time.time().
+        num_requests: number of requests, or of rows of a file or graph.
+        entries: in a fixed order, which windows also use.
+        is_complete: False: traffic adds missing quantities (a graph has no answers).
     """
 
     model: str
@@ -63,10 +63,10 @@ class Reference(msgspec.Struct, frozen=True):
         base: Reference | None = None,
         is_complete: bool = True,
     ) -> Reference:
-        """Make bins of what was seen, and count it.
+        """Create bins from observed values, and count these.
 
         Args:
-            base: its entries stay; only what it lacks is added.
+            base: its entries remain; only missing ones are added.
         """
         entries = list(base.entries) if base is not None else []
         known = {entry.quantity for entry in entries}
@@ -80,22 +80,22 @@ class Reference(msgspec.Struct, frozen=True):
         return cls(model, version, source, made, observed.num_requests, tuple(entries), is_complete)
 
     def bins(self, quantity: Quantity) -> Bins | None:
-        """The bins of a quantity; None where it is not in the reference."""
+        """The bins of a quantity; None if it is not in the reference."""
         return next((entry.sketch.bins for entry in self.entries if entry.quantity == quantity), None)
 
 
 def write_reference(path: Path, reference: Reference) -> str:
-    """Write it, whole or not at all; returns its sha256, which windows are tied to."""
+    """Write a reference atomically; return its sha256, which windows refer to."""
     return write_sealed(path, reference, durable=True)
 
 
 def read_reference(path: Path) -> tuple[Reference, str]:
-    """A reference and its sha256.
+    """Read a reference; return it and its sha256.
 
     Raises:
-        FileNotFoundError: there is none.
-        ArtifactCorrupted: it is damaged.
-        ArtifactError: of a newer format.
+        FileNotFoundError: the file does not exist.
+        ArtifactCorrupted: the file is damaged.
+        ArtifactError: the file has a newer format.
     """
     reference, digest = read_sealed(path, Reference)
     if reference.format > FORMAT:

@@ -1,4 +1,4 @@
-"""What all workers' files say together: each quantity against its reference, and scores by the hour."""
+"""Reports from the files of all workers: each quantity against its reference, and hourly scores."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ALARMS = "alarms.json"
 
 
 class AlarmFile(msgspec.Struct):
-    """Which quantities have drifted.
+    """The alarm states of a version.
 
     Attributes:
-        reference: sha256 of what they were compared with.
-        judged: number of the last slice that was judged.
+        reference: sha256 of the reference.
+        judged: number of the last evaluated slice.
         alarms: "<kind> <name>" -> its state.
     """
 
@@ -34,7 +34,7 @@ class AlarmFile(msgspec.Struct):
     alarms: dict[str, Alarm] = {}
 
     def of(self, quantity: Quantity) -> Alarm:
-        """The state of a quantity, made where it has none."""
+        """The state of a quantity; created if missing."""
         return self.alarms.setdefault(" ".join(quantity), Alarm())
 
 
@@ -47,10 +47,10 @@ class Compared(NamedTuple):
 
 
 class View(NamedTuple):
-    """A model version by its files.
+    """The state of a model version, as read from its files.
 
     Attributes:
-        reference, digest: None and "" while it is being collected.
+        reference, digest: None and "" while a reference is collected.
         windows: of all workers.
     """
 
@@ -59,7 +59,7 @@ class View(NamedTuple):
     windows: list[WindowFile]
 
     def compared(self, numbers: range) -> tuple[int, list[Compared]]:
-        """Requests looked at in these slices, and each quantity that had values."""
+        """Number of examined requests in these slices, and each quantity with values."""
         if self.reference is None:
             return 0, []
         entries = self.reference.entries
@@ -72,7 +72,7 @@ class View(NamedTuple):
 
 
 def view(folder: Path) -> View:
-    """Read the files of a version; a damaged reference counts as none."""
+    """Read the files of a version; a damaged reference is ignored."""
     try:
         reference, digest = read_reference(folder / FILE)
     except (FileNotFoundError, ArtifactError):
@@ -81,7 +81,7 @@ def view(folder: Path) -> View:
 
 
 def read_alarms(folder: Path, reference: str) -> AlarmFile:
-    """The alarms of a version, all quiet where there are none for this reference."""
+    """The alarms of a version, all "ok" if the file is for another reference."""
     try:
         found = read_sealed(folder / ALARMS, AlarmFile)[0]
     except (FileNotFoundError, ArtifactCorrupted):
@@ -97,9 +97,9 @@ def ending_with(number: int) -> range:
 def version_report(
     folder: Path, model: str, version: str, now: float, slice_s: float, rest: Callable[[], object]
 ) -> dict[str, Any]:
-    """Everything about a version, as JSON.
+    """The details of a version, as JSON.
 
-    The window ends now; alarms are of the last whole one. `rest` is called between pieces of work.
+    The window ends now; alarms are of the last complete window. `rest` is called between pieces of work.
     """
     rest()
     found = view(folder)
@@ -124,7 +124,7 @@ def version_report(
 
 
 def summary(full: dict[str, Any]) -> dict[str, Any]:
-    """A version's report in short: its state, and the quantity that has moved furthest."""
+    """The summary of a version's report: its state, and the quantity with the largest drift."""
     kept = {name: full[name] for name in ("model", "version", "state", "level", "collected_rows", "window")}
     most = full["quantities"][:1]
     names = ("kind", "name", "psi", "excess", "level", "bin")
@@ -132,7 +132,7 @@ def summary(full: dict[str, Any]) -> dict[str, Any]:
 
 
 def worst(levels: list[Level]) -> Level:
-    """The gravest of some levels; "ok" of none."""
+    """The most severe of some levels; "ok" if there are none."""
     return max(levels, key=LEVELS.index, default="ok")
 
 

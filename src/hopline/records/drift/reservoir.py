@@ -1,4 +1,4 @@
-"""A fair sample of a stream whose length nobody knows, for an addition and a comparison each batch."""
+"""A uniform sample of a stream of unknown length, at the cost of an addition and a comparison per batch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Sampled = tuple[ScoreRequest, ScoreResult | HoplineError]
 
 
 class Reservoir:
-    """Keeps `size` requests, each of those offered with the same chance.
+    """Keeps `size` requests; each offered one has the same probability.
 
-    Li's algorithm L (1994) knows in advance which request it takes next, so that all before it cost
-    nothing.
+    Li's algorithm L (1994) computes in advance which request it selects next, so that the requests before
+    it cost nothing.
 
     Attributes:
-        items: the sample so far; nothing is copied.
-        num_seen: requests offered.
+        items: the sample so far, without copies.
+        num_seen: number of offered requests.
     """
 
     __slots__ = ("_chance", "_next", "_random", "_size", "items", "num_seen")
@@ -34,7 +34,7 @@ class Reservoir:
         self._chance = 1.0
 
     def offer(self, ran: Ran) -> None:
-        """Take some of a batch, or none; requests that have no outcome yet are passed over."""
+        """Select some requests of a batch, or none; requests without an outcome are skipped."""
         first = self.num_seen
         self.num_seen = end = first + len(ran.requests)
         while self._next < end:
@@ -55,7 +55,7 @@ class Reservoir:
 
     def _skip(self) -> None:
         self._chance *= self._uniform() ** (1 / self._size)
-        if self._chance <= 0:  # underflow, after more requests than there will be
+        if self._chance <= 0:  # underflow, after more requests than a server ever gets
             self._next = 2**63
             return
         self._next += int(math.log(self._uniform()) / math.log1p(-self._chance)) + 1

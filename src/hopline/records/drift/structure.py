@@ -1,7 +1,7 @@
-"""What of the graph a request reads: raw features, in-degrees, features of neighbours, unknown nodes.
+"""Reads the graph around requests: raw features, in-degrees, features of neighbours, unknown nodes.
 
-Read again from the snapshot, on the monitor's thread: the engine is not touched. Neighbours are drawn
-anew, since their distribution is what counts and not which of them a model's sampler took.
+The monitor's thread reads the snapshot again and does not touch the engine. It samples other neighbours
+than the model's sampler did, which have the same distribution.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hopline.records.drift.answers import chosen_rows
 from hopline.records.drift.observed import DEGREE, Kind, Observed, Quantity
 from hopline.types import AnyArray, FloatArray, IdArray, InlineNode, ScoreRequest
 
-#: In-neighbours of a node whose features are looked at.
+#: Most in-neighbours of a node whose features are read.
 MAX_NEIGHBORS = 8
-#: Nodes of one look, and of one piece of it.
+#: Most nodes per read, and per part of a read.
 MAX_SEEDS = 512
 _PIECE = 128
 
@@ -31,26 +31,26 @@ _PRESENCE = Quantity("graph", "presence")
 
 
 class GraphModel(Protocol):
-    """What is read of a model; features come from its `sources` (node type -> `RowSource`), if any."""
+    """The read parts of a model; features come from `sources` (node type -> `RowSource`), if any."""
 
     @property
     def spec(self) -> ModelSpec:
-        """What it was packaged as."""
+        """The packaged model's specification."""
         ...
 
     @property
     def graph(self) -> Graph | LiveView:
-        """What it answers about."""
+        """The graph of the model."""
         ...
 
 
 class Structure:
-    """Reads around the nodes of requests to one model.
+    """Reads the neighbourhoods of nodes in requests to one model.
 
     Args:
-        model: it is only read.
-        max_columns: feature columns of a node type that are watched, the first ones.
-        columns: names of those to watch instead; empty for the first ones.
+        model: the model, which is only read.
+        max_columns: number of watched feature columns of a node type, the first ones.
+        columns: names of columns to watch instead; empty: the first ones.
         random: chooses rows and neighbours.
         rest: called between pieces of work.
     """
@@ -70,14 +70,14 @@ class Structure:
         self._random = random
         head = model.spec.head
         self._types = (head.node_type, head.dst_node_type or head.node_type)
-        #: node type -> edge types that lead to it and that the model reads
+        #: node type -> edge types with this destination that the model reads
         self._edges: dict[str, list[Adjacency | LiveAdjacency]] = {}
         for key in model.spec.fanouts:
             edges = model.graph.edges[key]
             self._edges.setdefault(edges.dst, []).append(edges)
 
     def read(self, requests: Sequence[ScoreRequest], outcomes: Sequence[Any], into: Observed) -> None:
-        """Take note of the nodes of requests; those about another time are left out."""
+        """Read the nodes of requests, except requests with a time cut."""
         pairs = zip(requests, outcomes, strict=True)
         now = [(request, outcome) for request, outcome in pairs if request.as_of is None]
         unknown = [outcome for _, outcome in now if isinstance(outcome, NodeNotFound)]
@@ -105,7 +105,7 @@ class Structure:
             self.read_nodes(known[first : first + _PIECE], node_type, prefix, into)
 
     def read_nodes(self, ids: IdArray, node_type: str, prefix: str, into: Observed) -> None:
-        """Take features, degrees and neighbours of nodes; ids: int64 [n] global ids."""
+        """Read features, degrees and neighbours of nodes; ids: int64 [n] global ids."""
         graph = self._model.graph
         with graph if isinstance(graph, LiveView) else contextlib.nullcontext():
             self._read_nodes(ids, node_type, prefix, into)
@@ -124,7 +124,7 @@ class Structure:
     def _take(
         self, kind: Kind, prefix: str, suffix: str, node_type: str, rows: AnyArray, into: Observed
     ) -> None:
-        """rows: [n, watched columns]."""
+        """Add feature rows [n, watched columns]."""
         for at, (_, name) in enumerate(self._named(node_type)):
             into.numbers(Quantity(kind, f"{prefix}{name}{suffix}"), rows[:, at])
 
@@ -149,7 +149,7 @@ class Structure:
         return watched[: self._max_columns]
 
     def _features(self, node_type: str, ids: IdArray) -> FloatArray:
-        """float32 [n, watched columns]; NaN where a store's row is not near."""
+        """float32 [n, watched columns]; NaN where a row of a store is not in the L1 feature cache."""
         columns = np.array([at for at, _ in self._named(node_type)], np.int64)
         source = getattr(self._model, "sources", {}).get(node_type)
         if source is None:
@@ -162,7 +162,7 @@ class Structure:
         return rows[:, columns]
 
     def _neighbor_means(self, edges: Adjacency | LiveAdjacency, ids: IdArray) -> AnyArray:
-        """Mean features of some in-neighbours, float64 [n, watched columns]; NaN where a node has none."""
+        """Mean features of some in-neighbours, float64 [n, watched columns]; NaN without neighbours."""
         degrees = edges.degree(ids)
         places = np.arange(MAX_NEIGHBORS)
         drawn = (self._random.random((ids.shape[0], MAX_NEIGHBORS)) * degrees[:, None]).astype(np.int64)
@@ -174,7 +174,7 @@ class Structure:
         near = ~np.isnan(rows).any(axis=1)
         means = np.full((ids.shape[0], rows.shape[1]), np.nan)
         owners, firsts, counts = np.unique(at[near], return_index=True, return_counts=True)
-        if owners.shape[0]:  # in order of their owners
+        if owners.shape[0]:  # sorted by owner
             sums = np.add.reduceat(rows[near].astype(np.float64), firsts, axis=0)
             means[owners] = sums / counts[:, None]
         return means
@@ -186,7 +186,7 @@ def _some(ids: Any, random: np.random.Generator) -> list[Any]:
 
 
 def _length(node: InlineNode, edges: Adjacency | LiveAdjacency, *, alone: bool) -> int:
-    """Neighbours that an inline node names along an edge type."""
+    """Number of neighbours that an inline node names along an edge type."""
     count = len(node.neighbors.get(edges.key, ()))
     return count + (len(node.neighbors.get("", ())) if alone else 0)
 

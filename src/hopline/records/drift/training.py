@@ -1,4 +1,4 @@
-"""References that do not wait for traffic: of a prediction log, a graph, or a table of training rows."""
+"""References without traffic: from a prediction log, a graph, or a table of training rows."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
 from hopline.types import ScoreRequest, ScoreResult
 
-#: Requests, or nodes, that are looked at together.
+#: Requests or nodes per read.
 _PIECE = 512
 
 
 class Packaged(NamedTuple):
-    """A graph model by its model.json, without its runtime: enough to read around nodes."""
+    """A graph model by its model.json, without its runtime: enough to read neighbourhoods."""
 
     spec: ModelSpec
     graph: Graph
 
 
 class Choice(NamedTuple):
-    """What to take.
+    """The choice of rows and columns to read.
 
     Attributes:
-        max_rows: so many at most, drawn from all.
-        seed: another one draws others.
-        max_columns, columns: as in the settings.
+        max_rows: most rows, sampled from all.
+        seed: of the sample.
+        max_columns, columns: see the settings.
     """
 
     max_rows: int = 20_000
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     columns: tuple[str, ...] = ()
 
     def reader(self) -> SampleReader:
-        """Reads as servers do."""
+        """A reader like that of a server."""
         random = np.random.default_rng(self.seed)
         return SampleReader(self.max_columns, self.columns, random, rest=lambda: None)
 
@@ -56,13 +56,13 @@ class Choice(NamedTuple):
 def from_log(
     path: Path, model: str, version: str, choice: Choice, made: float, around: GraphModel | None = None
 ) -> Reference:
-    """A reference of logged answers.
+    """A reference from logged answers.
 
     Args:
         path: folder or file of the log.
-        model, version: whose answers; "" as version for the one that the log names last.
-        made: time.time().
-        around: with its graph, neighbourhoods of the logged nodes are read, too.
+        model, version: of the answers; version "" is the last one in the log.
+        made: creation, time.time().
+        around: model and graph, to also read neighbourhoods of the logged nodes.
 
     Raises: BadRequest: the log has no answers of that version.
     """
@@ -93,9 +93,9 @@ def from_log(
 
 
 def from_graph(packaged: Packaged, choice: Choice, made: float) -> Reference:
-    """A reference of nodes drawn evenly from a graph; answers are added from traffic.
+    """A reference from nodes sampled uniformly from a graph; traffic adds the answers.
 
-    For a link model both sides are drawn.
+    For a link model both sides are sampled.
     """
     spec, graph = packaged
     observed, structure = Observed(), choice.reader().structure(packaged)
@@ -117,18 +117,18 @@ def from_graph(packaged: Packaged, choice: Choice, made: float) -> Reference:
 def from_table(
     path: Path, choice: Choice, made: float, score: str | None = None, label: str | None = None
 ) -> Reference:
-    """A reference of training rows: Parquet, or CSV with a header line.
+    """A reference from training rows: Parquet, or CSV with a header line.
 
     Args:
-        score: column that holds the model's scores of these rows; without it they come from traffic.
-        label: column that holds its labels.
+        score: column with the model's scores of these rows; without it traffic adds them.
+        label: column with its labels.
 
-    Raises: BadRequest: the file cannot be read, or a column is absent.
+    Raises: BadRequest: the file cannot be read, or a column is missing.
     """
     columns = _columns(path)
     absent = [name for name in (score, label) if name is not None and name not in columns]
     if absent:
-        raise BadRequest(f"{path}: no column {absent[0]!r}; there are {', '.join(map(repr, columns))}")
+        raise BadRequest(f"{path}: no column {absent[0]!r}; columns are {', '.join(map(repr, columns))}")
     count = len(next(iter(columns.values()), ()))
     rows = np.arange(count)
     if count > choice.max_rows:
@@ -155,13 +155,13 @@ def _sampled(entry: Entry) -> Sampled:
     result = ScoreResult(
         entry.model, entry.version, entry.graph_version, entry.outputs, missing, entry.degraded
     )
-    if entry.inputs is None:  # not kept: its answer still counts
+    if entry.inputs is None:  # not logged: only the answer is used
         return ScoreRequest(entry.model), result
     return entry.inputs.request(entry.model, entry.version), result
 
 
 def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
-    """Column name -> values, None where one is absent."""
+    """Column name -> values, None for missing values."""
     try:
         if path.suffix == ".parquet":
             from pyarrow import parquet
@@ -179,7 +179,7 @@ def _columns(path: Path) -> Mapping[str, Sequence[Any]]:
 
 
 def _typed(texts: Sequence[str]) -> Iterator[float | str | None]:
-    """Numbers where every text is one or empty, else the texts."""
+    """Numbers if every text is a number or empty, else the texts."""
     try:
         yield from [float(text) if text else None for text in texts]
     except ValueError:

@@ -1,4 +1,4 @@
-"""What one process knows of one model version: its reference, its window, its hours."""
+"""The drift state of one model version in one process: its reference, window and hours."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class WatchedVersion:
-    """See the module. Used by one thread at a time.
+    """A watched model version; see the module. Used by one thread at a time.
 
     Args:
         model, version: names.
-        folder: of its files.
-        worker: number of this process.
-        settings: what to watch.
+        folder: folder of its files.
+        worker: index of this process.
+        settings: section `drift`.
         random: chooses rows and neighbours.
         rest: called between pieces of work.
     """
@@ -63,7 +63,7 @@ class WatchedVersion:
         self._hours = Hours(folder / "hours", worker)
 
     def observe(self, served: Served, sampled: Sequence[Sampled], num_seen: int, now: float) -> None:
-        """Count some requests, out of `num_seen`, by `now`.
+        """Count sampled requests, out of `num_seen` until `now`.
 
         Raises: OSError: files cannot be written.
         """
@@ -78,7 +78,7 @@ class WatchedVersion:
                 self._publish(self._collected, now)
 
     def write(self) -> None:
-        """Show to the other workers what was counted.
+        """Write the counts, for other workers to read.
 
         Raises: OSError.
         """
@@ -91,7 +91,7 @@ class WatchedVersion:
         window.write(self._window_path)
 
     def _look_for_reference(self) -> None:
-        """Take up the reference that is on disk, where a worker or a person has put another one."""
+        """Load the reference from disk if a worker or a user has replaced it."""
         stamp = self._stamp_on_disk()
         if stamp == self._stamp:
             return
@@ -103,10 +103,10 @@ class WatchedVersion:
             except FileNotFoundError:
                 self._stamp = None
             except ArtifactError as error:
-                aside = self._path.with_name("reference.damaged")
-                self._path.rename(aside)
+                damaged = self._path.with_name("reference.damaged")
+                self._path.rename(damaged)
                 self._stamp = None
-                log.error("drift: %s; it is put aside as %s, and a new one is collected", error, aside.name)
+                log.error("drift: %s; moved to %s, and a new one is collected", error, damaged.name)
         if self._reference is not None:
             self._window = Window(digest, self._reference.entries, self._slice_s)
             self._window.resume(self._window_path)
@@ -116,7 +116,7 @@ class WatchedVersion:
             self._collected = Observed()
 
     def _publish(self, collected: Observed, now: float) -> None:
-        """Make the reference of what was collected, unless somebody else has done so."""
+        """Write the reference of the collected values, unless another process has written one."""
         if self._stamp_on_disk() == self._stamp:
             reference = Reference.of(
                 collected, "traffic", now, model=self.model, version=self.version, base=self._reference
@@ -141,17 +141,17 @@ class WatchedVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """What is read of a model on a live graph."""
+    """The parts of a model on a live graph that are read."""
 
     spec: ModelSpec
     graph: LiveView
 
 
 def _model_of(served: Served) -> GraphModel | None:
-    """The graph model behind a name, where it is one and is in this process."""
+    """The graph model of a version, if it is one and runs in this process."""
     model = served.graph_model() if isinstance(served, ReadsGraph) else None
     if model is None:
         return None
-    if isinstance(model.graph, LiveView):  # pinned apart from what computes, on another thread
+    if isinstance(model.graph, LiveView):  # pinned separately from computation, for use on another thread
         return _Watched(model.spec, model.graph.beside("drift"))
     return model

@@ -1,7 +1,7 @@
-"""What was counted lately: slices of a sliding window, and the file in which a worker shows them.
+"""Recent counts: slices of a sliding window, and the file in which a worker writes them.
 
-A slice is a fixed piece of the clock, so that all workers cut at the same moments and slices of one
-number can be added up.
+A slice is a fixed interval of the clock, so that all workers have the same boundaries and slices with the
+same number can be added.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hopline.records.drift.files import read_sealed, write_sealed
 from hopline.records.drift.observed import Observed
 from hopline.records.drift.reference import Entry
 
-#: Slices of a window: how often it moves on while it is as long.
+#: Slices per window: how often the window moves within its length.
 NUM_SLICES = 6
 
 
 class Slice(msgspec.Struct, array_like=True):
-    """Counts of one piece of time.
+    """The counts of one slice.
 
     Attributes:
-        num_requests: looked at.
+        num_requests: examined requests.
         counts: by entry of the reference, then by bin.
     """
 
@@ -34,13 +34,13 @@ class Slice(msgspec.Struct, array_like=True):
 
 
 class WindowFile(msgspec.Struct):
-    """What a worker counted.
+    """The content of a worker's window file.
 
     Attributes:
-        reference: sha256 of the reference whose bins these are; "" while one is being collected.
+        reference: sha256 of the reference whose bins these are; "" while a reference is collected.
         slice_s: length of a slice in seconds.
         slices: number of the slice (time // slice_s) -> counts.
-        num_collected: rows kept for a reference, while there is none.
+        num_collected: rows collected for a reference.
     """
 
     reference: str
@@ -63,7 +63,7 @@ class Window:
         self.file = WindowFile(reference, slice_s)
 
     def resume(self, path: Path) -> None:
-        """Go on from what this worker, or the one before it, wrote; nothing where it does not fit."""
+        """Resume from the file of this worker or its predecessor, if it fits."""
         found = read_window(path)
         if found is None or (found.reference, found.slice_s) != (self.file.reference, self.file.slice_s):
             return
@@ -72,7 +72,7 @@ class Window:
             self.file = found
 
     def update(self, observed: Observed, now: float, rest: Callable[[], object]) -> None:
-        """Count what was seen by `now`; forget what has left the window.
+        """Count observed values until `now`; drop slices that have left the window.
 
         Args:
             rest: called between quantities.
@@ -83,7 +83,7 @@ class Window:
         if current is None:
             empty = [[0] * entry.sketch.bins.num_bins for entry in self._entries]
             current = slices[number] = Slice(0, empty)
-            # One more than the window has: the one that is being filled is not judged yet.
+            # One more than in a window: the current slice is not evaluated yet.
             for old in [each for each in slices if not number - NUM_SLICES <= each <= number]:
                 del slices[old]
         current.num_requests += observed.num_requests
@@ -95,7 +95,7 @@ class Window:
                 current.counts[at] = [a + b for a, b in zip(current.counts[at], new, strict=True)]
 
     def write(self, path: Path) -> None:
-        """Show it to the other workers.
+        """Write the window for the other workers.
 
         Raises: OSError.
         """
@@ -103,17 +103,17 @@ class Window:
 
 
 def slice_number(now: float, slice_s: float) -> int:
-    """Which slice a moment is in."""
+    """The slice of a time."""
     return int(now // slice_s)
 
 
 def window_path(folder: Path, worker: int) -> Path:
-    """The file of a worker."""
+    """The window file of a worker."""
     return folder / f"window-{worker}.json"
 
 
 def read_window(path: Path) -> WindowFile | None:
-    """What a worker wrote; None where nothing can be read: windows are made anew in an hour."""
+    """Read a worker's file; None if it cannot be read: the window fills again within its length."""
     try:
         return read_sealed(path, WindowFile)[0]
     except (FileNotFoundError, ArtifactCorrupted):
@@ -121,7 +121,7 @@ def read_window(path: Path) -> WindowFile | None:
 
 
 def read_windows(folder: Path) -> list[WindowFile]:
-    """What all workers wrote."""
+    """Read the files of all workers."""
     found = [read_window(path) for path in sorted(folder.glob("window-*.json"))]
     return [window for window in found if window is not None]
 
@@ -129,13 +129,13 @@ def read_windows(folder: Path) -> list[WindowFile]:
 def merged(
     entries: Sequence[Entry], reference: str, windows: Iterable[WindowFile], numbers: range
 ) -> tuple[int, list[Sketch]]:
-    """Add up slices of all workers.
+    """Add up the slices of all workers.
 
     Args:
-        reference: sha256; windows of another one are left out.
-        numbers: of the slices that count.
+        reference: sha256; windows of another reference are skipped.
+        numbers: of the slices to add.
 
-    Returns: requests looked at, and a sketch for each entry.
+    Returns: number of examined requests, and a sketch for each entry.
     """
     num_requests = 0
     totals = [entry.sketch.empty_copy() for entry in entries]

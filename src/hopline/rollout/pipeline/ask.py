@@ -7,7 +7,7 @@ A version that was not seen before is held against what the pipeline was checked
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from hopline.errors import DeadlineExceeded, ModelNotReady, PipelineInvalid, RuntimeFailure
 from hopline.rollout.pipeline.compile import Expression
 from hopline.rollout.pipeline.run import Run
-from hopline.rollout.pipeline.step import Step
-from hopline.rollout.pipeline.values import DTYPES, ValueType
+from hopline.rollout.pipeline.step import Step, StepHead
+from hopline.rollout.pipeline.values import DTYPES
 from hopline.rollout.served import Scorer
 from hopline.types import AnyArray, ExternalIds, ModelInfo, ScoreRequest, ScoreResult
 
@@ -75,12 +75,15 @@ class Lineage(dict[str, Any]):
 
 
 class ModelStep(Step):
-    """Args:
-    id, index, deps, outputs: see `Step`.
-    model, version: who is asked.
-    resolve: finds who answers.
-    question_for: what to ask a model with this interface. Raises PipelineInvalid: nothing, it does not fit.
-    clock: that deadlines are on.
+    """A step that asks a model.
+
+    Args:
+        head: see `Step`.
+        model, version: who is asked.
+        resolve: finds who answers.
+        question_for: what to ask a model with this interface. Raises PipelineInvalid: nothing, it does not
+        fit.
+        clock: that deadlines are on.
 
     Attributes:
         asked: names of the outputs that others read; set once all steps are known.
@@ -91,17 +94,14 @@ class ModelStep(Step):
 
     def __init__(
         self,
-        id: str,
-        index: int,
-        deps: tuple[int, ...],
-        outputs: Mapping[str, ValueType],
+        head: StepHead,
         model: str,
         version: str | None,
         resolve: Resolver,
         question_for: Callable[[ModelInfo], Question],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(id, index, deps, outputs)
+        super().__init__(head)
         self.asked: tuple[str, ...] = ()
         self._model = model
         self._version = version

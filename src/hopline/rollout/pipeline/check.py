@@ -29,7 +29,7 @@ from hopline.rollout.pipeline.spec import (
     RouteStepSpec,
     RulesStepSpec,
 )
-from hopline.rollout.pipeline.step import Step
+from hopline.rollout.pipeline.step import Step, StepHead
 from hopline.rollout.pipeline.values import ValueType, shape_in_words
 from hopline.types import ModelInfo, TensorInfo
 
@@ -59,7 +59,7 @@ def check_pipeline(spec: PipelineSpec, describe: Describe, resolve: Resolver, ma
         reader = InputReader(spec.inputs, max_rows)
     except PipelineInvalid as error:
         problems.append(str(error))
-    if not problems:  # an unknown name may well be meant to be the one that nobody reads
+    if not problems:  # an unknown name may be a misspelling of the one that is never read
         problems = [
             f"step {name!r}: no output comes from it; read it or remove it" for name in reading.unread()
         ]
@@ -120,7 +120,7 @@ class _Checker:
         spec = self._spec
         for index, name in enumerate(order):
             if any(each not in self._steps for each in self._reading.reads[name]):
-                continue  # what it reads is wrong, and was told
+                continue  # what it reads is wrong, and was reported
             try:
                 step = self._step(self._reading.steps[name], index)
             except HoplineError as error:
@@ -173,7 +173,7 @@ class _Checker:
                 raise PipelineInvalid("results are of different kinds; all texts, numbers or truth values")
             rules = self._rules(spec)
             results = [*(rule.then for rule in spec.rules), spec.default]
-            return RulesStep(spec.id, index, deps, rules, results, spec.output)
+            return RulesStep(StepHead(spec.id, index, deps), rules, results, spec.output)
         if isinstance(spec, EnsembleStepSpec):
             return self._ensemble(spec, index)
         if not spec.columns:
@@ -183,7 +183,7 @@ class _Checker:
             if name == ALL_COLUMNS:
                 raise PipelineInvalid(f"column {name!r} means all of them; use another name")
             columns[name] = self._scope.expression(text, f"columns.{name}")
-        return TransformStep(spec.id, index, deps, columns)
+        return TransformStep(StepHead(spec.id, index, deps), columns)
 
     def _model(self, spec: ModelStepSpec, index: int, deps: tuple[int, ...]) -> Step:
         if spec.model == self._spec.name:
@@ -206,9 +206,8 @@ class _Checker:
                     raise PipelineInvalid(f"output {name!r} {has}; it was {found.outputs[name]}")
             return now.question
 
-        step = ModelStep(
-            spec.id, index, deps, found.outputs, spec.model, spec.version, self._resolve, question_for
-        )
+        head = StepHead(spec.id, index, deps, found.outputs)
+        step = ModelStep(head, spec.model, spec.version, self._resolve, question_for)
         return step
 
     def _route(self, spec: RouteStepSpec, index: int) -> Step:
@@ -231,16 +230,8 @@ class _Checker:
             for each in candidates
             if isinstance(each, ModelStep) and set(self._reading.readers[each.id]) == {spec.id}
         ) - {self._steps[name].index for name in deps}
-        return RouteStep(
-            spec.id,
-            index,
-            tuple(self._steps[name].index for name in deps),
-            Decider(rules),
-            [self._steps[name].index for name in names],
-            names,
-            apart,
-            shared,
-        )
+        head = StepHead(spec.id, index, tuple(self._steps[name].index for name in deps), shared)
+        return RouteStep(head, Decider(rules), [self._steps[name].index for name in names], names, apart)
 
     def _ensemble(self, spec: EnsembleStepSpec, index: int) -> Step:
         if len(set(spec.members)) < len(spec.members) or len(spec.members) < 2:
@@ -271,12 +262,9 @@ class _Checker:
         if not isinstance(require, int) or not 1 <= require <= len(members):
             raise PipelineInvalid(f'require: "all", "any" or 1 to {len(members)}, not {spec.require!r}')
         return EnsembleStep(
-            spec.id,
-            index,
+            StepHead(spec.id, index, outputs={spec.output: result}),
             [each.index for each in members],
             spec.members,
-            spec.output,
-            result,
             spec.combine,
             spec.weights,
             require,

@@ -2,7 +2,7 @@
 
 An expression may have: numbers, texts, `True`, `False`; `owner.name` and `owner["name"]`, for a wide value
 `owner.name[2]`; `+ - * / %` and signs; `< <= > >= == !=`, chained as in mathematics; `in` and `not in` a
-list of constants; `and`, `or`, `not`; the functions of `functions.py`. It computes for all rows at once;
+list of constants; `and`, `or`, `not`; the functions of `functions.py`. It computes for all rows together;
 where only attributes are read, once for the request.
 """
 
@@ -45,7 +45,7 @@ class Expression:
         return _spread(found, values.num_rows)
 
 
-#: What a reference stands for: its type, and how a run's values hold it.
+#: What a reference means: its type, and how a run's values hold it.
 Resolve = Callable[[Reference], tuple[ValueType, Callable[[Values], Any]]]
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hopline.rollout.pipeline.compile import Expression
 from hopline.rollout.pipeline.run import Run
-from hopline.rollout.pipeline.step import Step
+from hopline.rollout.pipeline.step import Step, StepHead
 from hopline.rollout.pipeline.values import Values, ValueType, type_of_array
 from hopline.types import AnyArray
 
@@ -19,17 +19,15 @@ class TransformStep(Step):
     """Computes columns.
 
     Args:
-        id, index, deps: see `Step`.
+        head: see `Step`.
         columns: output name -> what it is.
     """
 
     kind = "transform"
 
-    def __init__(
-        self, id: str, index: int, deps: tuple[int, ...], columns: Mapping[str, Expression]
-    ) -> None:
+    def __init__(self, head: StepHead, columns: Mapping[str, Expression]) -> None:
         types = {name: ValueType(each.type.datatype, each.type.dims) for name, each in columns.items()}
-        super().__init__(id, index, deps, types)
+        super().__init__(head.with_outputs(types))
         self._columns = dict(columns)
 
     def begin(self, run: Run) -> None:
@@ -74,9 +72,9 @@ class RulesStep(Step):
     """Decides each row.
 
     Args:
-        id, index, deps: see `Step`.
+        head: see `Step`.
         rules: conditions, in order.
-        results: what each stands for; one more for rows where none holds.
+        results: the result of each; one more for rows where none holds.
         output: name of the decision.
     """
 
@@ -84,15 +82,13 @@ class RulesStep(Step):
 
     def __init__(
         self,
-        id: str,
-        index: int,
-        deps: tuple[int, ...],
+        head: StepHead,
         rules: Sequence[Expression],
         results: Sequence[Any],
         output: str,
     ) -> None:
         self._results: AnyArray = np.array(results, object if isinstance(results[0], str) else None)
-        super().__init__(id, index, deps, {output: type_of_array(self._results)})
+        super().__init__(head.with_outputs({output: type_of_array(self._results)}))
         self._decider = Decider(rules)
         self._output = output
 

@@ -9,23 +9,22 @@ import numpy as np
 
 from hopline.errors import HoplineError
 from hopline.rollout.pipeline.run import Run
-from hopline.rollout.pipeline.step import Step
-from hopline.rollout.pipeline.values import ValueType
+from hopline.rollout.pipeline.step import Step, StepHead
 from hopline.types import AnyArray, FloatArray
 
 Combine = Literal["mean", "weighted", "max", "median", "vote"]
 
 
 class EnsembleStep(Step):
-    """Args:
-    id, index: see `Step`.
-    members: places of the steps that are combined.
-    names: ids of each of those.
-    output: which of their outputs, and the result's name.
-    type: of the result.
-    how: to combine.
-    weights: of each member, for "weighted".
-    require: so many members must answer; the others are labelled. All must where a request refuses a
+    """A step that combines the outputs of several models.
+
+    Args:
+        head: see `Step`; its only output is the result, named as the members' output.
+        members: places of the steps that are combined.
+        names: ids of each of those.
+        how: to combine.
+        weights: of each member, for "weighted".
+        require: so many members must answer; the others are labelled. All must where a request refuses a
         degraded answer.
     """
 
@@ -33,20 +32,17 @@ class EnsembleStep(Step):
 
     def __init__(
         self,
-        id: str,
-        index: int,
+        head: StepHead,
         members: Sequence[int],
         names: Sequence[str],
-        output: str,
-        type: ValueType,
         how: Combine,
         weights: Sequence[float],
         require: int,
     ) -> None:
-        super().__init__(id, index, (), {output: type})
+        super().__init__(head)
         self.members = tuple(members)
         self._name_of = dict(zip(members, names, strict=True))
-        self._output = output
+        (self._output,) = head.outputs
         self._how = how
         self._weights = dict(zip(members, weights, strict=True)) if weights else {}
         self._require = require

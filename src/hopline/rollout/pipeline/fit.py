@@ -15,7 +15,7 @@ from hopline.rollout.pipeline.spec import ModelStepSpec
 from hopline.rollout.pipeline.values import ValueType, kind_of, shape_in_words, type_of
 from hopline.types import ModelInfo, TensorInfo
 
-#: Inputs of a model that are no columns.
+#: Inputs of a model that are not columns.
 _NO_COLUMNS = frozenset(
     {"node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of"}
 )
@@ -205,7 +205,7 @@ def _feed(
 
 
 def _columns_of(owner: str, scope: Scope) -> list[str]:
-    """What `owner.columns` stands for."""
+    """What `owner.columns` means."""
     if owner == "input":
         return list(scope.reader.columns)
     step = scope.steps[owner]

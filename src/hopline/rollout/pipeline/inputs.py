@@ -225,7 +225,7 @@ def read_column(name: str, values: Sequence[Any] | AnyArray, datatype: str) -> A
     for item in values:
         if item is None and dtype.kind == "f":
             continue
-        # also NumPy's own scalars, which are no Python numbers
+        # also NumPy's own scalars, which are not Python numbers
         item = item.item() if isinstance(item, np.generic) else item
         if not isinstance(item, allowed) or (isinstance(item, bool) and dtype.kind != "b"):
             raise BadRequest(f"column {name!r} is {datatype} but holds {item!r}")

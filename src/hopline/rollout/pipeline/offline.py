@@ -61,7 +61,7 @@ def nobody(model: str, version: str | None) -> NoReturn:
 
 
 def describe_artifact(spec: ModelSpec | TabularSpec) -> ModelInfo:
-    """What a loaded version of this artifact tells of its inputs and outputs."""
+    """The inputs and outputs of a loaded version of this artifact."""
     if isinstance(spec, TabularSpec):
         wide = (-1, spec.output_dim)
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {

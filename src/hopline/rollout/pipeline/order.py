@@ -1,4 +1,4 @@
-"""Which step reads which, from the text alone: unknown names, cycles, steps that nobody reads, an order."""
+"""Which step reads which, from the text alone: unknown names, cycles, unread steps, an order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hopline.rollout.pipeline.spec import (
     RulesStepSpec,
 )
 
-#: What `*` may stand for: every column of the request or of a transform.
+#: What `*` may mean: every column of the request or of a transform.
 ALL_COLUMNS = "columns"
 
 
@@ -56,7 +56,7 @@ def choices(step: AnyStep) -> tuple[str, ...]:
 
 
 class Reading:
-    """Who reads whom.
+    """Which steps read which.
 
     Args:
         spec: the file.
@@ -64,7 +64,7 @@ class Reading:
     Attributes:
         steps: id -> step.
         reads: step id -> ids of the steps that it reads or chooses among.
-        readers: the other way round; "" stands for the pipeline's outputs.
+        readers: the other way round; "" is for the pipeline's outputs.
         references: every (owner, name) that some expression reads.
         problems: what is wrong.
     """

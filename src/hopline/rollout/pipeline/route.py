@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hopline.errors import HoplineError
 from hopline.rollout.pipeline.compute import Decider
 from hopline.rollout.pipeline.run import Run
-from hopline.rollout.pipeline.step import Step
+from hopline.rollout.pipeline.step import Step, StepHead
 from hopline.rollout.pipeline.values import DTYPES, ValueType
 from hopline.types import AnyArray
 
@@ -27,13 +27,14 @@ class _Chosen(NamedTuple):
 
 
 class RouteStep(Step):
-    """Args:
-    id, index, deps: see `Step`; the candidates are not among the deps.
-    decider: the rules.
-    targets: place of the step that each rule stands for; one more for the default.
-    names: id of each of those.
-    apart: places of steps that only this route reads and that can compute some rows alone.
-    outputs: what all candidates have.
+    """A step that sends rows to one of several steps.
+
+    Args:
+        head: see `Step`; the candidates are not among the deps. Its outputs are those of all candidates.
+        decider: the rules.
+        targets: place of the step that each rule selects; one more for the default.
+        names: id of each of those.
+        apart: places of steps that only this route reads and that can compute some rows alone.
 
     Where rows of one request go different ways, every chosen candidate is run, for its own rows if it is
     `apart`, and the answers are put together.
@@ -43,17 +44,14 @@ class RouteStep(Step):
 
     def __init__(
         self,
-        id: str,
-        index: int,
-        deps: tuple[int, ...],
+        head: StepHead,
         decider: Decider,
         targets: Sequence[int],
         names: Sequence[str],
         apart: frozenset[int],
-        outputs: Mapping[str, ValueType],
     ) -> None:
-        super().__init__(id, index, deps, {**outputs, CHOSEN: ValueType("BYTES")})
-        self._shared = tuple(outputs)
+        super().__init__(head.with_outputs({**head.outputs, CHOSEN: ValueType("BYTES")}))
+        self._shared = tuple(head.outputs)
         self._decider = decider
         self.targets = np.array(targets, np.intp)
         self._name_of = dict(zip(targets, names, strict=True))

@@ -1,9 +1,9 @@
-"""One request's way through a pipeline: which steps have ended, who waits for whom, and how it all ends.
+"""One request's way through a pipeline: which steps have ended, which wait for which, and how the run ends.
 
 A run is driven by what it is asked for. The asked outputs want their steps, these want those they read;
-what nobody wants never begins. Steps that wait for nothing begin at once, so that independent models are
-asked together. There is no task and no queue: a model's answer calls the run, which calls the steps that
-waited for it.
+a step that is not wanted never begins. Steps that wait for nothing begin immediately, so that independent
+models are asked together. There is no task and no queue: a model's answer calls the run, which calls the
+steps that waited for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IDLE, _WAITING, _RUNNING, _DONE, _FAILED = range(5)
-#: Stands for the run itself among those who wait for a step.
+#: Represents the run itself among those that wait for a step.
 _ROOT = -1
 
 
@@ -139,7 +139,7 @@ class Run:
         return self._plan.name
 
     def want(self, index: int, by: int) -> None:
-        """Have a step begin unless it has; `by` is told when it has ended, maybe before this returns."""
+        """Have a step begin unless it has; `by` is notified when it ends, maybe before this returns."""
         state = self._states[index]
         if state in (_DONE, _FAILED):
             self._tell(by, index, self._errors.get(index))
@@ -166,7 +166,7 @@ class Run:
         return self._states[index] == _RUNNING and not self._ended
 
     def begin(self, step: Step) -> None:
-        """Start a step whose inputs are there."""
+        """Start a step whose inputs are ready."""
         self._states[step.index] = _RUNNING
         self._began[step.index] = self._clock()
         self._guarded(step, step.begin, self)
@@ -180,7 +180,7 @@ class Run:
     ) -> None:
         """Ask a model for a step; `take` gets its answer.
 
-        Raises: HoplineError: it refused at once.
+        Raises: HoplineError: it refused immediately.
         """
         index = step.index
 
@@ -241,7 +241,7 @@ class Run:
     # Inside
 
     def _tell(self, by: int, index: int, error: HoplineError | None) -> None:
-        """Tell who waits; what is told in turn comes after it, not inside it: a chain would be too deep."""
+        """Notify a waiting step; further ones come after it, not nested: chains would be too deep."""
         self._news.append((by, index, error))
         if self._is_telling:
             return
@@ -267,7 +267,7 @@ class Run:
             function(*arguments)
         except HoplineError as error:
             self.fail(step.index, named(step.id, error))
-        except Exception as error:  # the boundary: the run must end, and so must nobody else's
+        except Exception as error:  # the boundary: only this run must end
             log.exception("step %r of pipeline %r failed", step.id, self.pipeline)
             failure = RuntimeFailure(f"the pipeline failed: {type(error).__name__}: {error}")
             self.fail(step.index, named(step.id, failure))

@@ -63,7 +63,7 @@ class Inputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         nodes, pairs: whether it names nodes (and inline nodes) or pairs.
-        columns, attributes: name -> what it is; a string stands for its type.
+        columns, attributes: name -> what it is; a string is short for its type.
     """
 
     nodes: bool = False

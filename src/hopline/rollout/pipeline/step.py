@@ -1,8 +1,9 @@
-"""A step of a loaded pipeline: what it waits for, and how it is told."""
+"""A step of a loaded pipeline: what it waits for, and how it is notified."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hopline.errors import HoplineError
@@ -12,25 +13,43 @@ if TYPE_CHECKING:
     from hopline.rollout.pipeline.run import Run
 
 
-class Step:
-    """Args:
-    id: of the file.
-    index: its place in an order in which every step comes after those it reads.
-    deps: places of the steps that must have ended well before it begins.
-    outputs: what others may read of it.
+@dataclass(frozen=True, slots=True)
+class StepHead:
+    """What every step has.
 
-    A step holds nothing of a run: many runs use it at once.
+    Attributes:
+        id: of the file.
+        index: its place in an order in which every step comes after those it reads.
+        deps: places of the steps that must have succeeded before it begins.
+        outputs: what other steps may read of it.
+    """
+
+    id: str
+    index: int
+    deps: tuple[int, ...] = ()
+    outputs: Mapping[str, ValueType] = field(default_factory=dict)
+
+    def with_outputs(self, outputs: Mapping[str, ValueType]) -> StepHead:
+        """The same step with other outputs."""
+        return replace(self, outputs=outputs)
+
+
+class Step:
+    """One step of a loaded pipeline.
+
+    Args:
+        head: its id, place, dependencies and outputs.
+
+    A step holds nothing of a run: many runs use it at the same time.
     """
 
     kind = ""
 
-    def __init__(
-        self, id: str, index: int, deps: tuple[int, ...], outputs: Mapping[str, ValueType]
-    ) -> None:
-        self.id = id
-        self.index = index
-        self.deps = deps
-        self.outputs = dict(outputs)
+    def __init__(self, head: StepHead) -> None:
+        self.id = head.id
+        self.index = head.index
+        self.deps = head.deps
+        self.outputs = dict(head.outputs)
 
     def begin(self, run: Run) -> None:
         """Start; ends by `run.finish` or `run.fail`, now or later.

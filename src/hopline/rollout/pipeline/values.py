@@ -92,7 +92,7 @@ def kind_of(datatype: str) -> Kind:
 
 
 def type_of(tensor: TensorInfo) -> ValueType:
-    """Type of a model's output or column; [n, 1] is told apart from [n]."""
+    """Type of a model's output or column; [n, 1] differs from [n]."""
     return ValueType(tensor.datatype, tuple(tensor.shape[1:]))
 
 

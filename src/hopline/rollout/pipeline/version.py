@@ -42,7 +42,7 @@ class PipelineVersion(CountedVersion):
         resolve: (model, version or None for the one that serves) -> who answers; asked for each request.
         config: limits.
         metrics: of this pipeline's own name and version.
-        recorders: are told of every request.
+        recorders: get every request.
         limits: rate, concurrency, timeout and priority; None takes those of `config`.
         clock: of deadlines, seconds.
 
@@ -67,7 +67,7 @@ class PipelineVersion(CountedVersion):
         limits = limits or ModelLimits.of(config)
         if limits.isolate:
             raise PipelineInvalid(
-                f"pipeline {spec.name}/{spec.version}: isolate: a pipeline runs beside the server; isolate "
+                f"pipeline {spec.name}/{spec.version}: isolate: a pipeline runs in the server; isolate "
                 "the models that it asks"
             )
         if limits.cache_bytes:
@@ -177,7 +177,7 @@ class PipelineVersion(CountedVersion):
         elapsed: float,
         steps: Mapping[str, float],
     ) -> None:
-        """As `_tell`, but steps run beside each other: their times are no shares of the whole."""
+        """As `_tell`, but steps run in parallel: their times are not shares of the whole."""
         if not self._recorders:
             return
         served: Any = self
@@ -186,7 +186,7 @@ class PipelineVersion(CountedVersion):
             recorder.record(ran)
 
     def _cpu_s(self) -> float:
-        """None of its own worth charging: the models below are charged for theirs."""
+        """0: the models below are charged for their own time."""
         return 0.0
 
 

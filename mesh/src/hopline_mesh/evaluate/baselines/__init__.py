@@ -1,4 +1,4 @@
-"""What TAGAE is compared with: simpler detectors, each at a setting that suits it."""
+"""Simple detectors to compare TAGAE with, each with suitable settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hopline.errors import ConfigError
 from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.recording import Recording
 
-#: name -> module:function that makes the detector for a recording (which is not shown its events).
+#: name -> module:function that creates the detector for a recording (without access to its events).
 BASELINES = {
     "static": "static:make",
     "percentile": "percentile:make",
@@ -22,13 +22,13 @@ BASELINES = {
 
 
 def baseline(name: str, recording: Recording) -> Detector:
-    """A fresh detector of this name.
+    """Create a detector by name.
 
     Raises:
         ConfigError: no such baseline.
     """
     if name not in BASELINES:
-        raise ConfigError(f"no baseline {name!r}; there are {', '.join(BASELINES)}")
+        raise ConfigError(f"no simple detector {name!r}; choose from {', '.join(BASELINES)}")
     module, _, attribute = BASELINES[name].partition(":")
     make: Callable[[Recording], Detector] = getattr(
         importlib.import_module(f"{__name__}.{module}"), attribute

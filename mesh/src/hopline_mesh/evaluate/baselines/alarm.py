@@ -1,7 +1,7 @@
 """One incident at a time for the whole mesh, from evidence of each interval.
 
-A rule that fires for a service and, because of it, for its callers too gives one incident, as a team's
-alerts are grouped into one page. Counting them one by one would only make a baseline look worse.
+A rule that fires for a service and also for its callers gives one incident, as teams group alerts into one
+page. Separate incidents would only make a simple detector look worse.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from hopline_mesh.incident import Evidence, Incident, Suspect, Verdict
 from hopline_mesh.snapshot import Snapshot
 
-#: Evidence kept of each suspect.
+#: Maximum evidence of each suspect.
 _EVIDENCE = 5
 
 
 class Alarm:
-    """Args:
-    name: of the baseline; the incidents' ids begin with it.
+    """Creates incidents and verdicts from evidence.
+
+    Args:
+        name: of the detector; ids of incidents begin with it.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,12 +28,12 @@ class Alarm:
         self._open: Incident | None = None
 
     def verdict(self, snapshot: Snapshot, score: float, evidence: Sequence[Evidence]) -> Verdict:
-        """What to say of an interval.
+        """Return the verdict on an interval.
 
         Args:
-            score: the largest of the mesh, 1.0 is the threshold.
-            evidence: all that is out of bounds, for long enough; an incident goes on while there is any.
-                Services are ranked by their strongest piece.
+            score: the largest anomaly score of the mesh, 1.0 is the threshold.
+            evidence: series that were out of bounds for long enough; the incident stays open while there is
+                any. Services are ranked by their strongest evidence.
         """
         incident = self._open
         if evidence:

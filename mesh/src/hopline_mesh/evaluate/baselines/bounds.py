@@ -1,6 +1,7 @@
-"""Rules that bound each series by itself: a value may be `reach` away from `centre`, and not for long.
+"""Rules with bounds for each series: a value may differ from `centre` by `reach`, or by more for a short
+time.
 
-What the bounds are is a subclass's affair. A value that was not measured is within bounds.
+Subclasses define the bounds. A value that was not measured is within bounds.
 """
 
 from __future__ import annotations
@@ -16,32 +17,34 @@ from hopline_mesh.evaluate.baselines.rows import Places, Rows, Values, interval_
 from hopline_mesh.incident import Evidence, Verdict
 from hopline_mesh.snapshot import Snapshot
 
-#: Largest score; a series that never moved in training has no reach.
-_MOST = 1e6
-#: Snapshots further apart than this many intervals do not follow one another: nothing held in between.
+#: Largest anomaly score; a series that never moved in training has no reach.
+_MAX_SCORE = 1e6
+#: If snapshots are further apart than this number of intervals, the durations start again.
 _GAP = 3.0
 
 
 def watched(column: str) -> bool:
-    """Whether bounds on a column's absolute value make sense by default.
+    """Whether bounds on a column's absolute value are useful by default.
 
-    Latencies, shares and processor time do. Memory does not: it drifts, and one that has drifted once would
-    keep the alarm on for good, which is worse for such a rule than not to look. Rates follow the load.
+    They are for latencies, shares and CPU time. Memory drifts, and would keep the alarm on for ever after a
+    drift, which is worse than ignoring it. Rates follow the load.
     """
     return column.endswith(("_ms", "_share")) or column == "cpu_cores"
 
 
 class Bounded(ABC):
-    """A detector that gives each series its bounds.
+    """A detector with bounds for each series.
 
     Args:
-        name: of the baseline.
-        hold_s: how long a series must be out of bounds, in all snapshots of that time.
-        columns: that are watched, by name; default: those of `watched`.
+        name: of the detector.
+        min_duration_s: how long a series must be out of bounds, in all snapshots of that time.
+        columns: names of watched columns; default: those of `watched`.
     """
 
-    def __init__(self, name: str, *, hold_s: float = 120.0, columns: Sequence[str] | None = None) -> None:
-        self._hold_s = hold_s
+    def __init__(
+        self, name: str, *, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
+    ) -> None:
+        self._min_duration_s = min_duration_s
         self._columns = None if columns is None else frozenset(columns)
         self._alarm = Alarm(name)
         self._rows = Rows()
@@ -53,7 +56,7 @@ class Bounded(ABC):
 
     @abstractmethod
     def bounds(self, values: Values) -> tuple[Values, Values]:
-        """Bounds of each series from its normal values.
+        """Return bounds of each series from its normal values.
 
         Args:
             values: float64 [snapshots, rows, columns]; NaN = not measured, never all of one series.
@@ -73,7 +76,7 @@ class Bounded(ABC):
         self._last_s = None
 
     def step(self, snapshot: Snapshot, context: Context) -> Verdict:
-        """See `Detector.step`. Planned changes are not looked at: plain rules know none."""
+        """See `Detector.step`. Simple rules ignore planned changes."""
         if self._last_s is None or snapshot.time_s - self._last_s > _GAP * self._interval_s:
             self._node_streaks[:] = 0
             self._edge_streaks[:] = 0
@@ -119,7 +122,7 @@ class Bounded(ABC):
         return self._alarm.verdict(snapshot, float(score), evidence)
 
     def reach_of_new(self, column: str) -> float:
-        """Reach, about 0, of a series without values in the training; NaN: it has no bounds."""
+        """Return the reach, around 0, of a series without values in the training; NaN: no bounds."""
         return float("nan")
 
     def _learn(self, values: Values, columns: Sequence[str]) -> tuple[Values, Values]:
@@ -139,7 +142,7 @@ class Bounded(ABC):
         bounds: tuple[Values, Values],
         columns: Sequence[str],
     ) -> tuple[Places, Values, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
-        """Streaks [rows, columns] brought up to date; scores and what has held, [n, columns]."""
+        """Return updated streaks [rows, columns]; anomaly scores and out-of-bounds series, [n, columns]."""
         known = len(bounds[1])
         centre = np.zeros((len(rows), len(columns)))
         reach = np.tile([self.reach_of_new(column) for column in columns], (len(rows), 1))
@@ -147,14 +150,14 @@ class Bounded(ABC):
         centre[old], reach[old] = bounds[0][rows[old]], bounds[1][rows[old]]
         away = np.abs(values.astype(np.float64) - centre)
         with np.errstate(divide="ignore", invalid="ignore"):
-            scores = np.minimum(away / reach, _MOST)
+            scores = np.minimum(away / reach, _MAX_SCORE)
         scores = np.where(np.isnan(scores), 0.0, scores)
         scores[:, [not self._watches(column) for column in columns]] = 0.0
         fresh = np.zeros((max(len(streaks), int(rows.max(initial=-1)) + 1), len(columns)), dtype=np.int64)
         before = np.zeros_like(fresh)
         before[: len(streaks)] = streaks
         fresh[rows] = np.where(scores > 1, before[rows] + 1, 0)
-        needed = max(1, round(self._hold_s / self._interval_s)) if self._interval_s else 1
+        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
         return fresh, scores, fresh[rows] >= needed
 
     def _watches(self, column: str) -> bool:
@@ -162,7 +165,7 @@ class Bounded(ABC):
 
     @staticmethod
     def _expected(bounds: tuple[Values, Values], row: int, column: int) -> float | None:
-        """The bound itself: the most that was to be expected."""
+        """Return the bound itself, the largest expected value."""
         if row >= len(bounds[0]):
             return None
         return float(bounds[0][row, column] + bounds[1][row, column])

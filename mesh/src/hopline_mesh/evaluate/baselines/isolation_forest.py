@@ -12,16 +12,18 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class IsolationForest(Whole):
-    """Args:
-    trees: of the forest.
-    seed: of the trees.
-    percent, hold_s: see `Whole`.
+    """An isolation forest over the series of the mesh.
+
+    Args:
+        trees: number of trees.
+        seed: of the trees.
+        percent, min_duration_s: see `Whole`.
     """
 
     def __init__(
-        self, *, trees: int = 100, seed: int = 0, percent: float = 99.0, hold_s: float = 120.0
+        self, *, trees: int = 100, seed: int = 0, percent: float = 99.0, min_duration_s: float = 120.0
     ) -> None:
-        super().__init__("isolation_forest", percent=percent, hold_s=hold_s)
+        super().__init__("isolation_forest", percent=percent, min_duration_s=min_duration_s)
         self._trees = trees
         self._seed = seed
         self._forest: Any = None
@@ -37,10 +39,10 @@ class IsolationForest(Whole):
         return -np.asarray(self._forest.score_samples(vectors), dtype=np.float64)
 
     def errors(self, vector: Values) -> Values:
-        """A forest does not say which series it is; the one farthest from its median is first."""
+        """See `Whole.errors`: a forest does not name series; the farthest from its median is first."""
         return np.abs(vector)
 
 
 def make(recording: Recording) -> IsolationForest:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return IsolationForest()

@@ -1,4 +1,4 @@
-"""Each series against the largest of its own normal values, and a margin."""
+"""Compares each series with the largest of its normal values, plus a margin."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Maximum(Bounded):
-    """Args:
-    times: the largest normal value times this may not be exceeded.
-    hold_s, columns: see `Bounded`.
+    """A bound at a multiple of the largest normal value.
+
+    Args:
+        times: factor on the largest normal value.
+        min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
-        self, *, times: float = 1.2, hold_s: float = 120.0, columns: Sequence[str] | None = None
+        self, *, times: float = 1.2, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
     ) -> None:
-        super().__init__("maximum", hold_s=hold_s, columns=columns)
+        super().__init__("maximum", min_duration_s=min_duration_s, columns=columns)
         self._times = times
 
     def bounds(self, values: Values) -> tuple[Values, Values]:
@@ -30,5 +32,5 @@ class Maximum(Bounded):
 
 
 def make(recording: Recording) -> Maximum:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Maximum()

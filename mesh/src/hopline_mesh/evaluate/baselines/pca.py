@@ -1,4 +1,4 @@
-"""What the principal components of normal time cannot rebuild (scikit-learn's PCA)."""
+"""The reconstruction error of the principal components of normal time (scikit-learn's PCA)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Pca(Whole):
-    """Args:
-    variance: share of the normal variance that the components kept explain.
-    percent, hold_s: see `Whole`.
+    """The reconstruction error of principal components.
+
+    Args:
+        variance: share of the normal variance that the components explain.
+        percent, min_duration_s: see `Whole`.
     """
 
-    def __init__(self, *, variance: float = 0.9, percent: float = 99.0, hold_s: float = 120.0) -> None:
-        super().__init__("pca", percent=percent, hold_s=hold_s)
+    def __init__(
+        self, *, variance: float = 0.9, percent: float = 99.0, min_duration_s: float = 120.0
+    ) -> None:
+        super().__init__("pca", percent=percent, min_duration_s=min_duration_s)
         self._variance = variance
         self._pca: Any = None
 
@@ -44,5 +48,5 @@ class Pca(Whole):
 
 
 def make(recording: Recording) -> Pca:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Pca()

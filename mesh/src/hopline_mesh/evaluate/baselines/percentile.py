@@ -1,4 +1,4 @@
-"""Each series against the 99th percentile of its own normal values."""
+"""Compares each series with the 99th percentile of its normal values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Percentile(Bounded):
-    """Args:
-    percent: of its own normal values that a series may not exceed.
-    hold_s, columns: see `Bounded`.
+    """A bound at a percentile of the normal values.
+
+    Args:
+        percent: percentile of the series' normal values.
+        min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
-        self, *, percent: float = 99.0, hold_s: float = 120.0, columns: Sequence[str] | None = None
+        self, *, percent: float = 99.0, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
     ) -> None:
-        super().__init__("percentile", hold_s=hold_s, columns=columns)
+        super().__init__("percentile", min_duration_s=min_duration_s, columns=columns)
         self._percent = percent
 
     def bounds(self, values: Values) -> tuple[Values, Values]:
@@ -30,5 +32,5 @@ class Percentile(Bounded):
 
 
 def make(recording: Recording) -> Percentile:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Percentile()

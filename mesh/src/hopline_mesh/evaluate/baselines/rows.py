@@ -1,6 +1,6 @@
 """Series of a mesh as rows of arrays: one row for each service, one for each call path.
 
-Rows are given as services and call paths are first seen, and stay theirs. Knows nothing of bounds.
+Rows are assigned when services and call paths are first seen, and never change. Knows no bounds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Rows:
 
     @property
     def num_edges(self) -> int:
-        """How many call paths were seen so far."""
+        """Number of call paths so far."""
         return len(self._pairs)
 
     def edges(self, snapshot: Snapshot) -> Places:
-        """Rows of the snapshot's call paths, new ones where they were never seen: int64 [e]."""
+        """Return rows of the snapshot's call paths, with new rows for new paths: int64 [e]."""
         last = self._last
         if last is not None and last[0] is snapshot.edge_src and last[1] is snapshot.edge_dst:
             return last[2]
@@ -39,10 +39,10 @@ class Rows:
         return rows
 
     def stack(self, snapshots: Sequence[Snapshot]) -> tuple[Values, Values]:
-        """All values of several snapshots of one schema.
+        """Return all values of several snapshots of one schema.
 
         Returns: float64 [snapshots, services, node features] and [snapshots, call paths, edge features];
-            NaN where a service or call path was not there, or a value not measured.
+            NaN if a service or call path did not exist, or a value was not measured.
         """
         edge_rows = [self.edges(snapshot) for snapshot in snapshots]
         schema = snapshots[0].schema
@@ -56,6 +56,6 @@ class Rows:
 
 
 def interval_of(snapshots: Sequence[Snapshot]) -> float:
-    """Seconds from one snapshot to the next, as most are; 0 where there are fewer than two."""
+    """Return the median seconds between snapshots; 0 if there are fewer than two."""
     times = np.array([snapshot.time_s for snapshot in snapshots])
     return float(np.median(np.diff(times))) if len(times) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Each series against the mean and standard deviation of its own normal values, on both sides."""
+"""Compares each series with the mean and standard deviation of its normal values, on both sides."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 class Sigma(Bounded):
-    """Args:
-    sigmas: standard deviations that a series may be away from its mean.
-    hold_s, columns: see `Bounded`.
+    """A bound at a number of standard deviations.
+
+    Args:
+        sigmas: maximum distance from the mean, in standard deviations.
+        min_duration_s, columns: see `Bounded`.
     """
 
     def __init__(
-        self, *, sigmas: float = 6.0, hold_s: float = 120.0, columns: Sequence[str] | None = None
+        self, *, sigmas: float = 6.0, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
     ) -> None:
-        super().__init__("sigma", hold_s=hold_s, columns=columns)
+        super().__init__("sigma", min_duration_s=min_duration_s, columns=columns)
         self._sigmas = sigmas
 
     def bounds(self, values: Values) -> tuple[Values, Values]:
@@ -29,5 +31,5 @@ class Sigma(Bounded):
 
 
 def make(recording: Recording) -> Sigma:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Sigma()

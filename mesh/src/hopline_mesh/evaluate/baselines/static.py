@@ -1,4 +1,4 @@
-"""The same threshold for every service, as most alert rules have it: processor over 80 %, p99 over 1 s."""
+"""The same threshold for every service, as in most alert rules: CPU over 80 %, p99 over 1 s."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from hopline_mesh.snapshot import Snapshot
 
 
 class Static(Bounded):
-    """Args:
-    cpu_share: share of a service's limit that it may use.
-    p99_ms: 99th percentile of its latency.
-    error_share: share of its requests that may fail; None: not looked at.
-    cpu_limits: cores of each service; where one is not known, its processor time is not looked at, unless
-        the recording has it as a share (column `cpu_share`).
-    hold_s: see `Bounded`.
+    """Fixed thresholds.
+
+    Args:
+        cpu_share: maximum share of a service's CPU limit.
+        p99_ms: maximum 99th percentile of its latency.
+        error_share: maximum share of failed requests; None: ignored.
+        cpu_limits: CPU limit of each service in cores; without it, CPU time is ignored, unless the
+            recording has it as a share (column `cpu_share`).
+        min_duration_s: see `Bounded`.
     """
 
     def __init__(
@@ -30,12 +32,12 @@ class Static(Bounded):
         p99_ms: float = 1000.0,
         error_share: float | None = None,
         cpu_limits: Mapping[str, float] | None = None,
-        hold_s: float = 120.0,
+        min_duration_s: float = 120.0,
     ) -> None:
         reach = {"cpu_share": cpu_share, "p99_ms": p99_ms}
         if error_share is not None:
             reach["error_share"] = error_share
-        super().__init__("static", hold_s=hold_s, columns=[*reach, "cpu_cores"])
+        super().__init__("static", min_duration_s=min_duration_s, columns=[*reach, "cpu_cores"])
         self._reach = reach
         self._cpu_share = cpu_share
         self._cpu_limits = cpu_limits or {}
@@ -43,13 +45,13 @@ class Static(Bounded):
         self._names: Sequence[str] = ()
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
-        """Nothing is learned but the interval and which services there are."""
+        """See `Detector.fit`: learns only the interval and the services."""
         self._columns_of_nodes = snapshots[0].schema.node_features
         self._names = snapshots[0].roster.names
         super().fit(snapshots, contexts)
 
     def bounds(self, values: Values) -> tuple[Values, Values]:
-        """See `Bounded.bounds`: the same for all."""
+        """See `Bounded.bounds`: the same for all series of a column."""
         _, rows, width = values.shape
         reach = np.full((rows, width), np.nan)
         if width == len(self._columns_of_nodes):
@@ -64,10 +66,10 @@ class Static(Bounded):
         return np.zeros((rows, width)), reach
 
     def reach_of_new(self, column: str) -> float:
-        """See `Bounded.reach_of_new`: a threshold holds for what is new as well."""
+        """See `Bounded.reach_of_new`: a threshold also applies to new services."""
         return self._reach.get(column, float("nan"))
 
 
 def make(recording: Recording) -> Static:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     return Static(cpu_limits=recording.cpu_limits)

@@ -1,4 +1,4 @@
-"""TAGAE with its graph model as it begins, calibrated on the same normal time: what training is worth."""
+"""TAGAE with an untrained graph model, calibrated on the same normal time: shows the value of training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hopline_mesh.evaluate.recording import Recording
 
 
 def make(recording: Recording) -> Detector:
-    """At its documented setting."""
+    """Create the detector with its documented settings."""
     from hopline_mesh.tagae import Tagae, TagaeSettings
 
     return Tagae(TagaeSettings(model="untrained"))

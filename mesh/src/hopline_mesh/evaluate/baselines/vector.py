@@ -1,7 +1,7 @@
-"""A whole mesh as one vector of numbers about 0, for detectors that look at all series together.
+"""A whole mesh as one vector of numbers around 0, for detectors over all series together.
 
-Amounts are taken by their logarithm. Each series is measured from its normal median in units of its usual
-spread; what is not measured, or was never there in training, is 0: as usual.
+Amounts become logarithms. Each series is its distance from its normal median, in units of its normal
+spread. Series that are not measured, or did not exist in the training, are 0.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from hopline_mesh.incident import Evidence
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Snapshot
 
-#: The smallest spread that counts, so that a series that hardly moves is not all there is: 5 % of an
-#: amount, 0.01 of a share.
+#: The smallest spread, so that a nearly constant series does not dominate: 5 % of an amount, 0.01 of a
+#: share.
 _LEAST = {"amount": 0.05, "share": 0.01, "real": 0.01}
-#: Further from the median than this is not told apart.
+#: Maximum distance from the median.
 _FARTHEST = 20.0
 
 
-class Vector:
-    """Args:
-    snapshots: normal ones; at least one.
+class MeshVector:
+    """Converts snapshots to vectors.
+
+    Args:
+        snapshots: normal ones; at least one.
     """
 
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
@@ -47,18 +49,18 @@ class Vector:
         self.training = self._scaled(values)
 
     def of(self, snapshot: Snapshot) -> Values:
-        """float64 [series]."""
+        """Return the vector of a snapshot, float64 [series]."""
         found: Values = self._scaled(self._taken(self._raw(snapshot))[None])[0]
         return found
 
     def evidence(
         self, snapshot: Snapshot, errors: Values, threshold: float, most: int = 20
     ) -> list[Evidence]:
-        """The series with the largest errors.
+        """Return evidence for the series with the largest errors.
 
         Args:
             errors: float64 [series], at least 0.
-            threshold: the error at which a score is 1.0.
+            threshold: the error at which an anomaly score is 1.0.
         """
         raw = self._raw(snapshot)
         (_, node_width), (_, edge_width) = self._shapes

@@ -1,4 +1,4 @@
-"""Detectors that give the whole mesh one score, with a threshold at a percentile of normal scores."""
+"""Detectors with one anomaly score for the whole mesh, and a threshold at a percentile of normal scores."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import numpy as np
 from hopline_mesh.changes import Context
 from hopline_mesh.evaluate.baselines.alarm import Alarm
 from hopline_mesh.evaluate.baselines.rows import Values, interval_of
-from hopline_mesh.evaluate.baselines.vector import Vector
+from hopline_mesh.evaluate.baselines.vector import MeshVector
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 
 
 class Whole(ABC):
-    """Args:
-    name: of the baseline.
-    percent: of normal scores that are under the threshold.
-    hold_s: how long the score must be over it.
+    """A detector with one anomaly score for the whole mesh.
+
+    Args:
+        name: of the detector.
+        percent: percentile of normal scores for the threshold.
+        min_duration_s: how long the score must exceed it.
     """
 
-    def __init__(self, name: str, *, percent: float = 99.0, hold_s: float = 120.0) -> None:
+    def __init__(self, name: str, *, percent: float = 99.0, min_duration_s: float = 120.0) -> None:
         self._percent = percent
-        self._hold_s = hold_s
+        self._min_duration_s = min_duration_s
         self._alarm = Alarm(name)
-        self._vector: Vector | None = None
+        self._vector: MeshVector | None = None
         self._threshold = 1.0
         self._interval_s = 0.0
         self._streak = 0
@@ -37,15 +39,15 @@ class Whole(ABC):
 
     @abstractmethod
     def scores(self, vectors: Values) -> Values:
-        """How unusual vectors are, float64 [n, series] in, [n] out; more is more unusual, at least 0."""
+        """Return how unusual vectors are, at least 0: float64 [n, series] in, [n] out."""
 
     @abstractmethod
     def errors(self, vector: Values) -> Values:
-        """How much each series has to do with it, float64 [series], at least 0."""
+        """Return the contribution of each series, float64 [series], at least 0."""
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
         """See `Detector.fit`."""
-        self._vector = Vector(snapshots)
+        self._vector = MeshVector(snapshots)
         self._interval_s = interval_of(snapshots)
         self.learn(self._vector.training)
         self._threshold = max(
@@ -59,7 +61,7 @@ class Whole(ABC):
         vector = self._vector.of(snapshot)
         score = float(self.scores(vector[None])[0]) / self._threshold
         self._streak = self._streak + 1 if score > 1 else 0
-        needed = max(1, round(self._hold_s / self._interval_s)) if self._interval_s else 1
+        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
         evidence = []
         if self._streak >= needed:
             errors = self.errors(vector)

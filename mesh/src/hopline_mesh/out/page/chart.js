@@ -11,7 +11,7 @@ export function chart(series, incident) {
   const title = `${subject(series)}: ${featureName(series.feature)}`;
   const caption = html("figcaption", {}, html("b", {}, featureName(series.feature)), ` ${subject(series)}`);
   if (points.length < 2 || !known.length)
-    return html("figure", { class: "chart" }, caption, html("p", { class: "quiet" }, "Nothing was measured of it over time."));
+    return html("figure", { class: "chart" }, caption, html("p", { class: "quiet" }, "No measurements over time."));
   const scale = scales(points, known);
   const drawing = svg("svg", { viewBox: `0 0 ${SIZE.width} ${SIZE.height}`, role: "img", "aria-label": described(title, series, points, incident) },
     span(incident, scale), axes(series.feature, scale),
@@ -38,7 +38,7 @@ function scales(points, known) {
   };
 }
 
-/** A path that breaks where nothing is known. */
+/** A path with gaps at missing values. */
 function line(points, name, { x, y }) {
   let text = "", open = false;
   for (const point of points) {

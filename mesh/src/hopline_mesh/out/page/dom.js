@@ -1,4 +1,4 @@
-// Elements out of values. Text only ever becomes text nodes: a service's name is never read as markup.
+// Creates elements. Text always becomes text nodes, so the name of a service is never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

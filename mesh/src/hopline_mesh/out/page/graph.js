@@ -1,12 +1,12 @@
-// Draws the live graph; positions stay as long as services and call paths do.
+// Draws the live graph; positions change only when services or call paths change.
 
 import { html, svg } from "./dom.js";
 import { BOX, DOT, layout } from "./layout.js";
 import { amount, clean, featureName, level, shortName, times } from "./words.js";
 
 const PAD = 24;
-const DENSE = 70; // services; beyond it they are dots
-const NAMED = 12; // dots that are named before one looks closer
+const DENSE = 70; // services; above this number they are dots
+const NAMED = 12; // dots with names before zooming in
 
 export class Graph {
   /** @param holder element to draw in; @param choose called with a service's name */
@@ -24,7 +24,7 @@ export class Graph {
     this.listen();
   }
 
-  /** @param ranks service -> place among the suspects of an incident that goes on */
+  /** @param ranks service -> rank among the suspects of an open incident */
   draw(graph, chosen, ranks) {
     this.ranks = ranks;
     const key = JSON.stringify([graph.nodes.map((node) => node.service), graph.edges.map((edge) => [edge.caller, edge.callee])]);
@@ -70,9 +70,9 @@ export class Graph {
   node(node, index, graph, x, y, chosen) {
     const kind = node.suppressed ? "planned" : level(node.score);
     const calls = graph.edges.filter((edge) => edge.caller === index).length;
-    const said = [
+    const label = [
       clean(node.service),
-      node.suppressed ? "planned change, its score does not count" : node.score === null ? "no score" : `score ${times(node.score)} the threshold`,
+      node.suppressed ? "planned change, anomaly score ignored" : node.score === null ? "no anomaly score" : `anomaly score ${times(node.score)} the threshold`,
       node.incident ? `suspect ${this.ranks.get(node.service) ?? ""}`.trim() : null,
       `calls ${calls} service${calls === 1 ? "" : "s"}`,
     ].filter(Boolean).join(", ");
@@ -83,10 +83,10 @@ export class Graph {
     const box = svg("g", {
       class: ["node", kind, node.incident ? "suspected" : "", faded ? "faded" : ""].join(" "),
       transform: `translate(${x[index].toFixed(1)} ${y[index].toFixed(1)})`,
-      tabindex: "0", role: "button", "aria-label": said, "aria-pressed": String(chosen === node.service),
+      tabindex: "0", role: "button", "aria-label": label, "aria-pressed": String(chosen === node.service),
       onclick: act,
       onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } },
-    }, svg("title", {}, said), this.dense ? this.dot(marked) : this.box(node, mark, marked));
+    }, svg("title", {}, label), this.dense ? this.dot(marked) : this.box(node, mark, marked));
     box.dataset.service = node.service;
     return box;
   }
@@ -112,7 +112,7 @@ export class Graph {
     ];
   }
 
-  /** Names of dots: on top of everything, and the few that matter most unless one looks closer. */
+  /** Names of dots, on top of everything; only the most important ones until the user zooms in. */
   names(graph, x, y, chosen) {
     const weight = (node) => (node.service === chosen ? 2e9 : 0) + (node.incident ? 1e9 : 0) + (node.score ?? -1);
     const order = graph.nodes.map((node, index) => ({ node, index })).sort((a, b) => weight(b.node) - weight(a.node));
@@ -155,7 +155,7 @@ export class Graph {
   show() {
     const { x, y, width, height } = this.view;
     this.svg.setAttribute("viewBox", `${x} ${y} ${width} ${height}`);
-    this.svg.classList.toggle("closer", width < 0.6 * this.places.width);
+    this.svg.classList.toggle("zoomed", width < 0.6 * this.places.width);
   }
 
   listen() {
@@ -205,12 +205,12 @@ function path(cell, fromX, fromY, toX, toY, self) {
   return `M${startX} ${startY}C${startX + 60} ${startY} ${startX + 40} ${below} ${(startX + endX) / 2} ${below}S${endX - 60} ${endY} ${endX} ${endY}`;
 }
 
-/** What the colours and lines mean. */
+/** The meaning of colours and lines. */
 export function legend() {
   const entry = (kind, text) => html("li", { class: kind }, html("span", { class: `dot ${kind}`, "aria-hidden": "true" }), text);
   return html("ul", { class: "legend", "aria-label": "Legend" },
-    entry("calm", "score below 0.4"), entry("some", "to 0.75"), entry("near", "near the threshold"), entry("over", "above it"),
-    entry("planned", "planned change"), entry("none", "no score"),
+    entry("calm", "anomaly score below 0.4"), entry("some", "up to 0.75"), entry("near", "near the threshold"), entry("over", "above the threshold"),
+    entry("planned", "planned change"), entry("none", "no anomaly score"),
     html("li", {}, html("span", { class: "badge", "aria-hidden": "true" }, "1"), "suspect"),
     html("li", {}, html("span", { class: "line blamed", "aria-hidden": "true" }), "call path with evidence"),
     html("li", {}, html("span", { class: "line", "aria-hidden": "true" }), "wider: more of the caller's requests"));

@@ -7,13 +7,13 @@ import { amount, clean, clock, featureName, level, short, span, subject, times }
 const MAX_CHARTS = 6;
 const FIRST_ROWS = 5;
 
-/** @param chosen id of the incident that is shown; @param now Unix seconds */
+/** @param chosen id of the selected incident; @param now Unix seconds */
 export function incidentList(incidents, chosen, now) {
   if (!incidents.length)
     return html("section", { class: "card" }, html("h2", {}, "Incidents"), html("p", { class: "quiet" }, "None in the last hours."));
   const open = incidents.filter((incident) => incident.end_s === null).length;
   return html("section", { class: "card" },
-    html("h2", {}, "Incidents ", html("span", { class: "count" }, open ? `${open} now` : "none now")),
+    html("h2", {}, "Incidents ", html("span", { class: "count" }, open ? `${open} open` : "none open")),
     html("ul", { class: "incidents" }, incidents.map((incident) => {
       const first = incident.suspects[0];
       return html("li", {}, html("a", {
@@ -34,11 +34,11 @@ function when(incident, now) {
 export function incidentDetail({ incident, series }, now) {
   const { suspects } = incident;
   const most = Math.max(...suspects.map((suspect) => suspect.score), 0.001);
-  const evidence = once(suspects.flatMap((suspect) => suspect.evidence));
+  const evidence = distinct(suspects.flatMap((suspect) => suspect.evidence));
   return html("section", { class: "card incident", "aria-labelledby": "incident-title" },
     html("div", { class: "bar" },
       html("h2", { id: "incident-title" }, suspects.length ? subject(suspects[0]) : "The mesh as a whole"),
-      html("span", { class: `pill small ${incident.end_s === null ? "going" : "over"}` }, incident.end_s === null ? "goes on" : "over")),
+      html("span", { class: `pill small ${incident.end_s === null ? "going" : "over"}` }, incident.end_s === null ? "open" : "ended")),
     html("p", { class: "quiet" }, times_of(incident, now), ` · peak ${times(incident.peak_score)} · `, html("code", {}, clean(incident.id, 40))),
     html("h3", {}, "Suspects"),
     html("ol", { class: "suspects" }, suspects.slice(0, 8).map((suspect) => html("li", {},
@@ -59,14 +59,13 @@ function times_of(incident, now) {
   return incident.end_s === null ? `${start}, ${span(now - incident.start_s)} ago` : `${start}, ended ${clock(incident.end_s)} after ${span(incident.end_s - incident.start_s)}`;
 }
 
-/** How much of the largest; made of SVG, since the page's policy allows no inline styles. */
+/** A share of the largest score as a bar; an element without styles, because the page's policy forbids inline styles. */
 function meter(share) {
-  const element = html("progress", { max: "1", value: Math.max(0, Math.min(1, share)).toFixed(3), "aria-hidden": "true" });
-  return element;
+  return html("progress", { max: "1", value: Math.max(0, Math.min(1, share)).toFixed(3), "aria-hidden": "true" });
 }
 
-/** The same number may speak against several suspects. */
-function once(evidence) {
+/** Evidence without repetitions: the same measurement may be evidence against several suspects. */
+function distinct(evidence) {
   const found = new Map();
   for (const each of evidence) {
     if (!found.has(keyOf(each))) found.set(keyOf(each), each);
@@ -76,7 +75,7 @@ function once(evidence) {
 
 const keyOf = ({ feature, service, caller }) => JSON.stringify([feature, service, caller]);
 
-/** Charts of what speaks against the first suspects now come first. */
+/** Sort charts: evidence against the first suspects comes first. */
 function inOrder(series, evidence) {
   const rank = new Map(evidence.map((each, index) => [keyOf(each), index]));
   return [...series].sort((a, b) => (rank.get(keyOf(a)) ?? 1e9) - (rank.get(keyOf(b)) ?? 1e9));
@@ -93,16 +92,16 @@ function evidenceTable(evidence) {
     more.remove();
   } }, `${rows.length - FIRST_ROWS} more`) : null;
   return html("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Evidence" }, html("table", {},
-    html("thead", {}, html("tr", {}, ["What", "Expected", "Seen", "Score"].map((text, column) => html("th", { scope: "col", class: column ? "number" : null }, text)))),
+    html("thead", {}, html("tr", {}, ["Measurement", "Expected", "Seen", "Anomaly score"].map((text, column) => html("th", { scope: "col", class: column ? "number" : null }, text)))),
     html("tbody", {}, rows)), more);
 }
 
-/** One service: what is measured of it, who calls it and whom it calls. */
+/** One service: its measurements, callees and callers. */
 export function serviceDetail(graph, name) {
   const index = graph.nodes.findIndex((node) => node.service === name);
   const close = html("a", { href: "#", class: "close", "aria-label": "Close" }, "×");
   if (index < 0)
-    return html("section", { class: "card" }, html("div", { class: "bar" }, html("h2", {}, clean(name)), close), html("p", { class: "quiet" }, "It is not in the mesh at present."));
+    return html("section", { class: "card" }, html("div", { class: "bar" }, html("h2", {}, clean(name)), close), html("p", { class: "quiet" }, "This service is not in the mesh at present."));
   const node = graph.nodes[index];
   const calls = (from, to, verb) => {
     const edges = graph.edges.filter((edge) => edge[from] === index).sort((a, b) => (b.share ?? 0) - (a.share ?? 0));
@@ -117,20 +116,20 @@ export function serviceDetail(graph, name) {
   return html("section", { class: "card service" },
     html("div", { class: "bar" }, html("h2", {}, clean(name)), close),
     html("p", {}, html("span", { class: `dot ${node.suppressed ? "planned" : level(node.score)}`, "aria-hidden": "true" }),
-      node.suppressed ? "A planned change goes on: its score does not count. " : null,
-      node.score === null ? "No score yet." : `Score ${times(node.score)} the threshold.`,
+      node.suppressed ? "Planned change: the anomaly score is ignored. " : null,
+      node.score === null ? "No anomaly score yet." : `Anomaly score ${times(node.score)} the threshold.`,
       node.incident ? html("a", { href: `#incident=${encodeURIComponent(node.incident)}` }, " Suspected in an incident") : null),
     html("dl", {}, graph.node_features.flatMap((feature, column) => [html("dt", {}, featureName(feature)), html("dd", {}, node.values[column] === null ? "not measured" : amount(feature, node.values[column]))])),
     calls("caller", "callee", "Calls"), calls("callee", "caller", "Called by"));
 }
 
-/** The same as the graph, as a table. */
+/** The services of the graph as a table. */
 export function serviceTable(graph) {
   const rows = graph.nodes.map((node, index) => ({ node, index })).sort((a, b) => (b.node.score ?? -1) - (a.node.score ?? -1)).slice(0, 50);
   return [
-    html("h2", { id: "table-title" }, "Services by score"),
+    html("h2", { id: "table-title" }, "Services by anomaly score"),
     html("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "table-title" }, html("table", {},
-      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "Service"), html("th", { scope: "col", class: "number" }, "Score"), graph.node_features.map((feature) => html("th", { scope: "col", class: "number" }, featureName(feature))))),
+      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "Service"), html("th", { scope: "col", class: "number" }, "Anomaly score"), graph.node_features.map((feature) => html("th", { scope: "col", class: "number" }, featureName(feature))))),
       html("tbody", {}, rows.map(({ node }) => html("tr", {},
         html("th", { scope: "row" }, html("span", { class: `dot ${node.suppressed ? "planned" : level(node.score)}`, "aria-hidden": "true" }), html("a", { href: `#service=${encodeURIComponent(node.service)}` }, clean(node.service, 80))),
         html("td", { class: "number" }, node.suppressed ? "planned" : times(node.score)),

@@ -1,9 +1,9 @@
-// Where services stand: callers left of those they call, few crossings, nothing on top of anything else.
+// Positions of services: callers to the left of their callees, few crossings, no overlaps.
 //
 // After Sugiyama, Tagawa and Toda (1981): break cycles, layer by longest path, order by barycentres. Layers
 // that would be too tall become several columns.
 
-/** Boxes with names in them; of many services dots, of which only those that matter are named. */
+/** Boxes with names; for many services dots, with names only for the most important ones. */
 export const BOX = { width: 148, height: 32, gapX: 62, gapY: 14, gapAlone: 22, mostStep: 120 };
 export const DOT = { width: 14, height: 14, gapX: 76, gapY: 14, gapAlone: 120, mostStep: 60 };
 const SWEEPS = 12;
@@ -36,7 +36,7 @@ export function layout(count, edges, cell = BOX, aspect = 1.6) {
   });
   const straightened = straighten(columns, y, out, into, step, height);
   const bottom = beside([...Array(count).keys()].filter(alone), x, y, width, straightened, step, cell);
-  // Whichever side is short of the drawing's shape gets more room.
+  // Stretch the shorter side to the aspect ratio of the drawing.
   const stretch = Math.min(1.8, Math.max(1, (aspect * bottom) / width));
   return { x: x.map((each) => each * stretch), y, width: (width - cell.width) * stretch + cell.width, height: bottom };
 }
@@ -52,7 +52,7 @@ function neighbours(count, edges) {
   return { out, into };
 }
 
-/** Longest path from a service that nobody calls; an edge that closes a cycle counts for nothing. */
+/** Longest path from a service without callers; an edge that closes a cycle is ignored. */
 function layers(count, out, into) {
   const state = new Uint8Array(count), order = [], back = new Set();
   const roots = [...Array(count).keys()].sort((a, b) => into[a].length - into[b].length);
@@ -109,7 +109,7 @@ function split(column, tallest) {
   return Array.from({ length: parts }, (_, part) => column.slice(part * size, (part + 1) * size));
 }
 
-/** Move services towards those they are connected with, in order and without touching; returns the height. */
+/** Move services towards their neighbours, in order and without overlaps; returns the height. */
 function straighten(columns, y, out, into, step, height) {
   for (let round = 0; round < 10; round++) {
     for (const column of columns) {
@@ -121,7 +121,7 @@ function straighten(columns, y, out, into, step, height) {
         y[node] = row ? Math.max(wanted[row], y[column[row - 1]] + step) : wanted[row];
       });
       const shift = wanted.reduce((sum, each, row) => sum + each - y[column[row]], 0) / column.length;
-      // Within the drawing: no column is taller than it, so that both passes together find room.
+      // Stay within the drawing. No column is taller than it, so the two passes always find room.
       let top = 0, bottom = height - step;
       for (const node of column) top = (y[node] = Math.max(top, y[node] + shift)) + step;
       for (const node of [...column].reverse()) bottom = (y[node] = Math.min(bottom, y[node])) - step;
@@ -133,7 +133,7 @@ function straighten(columns, y, out, into, step, height) {
   return all.length ? Math.max(...all.map((node) => y[node])) + step : 0;
 }
 
-/** Services that nobody calls and that call nobody stand below, in rows. */
+/** Services without callers and callees are below the graph, in rows. */
 function beside(nodes, x, y, width, top, step, cell) {
   if (!nodes.length) return Math.max(step, top) - cell.gapY;
   const perRow = Math.max(3, Math.floor((width + cell.gapX) / (cell.width + cell.gapAlone)));

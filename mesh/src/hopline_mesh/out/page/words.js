@@ -1,4 +1,4 @@
-// Names, numbers and times as people read them.
+// Names, numbers and times as text for people.
 
 const NAMES = {
   request_rate: "requests",
@@ -16,10 +16,10 @@ const NAMES = {
 };
 const UNITS = { request_rate: "/s", cpu_cores: " cores" };
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-// Line breaks, control characters, and those that turn the direction of the text around them.
+// Line breaks, control characters, and characters that change the direction of the text around them.
 const HOSTILE = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** A name from the mesh that is safe to look at. */
+/** A name from the mesh that is safe to show. */
 export function clean(name, limit = 160) {
   const text = String(name).replace(HOSTILE, "\ufffd");
   return text.length <= limit ? text : text.slice(0, limit - 1) + "…";
@@ -30,7 +30,7 @@ export function shortName(name, limit = 18) {
   return clean(String(name).slice(String(name).indexOf("/") + 1), limit);
 }
 
-/** What was measured of: a service, or caller → service. */
+/** The measured service, or call path as caller → service. */
 export function subject({ service, caller }) {
   return caller === null || caller === undefined ? clean(service) : `${clean(caller)} → ${clean(service)}`;
 }
@@ -52,7 +52,7 @@ export function amount(feature, value) {
   return `${short(value)}${UNITS[feature] ?? ""}`;
 }
 
-/** Three digits that count. */
+/** Three significant digits. */
 export function short(value) {
   if (!Number.isFinite(value)) return "–";
   if (value === 0) return "0";
@@ -60,12 +60,12 @@ export function short(value) {
   return String(Number(value.toFixed(Math.min(digits, 6))));
 }
 
-/** A score: how many times the threshold. */
+/** An anomaly score as a multiple of the threshold. */
 export function times(score) {
   return score === null || score === undefined ? "no score" : `${score.toFixed(score < 9.95 ? 1 : 0)} ×`;
 }
 
-/** The time of day, with the date where it is not today's. */
+/** The time of day, with the date if it is not today. */
 export function clock(seconds, { withSeconds = true } = {}) {
   const when = new Date(seconds * 1000);
   const time = { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(withSeconds ? { second: "2-digit" } : {}) };
@@ -73,7 +73,7 @@ export function clock(seconds, { withSeconds = true } = {}) {
   return when.toLocaleString(undefined, today ? time : { month: "short", day: "numeric", ...time });
 }
 
-/** How long: "45 s", "3 min", "2 h 5 min". */
+/** A duration: "45 s", "3 min", "2 h 5 min". */
 export function span(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
@@ -82,7 +82,7 @@ export function span(seconds) {
   return hours < 48 ? `${hours} h ${Math.floor((whole % 3600) / 60)} min` : `${Math.floor(hours / 24)} days`;
 }
 
-/** How bad a score is, as the class that colours it. */
+/** The CSS class for the colour of an anomaly score. */
 export function level(score) {
   if (score === null || score === undefined) return "none";
   if (score >= 1) return "over";

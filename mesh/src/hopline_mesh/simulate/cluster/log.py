@@ -1,7 +1,7 @@
-"""Objects with versions, and what happened to them: what etcd is to Kubernetes.
+"""Objects with versions, and their changes, like etcd in Kubernetes.
 
-Every change has a number; whoever knows up to which number he has heard can ask for the rest, as long as it
-is kept.
+Every change has a number. A client that knows its last number can request the later changes, while they are
+stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Body = dict[str, Any]
 
 
 class Expired(LookupError):
-    """What is asked for is not kept any more: the client has to list again."""
+    """The requested changes are not stored any more: the client must list again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Happening:
     """One change of one object.
 
     Attributes:
-        version: grows by one with each change of any object.
+        version: increases by one with each change of any object.
         plural: kind of object.
-        body: the object after the change, its version in `metadata.resourceVersion`; of a deleted one, as
-            it was last.
-        before: as it was before the change; None of a new one.
-        deleted: whether it is gone.
+        body: the object after the change, with its version in `metadata.resourceVersion`; for a deleted
+            one, its last state.
+        before: the object before the change; None for a new one.
+        deleted: whether it was deleted.
     """
 
     version: int
@@ -41,16 +41,16 @@ class Happening:
 
     @property
     def type(self) -> Literal["ADDED", "MODIFIED", "DELETED"]:
-        """As a watch calls it."""
+        """Type of the event in a watch."""
         return "DELETED" if self.deleted else "ADDED" if self.before is None else "MODIFIED"
 
 
 class Log:
-    """All objects, and the newest changes. May be used by several threads.
+    """All objects, and the newest changes. Thread-safe.
 
     Args:
-        keep: number of changes that are kept.
-        first: version of the first change; real clusters do not begin at 1 either.
+        keep: number of stored changes.
+        first: version of the first change; real clusters do not start at 1 either.
     """
 
     def __init__(self, keep: int = 10_000, first: int = 1000) -> None:
@@ -63,11 +63,11 @@ class Log:
 
     @property
     def version(self) -> int:
-        """Of the newest change."""
+        """Version of the newest change."""
         return self._version
 
     def put(self, plural: str, body: Body) -> None:
-        """Add or replace an object; nothing happens where it is the same already."""
+        """Add or replace an object; does nothing if it is unchanged."""
         meta = body["metadata"]
         key = (plural, meta.get("namespace", ""), meta["name"])
         with self._changed:
@@ -80,7 +80,7 @@ class Log:
             self._note(Happening(self._version, plural, body, before, False))
 
     def drop(self, plural: str, namespace: str, name: str) -> None:
-        """Remove an object; nothing happens where it is not there."""
+        """Remove an object; does nothing if it is missing."""
         with self._changed:
             before = self._objects.pop((plural, namespace, name), None)
             if before is not None:
@@ -89,16 +89,16 @@ class Log:
                 self._note(Happening(self._version, plural, gone, before, True))
 
     def listing(self, plural: str, namespace: str | None = None) -> tuple[int, list[Body]]:
-        """The version that the list is of, and the objects, ordered by namespace and name."""
+        """Return the version of the list, and the objects, ordered by namespace and name."""
         with self._changed:
             keys = sorted(key for key in self._objects if key[0] == plural and namespace in (None, key[1]))
             return self._version, [self._objects[key] for key in keys]
 
     def listing_of(self, version: int, plural: str, namespace: str | None = None) -> list[Body]:
-        """The objects as they were at a version.
+        """Return the objects at a version.
 
         Raises:
-            Expired: what happened since is not kept any more.
+            Expired: changes since then are not stored any more.
         """
         with self._changed:
             objects = {key: body for key, body in self._objects.items() if key[0] == plural}
@@ -113,21 +113,21 @@ class Log:
             return [objects[key] for key in sorted(objects) if namespace in (None, key[1])]
 
     def since(self, version: int) -> list[Happening]:
-        """Changes after a version, oldest first.
+        """Return the changes after a version, oldest first.
 
         Raises:
-            Expired: some of them are not kept any more.
+            Expired: some of them are not stored any more.
         """
         with self._changed:
             return self._since(version)
 
     def wait(self, version: int, timeout_s: float) -> list[Happening]:
-        """Changes after a version, of any kind; waits for the next one where there is none.
+        """Return the changes after a version, of any kind; waits for the next one if there is none.
 
         Returns: nothing after the timeout, or when the log is closed.
 
         Raises:
-            Expired: some of them are not kept any more.
+            Expired: some of them are not stored any more.
         """
         with self._changed:
             if self._version <= version and not self._closed:
@@ -141,14 +141,14 @@ class Log:
             self._oldest = self._version
 
     def close(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiting threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether the log is closed."""
         return self._closed
 
     def _since(self, version: int) -> list[Happening]:

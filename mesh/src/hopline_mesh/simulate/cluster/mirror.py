@@ -1,4 +1,4 @@
-"""Keeps the API's objects as the simulated mesh is: after each step, writes down what became different."""
+"""Updates the API's objects from the simulated mesh: writes the differences after each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopline_mesh.simulate.cluster.objects import Clock
 from hopline_mesh.simulate.fleet import DEADLINE_S
 from hopline_mesh.simulate.world import World
 
-#: Events that are kept; Kubernetes forgets them after an hour.
+#: Maximum number of events; Kubernetes deletes them after an hour.
 _EVENTS = 500
 
 
@@ -32,7 +32,7 @@ class Mirror:
         self._events: deque[tuple[str, str]] = deque()
 
     def update(self) -> None:
-        """Bring the log up to date with the world."""
+        """Update the log from the world."""
         changed = self._update_pods()
         self._update_services(changed)
         for note in list(self._world.fleet.notes):
@@ -110,7 +110,7 @@ class Mirror:
                 log.put("horizontalpodautoscalers", objects.autoscaler(world, service, self._clock))
 
     def _drop_versions(self, service: int, keep: set[int]) -> None:
-        """Replica sets of versions that no pod has any more."""
+        """Drop replica sets of versions without pods."""
         full = self._world.topology.names[service]
         for revision in self._versions.get(service, set()) - keep:
             self._log.drop("replicasets", names.split(full)[0], names.replica_set(full, revision))

@@ -1,6 +1,6 @@
-"""A simulated mesh as objects of the Kubernetes API: Pods, Deployments and what belongs to them.
+"""Converts a simulated mesh to objects of the Kubernetes API: Pods, Deployments and related ones.
 
-Only what says something about the mesh is filled in; names and forms are those of the API reference.
+Only fields about the mesh have values; names and forms are those of the API reference.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hopline_mesh.simulate.pods import GRACE_S
 from hopline_mesh.simulate.world import World
 
 Body = dict[str, Any]
-#: The simulation's time as wall-clock time, Unix seconds.
+#: Converts simulated time to wall-clock time, Unix seconds.
 Clock = Callable[[float], float]
 
 
 def stamp(wall_s: float) -> str:
-    """A time as the API writes it."""
+    """Return a time in the form of the API."""
     return datetime.fromtimestamp(int(wall_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def pod_state(world: World, row: int) -> tuple[Any, ...]:
-    """What a pod's object depends on: as long as this is the same, so is the object."""
+    """Return the values that define a pod's object; while they are equal, so is the object."""
     pods, now_s = world.pods, world.now_s
     down = pods.down_s[row] > now_s
     return (
@@ -39,7 +39,7 @@ def pod_state(world: World, row: int) -> tuple[Any, ...]:
 
 
 def pod(world: World, row: int, clock: Clock) -> Body:
-    """A Pod of the row in `world.pods`."""
+    """Return the Pod of a row in `world.pods`."""
     pods, service = world.pods, int(world.pods.service[row])
     full, revision, serial = world.topology.names[service], int(pods.revision[row]), int(pods.serial[row])
     space, name = names.split(full)
@@ -80,7 +80,7 @@ def pod(world: World, row: int, clock: Clock) -> Body:
             "finishedAt": stamp(clock(float(pods.ended_s[row]))),
         }
         status["lastState"] = {"terminated": ended}
-        # The first restart comes at once; from the second on the kubelet waits.
+        # The first restart is immediate; from the second on the kubelet waits.
         if down and not oom and restarts > 1:
             status["state"] = {
                 "waiting": {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}
@@ -105,7 +105,7 @@ def pod(world: World, row: int, clock: Clock) -> Body:
 
 
 def rolled_out(world: World, service: int) -> bool:
-    """Whether all pods that are wanted are there, ready, and of the version that is wanted."""
+    """Whether all wanted pods exist, are ready, and have the wanted version."""
     fleet, pods = world.fleet, world.pods
     rows = np.flatnonzero((pods.service == service) & pods.staying())
     right = (pods.revision[rows] == fleet.revision[service]) | (service in fleet.shifted)
@@ -115,19 +115,19 @@ def rolled_out(world: World, service: int) -> bool:
 def deployment(
     world: World, service: int, generation: int, since_s: float, complete: bool, clock: Clock
 ) -> Body:
-    """A service's Deployment.
+    """Return a service's Deployment.
 
     Args:
-        generation: grows whenever somebody wants something else of it.
-        since_s: when that was last, in the simulation's time.
-        complete: whether this version was rolled out once; what happens to its pods later is no rollout.
+        generation: increases with each change of the wanted state.
+        since_s: simulated time of the last such change.
+        complete: whether this version was rolled out once; later changes of its pods are not a rollout.
     """
     full, fleet, pods = world.topology.names[service], world.fleet, world.pods
     revision, desired = int(fleet.revision[service]), int(fleet.desired[service])
     rows = np.flatnonzero((pods.service == service) & pods.staying())
     ready = int(pods.ready(world.now_s)[rows].sum())
     new = pods.revision[rows] == revision
-    # Of a shift the old version's pods are to stay: they are another Deployment's in truth.
+    # In a shift the pods of the old version stay; in reality they belong to another Deployment.
     updated = len(rows) if service in fleet.shifted else int(new.sum())
     waited_s = world.now_s - since_s
     created, changed = stamp(clock(world.plan.start_s) - 86_400.0), stamp(clock(since_s))
@@ -166,7 +166,7 @@ def deployment(
 
 
 def replica_set(world: World, service: int, revision: int, clock: Clock) -> Body:
-    """The pods of one version of a service."""
+    """Return the ReplicaSet of one version of a service."""
     full, pods = world.topology.names[service], world.pods
     rows = np.flatnonzero((pods.service == service) & (pods.revision == revision) & pods.staying())
     return {
@@ -188,7 +188,7 @@ def replica_set(world: World, service: int, revision: int, clock: Clock) -> Body
 
 
 def service(world: World, number: int, clock: Clock) -> Body:
-    """The Service itself."""
+    """Return the Service."""
     full = world.topology.names[number]
     name = names.split(full)[1]
     return {
@@ -201,7 +201,7 @@ def service(world: World, number: int, clock: Clock) -> Body:
 
 
 def endpoint_slice(world: World, service: int, clock: Clock) -> Body:
-    """The addresses of a service."""
+    """Return the EndpointSlice of a service."""
     full, pods = world.topology.names[service], world.pods
     ready = pods.ready(world.now_s)
     endpoints = []
@@ -238,7 +238,7 @@ def endpoint_slice(world: World, service: int, clock: Clock) -> Body:
 
 
 def autoscaler(world: World, service: int, clock: Clock) -> Body:
-    """A service's HorizontalPodAutoscaler."""
+    """Return a service's HorizontalPodAutoscaler."""
     full, topology = world.topology.names[service], world.topology
     return {
         "apiVersion": "autoscaling/v2",
@@ -257,7 +257,7 @@ def autoscaler(world: World, service: int, clock: Clock) -> Body:
 
 
 def event(world: World, note: Note, clock: Clock) -> Body:
-    """What a controller said, as an Event."""
+    """Return a controller's message as an Event."""
     when = stamp(clock(note.time_s))
     if note.kind == "Node":
         space, subject = "default", names.machine(note.subject)

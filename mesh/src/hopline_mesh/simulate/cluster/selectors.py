@@ -1,4 +1,4 @@
-"""Field and label selectors of the API: which objects a list or watch is about."""
+"""Field and label selectors of the API."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Matches = Callable[[Body], bool]
 
 
 def field_selector(text: str) -> Matches:
-    """Read `status.phase!=Failed,metadata.name=a`; "" matches everything.
+    """Parse `status.phase!=Failed,metadata.name=a`; "" matches everything.
 
     Raises:
-        BadRequest: it cannot be read.
+        BadRequest: the selector is invalid.
     """
     return _all([_term(term, lambda body, path: _field(body, path)) for term in _terms(text)])
 
 
 def label_selector(text: str) -> Matches:
-    """Read `app=cart,tier!=web`; "" matches everything.
+    """Parse `app=cart,tier!=web`; "" matches everything.
 
     Raises:
-        BadRequest: it cannot be read; sets (`in`, `notin`) are among what is not known here.
+        BadRequest: the selector is invalid; sets (`in`, `notin`) are not supported.
     """
     return _all(
         [

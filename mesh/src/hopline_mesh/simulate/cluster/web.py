@@ -1,7 +1,7 @@
 """The Kubernetes API over HTTP: GET of lists and objects, and watches.
 
 Follows https://kubernetes.io/docs/reference/using-api/api-concepts/: versions of resources, bookmarks,
-lists in pages, watches that begin with a list, and 410 where history is gone.
+lists in pages, watches that begin with a list, and 410 for deleted history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hopline_mesh.simulate.cluster.log import Body, Expired, Happening, Log
 from hopline_mesh.simulate.cluster.selectors import Matches, field_selector, label_selector
 from hopline_mesh.simulate.http_server import Handler
 
-#: Group and version, plural, kind and short name of what there is. The last ones are always empty.
+#: Group and version, plural, kind and short name of resources. The last two are always empty.
 RESOURCES = (
     ("v1", "pods", "Pod", "po"),
     ("v1", "services", "Service", "svc"),
@@ -35,7 +35,7 @@ _SERVER_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a URL is about."""
+    """The resource of a URL."""
 
     group: str
     plural: str
@@ -48,10 +48,10 @@ class _Place:
 
 
 def handler(log: Log, bookmark_s: float = 5.0) -> type[Handler]:
-    """A handler that serves a log.
+    """Create a handler that serves a log.
 
     Args:
-        bookmark_s: seconds between the bookmarks of a watch that asks for them.
+        bookmark_s: seconds between the bookmarks of a watch that requests them.
     """
 
     class Api(_Api):
@@ -66,7 +66,7 @@ class _Api(Handler):
     bookmark_s: float
 
     def do_GET(self) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         path, query = self.target
         try:
             place = _place(path)
@@ -102,7 +102,7 @@ class _Api(Handler):
         self._status(404, "NotFound", f'{place.plural} "{place.name}" not found')
 
     def _list(self, place: _Place, query: dict[str, str], matches: Matches) -> None:
-        """A list, whole or in pages; all pages are of the moment of the first one."""
+        """Send a list, whole or in pages; all pages have the version of the first one."""
         limit, token = _number(query, "limit", 0), query.get("continue", "")
         version, bodies = self.log.listing(place.plural, place.namespace)
         skip = 0
@@ -146,17 +146,17 @@ class _Api(Handler):
             while not self.log.closed and (left := ends_s - time.monotonic()) > 0.0:
                 for happening in self.log.wait(version, min(left, 0.5 * self.bookmark_s, 1.0)):
                     version = happening.version
-                    self._tell(place, happening, matches)
+                    self._send_change(place, happening, matches)
                 if marks and time.monotonic() - marked_s >= self.bookmark_s:
                     marked_s = time.monotonic()
                     self._bookmark(place, version, {})
         except Expired as error:
-            # As the real one does: the answer has begun with 200, so this comes as an event.
+            # As in Kubernetes: the response has begun with 200, so this is an event.
             self._send("ERROR", _status(410, "Expired", str(error)))
         self._chunk(b"")
 
-    def _tell(self, place: _Place, happening: Happening, matches: Matches) -> None:
-        """Say what happened, in the eyes of one who sees only what matches."""
+    def _send_change(self, place: _Place, happening: Happening, matches: Matches) -> None:
+        """Send a change, from the view of a client that sees only matching objects."""
         body, before = happening.body, happening.before
         space = body["metadata"].get("namespace", "")
         if happening.plural != place.plural or place.namespace not in (None, space):
@@ -197,7 +197,7 @@ def _status(code: int, reason: str, message: str) -> Body:
 
 
 def _place(path: str) -> _Place | None:
-    """What a path is about; None where it is no resource."""
+    """Return the resource of a path; None if it is not a resource."""
     parts = path.strip("/").split("/")
     if parts[:1] == ["api"] and len(parts) > 2:
         group, rest = parts[1], parts[2:]
@@ -214,7 +214,7 @@ def _place(path: str) -> _Place | None:
 
 
 def _discovery(path: str) -> Any:
-    """What kubectl asks before anything else; None for an unknown path."""
+    """Return the discovery documents that kubectl requests first; None for an unknown path."""
     groups = sorted({group for group, *_ in RESOURCES} - {"v1"})
     if path == "/version":
         return {"major": "1", "minor": "31", "gitVersion": "v1.31.0", "platform": "simulated"}
@@ -251,7 +251,7 @@ def _discovery(path: str) -> Any:
 def _number(query: dict[str, str], name: str, default: int) -> int:
     text = query.get(name, "")
     if text and not text.isdecimal():
-        raise BadRequest(f"{name} is {text!r}, which is no number")
+        raise BadRequest(f"{name} is {text!r}, which is not a number")
     return int(text or default)
 
 

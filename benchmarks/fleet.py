@@ -1,0 +1,44 @@
+"""A fleet of several hosts, each a network namespace of this machine.
+
+    rollouts    versions, hosts and the store fail under steady load: requests lost, answers of a version
+                that was rolled back more than 2 s before, rollouts that ended in two ways
+
+    python -m benchmarks.fleet [--quick] [--phases rollouts]
+
+Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server and haproxy (Debian,
+Ubuntu: apt-get install redis-server haproxy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+
+from benchmarks.phases import chosen, run_modules
+
+PHASES = ("rollouts",)
+_FIGURES = ("lost", "answered_by_rolled_back_after_2s", "split_decisions")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="shorter runs")
+    parser.add_argument("--phases", default="", help="names, separated by commas")
+    asked = parser.parse_args()
+    phases = chosen(parser, asked.phases, PHASES)
+    missing = [name for name in ("ip", "redis-server", "haproxy") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        parser.error(f"needs root, and these programs: {', '.join(missing) or 'all are installed'}")
+
+    def show(name: str, value: object) -> None:
+        print(f"  {name:<40}{value!s:>14}", flush=True)
+
+    sys.exit(run_modules("benchmarks.fleet_phases", phases, _FIGURES, show, quick=asked.quick))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The store of one host: a folder that all its workers share. The embedded default."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hopline.files import write_atomically
+from hopline.rollout.state import FirstState, Leadership, LifecycleState, StateFile
+from hopline.rollout.store.base import Ack, Heard, Identity, StateStore
+
+
+class _AckFile(msgspec.Struct):
+    """A worker's acknowledgement, and the process that wrote it."""
+
+    pid: int
+    ack: Ack
+
+
+class FolderStore(StateStore):
+    """See `StateStore`.
+
+    Args:
+        folder: of the state; made if need be.
+        index, count: which worker this is, and of how many.
+        server_folder: of one server, for what its workers exchange while it runs; the state's by default.
+        pid: of this process; for tests.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        index: int = 0,
+        count: int = 1,
+        server_folder: Path | None = None,
+        pid: int | None = None,
+    ) -> None:
+        self.address = str(folder)
+        self.member = str(index)
+        self.has_others = count > 1
+        self._folder = folder
+        self._server_folder = server_folder or folder
+        self._count = count
+        self._pid = os.getpid() if pid is None else pid
+        self._file = StateFile(folder)
+        self._leadership: Leadership | None = None
+
+    def open(self) -> None:
+        """As `StateStore.open`."""
+        self._file.open()
+
+    def close(self) -> None:
+        """As `StateStore.close`."""
+        if self._leadership is not None:
+            self._leadership.close()
+            self._leadership = None
+        if self.has_others:
+            self._ack_file(self.member).unlink(missing_ok=True)
+
+    def read(self) -> tuple[LifecycleState, Identity]:
+        """As `StateStore.read`."""
+        return self._file.read_identified()
+
+    def update(
+        self, change: Callable[[LifecycleState], LifecycleState], *, known: int = 0, adds: bool = False
+    ) -> LifecycleState:
+        """As `StateStore.update`; blocks while another worker changes the state."""
+        return self._file.update(change, known=known, adds=adds)
+
+    def take_up(
+        self, saved: LifecycleState, found: Callable[[], FirstState]
+    ) -> tuple[LifecycleState, FirstState]:
+        """What the first worker found when the server started; workers that start later go by it."""
+        if not self.has_others:
+            return saved, found()
+        file = self._server_folder / "first.json"
+        with file.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                write_atomically(file, msgspec.json.encode(found()), durable=False)
+            return saved, msgspec.json.decode(file.read_bytes(), type=FirstState)
+
+    def acknowledgements(self) -> Mapping[str, Ack]:
+        """As `StateStore.acknowledgements`; a worker that died reads the newest state when it restarts."""
+        found = {}
+        for index in range(self._count):
+            if str(index) == self.member:
+                continue
+            try:
+                file = msgspec.json.decode(self._ack_file(str(index)).read_bytes(), type=_AckFile)
+            except FileNotFoundError:
+                continue
+            if _lives(file.pid):
+                found[str(index)] = file.ack
+        return found
+
+    def flush(self) -> None:
+        """As `StateStore.flush`: a file can be read immediately."""
+
+    def gone(self, members: Collection[str]) -> set[str]:
+        """Workers that the server does not have any more."""
+        return {name for name in members if not name.isdecimal() or int(name) >= self._count}
+
+    def heard(self) -> Heard:
+        """What the file has now; one system call."""
+        return Heard(self._file.identity())
+
+    def check_up(self) -> None:
+        """As `StateStore.check_up`: a folder is always there."""
+
+    def now(self) -> float:
+        """As `StateStore.now`."""
+        return time.time()
+
+    def acknowledge(self, ack: Ack) -> None:
+        """As `StateStore.acknowledge`."""
+        if self.has_others:
+            content = msgspec.json.encode(_AckFile(self._pid, ack))
+            write_atomically(self._ack_file(self.member), content, durable=False)
+
+    def leads(self) -> bool:
+        """As `StateStore.leads`; the kernel frees the lock when a process ends."""
+        if self._leadership is None:
+            self._leadership = Leadership(self._folder)
+        return self._leadership.is_mine()
+
+    def publish_counts(self, step: str, counts: bytes) -> None:
+        """As `StateStore.publish_counts`."""
+        write_atomically(self._counts_file(step), counts, durable=False)
+
+    def withdraw_counts(self, step: str) -> None:
+        """As `StateStore.withdraw_counts`."""
+        self._counts_file(step).unlink(missing_ok=True)
+
+    def counts(self, step: str) -> Sequence[bytes]:
+        """As `StateStore.counts`."""
+        mine = self._counts_file(step).name
+        return [file.read_bytes() for file in self._folder.glob(f"{step}-*.outcomes") if file.name != mine]
+
+    def doubt(self, step: str, latency: bytes) -> None:
+        """As `StateStore.doubt`."""
+        if self.doubted(step) is None:
+            write_atomically(self._doubt_file(step), latency, durable=False)
+
+    def doubted(self, step: str) -> bytes | None:
+        """As `StateStore.doubted`."""
+        try:
+            return self._doubt_file(step).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def forget_counts(self, steps: Collection[str]) -> None:
+        """As `StateStore.forget_counts`; drafts of writers that were killed go too."""
+        prefixes = tuple(f"{step}-" for step in steps)
+        for file in self._folder.iterdir():
+            if file.name.removeprefix(".").startswith(prefixes):
+                file.unlink(missing_ok=True)
+
+    def status(self) -> dict[str, Any]:
+        """As `StateStore.status`."""
+        return {}
+
+    def _ack_file(self, member: str) -> Path:
+        return self._server_folder / f"lifecycle-{member}.ack"
+
+    def _counts_file(self, step: str) -> Path:
+        # By process: what a worker that died has counted was counted all the same.
+        return self._folder / f"{step}-{self.member}-{self._pid}.outcomes"
+
+    def _doubt_file(self, step: str) -> Path:
+        return self._folder / f"{step}-doubted.latency"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,16 @@
+"""ONNX Runtime, without its telemetry. All of Hopline imports `ort` from here.
+
+From version 1.29 on, builds for Linux and macOS send events about sessions and errors to their maker, and
+write a device id into the home folder. They read the switch for that once, when they are imported. A server
+calls no other hosts than those in its settings. ORT_DISABLE_TELEMETRY=0 in the environment allows events.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime as ort
+
+__all__ = ["ort"]

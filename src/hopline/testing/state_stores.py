@@ -1,0 +1,235 @@
+"""Conformance tests of stores of rollout state. Subclass, and define the fixture `join`.
+
+class TestMine(StateStoreSuite):
+    @pytest.fixture
+    def join(self):
+        ...  # () -> an open `StateStore`, another member of one fleet at each call; closed at the end
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import pytest
+
+from hopline.errors import Conflict
+from hopline.rollout import state as state_module
+from hopline.rollout.state import FirstState, LifecycleState, ModelState
+from hopline.rollout.store.base import Ack, StateStore
+from hopline.rollout.unit import Unit
+
+_PATIENCE_S = 10.0
+_STEP, _NEXT = "a1b2-0", "a1b2-1"
+
+Join = Callable[[], StateStore]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.002)
+
+
+def serving(version: str) -> Callable[[LifecycleState], LifecycleState]:
+    """A change after which model m serves a version."""
+    return lambda whole: with_model(whole, "m", version)
+
+
+def with_model(whole: LifecycleState, name: str, version: str) -> LifecycleState:
+    """The state with another version of a model."""
+    models = {**whole.models, name: ModelState((Unit(version),), version)}
+    return msgspec.structs.replace(whole, models=models)
+
+
+class StateStoreSuite:
+    """What every store does."""
+
+    @pytest.fixture
+    def join(self) -> Join:
+        """Define this: see the module."""
+        raise NotImplementedError
+
+    # The state
+
+    def test_a_change_is_what_every_member_reads(self, join: Join) -> None:
+        """And what each of them hears of."""
+        first, other = join(), join()
+        assert first.read() == (LifecycleState(), None)
+        after = first.update(serving("1"))
+        assert after.generation == 1
+        for member in (first, other):
+            state, identity = member.read()
+            assert state == after
+            assert identity is not None
+            eventually(lambda member=member, identity=identity: member.heard().identity == identity)  # type: ignore[misc]
+
+    def test_each_change_has_another_identity_and_a_higher_generation(self, join: Join) -> None:
+        """Whichever member makes it."""
+        first, other = join(), join()
+        seen = set()
+        for turn in range(6):
+            after = (first, other)[turn % 2].update(serving(str(turn)))
+            assert after.generation == turn + 1
+            seen.add(first.read()[1])
+        assert len(seen) == 6
+
+    def test_a_change_that_raises_or_changes_nothing_leaves_the_state(self, join: Join) -> None:
+        """A refused change has no effect."""
+        member = join()
+        member.update(serving("1"))
+        before = member.read()
+
+        def refuse(whole: LifecycleState) -> LifecycleState:
+            raise Conflict("no")
+
+        with pytest.raises(Conflict):
+            member.update(refuse)
+        assert member.update(lambda whole: whole) == before[0]
+        assert member.read() == before
+
+    def test_changes_of_several_members_at_once_are_all_made(self, join: Join) -> None:
+        """A change that was overtaken is made again, on the newer state."""
+        members = [join() for _ in range(3)]
+
+        def work(member: StateStore, number: int) -> None:
+            for name in (f"m{number}.{turn}" for turn in range(8)):
+                member.update(lambda whole, name=name: with_model(whole, name, "1"))  # type: ignore[misc]
+
+        threads = [threading.Thread(target=work, args=pair) for pair in zip(members, range(3), strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        state = members[0].read()[0]
+        assert len(state.models) == state.generation == 24
+
+    def test_the_next_generation_is_above_that_which_a_member_follows(self, join: Join) -> None:
+        """Also where the store lost its content."""
+        assert join().update(serving("1"), known=7).generation == 8
+
+    def test_what_would_make_it_too_large_is_refused_and_the_rest_is_not(
+        self, join: Join, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A rollback is never refused for its size."""
+        monkeypatch.setattr(state_module, "MAX_BYTES", 300)
+        member = join()
+        large = LifecycleState(models={str(i): ModelState(serving="1") for i in range(20)})
+        with pytest.raises(Conflict, match="more than 300; unload versions"):
+            member.update(lambda whole: large, adds=True)
+        assert member.read()[0] == LifecycleState()
+        assert len(member.update(lambda whole: large).models) == 20
+
+    def test_a_later_member_goes_by_what_the_first_one_found(self, join: Join) -> None:
+        """Not by what is in the repository when it starts."""
+        first, later = join(), join()
+        served = []
+        for member, version in ((first, "1"), (later, "2")):
+            found = FirstState({"m": ModelState((Unit(version),), version)})
+            state, of_server = member.take_up(member.read()[0], lambda found=found: found)  # type: ignore[misc]
+            served.append((of_server.models | state.models)["m"].serving)
+        assert served == ["1", "1"]
+
+    def test_clocks_of_members_agree(self, join: Join) -> None:
+        """Times of steps are compared by any member."""
+        first, other = join(), join()
+        assert abs(first.now() - other.now()) < 1.0
+
+    # Members
+
+    def test_an_acknowledgement_is_read_by_the_others_until_its_member_leaves(self, join: Join) -> None:
+        """A member does not wait for itself."""
+        first, other, third = join(), join(), join()
+        assert first.acknowledgements() == {}
+        acks = [Ack(3, 2, {"m/1": "damaged"}), Ack(4, 4, {})]
+        for ack in acks:
+            other.acknowledge(ack)
+            other.flush()
+            assert first.acknowledgements() == {other.member: ack}
+            assert other.acknowledgements() == {}
+        third.acknowledge(acks[0])
+        third.flush()
+        assert first.acknowledgements().keys() == {other.member, third.member}
+        other.close()
+        assert first.acknowledgements().keys() == {third.member}
+
+    def test_a_member_that_lives_is_not_gone(self, join: Join) -> None:
+        """An unknown member is."""
+        first, other = join(), join()
+        other.acknowledge(Ack(0, 0, {}))
+        other.flush()
+        assert first.gone({first.member, other.member, "nobody"}) == {"nobody"}
+
+    def test_one_member_leads_and_another_one_when_it_leaves(self, join: Join) -> None:
+        """Never two at the same time."""
+        members = [join() for _ in range(3)]
+        for member in members:
+            member.publish_counts(_STEP, b"0")
+        eventually(lambda: any(member.leads() for member in members))
+        for _ in range(20):
+            assert sum(member.leads() for member in members) == 1
+        leader = next(member for member in members if member.leads())
+        leader.close()
+        others = [member for member in members if member is not leader]
+        eventually(lambda: sum(member.leads() for member in others) == 1)
+
+    # Counts
+
+    def test_counts_of_the_others_are_read_as_they_are_now(self, join: Join) -> None:
+        """The newest counts replace those before."""
+        first, other, third = join(), join(), join()
+        for text in ("1", "2"):
+            wanted = {f"other {text}".encode(), f"third {text}".encode()}
+            first.publish_counts(_STEP, text.encode())
+            other.publish_counts(_STEP, f"other {text}".encode())
+            third.publish_counts(_STEP, f"third {text}".encode())
+            eventually(partial(self._counts_are, first, wanted))
+        assert len(first.counts(_NEXT)) == 0
+
+    @staticmethod
+    def _counts_are(member: StateStore, wanted: set[bytes]) -> bool:
+        return set(member.counts(_STEP)) == wanted
+
+    def test_counts_stay_when_their_member_leaves_and_go_when_it_withdraws_them(self, join: Join) -> None:
+        """What was counted was counted."""
+        first, other, third = join(), join(), join()
+        for member in (first, other, third):
+            member.publish_counts(_STEP, member.member.encode())
+        eventually(lambda: len(first.counts(_STEP)) == 2)
+        other.close()
+        third.withdraw_counts(_STEP)
+        eventually(lambda: list(first.counts(_STEP)) == [other.member.encode()])
+
+    def test_the_first_doubt_stays(self, join: Join) -> None:
+        """All members leave out the same answers."""
+        first, other = join(), join()
+        for member in (first, other):
+            member.publish_counts(_STEP, b"0")
+            assert member.doubted(_STEP) is None
+        first.doubt(_STEP, b"slow")
+        assert first.doubted(_STEP) == b"slow"
+        eventually(lambda: other.doubted(_STEP) == b"slow")
+        other.doubt(_STEP, b"later")
+        assert other.doubted(_STEP) == b"slow"
+        assert first.doubted(_NEXT) is None
+
+    def test_nothing_of_a_rollout_that_is_over_is_left(self, join: Join) -> None:
+        """Counts and doubts are removed."""
+        first, other = join(), join()
+        first.publish_counts(_STEP, b"0")
+        other.publish_counts(_STEP, b"1")
+        first.doubt(_STEP, b"slow")
+        eventually(lambda: list(other.counts(_STEP)) == [b"0"] and other.doubted(_STEP) == b"slow")
+        for member in (first, other):
+            member.forget_counts([_STEP, _NEXT])
+            member.flush()
+        late = join()
+        late.publish_counts(_STEP, b"2")
+        late.flush()
+        assert list(late.counts(_STEP)) == []
+        assert late.doubted(_STEP) is None

@@ -1,0 +1,103 @@
+"""Routes of serving platforms: a path for their health checks, and one that scores the only model.
+
+Amazon SageMaker asks GET /ping and POST /invocations, Vertex AI the paths that its variables name. The body
+of a prediction is that of the score route, or Vertex AI's:
+
+    {"instances": [42, 7], "parameters": {"outputs": ["label"]}}
+    {"predictions": [{"label": 1}, {"label": 0}]}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hopline.config.schema import ServerConfig
+from hopline.errors import BadRequest, ConfigError
+from hopline.transports.http_messages import JSON, Response
+from hopline.transports.http_waiting import Scoring
+from hopline.transports.json_body import decode_body, refuse_repeated
+from hopline.transports.score_json import encode_result
+from hopline.types import ScoreResult
+
+
+class InstancesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A body of Vertex AI's prediction route.
+
+    Attributes:
+        instances: node ids.
+        parameters: further fields of the score route's body.
+    """
+
+    instances: list[int | str]
+    parameters: dict[str, Any] | None = None
+
+
+_decode = msgspec.json.Decoder(InstancesBody).decode
+
+
+class Predicting(Scoring):
+    """A request with instances that waits."""
+
+    __slots__ = ()
+
+    def respond(self, result: ScoreResult) -> Response:
+        """One prediction for each instance, with the outputs by their names."""
+        outputs = msgspec.json.decode(encode_result(result, self._request))["outputs"]
+        rows = zip(*outputs.values(), strict=True)
+        predictions = [dict(zip(outputs, row, strict=True)) for row in rows]
+        return Response(msgspec.json.encode({"predictions": predictions}), 200, JSON, self._id_line)
+
+
+def route_parts(route: str, setting: str) -> list[str] | None:
+    """The parts of a path that a setting names; None where it is not set.
+
+    Raises: ConfigError: it is not a path.
+    """
+    if not route:
+        return None
+    if not route.startswith("/") or not route.strip("/") or "?" in route:
+        raise ConfigError(f"{setting}: {route!r} is not a path such as /ping")
+    return route.strip("/").split("/")
+
+
+def own_parts(server: ServerConfig) -> dict[str, list[str]]:
+    """What is asked there ("health", "predict") -> parts of the path, of those that are set.
+
+    Raises: ConfigError: one is not a path, or both are the same.
+    """
+    named = {"health": server.health_route, "predict": server.predict_route}
+    found = {kind: route_parts(route, f"server.{kind}_route") for kind, route in named.items()}
+    if found["health"] and found["health"] == found["predict"]:
+        raise ConfigError(f"server.predict_route: {server.predict_route!r} is server.health_route as well")
+    return {kind: parts for kind, parts in found.items() if parts}
+
+
+def only_model(names: tuple[str, ...]) -> str:
+    """The model that the prediction route scores.
+
+    Raises: BadRequest: there are several, or none.
+    """
+    if len(names) != 1:
+        there = ", ".join(names) or "none"
+        raise BadRequest(
+            f"server.predict_route scores the only model of a server, and there are: {there}; set "
+            "models.names, or ask /v1/models/<model>/score"
+        )
+    return names[0]
+
+
+def score_body(body: bytes) -> bytes | None:
+    """The score route's body for one with instances; None where it has none.
+
+    Raises: BadRequest: instances that are not node ids, or parameters that contradict them.
+    """
+    if b'"instances"' not in body:
+        return None
+    found = decode_body(body, _decode, InstancesBody, example='{"instances": [42]}')
+    refuse_repeated(body)
+    parameters = found.parameters or {}
+    if "nodes" in parameters:
+        raise BadRequest("parameters: 'nodes' are the instances")
+    return msgspec.json.encode({"nodes": found.instances, **parameters})
