@@ -69,7 +69,10 @@ def test_a_file_is_read() -> None:
         ('[clients.a]\nscores = ["x"]', "client 'a'.*scores.*did you mean 'score'"),
         ('[clients.a]\nscore = "fraud"', "client 'a'.*score"),
         ('[clients.a]\nscore = [""]', "client 'a'.*score"),
-        ('[clients."token:ada"]', "client 'token:ada': names with 'token:' before them are of tokens"),
+        (
+            '[clients."token:ada"]',
+            "client 'token:ada': names that begin with 'token:' are reserved for tokens",
+        ),
         ("[clients.a]\nrate_per_s = 0", "client 'a'.*rate_per_s"),
         ("[clients.a]\nrate_per_s = inf", "client 'a'.*rate_per_s"),
         ("[clients.a]\nrate_per_s = 1\nburst = 0", "client 'a'.*burst"),
