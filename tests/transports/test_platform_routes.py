@@ -59,7 +59,7 @@ async def test_vertex_gets_a_prediction_for_each_instance(monkeypatch):
     [
         (b'{"instances": [1.5]}', "instances"),
         (b'{"instances": [1], "parameters": {"nodes": [2]}}', "'nodes' are the instances"),
-        (b'{"instances": [1], "instances": [2]}', "twice"),
+        (b'{"instances": [1], "instances": [2]}', "is repeated"),
         (b'{"instances": [1], "other": 1}', "other"),
         (b'{"instances": [1], "parameters": {"colour": 1}}', "colour"),
     ],
