@@ -1,49 +1,49 @@
 """Every error Hopline raises on purpose.
 
     HoplineError
-    ├── BadRequest (ValueError)            the caller's request is wrong; nothing was done
-    │   ├── NodeNotFound (LookupError)     ids that the graph does not have, all of them named
+    ├── BadRequest (ValueError)            the request is wrong; nothing was done
+    │   ├── NodeNotFound (LookupError)     ids that are not in the graph; the message lists all
     │   ├── RequestTooLarge                more nodes, neighbours or bytes than the limits allow
-    │   └── UnsupportedEncoding            a body in an encoding that is not undone here
+    │   └── UnsupportedEncoding            the Content-Encoding of the body is not supported
     ├── ModelNotFound (LookupError)        no such model or version
-    ├── ModelNotReady                      known, but not loaded (or failed to load: says why)
-    ├── Overloaded                         refused before any work; carries `retry_after_s`
-    │   └── RateLimited                    the caller or the model had its share of this second
-    ├── Unauthenticated (PermissionError)  no key or token, or an invalid one
-    ├── PermissionDenied (PermissionError) the caller is known, and lacks permission
-    ├── Conflict                           a change that conflicts with another one (a second rollout)
-    ├── Unavailable                        draining or shutting down; carries `retry_after_s`
-    │   ├── RepositoryUnavailable (ConnectionError)  a model repository cannot be asked now
-    │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state cannot be asked now
-    │   ├── LogFull                    no room for a live graph's log; the change was not made
-    │   ├── LogFailed                  the disk did not take a live graph's log; the change was not made
-    │   └── WriterUnavailable (ConnectionError)  a live graph's writer cannot be asked now
+    ├── ModelNotReady                      known, but not loaded, or failed to load (with the reason)
+    ├── Overloaded                         refused before any work; has `retry_after_s`
+    │   └── RateLimited                    a rate limit of the client or the model is reached
+    ├── Unauthenticated (PermissionError)  no API key or token, or an invalid one
+    ├── PermissionDenied (PermissionError) the client is known but not allowed to do this
+    ├── Conflict                           a change that the current state does not allow (a second rollout)
+    ├── Unavailable                        draining or shutting down; has `retry_after_s`
+    │   ├── RepositoryUnavailable (ConnectionError)  a model repository does not respond now
+    │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
+    │   ├── LogFull                    no disk space for a live graph's log; the change was not made
+    │   ├── LogFailed                  writing a live graph's log failed; the change was not made
+    │   └── WriterUnavailable (ConnectionError)  a live graph's writer does not respond now
     ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
     ├── ArtifactError (ValueError)         a model folder that cannot be used
     │   ├── ArtifactCorrupted              a file's sha256 is not the recorded one
-    │   ├── SchemaMismatch                 the model does not fit the graph: each difference named
+    │   ├── SchemaMismatch                 the model does not fit the graph: lists each difference
     │   ├── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
-    │   └── PrecomputedFileError           a precomputed file: damaged, or of another model or snapshot
+    │   └── PrecomputedFileError           damaged precomputed answers, or of another model or snapshot
     ├── GraphError (ValueError)            a graph that cannot be built or opened
-    │   └── LogDamaged                     a live graph's log or snapshot is not what was written
-    ├── FeatureStoreError (RuntimeError)   a feature store refuses, or answers what cannot be used
-    │   ├── FeatureStoreUnavailable        it cannot be asked now; worth another try
-    │   ├── FeatureGroupNotFound (LookupError)  it has no such group
+    │   └── LogDamaged                     a live graph's log or snapshot is damaged
+    ├── FeatureStoreError (RuntimeError)   a feature store refuses a read, or its response is unusable
+    │   ├── FeatureStoreUnavailable        it does not respond now; a retry may succeed
+    │   ├── FeatureGroupNotFound (LookupError)  it does not have the group
     │   ├── FeatureSchemaMismatch          its rows are not what the model was packaged for
     │   └── FeatureNotFound (LookupError)  a feature row is absent
-    ├── BatchError (RuntimeError)          a batch run cannot start or continue; finished work is kept
-    │   ├── RunMismatch (ValueError)       the work folder is of another run: each difference named
+    ├── BatchError (RuntimeError)          a batch run cannot start or continue; finished work is saved
+    │   ├── RunMismatch (ValueError)       the work folder belongs to another run: lists each difference
     │   └── SinkError                      writing batch results to their destination failed
-    ├── BrokerError (RuntimeError)         a message broker refuses what is asked of it
-    │   └── BrokerUnavailable              it cannot be reached now; worth another try
+    ├── BrokerError (RuntimeError)         a message broker refuses a request
+    │   └── BrokerUnavailable              it cannot be reached now; a retry may succeed
     ├── PackagingError (ValueError)        a model that cannot be packaged
-    │   ├── NotServable                    an answer depends on more than a node's neighbourhood
+    │   ├── NotServable                    a node's answer depends on more than its neighbourhood
     │   ├── NotSplittable                  cannot be split into row-wise stages (says where and why)
-    │   └── ParityError                    packaged and PyG answers differ (says which stage)
+    │   └── ParityError                    packaged and PyG answers differ (says at which stage)
     ├── ConfigError (ValueError)           a bad or unknown setting, with its path
     └── RuntimeFailure (RuntimeError)      the model's runtime failed on a valid request
 
-Errors know nothing of HTTP or gRPC: each transport owns one table from class to status.
+Errors do not depend on HTTP or gRPC: each transport has one table from class to status.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-#: Characters of a caller's value that an error text quotes.
+#: Longest quotation of a caller's value in an error text, characters.
 MAX_QUOTED = 200
-#: Characters of an error text that is sent to a caller: some list names.
+#: Longest error text that is sent to a caller, characters (some list names).
 MAX_TEXT = 2000
-#: Values in quotes, and words, of a text; whatever it is, each of its characters is read only once.
+#: Quoted values and words of a text. Linear time: each character is read once.
 _PARTS = re.compile(
     r"""(?<!\w)(?:'[^'\\]*(?:\\.[^'\\]*)*'?|"[^"\\]*(?:\\.[^"\\]*)*"?|`[^`]*`?)|[^\s'"`]+""", re.DOTALL
 )
 
 
 def quoted(value: object) -> str:
-    """A value that a caller sent, for an error text: its `repr`, cut after 200 characters.
+    """Return the `repr` of a caller's value for an error text, cut after 200 characters.
 
-    A value of any size or depth takes no longer than a short one.
+    The time does not depend on the size or depth of the value.
     """
     if isinstance(value, str | bytes | bytearray | memoryview):
         if len(value) <= MAX_QUOTED:
@@ -82,7 +82,7 @@ def quoted(value: object) -> str:
 
 
 def public_text(text: str) -> str:
-    """An error text for a caller, from any source: its values are cut, and so is the whole text."""
+    """Shorten an error text, and each value in it, before it is sent to a caller."""
     if len(text) <= MAX_QUOTED:
         return text
     if len(text) > 8 * MAX_TEXT:
@@ -101,16 +101,16 @@ class HoplineError(Exception):
 
 
 class BadRequest(HoplineError, ValueError):
-    """The request is wrong; the message names what was wrong and what would be right."""
+    """The request is wrong; the message says what is wrong and what would be right."""
 
     code = "bad_request"
 
 
 class NodeNotFound(BadRequest, LookupError):
-    """Node ids that the graph does not have.
+    """Node ids that are not in the graph.
 
     Attributes:
-        missing: every absent external id of the request, in request order.
+        missing: every missing external id of the request, in request order.
     """
 
     code = "node_not_found"
@@ -121,19 +121,19 @@ class NodeNotFound(BadRequest, LookupError):
 
 
 class RequestTooLarge(BadRequest):
-    """More nodes, neighbours or bytes than one request may have."""
+    """More nodes, neighbours or bytes than the limits of one request."""
 
     code = "request_too_large"
 
 
 class UnsupportedEncoding(BadRequest):
-    """A body in an encoding that this server does not undo; the message lists those that it does."""
+    """The Content-Encoding of a body is not supported; the message lists the supported ones."""
 
     code = "unsupported_encoding"
 
 
 class ModelNotFound(HoplineError, LookupError):
-    """No model or no version of that name; the message lists what there is."""
+    """No model or version has that name; the message lists the existing ones."""
 
     code = "model_not_found"
 
@@ -142,7 +142,7 @@ class ModelNotReady(HoplineError):
     """The model is known but cannot take requests now; the message says why.
 
     Attributes:
-        retry_after_s: seconds after which it may answer again.
+        retry_after_s: seconds after which the model may answer again.
     """
 
     code = "model_not_ready"
@@ -167,31 +167,31 @@ class Overloaded(HoplineError):
 
 
 class RateLimited(Overloaded):
-    """A client or a model has had the requests that it may have in this time; nothing was done."""
+    """A rate limit of the client or the model is reached; nothing was done."""
 
     code = "rate_limited"
 
 
 class Unauthenticated(HoplineError, PermissionError):
-    """The caller is unknown: no key or token, or one that is wrong, expired or forged."""
+    """The client is not authenticated: no key or token, or one that is wrong, expired or forged."""
 
     code = "unauthenticated"
 
 
 class PermissionDenied(HoplineError, PermissionError):
-    """The caller is known and lacks a permission; the message names it."""
+    """The client is known but is not allowed to do this; the message names the missing permission."""
 
     code = "permission_denied"
 
 
 class Conflict(HoplineError):
-    """A change that does not fit the state things are in; the message says which state."""
+    """The current state does not allow this change; the message names the state."""
 
     code = "conflict"
 
 
 class Unavailable(HoplineError):
-    """The server is draining; another one should be asked.
+    """The server is draining; send the request to another server.
 
     Attributes:
         retry_after_s: seconds after which this address may answer again.
@@ -205,31 +205,31 @@ class Unavailable(HoplineError):
 
 
 class RepositoryUnavailable(Unavailable, ConnectionError):
-    """A model repository at a URL cannot be asked now; the message says what its driver said."""
+    """A model repository at a URL does not respond now; the message contains the driver's error."""
 
     code = "repository_unavailable"
 
 
 class StoreUnavailable(Unavailable, ConnectionError):
-    """The store of a fleet's state cannot be asked now; the message says what became of the change."""
+    """The store of a fleet's state does not respond now; the message says what happened to the change."""
 
     code = "store_unavailable"
 
 
 class LogFull(Unavailable):
-    """The disk has no room for the log of a live graph; the change was not made, all before it is kept."""
+    """The disk has no space for a live graph's log; the change was not made, earlier ones are saved."""
 
     code = "log_full"
 
 
 class LogFailed(Unavailable):
-    """The disk failed to make a change of a live graph durable; the message says what became of it."""
+    """A change of a live graph could not be made durable; the message says what happened to the change."""
 
     code = "log_failed"
 
 
 class WriterUnavailable(Unavailable, ConnectionError):
-    """The writer of a live graph cannot be asked now; the message says what became of the change."""
+    """The writer of a live graph does not respond now; the message says what happened to the change."""
 
     code = "writer_unavailable"
 
@@ -247,7 +247,7 @@ class ArtifactError(HoplineError, ValueError):
 
 
 class ArtifactCorrupted(ArtifactError):
-    """A file of the artifact is absent or its sha256 is not the recorded one."""
+    """A file of the artifact is missing, or its sha256 is not the recorded one."""
 
     code = "artifact_corrupted"
 
@@ -267,10 +267,10 @@ class SchemaMismatch(ArtifactError):
 
 
 class PipelineInvalid(ArtifactError):
-    """A pipeline.toml that cannot be served: a cycle, a mismatch, an unknown name; all of it is named.
+    """A pipeline.toml that cannot be served: a cycle, a mismatch or an unknown name; the message lists all.
 
     Attributes:
-        problems: one sentence for each thing that is wrong.
+        problems: one sentence for each problem.
     """
 
     code = "pipeline_invalid"
@@ -281,7 +281,7 @@ class PipelineInvalid(ArtifactError):
 
 
 class PrecomputedFileError(ArtifactError):
-    """A precomputed file that cannot be used: damaged, cut off, or about another model or graph."""
+    """A precomputed file that cannot be used: damaged, truncated, or of another model or graph."""
 
     code = "precomputed_file_error"
 
@@ -293,22 +293,22 @@ class GraphError(HoplineError, ValueError):
 
 
 class LogDamaged(GraphError):
-    """The log or a snapshot of a live graph is not what was written; names the file and what to do."""
+    """The log or a snapshot of a live graph is damaged; the message names the file and what to do."""
 
     code = "log_damaged"
 
 
 class FeatureStoreError(HoplineError, RuntimeError):
-    """A feature store refuses, or answers what cannot be used; asking again will not help."""
+    """A feature store refuses a read, or its response is unusable; a retry will not help."""
 
     code = "feature_store_error"
 
 
 class FeatureStoreUnavailable(FeatureStoreError):
-    """A feature store cannot be asked now: no connection, too slow, overloaded.
+    """A feature store does not respond now: no connection, too slow, or overloaded.
 
     Attributes:
-        retry_after_s: seconds after which it may answer again.
+        retry_after_s: seconds after which the store may answer again.
     """
 
     code = "feature_store_unavailable"
@@ -319,25 +319,25 @@ class FeatureStoreUnavailable(FeatureStoreError):
 
 
 class FeatureGroupNotFound(FeatureStoreError, LookupError):
-    """A store has no feature group of that name; the message lists what there is."""
+    """A feature store has no feature group of that name; the message lists the existing groups."""
 
     code = "feature_group_not_found"
 
 
 class FeatureSchemaMismatch(FeatureStoreError):
-    """The rows of a store are not what the model was packaged for: each difference is named."""
+    """The rows of a feature store do not fit the packaged model; the message lists each difference."""
 
     code = "feature_schema_mismatch"
 
 
 class FeatureNotFound(FeatureStoreError, LookupError):
-    """A feature row is absent (a short result is never returned)."""
+    """A feature row is missing (a short result is never returned)."""
 
     code = "feature_not_found"
 
 
 class BatchError(HoplineError, RuntimeError):
-    """A batch run cannot start or continue; finished work is kept, and the message says what to do."""
+    """A batch run cannot start or continue; finished work is saved, and the message says what to do."""
 
     code = "batch_error"
 
@@ -357,13 +357,13 @@ class RunMismatch(BatchError, ValueError):
 
 
 class SinkError(BatchError):
-    """Writing batch results to their destination failed."""
+    """Writing the results of a batch run to their destination failed."""
 
     code = "sink_error"
 
 
 class BrokerError(HoplineError, RuntimeError):
-    """A message broker refuses what is asked of it; asking again will not help."""
+    """A message broker refuses a request; a retry will not help."""
 
     code = "broker_error"
 
@@ -372,7 +372,7 @@ class BrokerUnavailable(BrokerError):
     """A message broker cannot be reached now.
 
     Attributes:
-        retry_after_s: seconds after which it may answer again.
+        retry_after_s: seconds after which the broker may answer again.
     """
 
     code = "broker_unavailable"
@@ -389,19 +389,19 @@ class PackagingError(HoplineError, ValueError):
 
 
 class NotSplittable(PackagingError):
-    """The module cannot be split into row-wise stages; says where and why."""
+    """The module cannot be split into row-wise stages; the message says where and why."""
 
     code = "not_splittable"
 
 
 class NotServable(PackagingError):
-    """A node's answer depends on more than its neighbourhood; says on what, and what to do."""
+    """A node's answer depends on more than its neighbourhood; the message says on what, and what to do."""
 
     code = "not_servable"
 
 
 class ParityError(PackagingError):
-    """The packaged model and the PyG module disagree; says at which stage and by how much."""
+    """The packaged model and the PyG module disagree; the message says at which stage and by how much."""
 
     code = "parity_error"
 

@@ -1,20 +1,20 @@
-"""Files and folders that appear whole or not at all.
+"""Files and folders that are published completely or not at all.
 
-Content goes to a hidden draft next to the final name, `.<name>.<random>.draft`, which is then renamed.
-Readers see the old content or the new content, never a part. A failed write removes its draft and leaves
-the old content. A writer that is killed leaves its draft; `remove_drafts` is for the owner of a folder. Two
-writers of one name do not disturb each other: the last rename counts.
+Content is written to a hidden draft next to the final name, `.<name>.<random>.draft`, and then renamed.
+Readers see the old content or the new content, never a part. A failed write removes its draft and keeps the
+old content. A killed writer leaves its draft; `remove_drafts` is for the owner of a folder. Two writers of
+one name do not disturb each other: the last rename wins.
 
 Callers choose how durable the content is:
 
-- `durable=True`: the content is on the disk before its name is, and the name before the call returns. After
-  a power cut the old or the new content exists, whole. This is for content that exists nowhere else: the
-  state of rollouts, drift references, graphs, manifests and positions of live graphs, manifests and results
-  of batch runs, precomputed answers, converted prediction logs, the clients file.
-- `durable=False`: no wait for the disk. Other processes never see a part, also when the writer is killed;
-  but after a power cut the content may be empty or torn. This is for what ends with the process or the
-  machine (metrics, acknowledgements and outcome counts of workers), for what is checked by its hash when it
-  is read (packaged models, copies of remote versions, drift windows) and for what can be loaded again
+- `durable=True`: the content is on disk before its name is, and the name before the call returns. After a
+  power failure the complete old or new content exists. For content that exists nowhere else: the state of
+  rollouts, drift references, graphs, manifests and positions of live graphs, manifests and results of batch
+  runs, precomputed answers, converted prediction logs, the clients file.
+- `durable=False`: no wait for the disk. Other processes never see a part, even if the writer is killed.
+  After a power failure the content may be empty or torn. For content that is not needed after the process
+  or the machine stops (metrics, acknowledgements and outcome counts of workers), that is verified by its
+  hash when read (packaged models, copies of remote versions, drift windows), or that can be loaded again
   (parts of a Parquet feature store).
 """
 
@@ -34,14 +34,14 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool, mode: int | None = None) -> None:
-    """Replace a file's content, or make the file.
+    """Replace a file's content, or create the file.
 
     Args:
         path: in a folder that exists. A symlink is itself replaced.
-        durable: see the module.
-        mode: permissions; None for what the umask leaves of 0o666.
+        durable: see the module docstring.
+        mode: permissions; None for 0o666 without the umask's bits.
 
-    Raises: OSError: of the path; what was there is still there.
+    Raises: OSError: with this path; the old content is unchanged.
     """
     draft = draft_of(path)
     with _errors_name(path):
@@ -65,9 +65,9 @@ def write_atomically(path: Path, content: bytes, *, durable: bool, mode: int | N
 
 
 def publish_file(draft: Path, path: Path, *, durable: bool) -> None:
-    """Rename a finished draft to its place, replacing an existing file.
+    """Rename a finished draft to its final path, replacing an existing file.
 
-    Raises: OSError: of the path; where the rename failed, the draft still exists.
+    Raises: OSError: with this path; if the rename failed, the draft still exists.
     """
     with _errors_name(path):
         if durable:
@@ -78,11 +78,11 @@ def publish_file(draft: Path, path: Path, *, durable: bool) -> None:
 
 
 def publish_folder(draft: Path, folder: Path, *, durable: bool) -> None:
-    """Rename a finished folder to its place; one that is there is exchanged in one step, then removed.
+    """Rename a finished folder to its final path; an existing one is exchanged in one step, then removed.
 
-    Where kernel or file system cannot exchange, there is a moment without a folder, never half of one.
+    If the kernel or file system cannot exchange, the folder is missing for a moment, but is never partial.
 
-    Raises: OSError: of the folder; where the rename failed, draft and folder are unchanged.
+    Raises: OSError: with this folder's path; if the rename failed, draft and folder are unchanged.
     """
     with _errors_name(folder):
         if durable:
@@ -96,24 +96,24 @@ def publish_folder(draft: Path, folder: Path, *, durable: bool) -> None:
             _step_aside(draft, folder)
         if durable:
             sync(folder.parent)
-    shutil.rmtree(draft, ignore_errors=True)  # the old content, where there was some
+    shutil.rmtree(draft, ignore_errors=True)  # the old content, if any
 
 
 def draft_of(path: Path) -> Path:
-    """A free, hidden name in the path's folder."""
+    """Return an unused hidden name next to the path."""
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}{_DRAFT}")
 
 
 def is_draft(path: Path) -> bool:
-    """Whether `draft_of` gave this name."""
+    """Return whether the name was created by `draft_of`."""
     return path.name.startswith(".") and path.name.endswith(_DRAFT)
 
 
 def remove_drafts(folder: Path) -> list[Path]:
-    """Remove the drafts that killed writers left; only for a caller that knows of no other writer.
+    """Remove the drafts of killed writers; only for callers that know that there is no other writer.
 
-    Returns: what was removed.
-    Raises: OSError: it cannot be removed.
+    Returns: the removed paths.
+    Raises: OSError: a draft cannot be removed.
     """
     found = [path for path in folder.iterdir() if is_draft(path)]
     for path in found:
@@ -125,7 +125,7 @@ def remove_drafts(folder: Path) -> list[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    """Wait until a file's content, or a folder's names, are on disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -134,7 +134,7 @@ def sync(path: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two paths in one step (Linux's renameat2 with RENAME_EXCHANGE); False where it cannot."""
+    """Swap two paths in one step (Linux's renameat2 with RENAME_EXCHANGE); False if not supported."""
     import ctypes
 
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -145,7 +145,7 @@ def _exchange(a: Path, b: Path) -> bool:
 
 
 def _step_aside(draft: Path, folder: Path) -> None:
-    """Rename the draft to the folder's place, and the folder to the draft's; all as before on failure."""
+    """Swap draft and folder with three renames; on failure nothing has changed."""
     old = draft_of(folder)
     os.rename(folder, old)
     try:
@@ -158,7 +158,7 @@ def _step_aside(draft: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _errors_name(path: Path) -> Iterator[None]:
-    """Errors of the disk name the final path, which the caller knows, instead of a draft."""
+    """Make disk errors name the final path, which the caller knows, instead of the draft."""
     try:
         yield
     except OSError as error:

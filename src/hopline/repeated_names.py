@@ -1,4 +1,4 @@
-"""JSON objects that have a name twice, of which any reader would silently take the last one."""
+"""Detection of repeated names in JSON objects. JSON readers would silently use the last value."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ def _check(items: list[tuple[str, Any]]) -> None:
 _decode = json.JSONDecoder(object_pairs_hook=_check, parse_int=str, parse_float=str).decode
 
 
-#: What may stand before the colon behind a name.
+#: What can precede the colon after a name.
 _BEFORE_COLON = (b'":', b" :", b"\t:", b"\n:", b"\r:")
 
 
 def may_repeat(text: bytes, num_names: int) -> bool:
-    """Whether JSON that was read may have a repeated name, found by counting.
+    """Return whether decoded JSON may repeat a name in an object, by counting colons.
 
-    Yes may be wrong, where strings hold colons.
+    True may be wrong if strings contain colons.
 
     Args:
-        text: that was read.
-        num_names: names that were found in it, each object's for itself.
+        text: the JSON text.
+        num_names: number of names that were decoded, summed over all objects.
     """
     return text.count(b":") > num_names and sum(map(text.count, _BEFORE_COLON)) > num_names
 
 
 def repeated_name(text: bytes) -> str:
-    """A name that is repeated in one object, at any depth; "" where none is.
+    """Return a name that is repeated in one object, at any depth; "" if there is none.
 
     Args:
-        text: JSON that was read before.
+        text: JSON that was decoded before.
 
-    Takes several times as long as reading: ask where counting makes it likely.
+    Needs several times as long as decoding: call it only if `may_repeat` is true.
     """
     try:
         _decode(text.removeprefix(codecs.BOM_UTF8).decode())
     except _RepeatedError as found:
         return str(found)
-    except (ValueError, RecursionError):  # what msgspec reads and this does not, such as very deep nesting
+    except (ValueError, RecursionError):  # msgspec reads it, json does not, for example very deep nesting
         return ""
     return ""

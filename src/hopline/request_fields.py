@@ -1,13 +1,13 @@
-"""The options of a request: one line for each field.
+"""Options of a scoring request, in addition to its inputs: one line per field.
 
-Whatever reads, keys, logs or sends a `ScoreRequest` derives from this list: JSON bodies and messages of
-brokers (`transports/score_json.py`), parameters of the Open Inference Protocol (`transports/oip.py`), the
-answer cache (`rollout/request_key.py`), the prediction log (`records/inputs.py`) and replays
-(`jobs/targets.py`). A new field is a line here, a field of `types.ScoreRequest`, and an option of the
-Python client (`client/wire.py`).
+All code that reads, hashes, logs or sends a `ScoreRequest` derives from this list: JSON bodies and broker
+messages (`transports/score_json.py`), Open Inference Protocol parameters (`transports/oip.py`), the answer
+cache (`rollout/request_key.py`), the prediction log (`records/inputs.py`) and replays (`jobs/targets.py`).
+A new option is a line here, a field of `types.ScoreRequest`, and an option of the Python client
+(`client/wire.py`).
 
-What is asked about (nodes, inline, pairs, rows or columns), the version, the time limit and what the server
-itself adds are not options: each of them is read in its own way.
+The inputs (nodes, inline, pairs, rows or columns), the version, the time limit and the fields that the
+server adds are not options: each has its own reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from hopline.types import OnMissing, Priority, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-#: Labels of a request: so many, of so many characters.
+#: Labels of a request, limited in number and length.
 _Tags = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...], msgspec.Meta(max_length=16)
 ]
@@ -34,13 +34,13 @@ class RequestField:
     """One field of `ScoreRequest` that callers set.
 
     Attributes:
-        name: of the field, in JSON and as a parameter.
-        sent_as: its type in JSON.
-        kept_as: its type in a request, and in the prediction log.
-        changes_answer: whether two requests that differ in it may have different answers from one version.
-        is_logged: whether the prediction log keeps it with the inputs.
-        is_parameter: whether it may be a parameter of the Open Inference Protocol; lists and mappings are
-            JSON in a string there.
+        name: field name, in JSON and as a parameter.
+        sent_as: type in JSON.
+        kept_as: type in a `ScoreRequest` and in the prediction log.
+        changes_answer: whether the value may change the answer of a version.
+        is_logged: whether the prediction log stores it with the inputs.
+        is_parameter: whether it may be an Open Inference Protocol parameter; there, lists and mappings are
+            JSON in a string.
     """
 
     name: str
@@ -56,7 +56,7 @@ FIELDS = (
     RequestField("as_of", _Int64 | float | str, int | datetime | None, True, True),
     RequestField("on_missing", OnMissing, OnMissing, True, True),
     RequestField("degraded", Literal["allow", "refuse"], Literal["allow", "refuse"], True, True),
-    # These two choose the version, which the answer cache is of.
+    # These two choose the version. The answer cache is per version.
     RequestField("attributes", dict[str, int | float | str | bool], dict[str, Any] | None, False, True),
     RequestField("key", str, str, False, False),
     RequestField("priority", Priority, Priority, False, False),
@@ -67,14 +67,14 @@ _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_d
 
 
 def default_of(field: RequestField) -> Any:
-    """What a request has that does not name the field."""
+    """Return the value of a request that does not set the field."""
     return _DEFAULTS[field.name]
 
 
 def values_of(fields: tuple[RequestField, ...]) -> Callable[[ScoreRequest], tuple[Any, ...]]:
-    """A function that reads these fields, at least two, of a request; in order."""
+    """Return a function that reads these fields, at least two, of a request, in order."""
     return attrgetter(*[field.name for field in fields])
 
 
-#: Those that the prediction log keeps.
+#: Fields that the prediction log stores.
 LOGGED = tuple(field for field in FIELDS if field.is_logged)

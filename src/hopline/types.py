@@ -1,4 +1,4 @@
-"""The values that cross module boundaries. Imports nothing of Hopline.
+"""The values that modules pass to each other. Imports nothing of Hopline.
 
 Ids come in three kinds, always qualified: `external_ids` are the caller's (integers or strings),
 `global_ids` are row numbers of a node type in a snapshot, `local_ids` are positions in a block.
@@ -19,14 +19,14 @@ IdArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 AnyArray = NDArray[Any]
 
-#: What reading JSON or MessagePack may raise: of invalid UTF-8, and of what is nested too deeply, msgspec
-#: raises Python's own errors.
+#: Errors of decoding JSON or MessagePack. For invalid UTF-8 and for deep nesting, msgspec raises Python's
+#: own errors.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 ExternalId = int | str
 ExternalIds = Sequence[int] | Sequence[str] | IdArray
 
-#: What a request may ask for. `score` is the model's own default (probability of the positive
+#: Outputs that a request may select. `score` is the model's own default (probability of the positive
 #: class, class probabilities, regression value or link probability).
 OutputName = Literal["embedding", "logits", "probabilities", "label"]
 OnMissing = Literal["error", "null"]
@@ -34,16 +34,16 @@ Priority = Literal["high", "normal", "low"]
 
 
 class InlineNode(msgspec.Struct, frozen=True, gc=False):
-    """A node that the graph does not have, described by the request itself.
+    """A node that is not in the graph and is described by the request.
 
-    A msgspec struct, as `ScoreRequest` is: thousands may be made for one request.
+    A msgspec struct like `ScoreRequest`, since one request may contain thousands.
 
     Attributes:
         features: float [dim], the node's feature row.
         neighbors: edge type key -> external ids of its in-neighbours (known nodes, or ids of other
             inline nodes of the same request). The edge type may be left as "" where the node type
             has exactly one incoming edge type.
-        id: the caller's name for it; needed only where another inline node refers to it.
+        id: the caller's name for the node; needed only if another inline node refers to it.
         edge_attr: edge type key -> float [n_neighbors, d_e], where the model reads edge attributes.
         edge_weight: edge type key -> float [n_neighbors], where the model reads edge weights.
     """
@@ -56,37 +56,37 @@ class InlineNode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
-    """One scoring request, from any transport.
+    """One scoring request of any transport.
 
-    A msgspec struct, since one is made for each request: 0.5 µs where a frozen dataclass takes 3.
+    A msgspec struct, since one is created for each request: 0.5 µs instead of 3 for a frozen dataclass.
 
-    Exactly one of these is asked for: `nodes` and/or `inline` (node models), `pairs` (link models) or
-    `columns` (tabular models); a pipeline may take nodes and columns together. Answer rows are in request
-    order: nodes first, then inline nodes.
+    A request has exactly one of: `nodes` and/or `inline` (node models), `pairs` (link models) or `columns`
+    (tabular models). A pipeline may have nodes and columns together. Answer rows are in request order:
+    nodes first, then inline nodes.
 
     Attributes:
         model: model name.
         nodes: external ids, list[int], list[str] or int64 [n]; duplicates allowed.
-        inline: nodes that the graph does not have.
+        inline: nodes that are not in the graph.
         pairs: (source ids, destination ids) of equal length, for link scores.
-        columns: column name -> values, one for each row [n], of equal length; for tabular models.
+        columns: column name -> values, one per row [n], of equal length; for tabular models.
         version: a version of the model; None lets the rollout choose.
-        outputs: what to answer; empty means the model's default outputs.
-        as_of: only edges with time <= as_of count: an integer in the unit of the graph's edge times, or a
-            moment (UTC where it names no time zone).
-        on_missing: "error" fails the request naming all unknown ids; "null" answers null for them.
+        outputs: which outputs to return; empty means the model's default outputs.
+        as_of: only edges with time <= as_of are used: an integer in the unit of the graph's edge times, or
+            a datetime (UTC if it has no time zone).
+        on_missing: "error" fails the request with a list of all unknown ids; "null" returns null for them.
         deadline: absolute time on `time.monotonic()`'s clock, seconds; None means the server's
             default.
         request_id: for logs and traces.
-        degraded: "allow" takes an answer that used a fallback (`engine/fallbacks.py`), "refuse" would
-            rather have Unavailable.
-        attributes: name -> string, number or truth value: what routing rules may look at.
-        key: requests of one key get the same version in an A/B test; "" draws by chance.
+        degraded: "allow" accepts an answer that used a fallback (`engine/fallbacks.py`), "refuse" raises
+            Unavailable instead.
+        attributes: name -> string, number or bool, for routing rules.
+        key: requests with the same key get the same version in an A/B test; "" chooses at random.
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
-        client: the authenticated caller; "" where authentication is off.
-        tags: labels of the caller's own, which the prediction log keeps.
-        traceparent: W3C trace context that the request belongs to; "" for none.
-        is_copy: a copy of the real request, to compare versions; no caller gets its answer.
+        client: name of the authenticated client; "" without authentication.
+        tags: the caller's labels, stored in the prediction log.
+        traceparent: W3C trace context that the request belongs to; "" without one.
+        is_copy: a copy of a real request, to compare versions; no caller gets the answer.
     """
 
     model: str
@@ -115,16 +115,16 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         model, version: which model version answered.
-        graph_version: id of the snapshot it was computed on.
+        graph_version: id of the snapshot that it was computed on.
         outputs: output name -> array with one row for each requested item, in request order
             (embedding float32 [n, d]; logits float32 [n, c]; probabilities float32 [n, c] or [n];
             label int64 [n]).
-        missing: bool [n], rows that are null because the node is unknown; None when none is.
-        degraded: fallbacks that the answer used; empty at full quality.
-        timings_ms: stage -> milliseconds ("queue", "compute", ...); of a pipeline, step -> milliseconds.
-        parts: of a pipeline, step -> "model/version" that answered it; empty otherwise.
-        graph_through_ms: on a live graph, everything that happened until then is in the answer, ms since
-            1970; 0 on a snapshot.
+        missing: bool [n], rows that are null because the node is unknown; None if all are known.
+        degraded: fallbacks that were used; empty at full quality.
+        timings_ms: stage -> milliseconds ("queue", "compute", ...); for a pipeline, step -> milliseconds.
+        parts: for a pipeline, step -> "model/version" that answered; empty otherwise.
+        graph_through_ms: on a live graph, the answer includes all events until this time, ms since 1970; 0
+            on a snapshot.
     """
 
     model: str
@@ -138,7 +138,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     graph_through_ms: int = 0
 
     def graph_age_ms(self, now_s: float) -> int:
-        """How long ago the graph of the answer had everything that had happened, ms.
+        """Return the age of the graph state that the answer was computed on, ms.
 
         Args:
             now_s: the time, seconds since 1970.
@@ -146,15 +146,15 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         return max(0, int(now_s * 1e3) - self.graph_through_ms)
 
 
-#: Takes the outcome of a request: a `ScoreResult`, or a `HoplineError` in its place.
+#: A callback for the outcome of a request: a `ScoreResult` or a `HoplineError`.
 Deliver: TypeAlias = Callable[[Any], object]
 
 
 class Ticket(Protocol):
-    """A request that was handed in."""
+    """A request that was submitted."""
 
     def cancel(self) -> object:
-        """Withdraw it: its outcome is not delivered, and not computed where that can be spared."""
+        """Withdraw the request: its outcome is not delivered, and not computed if that can be avoided."""
         ...
 
 
@@ -164,7 +164,7 @@ class TensorInfo:
 
     Attributes:
         datatype: OIP name: INT64, BYTES, FP32.
-        shape: -1 where it varies.
+        shape: -1 for a variable dimension.
         optional: may be left out of a request.
     """
 
@@ -176,21 +176,21 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a transport tells about one model version.
+    """The description of one model version that transports return.
 
     Attributes:
-        versions: all versions of the model that can be asked for.
-        version: the one described.
-        state: "READY", "LOADING", "UNAVAILABLE".
+        versions: all versions of the model that can be requested.
+        version: the described version.
+        state: "READY", "LOADING" or "UNAVAILABLE".
         reason: why it is not ready, else "".
-        kind: "node" (takes `node_ids`), "link" (takes `src_ids` and `dst_ids`), "tabular" (takes columns)
-            or "pipeline" (takes what its steps read).
-        id_kind: "int" or "string": what external ids of the model's node type are; "none" where it reads
-            no graph.
+        kind: "node" (reads `node_ids`), "link" (reads `src_ids` and `dst_ids`), "tabular" (reads columns)
+            or "pipeline" (reads what its steps read).
+        id_kind: "int" or "string", the type of external ids of the model's node type; "none" if the model
+            reads no graph.
         inputs, outputs: the OIP interface.
-        default_outputs: what an empty `ScoreRequest.outputs` means.
+        default_outputs: the outputs for an empty `ScoreRequest.outputs`.
         graph_version: snapshot id served.
-        properties: anything else worth showing (task, fanouts, classes, parity …), JSON-able.
+        properties: other properties (task, fanouts, classes, parity …), JSON-able.
     """
 
     name: str
@@ -207,9 +207,9 @@ class ModelInfo:
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: Called with a stage's label and the part of it that is done, 0 to 1.
+#: A callback with a stage's label and the finished part of the stage, 0 to 1.
 Progress: TypeAlias = Callable[[str, float], None]
 
 
 def silent(stage: str, done: float) -> None:
-    """A `Progress` that shows nothing."""
+    """Ignore progress: a `Progress` that shows nothing."""

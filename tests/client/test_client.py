@@ -157,13 +157,13 @@ def test_a_time_cut_may_be_a_number_or_a_moment(
 def test_one_value_where_a_list_is_due_is_refused(make: Any, server: RunningServer) -> None:
     client = make(server.url)
     for call, text in (
-        (lambda: client.score("people", "n1"), r"nodes must be a list of ids, such as \['n1'\]"),
-        (lambda: client.score("sage", 42), r"nodes must be a list of ids, such as \[42\]"),
+        (lambda: client.score("people", "n1"), r"nodes must be a list of ids, for example \['n1'\]"),
+        (lambda: client.score("sage", 42), r"nodes must be a list of ids, for example \[42\]"),
         (lambda: client.score("sage", [1], outputs="label"), r"outputs must be a list of names"),
         (lambda: client.score("table", columns={"category": "ab"}), r"column 'category' must be a list"),
         (lambda: client.score_pairs("link", ["ab"]), r"each pair must be a list of two ids"),
         (lambda: client.score_pairs("link", (1, 2)), r"each pair must be a list of two ids"),
-        (lambda: client.score_pairs("link", [(1, 2, 3)]), r"each pair is \(source, destination\)"),
+        (lambda: client.score_pairs("link", [(1, 2, 3)]), r"each pair must be \(source, destination\)"),
     ):
         with pytest.raises(errors.BadRequest, match=text):
             call()
@@ -200,7 +200,7 @@ def test_nan_is_not_sent_as_if_it_were_absent(make: Any, server: RunningServer) 
         (lambda: client.score("sage", [1], timeout=float("nan")), "timeout is NaN"),
         (lambda: client.send_events([remove, remove | {"time": float("nan")}]), "event 1: time is NaN"),
         (lambda: client.send_events([remove | {"id": np.float64("nan")}]), "event 0: id is NaN"),
-        (lambda: client.score("sage", [object()]), "cannot be written as JSON"),
+        (lambda: client.score("sage", [object()]), "cannot be encoded as JSON"),
     ):
         with pytest.raises(errors.BadRequest, match=text):
             call()
@@ -209,12 +209,12 @@ def test_nan_is_not_sent_as_if_it_were_absent(make: Any, server: RunningServer) 
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("127.0.0.1:8700", "begins with http://, as http://127.0.0.1:8700"),
-        ("localhost:8700", "begins with http://, as http://localhost:8700"),
-        ("grpc://localhost:8701", "begins with http://, as http://localhost:8701"),
-        ("http://", "names no host"),
-        ("http://[::1", "no address of a server"),
-        ("", "no address of a server"),
+        ("127.0.0.1:8700", "must begin with http://, for example http://127.0.0.1:8700"),
+        ("localhost:8700", "must begin with http://, for example http://localhost:8700"),
+        ("grpc://localhost:8701", "must begin with http://, for example http://localhost:8701"),
+        ("http://", "has no host"),
+        ("http://[::1", "not a server URL"),
+        ("", "not a server URL"),
     ],
 )
 def test_an_address_without_scheme_or_host_is_refused(url: str, text: str) -> None:

@@ -77,7 +77,7 @@ def test_score_says_what_is_wrong(server: RunningServer) -> None:
         invoke("score", "sage", "x", "--url", server.url)
     with pytest.raises(BadRequest, match="'4_1' is not an integer"):
         invoke("score", "sage", "4_1", "--url", server.url)
-    with pytest.raises(BadRequest, match="begins with http://, as http://127"):
+    with pytest.raises(BadRequest, match="must begin with http://, for example http://127"):
         invoke("score", "sage", "1", "--url", "127.0.0.1:8700")
     with pytest.raises(BadRequest, match="not a pair source,destination"):
         invoke("score", "link", "1", "--pairs", "--url", server.url)

@@ -83,8 +83,8 @@ def test_check_names_each_difference_of_the_schema(graph, url, redis_server):
     redis_server.call("SET", "hopline:node:schema", json.dumps(told))
     checked = run("check", "--store", url, "--graph", graph.path)
     assert checked.exit_code == 1
-    assert "schema: dim is 5 in the store, 4 is expected" in checked.stdout
-    assert "schema: dtype is float16 in the store, float32 is expected" in checked.stdout
+    assert "schema: dim is 5 in the store, but 4 is expected" in checked.stdout
+    assert "schema: dtype is float16 in the store, but float32 is expected" in checked.stdout
 
 
 def test_check_compares_rows_as_the_store_rounds_them(tmp_path, url, graph):
@@ -98,7 +98,7 @@ def test_check_compares_rows_as_the_store_rounds_them(tmp_path, url, graph):
     checked = run("check", "--store", url, "--graph", graph.path)
     assert checked.exit_code == 1
     assert checked.stdout == (
-        "node: different\n  schema: dtype is float16 in the store, float32 is expected\n"
+        "node: different\n  schema: dtype is float16 in the store, but float32 is expected\n"
     )
 
 
@@ -110,7 +110,7 @@ def test_every_node_type_with_features_is_copied_or_the_one_that_is_named(tmp_pa
     checked = run("check", "--store", url, "--graph", graph.path)
     assert checked.exit_code == 1
     assert f"{types[0]}: same" in checked.stdout
-    assert f"no feature group {types[1]!r}; there are: {types[0]!r}" in checked.stdout
+    assert f"no feature group {types[1]!r}; known groups: {types[0]!r}" in checked.stdout
     assert run("load", "--store", url, "--graph", graph.path).exit_code == 0
     assert run("check", "--store", url, "--graph", graph.path).exit_code == 0
 

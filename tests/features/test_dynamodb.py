@@ -414,7 +414,7 @@ async def test_an_unknown_group_is_told_with_those_there_are(behind):
     store, _, _ = behind
     await store.create(FeatureGroup("merchant", 2))
     with pytest.raises(
-        FeatureGroupNotFound, match="no feature group 'acount'; there are: 'account', 'merchant'"
+        FeatureGroupNotFound, match="no feature group 'acount'; known groups: 'account', 'merchant'"
     ):
         await store.describe("acount")
     for name in ("", "a:b", ":groups"):
@@ -442,7 +442,7 @@ async def test_the_table_is_made_by_request_and_is_paid_by_request(port):
 async def test_a_table_that_is_still_to_be_made_has_no_groups(port):
     store = DynamoDbStore(url(port), "features.store")
     await store.open()
-    with pytest.raises(FeatureGroupNotFound, match="there are: none"):
+    with pytest.raises(FeatureGroupNotFound, match="known groups: none"):
         await store.describe("account")
     await store.create(GROUP)
     assert await store.describe("account") == GROUP
@@ -474,7 +474,7 @@ async def test_a_table_with_another_key_is_a_config_error(port):
         )
     told = await refusal(url(port, "other-key", ""))
     assert told.startswith("features.store: ")
-    assert "partition key must be the string 'key'" in told
+    assert "must be only the partition key 'key'" in told
 
 
 async def test_a_wrong_address_is_a_config_error(port, between):

@@ -184,7 +184,7 @@ async def test_rows_that_cannot_be_used_are_counted_and_named(repository):
         "mixed 2: feature 'embedding' has 2 numbers, not 3",
         "mixed 3: feature 'embedding' has 4 numbers, not 3",
         "mixed 2: feature 'embedding' has 2 numbers, not 3",
-        "mixed 4: 1 of 4 features are absent",
+        "mixed 4: 1 of 4 features are missing",
     )
     await store.close()
 
@@ -216,7 +216,7 @@ async def test_a_feature_service_is_a_group_of_several_views(repository):
     assert group == FeatureGroup("both", 2, feature_names=("again__f", "first__f"))
     rows = await store.fetch(group, [2, 1, 3, 4])
     check_rows(rows, [[20, 2], [10, 1], [0, 0], [0, 0]], [True, True, False, False])
-    assert rows.problems == ("both 3: 1 of 2 features are absent",)
+    assert rows.problems == ("both 3: 1 of 2 features are missing",)
     await store.close()
 
 
@@ -245,10 +245,10 @@ async def test_a_view_that_changed_is_a_mismatch_not_a_shifted_row(repository):
         "view", [ACCOUNT], [Field(name="c", dtype=Float32), a], {"account_id": [1], "a": 1.0, "c": 3.0}
     )
     assert (await store.describe("view")).dim == 2
-    with pytest.raises(FeatureSchemaMismatch, match="features c, a; asked for were a, b"):
+    with pytest.raises(FeatureSchemaMismatch, match="features c, a; expected a, b"):
         await store.fetch(group, [1])
     check_rows(await store.fetch(FeatureGroup("view", 2), [1]), [[3, 1]])
-    with pytest.raises(FeatureSchemaMismatch, match="dim 2 is stored, 3 was asked for"):
+    with pytest.raises(FeatureSchemaMismatch, match="the store has dim 2, but 3 was requested"):
         await store.fetch(FeatureGroup("view", 3), [1])
     await store.close()
 
@@ -261,10 +261,10 @@ async def test_views_that_cannot_be_rows_say_why(repository):
     repository.add("nobody", [], [number])
     store = await repository.open()
     for name, why in {
-        "pair": "must have one join key; it has 'account_id', 'device_id'",
-        "nobody": "must have one join key; it has none",
+        "pair": "must have one join key, but has 'account_id', 'device_id'",
+        "nobody": "must have one join key, but has none",
         "words": "'words' has no numeric features",
-        "endless": "how long is the array 'f'? Set vector_length",
+        "endless": "the length of array 'f' is unknown; set vector_length",
     }.items():
         with pytest.raises(FeatureStoreError, match="Feast repository") as caught:
             await store.describe(name)
@@ -274,15 +274,15 @@ async def test_views_that_cannot_be_rows_say_why(repository):
 
 async def test_an_unknown_group_is_told_with_those_there_are(store):
     with pytest.raises(
-        FeatureGroupNotFound, match="'acount'; there are: 'account', 'many', 'merchant', 'single'"
+        FeatureGroupNotFound, match="'acount'; known groups: 'account', 'many', 'merchant', 'single'"
     ):
         await store.describe("acount")
 
 
 async def test_it_is_read_only(store):
-    with pytest.raises(FeatureStoreError, match="read only"):
+    with pytest.raises(FeatureStoreError, match="read-only"):
         await store.create(ACCOUNTS.group)
-    with pytest.raises(FeatureStoreError, match="read only"):
+    with pytest.raises(FeatureStoreError, match="read-only"):
         await store.write(ACCOUNTS.group, ACCOUNTS.ids, ACCOUNTS.values)
 
 
@@ -346,7 +346,7 @@ async def test_an_answer_that_is_short_is_refused(store):
 
     await store.describe("account")
     store._feast.get_online_features = short
-    with pytest.raises(FeatureStoreError, match="did not answer 3 values of 'account__"):
+    with pytest.raises(FeatureStoreError, match="did not return the 3 requested values of 'account__"):
         await store.fetch(ACCOUNTS.group, [7, 0, 1])
 
 

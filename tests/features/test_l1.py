@@ -339,7 +339,9 @@ def test_a_plan_gives_slots_by_share():
 
 
 def test_a_plan_for_too_little_memory_says_how_much_is_needed():
-    with pytest.raises(ConfigError, match=r"features.memory_bytes: 4096 bytes .* at least \d+ are needed"):
+    with pytest.raises(
+        ConfigError, match=r"features.memory_bytes: 4096 bytes .* at least \d+ are required"
+    ):
         CachePlan.within(10**6, 64, 4096, 2)
 
 

@@ -48,9 +48,9 @@ async def test_a_mapped_store_is_not_written(tmp_path):
     save(tmp_path, [ACCOUNTS])
     store = MemoryStore(f"memory://{tmp_path}")
     await store.open()
-    with pytest.raises(FeatureStoreError, match="read only"):
+    with pytest.raises(FeatureStoreError, match="read-only"):
         await store.write(ACCOUNTS.group, ACCOUNTS.ids, ACCOUNTS.values)
-    with pytest.raises(FeatureStoreError, match="read only"):
+    with pytest.raises(FeatureStoreError, match="read-only"):
         await store.create(ACCOUNTS.group)
 
 
@@ -80,16 +80,16 @@ async def test_ids_of_another_kind_are_missing(tmp_path):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "holds no <group>.npy"),
-        ({"a.npy": np.zeros(3, np.float32)}, r"a.npy must hold \[N, dim\]"),
-        ({"a.npy": np.zeros((3, 2), np.int64)}, "it holds int64"),
+        ({}, "has no <group>.npy"),
+        ({"a.npy": np.zeros(3, np.float32)}, r"a.npy must be \[N, dim\]"),
+        ({"a.npy": np.zeros((3, 2), np.int64)}, "it is int64"),
         ({"a.npy": b"no array"}, "cannot be read as .npy"),
-        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.arange(2)}, "must hold 3 integers or strings"),
-        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.zeros(3)}, "must hold 3 integers or strings"),
-        ({"a.npy": np.zeros((3, 2)), "a.json": b"{}"}, "is no feature group"),
+        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.arange(2)}, "must have 3 integers or strings"),
+        ({"a.npy": np.zeros((3, 2)), "a.ids.npy": np.zeros(3)}, "must have 3 integers or strings"),
+        ({"a.npy": np.zeros((3, 2)), "a.json": b"{}"}, "is not a feature group"),
         (
             {"a.npy": np.zeros((3, 2)), "a.json": b'{"name":"a","dim":3,"dtype":"float64"}'},
-            "describes .* holds",
+            "describes .* has",
         ),
     ],
 )

@@ -102,8 +102,8 @@ async def test_a_file_of_others_is_not_changed(tmp_path):
     ("columns", "said"),
     [
         ({"key": [1], "f": [1.0]}, "no column 'id'"),
-        ({"id": [1], "f": ["a"]}, "features are one column of lists"),
-        ({"id": [1], "f": [[1.0]], "g": [2.0]}, "features are one column of lists"),
+        ({"id": [1], "f": ["a"]}, "features must be one column of lists"),
+        ({"id": [1], "f": [[1.0]], "g": [2.0]}, "features must be one column of lists"),
     ],
 )
 async def test_a_file_that_cannot_be_used_is_named_with_the_setting(tmp_path, columns, said):
@@ -126,7 +126,7 @@ async def test_a_file_that_is_no_parquet_is_named_with_the_setting(tmp_path):
     ("columns", "said"),
     [
         ({"id": [1, None], "f": [1.0, 2.0]}, "column 'id' has 1 nulls"),
-        ({"id": [1.5, 2.5], "f": [1.0, 2.0]}, "must hold integers or strings"),
+        ({"id": [1.5, 2.5], "f": [1.0, 2.0]}, "must have integers or strings"),
         ({"id": [1, 2], "f": [1.0, None]}, "column 'f' has nulls"),
         ({"id": [1, 2], "f": [[1.0], [1.0, 2.0]]}, "lists of different lengths"),
         ({"id": [1, 2], "f": [[1.0], None]}, "lists of different lengths"),

@@ -151,9 +151,9 @@ async def test_a_store_without_group_names_has_the_group_node(opened):
         group = await store.describe("node")
         assert group == FeatureGroup("node", 8)
         check_rows(await store.fetch(group, [3, 3, 10]), PAPERS.values[[3, 3, 0]], [True, True, False])
-        with pytest.raises(FeatureGroupNotFound, match="there are: 'node'"):
+        with pytest.raises(FeatureGroupNotFound, match="known groups: 'node'"):
             await store.describe("paper")
-        with pytest.raises(FeatureStoreError, match="one group, 'node'"):
+        with pytest.raises(FeatureStoreError, match="only the group 'node'"):
             await store.create(PAPERS.group)
         assert await store.describe("node") == group
 
@@ -161,7 +161,7 @@ async def test_a_store_without_group_names_has_the_group_node(opened):
 async def test_to_ask_for_an_unknown_group_makes_none(opened):
     graph = filled(HeteroData(), [PAPERS])
     store = await opened(graph)
-    with pytest.raises(FeatureGroupNotFound, match="no feature group 'papers'; there are: 'paper'"):
+    with pytest.raises(FeatureGroupNotFound, match="no feature group 'papers'; known groups: 'paper'"):
         await store.describe("papers")
     with pytest.raises(FeatureGroupNotFound):
         await store.fetch(FeatureGroup("papers", 8), [1])
@@ -214,7 +214,7 @@ async def test_a_row_that_a_store_has_twice_is_invalid(opened):
     store = await opened(filled(Twice(), [PAPERS]))
     rows = await store.fetch(PAPERS.group, [4, 5, 6])
     check_rows(rows, PAPERS.values[4:7], [True, False, True])
-    assert rows.problems == ("paper 5: the store has 2 rows of this number",)
+    assert rows.problems == ("paper 5: the store has 2 rows with this number",)
 
 
 async def test_rows_of_the_wrong_length_are_counted_and_named(opened):
@@ -275,7 +275,7 @@ async def test_rows_that_are_matrices_are_refused(opened):
 async def test_a_write_that_would_leave_a_gap_is_refused(opened, ids):
     store = await opened(filled(HeteroData(), [PAPERS]))
     with pytest.raises(
-        FeatureStoreError, match="rows 0 … 9; ids must be among them or follow without a gap"
+        FeatureStoreError, match="rows 0 … 9; ids must be among them or continue without a gap"
     ):
         await store.write(PAPERS.group, ids, np.zeros((len(ids), 8), np.float32))
     check_rows(await store.fetch(PAPERS.group, [*range(12)][:10]), PAPERS.values)
@@ -283,7 +283,7 @@ async def test_a_write_that_would_leave_a_gap_is_refused(opened, ids):
 
 async def test_feature_names_are_refused_not_dropped(opened):
     store = await opened(HeteroData())
-    with pytest.raises(FeatureStoreError, match="keeps no feature names"):
+    with pytest.raises(FeatureStoreError, match="cannot store feature names"):
         await store.create(FeatureGroup("paper", 1, feature_names=("a",)))
 
 

@@ -51,7 +51,9 @@ def test_writers_of_one_layout_share_it_and_it_outlives_them(path):
 def test_another_layout_is_refused_while_somebody_uses_it(path):
     first = SharedFile.join(path, LAYOUT, 100, 0)
     put(first, b"row")
-    with pytest.raises(ConfigError, match=r"^features.shared_file: .*server.workers is 2 there, 3 here"):
+    with pytest.raises(
+        ConfigError, match=r"^features.shared_file: .*server.workers is 2 in the file, 3 in this process"
+    ):
         SharedFile.join(path, OTHER, 100, 1)
     assert got(first, 3) == b"row"
     first.close()
@@ -78,7 +80,7 @@ def test_rows_of_another_boot_are_not_used(path, monkeypatch):
 
 def test_a_number_is_given_once(path):
     first = SharedFile.join(path, LAYOUT, 100, 0)
-    with pytest.raises(ConfigError, match=r"^features.shared_file: another process .* number 0"):
+    with pytest.raises(ConfigError, match=r"^features.shared_file: another process .* writer 0"):
         SharedFile.join(path, LAYOUT, 100, 0)
     first.close()
     SharedFile.join(path, LAYOUT, 100, 0).close()

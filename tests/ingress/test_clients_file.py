@@ -64,16 +64,19 @@ def test_a_file_is_read() -> None:
     ("text", "message"),
     [
         ("[clients", "not valid TOML"),
-        ("[client.a]", "'client': there are only"),
-        ("clients = 3", "'clients': there are only"),
+        ("[client.a]", "'client': only"),
+        ("clients = 3", "'clients': only"),
         ('[clients.a]\nscores = ["x"]', "client 'a'.*scores.*did you mean 'score'"),
         ('[clients.a]\nscore = "fraud"', "client 'a'.*score"),
         ('[clients.a]\nscore = [""]', "client 'a'.*score"),
-        ('[clients."token:ada"]', "client 'token:ada': names with 'token:' before them are of tokens"),
+        (
+            '[clients."token:ada"]',
+            "client 'token:ada': names that begin with 'token:' are reserved for tokens",
+        ),
         ("[clients.a]\nrate_per_s = 0", "client 'a'.*rate_per_s"),
         ("[clients.a]\nrate_per_s = inf", "client 'a'.*rate_per_s"),
         ("[clients.a]\nrate_per_s = 1\nburst = 0", "client 'a'.*burst"),
-        ("[clients.a]\nburst = 5", "client 'a': burst needs rate_per_s"),
+        ("[clients.a]\nburst = 5", "client 'a': burst also needs rate_per_s"),
         ('[clients.a]\npriority = "urgent"', "client 'a'.*urgent"),
         ('[[clients.a.keys]]\nid = "k"\nsha256 = "abc"', "client 'a'.*sha256"),
         (f'[[clients.a.keys]]\nid = "k"\nsha256 = "{ONE}"\nexpires = 2027-01-01T00:00:00', "a.*expires"),
@@ -92,7 +95,9 @@ def test_a_wrong_file_is_refused_with_its_place(text: str, message: str) -> None
 
 
 def test_an_absent_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"auth.clients_file: .*does not exist; `hopline auth new-key`"):
+    with pytest.raises(
+        ConfigError, match=r"auth.clients_file: .*does not exist; create it with `hopline auth new-key`"
+    ):
         read_clients(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_clients(tmp_path)
@@ -137,8 +142,8 @@ def test_adding_and_removing_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("client", "grant", "message"),
     [
-        ("new", None, "there is no client 'new': say what a new one may do"),
-        ("payments", Grant(("x",)), "'payments' exists already: change its permissions in the file"),
+        ("new", None, "unknown client 'new': give the permissions of a new client"),
+        ("payments", Grant(("x",)), "'payments' exists: change its permissions in the file"),
         ("a\nb", Grant(("x",)), "by hand"),
     ],
 )
@@ -154,9 +159,9 @@ def test_keys_that_cannot_be_removed(tmp_path: Path) -> None:
     file = tmp_path / "clients.toml"
     inline = f'[clients.a]\nkeys = [{{id = "k", sha256 = "{ONE}"}}]\n'
     for text, client, id, message in [
-        (FILE, "nobody", None, "there is no client 'nobody'; there are: payments, a b"),
-        (FILE, "payments", None, "name one key of client 'payments'; there are: k1, k2"),
-        (FILE, "payments", "k9", "there are: k1, k2"),
+        (FILE, "nobody", None, "unknown client 'nobody'; known clients: payments, a b"),
+        (FILE, "payments", None, "give the id of one key of client 'payments'; its keys: k1, k2"),
+        (FILE, "payments", "k9", "its keys: k1, k2"),
         (inline, "a", "k", "by hand"),
     ]:
         file.write_text(text)
@@ -234,8 +239,8 @@ def test_commands_make_list_and_revoke(tmp_path: Path, monkeypatch: pytest.Monke
         (["new-key", "a", "--score", "x", "--priority", "urgent"], BadRequest, "urgent"),
         (["new-key", "a", "--score", "x", "--burst", "5"], BadRequest, "--burst needs --rate"),
         (["new-key", "a", "--score", "x", "--rate", "1e12"], BadRequest, "rate_per_s"),
-        (["new-key", "a"], ConfigError, "say what a new one may do"),
-        (["revoke", "a"], ConfigError, "no client 'a'"),
+        (["new-key", "a"], ConfigError, "give the permissions of a new client"),
+        (["revoke", "a"], ConfigError, "unknown client 'a'"),
         (["list"], ConfigError, "does not exist"),
     ],
 )

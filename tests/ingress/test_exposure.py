@@ -53,10 +53,10 @@ def test_others_are_not_let_in_unasked(caplog: pytest.LogCaptureFixture, tmp_pat
     [
         ({"clients_file": "c", "allow_anonymous": True}, "auth.allow_anonymous: contradicts"),
         ({"jwt_key_file": "a", "jwt_jwks_file": "b"}, "auth.jwt_key_file: set it or"),
-        ({"jwt_key_file": "a", "jwt_audience": "h"}, "auth.jwt_issuer: has to be set"),
-        ({"jwt_jwks_file": "a", "jwt_issuer": "h"}, "auth.jwt_audience: has to be set"),
-        ({"jwt_issuer": "i", "jwt_audience": "a"}, "auth.jwt_issuer: needs auth.jwt_key_file"),
-        ({"jwt_audience": "a"}, "auth.jwt_audience: needs auth.jwt_key_file"),
+        ({"jwt_key_file": "a", "jwt_audience": "h"}, "auth.jwt_issuer: must be set"),
+        ({"jwt_jwks_file": "a", "jwt_issuer": "h"}, "auth.jwt_audience: must be set"),
+        ({"jwt_issuer": "i", "jwt_audience": "a"}, "auth.jwt_issuer: also needs auth.jwt_key_file"),
+        ({"jwt_audience": "a"}, "auth.jwt_audience: also needs auth.jwt_key_file"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:

@@ -83,14 +83,14 @@ def test_a_key_is_its_client_however_it_is_presented(door: Door) -> None:
     ("authorization", "api_key", "message"),
     [
         (None, None, "authentication required"),
-        (None, "", "not known here"),
-        (None, "hopline_0_x", "not known here"),
-        ("Bearer hopline_0_x", None, "not known here"),
-        ("Basic YTpi", None, "has to be Bearer"),
+        (None, "", "unknown API key"),
+        (None, "hopline_0_x", "unknown API key"),
+        ("Bearer hopline_0_x", None, "unknown API key"),
+        ("Basic YTpi", None, "must be Bearer"),
         ("Bearer", None, "neither a key of this server nor a JSON Web Token"),
         ("Bearer x", "y", "not both"),
         ("Bearer \xff".encode("latin-1"), None, "neither a key"),
-        (None, b"\xff\xfe", "not known here"),
+        (None, b"\xff\xfe", "unknown API key"),
     ],
 )
 def test_who_is_not_known_is_told_why(door: Door, authorization: Any, api_key: Any, message: str) -> None:
@@ -107,7 +107,7 @@ def test_tokens_are_clients_by_their_subject(door: Door) -> None:
     assert not client.may("score", "churn")
     nobody = door.gate.identify(f"Bearer {door.token('eve')}", None)
     assert not nobody.may("score", "fraud")
-    with pytest.raises(Unauthenticated, match="not known here"):
+    with pytest.raises(Unauthenticated, match="unknown API key"):
         door.gate.identify(None, token)  # a token is no key
 
 
@@ -161,7 +161,7 @@ def test_clients_that_say_nothing_have_the_default_rate(tmp_path: Path) -> None:
         door.gate.identify(f"Bearer {door.token()}", None),
     ):
         client.admit()
-        with pytest.raises(RateLimited, match="2 requests a second, and 1 in a burst"):
+        with pytest.raises(RateLimited, match="2 requests per second, bursts of 1"):
             client.admit()
     fast = door.gate.identify(None, door.key("fast", Grant(("*",), rate_per_s=1000)))
     for _ in range(1000):
@@ -200,7 +200,7 @@ def test_a_broken_file_keeps_the_clients_in_force(door: Door, caplog: pytest.Log
         door.gate.tick()
         door.gate.tick()
         assert len(caplog.records) == 1  # once, not every second
-        assert "the clients in force are kept" in caplog.text
+        assert "the clients file is invalid and was not loaded" in caplog.text
         assert "not valid TOML" in caplog.text
         door.file.unlink()
         door.gate.tick()

@@ -50,7 +50,7 @@ def test_a_refusal_names_the_permission_and_what_it_is_given_for() -> None:
     client = Client("payments", Permissions(score=("fraud", "risk-*")))
     with pytest.raises(PermissionDenied, match=r"'payments' may not score model 'churn'.* fraud, risk-\*$"):
         client.check("score", "churn")
-    with pytest.raises(PermissionDenied, match=r"'payments' may not change the server.* for nothing"):
+    with pytest.raises(PermissionDenied, match=r"'payments' may not change the server.* covers nothing"):
         client.check("admin", SERVER)
 
 
@@ -66,7 +66,7 @@ def test_a_client_above_its_rate_is_told_when_to_come_back() -> None:
     client = Client("c", Permissions(), bucket=LocalBucket(Rate(4, 2)), clock=clock.monotonic_ns)
     client.admit()
     client.admit()
-    with pytest.raises(RateLimited, match="'c' may send 4 requests a second, and 2 in a burst") as caught:
+    with pytest.raises(RateLimited, match="'c' may send 4 requests per second, bursts of 2") as caught:
         client.admit()
     assert caught.value.retry_after_s == 0.25
     clock.pass_s(0.25)

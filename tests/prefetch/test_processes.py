@@ -165,7 +165,7 @@ def test_workers_do_not_wait_for_a_stopped_prefetcher(places: Places) -> None:
                 assert max(load.seconds) < 0.4
             finally:
                 prefetcher.signal(signal.SIGCONT)
-            server.wait_for("answers again")
+            server.wait_for("responds again")
             before = server.metric(DONE)
             load.more(50)
             assert server.metric(DONE) > before
@@ -201,4 +201,4 @@ def test_rows_outlive_a_restart_and_another_layout_does_not_touch_them(places: P
         _, error = popen.communicate(timeout=30)
         assert popen.returncode == 1
         assert "features.shared_file" in error
-        assert "server.workers is 1 there, 2 here" in error
+        assert "server.workers is 1 in the file, 2 in this process" in error

@@ -47,10 +47,10 @@ def test_numbers_and_iso_8601_are_read(value: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (1.5, "an integer is needed"),
+        (1.5, "expected an integer"),
         (2.0**53, "below 2\\^53"),
-        (float("inf"), "an integer is needed"),
-        (float("nan"), "an integer is needed"),
+        (float("inf"), "expected an integer"),
+        (float("nan"), "expected an integer"),
         ("1300000000", "a number as text"),
         ("20110313", "a number as text"),
         ("yesterday", "ISO 8601 such as '2011-03-13T07:06:40Z'"),
@@ -111,10 +111,10 @@ def test_tensors_have_numbers_and_text(tensor: Any, want: Any) -> None:
 
 def test_other_tensors_are_refused() -> None:
     for tensor, text in (
-        (("INT64", [2], [1, 2]), "holds 2 values"),
+        (("INT64", [2], [1, 2]), "has 2 values"),
         (("FP64", [1], [1.5]), "not whole numbers"),
         (("FP32", [1], [1.3e9]), "below 16777216"),
-        (("BOOL", [1], [True]), "INT64 is needed"),
+        (("BOOL", [1], [True]), "expected INT64"),
         (("BYTES", [1], ["soon"]), "ISO 8601"),
     ):
         with pytest.raises(BadRequest, match=text):

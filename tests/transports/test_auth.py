@@ -219,8 +219,8 @@ def test_lists_show_what_the_client_may_read(door: Door) -> None:
     ("headers", "message"),
     [
         ({}, "authentication required"),
-        ({"x-api-key": "hopline_made_up"}, "not known here"),
-        ({"authorization": "Basic YTpi"}, "has to be Bearer"),
+        ({"x-api-key": "hopline_made_up"}, "unknown API key"),
+        ({"authorization": "Basic YTpi"}, "must be Bearer"),
         ({"authorization": f"Bearer {token(ttl_s=-60)}"}, "the token has expired"),
         ({"authorization": f"Bearer {token(nbf=time.time() + 86_400, ttl_s=172_800)}"}, "not valid yet"),
         ({"authorization": f"Bearer {token(secret=SECRET[::-1])}"}, "signature is not the issuer's"),
@@ -315,7 +315,7 @@ def test_a_client_above_its_rate_is_refused_by_both_transports_together(door: Do
         f"{INFER}/ModelInfer", infer("sage"), **{"x-api-key": door.keys["slow"]}
     )
     assert status == "RESOURCE_EXHAUSTED"
-    assert "'slow' may send 0.01 requests a second, and 2 in a burst" in text
+    assert "'slow' may send 0.01 requests per second, bursts of 2" in text
     assert 90_000 < int(trailers["retry-after-ms"]) <= 100_000
     assert door.score(key="scorer").status_code == 200  # others are not held up
 
@@ -433,9 +433,9 @@ def test_workers_share_keys_and_rates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"server.host": "0.0.0.0"}, "server.host: '0.0.0.0' is reached by others"),
+        ({"server.host": "0.0.0.0"}, "server.host: '0.0.0.0' can be reached by other"),
         ({"auth.clients_file": "absent.toml"}, "auth.clients_file: absent.toml does not exist"),
-        ({"auth.jwt_key_file": "absent.pem"}, "auth.jwt_issuer: has to be set"),
+        ({"auth.jwt_key_file": "absent.pem"}, "auth.jwt_issuer: must be set"),
     ],
 )
 def test_a_server_that_would_let_in_anybody_does_not_start(

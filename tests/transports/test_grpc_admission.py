@@ -76,7 +76,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     ("key", "code", "text"),
     [
         ("", Code.UNAUTHENTICATED, "authentication required"),
-        ("hopline_made_up", Code.UNAUTHENTICATED, "not known here"),
+        ("hopline_made_up", Code.UNAUTHENTICATED, "unknown API key"),
         ("reader", Code.PERMISSION_DENIED, "may not score"),
     ],
 )
@@ -151,7 +151,7 @@ async def test_what_anybody_may_call_takes_little(door: Door, path: str) -> None
     number = door.call(client, path, "")
     client.send(number, b"\0" + (64 * 1024 + 1).to_bytes(4, "big"))
     client.exchange()
-    assert "larger than 65536" in failed(client.answers[number], Code.RESOURCE_EXHAUSTED)
+    assert "the limit is 65536" in failed(client.answers[number], Code.RESOURCE_EXHAUSTED)
     client = Client(door.served)
     number = door.call(client, path, "", grpc_encoding="gzip")
     client.send(number, BOMB)

@@ -102,12 +102,12 @@ async def test_a_message_that_is_too_large_is_refused_before_it_is_sent() -> Non
 def test_a_unary_method_takes_one_whole_message() -> None:
     client = Client(Served())
     for data, what in (
-        (framed(b"a") + framed(b"b"), "takes one message"),
-        (b"\0\0\0\0\2a", "not whole"),
-        (b"\0\0", "not whole"),
+        (framed(b"a") + framed(b"b"), "accepts only one message"),
+        (b"\0\0\0\0\2a", "incomplete"),
+        (b"\0\0", "incomplete"),
     ):
         assert what in failed(raw(client, "/t/Echo", data), Code.INVALID_ARGUMENT)
-    assert "there is none" in failed(client.ask("/t/Echo"), Code.INVALID_ARGUMENT)
+    assert "none was sent" in failed(client.ask("/t/Echo"), Code.INVALID_ARGUMENT)
     assert client.ask("/t/Echo", b"").messages == [b""]
 
 
@@ -382,7 +382,7 @@ def test_requests_of_all_connections_share_one_budget() -> None:
         client.exchange()
     ended = [client.answers[number].ended for client, number in zip(clients, numbers, strict=True)]
     assert ended == [False, False, True, True]
-    assert "2000000 bytes in all" in failed(clients[3].answers[numbers[3]], Code.RESOURCE_EXHAUSTED)
+    assert "2000000 bytes in total" in failed(clients[3].answers[numbers[3]], Code.RESOURCE_EXHAUSTED)
     assert 2 * 830_000 < budget.used <= budget.limit
     client, number = clients[0], numbers[0]
     client.send(number, b"\0")

@@ -72,7 +72,7 @@ FINISHED: dict[str, tuple[str, bytes]] = {
     "no request": (INFER, framed(b"\xff")),
     "no message": (INFER, b"\0"),
     "two messages": (INFER, framed(request()) * 2),
-    "no method": ("/t/No", framed(b"")),
+    "unknown method": ("/t/No", framed(b"")),
     "health": (f"/{HEALTH}/Check", framed(b"")),
     "no health": (f"/{HEALTH}/Check", framed(b"\x0a\x01x")),
     "a stream": (STREAM, framed(request()) * 70),

@@ -108,7 +108,7 @@ def test_contents_are_checked_of_requests_that_look_alike_too() -> None:
     reader.tensors(good)
     del good.raw_input_contents[:]
     good.raw_input_contents.append(b"12345678")
-    with pytest.raises(BadRequest, match=r"tensor 'x' INT64\[2\] needs 16 bytes, 8 were sent"):
+    with pytest.raises(BadRequest, match=r"tensor 'x' INT64\[2\] needs 16 bytes, but 8 were sent"):
         reader.tensors(good)
     good.raw_input_contents.append(b"12345678")
     with pytest.raises(BadRequest, match="1 inputs, but 2 raw_input_contents"):
@@ -118,10 +118,10 @@ def test_contents_are_checked_of_requests_that_look_alike_too() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "1 BYTES values, 0 were sent"),
-        (b"\x01\x00", "begins a length, but only 2 bytes follow"),
-        (b"\x02\x00\x00\x00a", "a value of 2 bytes begins at 4, 1 follow"),
-        (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "1 BYTES values, 4 bytes follow them"),
+        (b"", "1 BYTES values, but 0 were sent"),
+        (b"\x01\x00", "a length begins at byte 0, but only 2 bytes follow"),
+        (b"\x02\x00\x00\x00a", "a value of 2 bytes begins at byte 4, but only 1 bytes follow"),
+        (b"\x01\x00\x00\x00a\x00\x00\x00\x00", "1 BYTES values, but 4 bytes follow the last one"),
     ],
 )
 def test_a_single_string_is_checked_as_many_are(data: bytes, why: str) -> None:
@@ -157,7 +157,7 @@ def test_contents_beside_raw_contents_are_refused_each_time() -> None:
     request.inputs[0].contents.int64_contents.append(1)
     reader = RequestReader()
     for _ in range(2):
-        with pytest.raises(BadRequest, match="has contents, and raw_input_contents is set too"):
+        with pytest.raises(BadRequest, match="contents and raw_input_contents"):
             reader.tensors(outer(request))
 
 
@@ -167,7 +167,7 @@ def test_contents_of_another_type_are_refused(own: list[int]) -> None:
     item = request.inputs.add(name="a", datatype="INT64", shape=[1])
     item.contents.int64_contents.extend(own)
     item.contents.int_contents.append(8)
-    with pytest.raises(BadRequest, match="has int_contents, which would not be read"):
+    with pytest.raises(BadRequest, match="has int_contents, which is ignored"):
         RequestReader().tensors(outer(request))
 
 

@@ -337,7 +337,7 @@ def test_http_1_is_told_what_this_port_is() -> None:
     server.connection_made(client.transport)  # type: ignore[arg-type]
     server.data_received(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
     assert client.transport.written.startswith(b"HTTP/1.1 400")
-    assert b"speaks gRPC" in client.transport.written
+    assert b"serves gRPC" in client.transport.written
     assert client.transport.at_eof
 
 

@@ -51,7 +51,7 @@ async def test_half_a_request_is_refused(host: Host, part: bytes) -> None:
     connection = await half_closed(host, part)
     status, headers, body = await connection.answer()
     assert (status, headers["connection"]) == (400, "close")
-    assert b"ended within a request" in body
+    assert b"closed within a request" in body
     assert await connection.closed()
     await eventually(lambda: not host.endpoint.connections)
 

@@ -38,9 +38,7 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"
     assert "/v3/x" in response.json()["error"]["message"]
-    assert httpx.get(f"{server.url}/v2/x").json() == {
-        "error": "nothing is at /v2/x; see / for what there is"
-    }
+    assert httpx.get(f"{server.url}/v2/x").json() == {"error": "unknown path /v2/x; see / for an overview"}
     for path in ("/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status"):
         assert httpx.get(f"{server.url}{path}").status_code == 404
     response = httpx.get(f"{server.url}/v1/models/sage/score")
@@ -68,7 +66,7 @@ def test_what_belongs_into_the_body_is_refused_in_the_address(
     for _ in range(2):  # a target is remembered
         response = httpx.post(f"{server.url}{path}", json=body)
         assert (response.status_code, response.headers["hopline-error"]) == (400, "bad_request")
-        assert f"'{field}' is in the address, where it is not read" in response.text
+        assert f"'{field}' is in the query string, where it is ignored" in response.text
     other = f"{server.url}/v1/models/sage/score?code=x&api-version=2"
     assert httpx.post(other, json={"nodes": [1]}).status_code == 200
 
@@ -138,7 +136,7 @@ def test_the_repository_index_can_be_of_ready_models(server: RunningServer) -> N
     [
         (b'{"inputs":[]}', b"99", "the body has 13 bytes"),
         (b'{"inputs":[]}', b"x", "is 'x'"),
-        (b'{"inputs":[]}extra', b"13", "belong to none"),
+        (b'{"inputs":[]}extra', b"13", "follow the data of the last input"),
         (b'{"inputs":[{"name":"node_ids","datatype":"INT64","shape":[1]}]}', None, "neither data nor"),
         (
             b'{"inputs":[{"name":"a","datatype":"INT64","shape":[1],"data":[1]}]}',

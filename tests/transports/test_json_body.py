@@ -26,7 +26,7 @@ def test_a_byte_order_mark_is_ignored() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_other_encodings_of_text_are_named(encoding: str) -> None:
-    with pytest.raises(BadRequest, match="UTF-16 or UTF-32; JSON is sent as UTF-8"):
+    with pytest.raises(BadRequest, match="UTF-16 or UTF-32; send JSON as UTF-8"):
         decode_score('{"nodes":[42]}'.encode(encoding))
 
 
@@ -140,23 +140,26 @@ def test_null_is_as_good_as_absent() -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ('{"nodes":"n1"}', r'at `\$.nodes`; a list is needed: \["n1"\]'),
-        ('{"nodes":42}', r"a list is needed: \[42\]"),
-        ('{"outputs":"label","nodes":[1]}', r'a list is needed: \["label"\]'),
-        ('{"inline":[{"features":1.5}]}', r"\$.inline\[0\].features`; a list is needed: \[1.5\]"),
-        ('{"rows":{"a":1}}', r"got `object` - at `\$.rows`; a list is needed"),
-        ('{"inline":[{"features":[1],"neighbors":"7"}]}', r'neighbors`; a list is needed: \["7"\]'),
+        ('{"nodes":"n1"}', r'at `\$.nodes`; expected a list: \["n1"\]'),
+        ('{"nodes":42}', r"expected a list: \[42\]"),
+        ('{"outputs":"label","nodes":[1]}', r'expected a list: \["label"\]'),
+        ('{"inline":[{"features":1.5}]}', r"\$.inline\[0\].features`; expected a list: \[1.5\]"),
+        ('{"rows":{"a":1}}', r"got `object` - at `\$.rows`; expected a list"),
+        ('{"inline":[{"features":[1],"neighbors":"7"}]}', r'neighbors`; expected a list: \["7"\]'),
         ('{"pairs":[1,2]}', r"at `\$.pairs\[0\]`$"),
         ("[1,2]", r'got `array`; send \{"nodes": \[42\]\}'),
-        ('{"nodes":[42.0]}', "an id is an integer without point and exponent, or a string"),
-        ('{"nodes":[1e3]}', "an id is an integer without point and exponent"),
+        ('{"nodes":[42.0]}', "an id is an integer without decimal point and exponent, or a string"),
+        ('{"nodes":[1e3]}', "an id is an integer without decimal point and exponent"),
         ('{"nodes":[true]}', r"got `bool` - at `\$.nodes\[0\]"),
         ('{"nodes":[[1]]}', r"got `array` - at `\$.nodes\[0\]"),
         ('{"nodes":[9223372036854775808]}', "<= 9223372036854775807"),
-        ('{"node":[1]}', r"unknown field `node` \(did you mean 'nodes'\?\); the fields are nodes, inline"),
+        (
+            '{"node":[1]}',
+            r"unknown field `node` \(did you mean 'nodes'\?\); known fields are nodes, inline",
+        ),
         (
             '{"inline":[{"feature":[1]}]}',
-            r"did you mean 'features'\?\); the fields are features, neighbors",
+            r"did you mean 'features'\?\); known fields are features, neighbors",
         ),
         ('{"nodes":[1],"on_missing":"zero"}', "'zero' - at .*; known are 'error', 'null'"),
         ('{"nodes":[1],"degraded":"no"}', "known are 'allow', 'refuse'"),
@@ -181,9 +184,9 @@ def test_messages_do_not_grow_with_what_was_sent(body: bytes) -> None:
 
 
 def test_messages_of_inference_requests_say_what_would_be_right() -> None:
-    with pytest.raises(BadRequest, match=r"did you mean 'inputs'\?\); the fields are inputs, id"):
+    with pytest.raises(BadRequest, match=r"did you mean 'inputs'\?\); known fields are inputs, id"):
         decode_infer(b'{"input":[]}', None)
     with pytest.raises(BadRequest, match="the inference request is empty; send JSON such as"):
         decode_infer(b"", None)
-    with pytest.raises(BadRequest, match=r"\$.inputs\[0\]`; the fields are name, datatype"):
+    with pytest.raises(BadRequest, match=r"\$.inputs\[0\]`; known fields are name, datatype"):
         decode_infer(b'{"inputs":[{"typ":1}]}', None)

@@ -100,7 +100,7 @@ def test_a_body_that_contradicts_its_path_is_refused(server: RunningServer) -> N
     answer = httpx.post(f"{server.url}/v2/models/people/infer", content=text)
     assert (answer.status_code, answer.json()) == (
         400,
-        {"error": "the path says model 'people', the body 'sage'"},
+        {"error": "the path has model 'people', but the body has 'sage'"},
     )
     versioned = text.replace(b'"id"', b'"model_version":"1","id"')
     answer = httpx.post(f"{server.url}/v2/models/sage/versions/2/infer", content=versioned)

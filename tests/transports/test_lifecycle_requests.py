@@ -138,10 +138,10 @@ def test_refusals_come_back_as_their_classes(server: RunningServer, client: Clie
     with pytest.raises(Conflict, match="no rollout of sage"):
         admin.decide("sage", "promote")
     with pytest.raises(
-        BadRequest, match=r"unknown field `stps` \(did you mean 'steps'\?\); the fields are model"
+        BadRequest, match=r"unknown field `stps` \(did you mean 'steps'\?\); known fields are model"
     ):
         admin.begin_rollout("sage", "1", stps=[5])
-    with pytest.raises(BadRequest, match=r"'max_p99_ratio'.*; the fields are max_error_rate"):
+    with pytest.raises(BadRequest, match=r"'max_p99_ratio'.*; known fields are max_error_rate"):
         admin.begin_rollout("sage", "1", gates={"max_p9_ratio": 2})
     with pytest.raises(
         BadRequest, match=r"'canari' - at .*; known are 'ab', 'blue_green', 'canary', 'shadow'"

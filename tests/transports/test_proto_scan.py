@@ -79,7 +79,7 @@ def test_a_compressed_message_has_its_senders_share(kind: str) -> None:
     data = hostile.field(1, b"sage") + hostile.MESSAGES[kind](2**20, random.Random(0))
     sent = gzip.compress(data)
     assert len(sent) < 16_000
-    with pytest.raises(RequestTooLarge, match=f"of the {len(sent)} bytes|{len(sent)} bytes were sent"):
+    with pytest.raises(RequestTooLarge, match=f"for {len(sent)} bytes sent"):
         RequestReader().read(decompress("gzip", sent, 2**26))
     check_message(LAYOUT, data[: 2**17])  # sent as it is
 
@@ -95,5 +95,5 @@ def test_a_message_that_was_not_compressed_has_the_share_of_a_mebibyte(kind: str
 
 def test_what_is_no_message_is_refused_as_such() -> None:
     for data in (b"\xff", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0a\x05a"):
-        with pytest.raises(BadRequest, match="not a valid ModelInferRequest"):
+        with pytest.raises(BadRequest, match="not a ModelInferRequest"):
             RequestReader().read(decompress("gzip", gzip.compress(data), 1000))

@@ -231,9 +231,9 @@ async def test_no_more_requests_are_under_way_than_allowed(redis):
     [
         ("", "replies", "queues.reply_prefix is not set"),
         ("answers-", "replies", "begin with 'answers-'"),
-        ("replies-", "replies-1 5\r\nPUB secrets 5", "is no topic"),
-        ("replies-", "replies->", "is no topic"),
-        ("replies-", "replies-" + "x" * 250, "is no topic"),
+        ("replies-", "replies-1 5\r\nPUB secrets 5", "is an invalid topic"),
+        ("replies-", "replies->", "is an invalid topic"),
+        ("replies-", "replies-" + "x" * 250, "is an invalid topic"),
     ],
 )
 async def test_replies_go_only_where_they_may(any_broker, prefix, reply_to, said):
@@ -257,7 +257,7 @@ async def test_a_message_that_is_too_large_is_put_aside(redis):
         (dead,) = await desk.read("dead", 1)
         assert await queue.drain(10)
         await queue.close()
-        assert "at most 100000 are read" in dead.headers[REASON]
+        assert "the limit is 100000" in dead.headers[REASON]
 
 
 async def test_a_large_request_is_answered_and_its_long_id_is_none(redis):

@@ -68,7 +68,7 @@ def test_an_edge_type_without_a_name_stands_alone(field: str) -> None:
     """It is the node type's only edge type, whose name may not stand beside it with another list."""
     values = {"neighbors": "[4]", "edge_weight": "[1]", "edge_attr": "[[1]]"}[field]
     body = f'{{"inline":[{{"features":[1],"{field}":{{"":{values},"a__r__b":{values}}}}}]}}'
-    with pytest.raises(BadRequest, match="edges of type '' and of other types"):
+    with pytest.raises(BadRequest, match="has edge type '' and others"):
         score_request("m", None, decode_score(body.encode()), None, "")
 
 
@@ -83,7 +83,7 @@ def test_rows_and_columns_say_the_same() -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b'{"rows":[]}', "there are none"),
+        (b'{"rows":[]}', "rows is empty"),
         (b'{"rows":[{"a":1},{"b":1}]}', r"rows\[1\] has no column 'a'"),
         (b'{"rows":[{"a":1},{"a":1,"b":1}]}', r"rows\[1\] has column 'b'"),
         (b'{"rows":[{"a":1}],"columns":{"a":[1]}}', "either rows or columns"),
@@ -97,7 +97,7 @@ def test_ragged_rows_are_named(body: bytes, text: str) -> None:
 def test_path_and_body_must_agree_on_the_version() -> None:
     body = decode_score(b'{"nodes":[1],"version":"2"}')
     assert score_request("m", "2", body, None, "").version == "2"
-    with pytest.raises(BadRequest, match="path says version '1', the body '2'"):
+    with pytest.raises(BadRequest, match="path has version '1', but the body has '2'"):
         score_request("m", "1", body, None, "")
 
 

@@ -76,7 +76,7 @@ def test_wrong_values_are_named(datatype: str, shape: list[int], values: list[An
     ],
 )
 def test_nested_json_of_another_form_than_the_shape_is_refused(shape: list[int], values: list[Any]) -> None:
-    with pytest.raises(BadRequest, match="flat, or nested as the shape is"):
+    with pytest.raises(BadRequest, match="flat, or nested according to the shape"):
         decode_values("x", "FP32", shape, values)
 
 
@@ -121,5 +121,5 @@ def test_ids_that_would_lose_something_are_refused(tensor: Tensor) -> None:
 
 
 def test_raw_length_must_fit_the_shape() -> None:
-    with pytest.raises(BadRequest, match="needs 16 bytes, 15 were sent"):
+    with pytest.raises(BadRequest, match="needs 16 bytes, but 15 were sent"):
         decode_raw("x", "INT64", [2], b"0" * 15)

@@ -1,4 +1,4 @@
-"""Clients of a Hopline server, over its JSON API: `Client`, `AsyncClient`, and `Admin` for changes."""
+"""Python clients of a Hopline server's JSON API: `Client`, `AsyncClient`, and `Admin` for changes."""
 
 from hopline.client.admin import Admin
 from hopline.client.aio import AsyncClient

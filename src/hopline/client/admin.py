@@ -1,6 +1,6 @@
-"""Changing what a server serves: the calls behind `hopline models` and `hopline rollout`.
+"""Administration of a server: the calls behind `hopline models` and `hopline rollout`.
 
-Never repeated automatically: a call whose answer was lost may have been carried out.
+Calls are never retried automatically: a call without a response may have been carried out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from hopline.client.wire import read_json
 
 
 class Admin:
-    """Versions and rollouts of a server, in Python.
+    """Versions and rollouts of a server.
 
     Args:
-        client: of the server; its key or token needs the permission `admin`.
+        client: connected to the server; its key or token needs the permission `admin`.
 
     All methods raise the server's errors as the same classes: ModelNotFound, Conflict, ArtifactError, …
     """
@@ -26,7 +26,7 @@ class Admin:
         self._client = client
 
     def index(self) -> list[dict[str, str]]:
-        """Every version of every model in the repository: {"name", "version", "state", "reason"}."""
+        """Return every version of every model in the repository: {"name", "version", "state", "reason"}."""
         return self._post("/v2/repository/index", {})  # type: ignore[no-any-return]
 
     def load(
@@ -38,12 +38,12 @@ class Admin:
         groups: Iterable[str] = (),
         serve: bool = True,
     ) -> None:
-        """Load a version (None: the newest) and let it serve.
+        """Load a version (None: the newest) and serve it.
 
         Args:
-            graph: folder of a snapshot on the server's machine, where it is not the server's own.
+            graph: folder of a snapshot on the server's machine; "" for the server's own.
             groups: feature groups as "<node type>=<group>".
-            serve: False only makes it available by name.
+            serve: False only makes it available by its version.
         """
         parameters: dict[str, Any] = {"serve": serve}
         if version is not None:
@@ -55,7 +55,7 @@ class Admin:
         self._post(f"/v2/repository/models/{quote(model, safe='')}/load", {"parameters": parameters})
 
     def unload(self, model: str, version: str | None = None) -> None:
-        """Unload one version, or the whole model."""
+        """Unload a version, or all versions of a model."""
         parameters = {} if version is None else {"version": version}
         self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", {"parameters": parameters})
 
@@ -67,17 +67,17 @@ class Admin:
         return self._post("/v1/rollouts", body)  # type: ignore[no-any-return]
 
     def rollout(self, model: str) -> dict[str, Any]:
-        """A model's versions, the rollout under way and past ones."""
+        """Return a model's versions, its running rollout and past ones."""
         return read_json(self._client.send("GET", f"/v1/rollouts/{quote(model, safe='')}"))  # type: ignore[no-any-return]
 
     def rollouts(self) -> list[dict[str, Any]]:
-        """The rollouts of every model."""
+        """Return the same as `rollout`, for every model."""
         return read_json(self._client.send("GET", "/v1/rollouts"))["rollouts"]  # type: ignore[no-any-return]
 
     def decide(self, model: str, verb: str, reason: str = "") -> dict[str, Any]:
-        """ "promote", "rollback", "pause", "resume", "advance" or "end"; returns what `rollout` does.
+        """Decide "promote", "rollback", "pause", "resume", "advance" or "end"; return the new `rollout`.
 
-        Without a rollout under way, "rollback" returns to the version that served before.
+        Without a running rollout, "rollback" returns to the version that served before.
         """
         path = f"/v1/rollouts/{quote(model, safe='')}/{quote(verb, safe='')}"
         return self._post(path, {"reason": reason})  # type: ignore[no-any-return]

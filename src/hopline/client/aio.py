@@ -1,4 +1,4 @@
-"""The client for event loops; the same calls as `Client`, awaited."""
+"""The asynchronous client, with the same calls as `Client`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
 
 _POLL_S = 0.1
-#: A server that takes longer to say that it is ready is not.
+#: Timeout of a readiness probe; a slower server is not ready.
 _PROBE_S = 5.0
 
 
 class AsyncClient:
-    """Asks a server for scores. Cancelling a call withdraws it from the server's queue.
+    """An asynchronous client for scores. Cancelling a call withdraws it from the server's queue.
 
     Args:
         url, timeout, retries, verify, api_key, token: as for `Client`.
@@ -140,7 +140,7 @@ class AsyncClient:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> bytes:
-        """Any call: the answer's body. The server's errors are raised as the same classes."""
+        """Send any request; return the response body. Raises the server's errors as the same classes."""
         exchange = Exchange(
             method,
             path,

@@ -1,4 +1,4 @@
-"""One call and its attempts, without a connection: what to retry, how long to wait, when to give up."""
+"""One call and its attempts, without a connection: what to retry, how long to wait, when to stop."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import httpx2
 from hopline.client.wire import encode, read_error
 from hopline.errors import DeadlineExceeded, Overloaded, Unavailable
 
-#: Wait before the second attempt where the server names none, doubled each time, in seconds.
+#: Seconds before the second attempt if the server sends no time; doubled each time.
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 5.0
 
 
 class Exchange:
-    """A request to be sent, perhaps more than once.
+    """A request that may be sent more than once.
 
-    Scoring changes nothing on the server, so an attempt that broke off may be repeated. Repeated are:
-    Overloaded, Unavailable (after the time that the server names) and connections that could not be made or
-    broke; never another error, and never beyond the timeout.
+    Scoring changes nothing on the server, so a broken attempt may be repeated. Repeated are Overloaded,
+    Unavailable (after the server's time) and failed or broken connections. Other errors are not repeated,
+    and nothing is repeated after the timeout.
 
     Args:
         method, path, body: the request.
@@ -52,11 +52,11 @@ class Exchange:
         self._wait_s = _FIRST_WAIT_S
 
     def arguments(self) -> dict[str, Any]:
-        """What httpx2's `request` takes, the time that is left included."""
+        """Return arguments for httpx2's `request`, including the remaining time."""
         left = self._remaining()
         headers = {}
         if left is not None and math.isfinite(left):
-            # The server stops working on requests that no caller waits for.
+            # The server cancels a request whose time is over.
             headers["timeout-ms"] = f"{left * 1000:.3f}"
         content = None
         if self._body is not None:
@@ -65,7 +65,7 @@ class Exchange:
         return {"headers": headers, "content": content, "timeout": left}
 
     def broken(self, error: httpx2.TransportError, server: httpx2.URL) -> float:
-        """After a failed attempt at `server`: seconds to wait before the next one.
+        """Handle a failed attempt at `server`; return the seconds to wait before the next one.
 
         Raises:
             DeadlineExceeded: the time is up.
@@ -78,9 +78,9 @@ class Exchange:
         )
 
     def answered(self, response: httpx2.Response) -> float | None:
-        """After an answer: None when it is good, else seconds to wait before the next attempt.
+        """Handle a response: return None if it is good, else the seconds to wait before the next attempt.
 
-        Raises: HoplineError: the server's error, where it is not one to repeat or no attempt is left.
+        Raises: HoplineError: the server's error, if it must not be repeated or no attempt is left.
         """
         if response.is_success:
             return None
@@ -92,7 +92,7 @@ class Exchange:
 
     def _next_wait(self, error: Overloaded | Unavailable, named_s: float | None) -> float:
         wait_s = self._wait_s if named_s is None else max(named_s, 0.0)
-        # Clients that were refused together must not come back together.
+        # Jitter: clients that were refused together must not retry together.
         wait_s = min(wait_s, _LONGEST_WAIT_S) * random.uniform(1.0, 1.25)
         left = self._remaining()
         if self._left <= 0 or (left is not None and wait_s >= left):
@@ -111,5 +111,5 @@ class Exchange:
 
 
 def _origin(url: httpx2.URL) -> str:
-    """As it was given, without a user and a password."""
+    """Return the URL as given, without user and password."""
     return f"{url.scheme}://{url.netloc.decode()}"

@@ -1,4 +1,4 @@
-"""What the clients say to a live graph, and what it answers: the JSON of `/v1/graph`."""
+"""Requests to a live graph and its responses: the JSON of `/v1/graph`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RefusedEvent(msgspec.Struct, frozen=True):
     """An event that was not applied.
 
     Attributes:
-        index: its place among those that were sent.
-        id: its id, "" where it has none.
-        code: such as "unknown_node"; docs/guides/live.md lists them.
+        index: position in the request.
+        id: its id, "" without one.
+        code: for example "unknown_node"; docs/guides/live.md lists all codes.
         reason: what was wrong and what would be right.
     """
 
@@ -33,15 +33,15 @@ class RefusedEvent(msgspec.Struct, frozen=True):
 
 
 class EventsOutcome(msgspec.Struct, frozen=True):
-    """What became of events: they are durable, and every worker of the host answers with them.
+    """The result of applied events: they are durable, and every worker of the host uses them.
 
     Attributes:
-        sequence: the version of the graph that has them.
-        graph_version: the same, as answers name it.
-        applied: how many changed the graph.
-        duplicates: places of those whose id was seen before.
-        refused: the others, the first 1,000 of them.
-        num_refused: all of those; 0 where `refused` lists them all.
+        sequence: the version of the graph that includes them.
+        graph_version: the same version, in the form of answers.
+        applied: number of events that changed the graph.
+        duplicates: positions of events whose id was applied before.
+        refused: the other events, at most 1,000 of them.
+        num_refused: number of refused events; 0 if `refused` lists all.
     """
 
     sequence: int
@@ -53,13 +53,13 @@ class EventsOutcome(msgspec.Struct, frozen=True):
 
 
 class GraphState(msgspec.Struct, frozen=True):
-    """A live graph.
+    """The state of a live graph.
 
     Attributes:
         graph_version, sequence: the newest version.
-        age_ms: how long ago the graph had everything that had happened.
-        nodes: node type -> how many. edges: edge type -> how many.
-        writer: "up", or "away" where the worker that answered has no connection to it.
+        age_ms: age of the graph state, ms.
+        nodes: node type -> number. edges: edge type -> number.
+        writer: "up", or "away" if the worker that answered has no connection to the writer.
     """
 
     graph_version: str
@@ -71,11 +71,11 @@ class GraphState(msgspec.Struct, frozen=True):
 
 
 def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Raw, bool]:
-    """The body of a request, and whether it may be sent twice: all events have ids.
+    """Encode the body of a request; also return whether it may be repeated (all events have ids).
 
     Args:
-        events: objects; or bytes, which go as they are and may not be sent twice.
-    Raises: BadRequest: a field is NaN, as a missing value of a data frame, or nothing that JSON has.
+        events: objects; or bytes, which are sent unchanged and must not be repeated.
+    Raises: BadRequest: a field is NaN, for example from a data frame, or has no JSON form.
     """
     if isinstance(events, bytes):
         return msgspec.Raw(events), False
@@ -87,12 +87,12 @@ def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Ra
 
 
 def read_outcome(content: bytes) -> EventsOutcome:
-    """The answer to events. Raises: HoplineError: it is none."""
+    """Decode the response to events. Raises: HoplineError: it is invalid."""
     return _read(content, EventsOutcome)
 
 
 def read_state(content: bytes) -> GraphState:
-    """The answer about the graph. Raises: HoplineError: it is none."""
+    """Decode the response about the graph. Raises: HoplineError: it is invalid."""
     return _read(content, GraphState)
 
 
@@ -100,4 +100,4 @@ def _read(content: bytes, kind: type[AnswerT]) -> AnswerT:
     try:
         return msgspec.json.decode(content, type=kind)
     except UNREADABLE as error:
-        raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
+        raise errors.HoplineError(f"the server's response cannot be read: {error}") from None

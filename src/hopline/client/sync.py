@@ -26,21 +26,21 @@ from hopline.errors import HoplineError, Unavailable
 from hopline.types import ExternalId, ExternalIds, InlineNode, ModelInfo, ScoreResult
 
 _POLL_S = 0.1
-#: A server that takes longer to say that it is ready is not.
+#: Timeout of a readiness probe; a slower server is not ready.
 _PROBE_S = 5.0
 
 
 class Client:
-    """Asks a server for scores; safe to share between threads.
+    """A blocking client for scores; safe to share between threads.
 
     Answers are `ScoreResult` with NumPy arrays; the server's errors are raised as the same classes.
 
     Args:
         url: "http://127.0.0.1:8700".
-        timeout: seconds for one call with all its attempts; None means no limit.
+        timeout: seconds for one call including all its attempts; None means no limit.
         retries: further attempts after Overloaded, Unavailable and broken connections.
-        verify: TLS: trusted certificates; see `ssl.create_default_context(cafile=...)`.
-        api_key: of `hopline auth new-key`, where the server asks for one.
+        verify: TLS verification; see `ssl.create_default_context(cafile=...)`.
+        api_key: created with `hopline auth new-key`, if the server requires one.
         token: a JSON Web Token instead.
     """
 
@@ -68,11 +68,11 @@ class Client:
         columns: Mapping[str, Any] | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult:
-        """Score nodes of the graph, or rows of a table, in their order. Options: `ScoreOptions`.
+        """Score nodes of the graph, or rows of a table, in order. Options: `ScoreOptions`.
 
         Args:
             nodes: ids, for graph models.
-            rows: column name -> value each, for tabular models; None and NaN are absent values.
+            rows: mappings of column name -> value, for tabular models; None and NaN are missing values.
             columns: the same rows as column name -> values.
         """
         if rows is None and columns is None:
@@ -86,45 +86,45 @@ class Client:
         nodes: ExternalIds = (),
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult:
-        """Score nodes that the graph does not have (rows come after those of `nodes`)."""
+        """Score nodes that are not in the graph (their rows follow those of `nodes`)."""
         return self._score(model, wire.inline_body(inline, nodes, **options), options)
 
     def score_pairs(
         self, model: str, pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]
     ) -> ScoreResult:
-        """Score links (source, destination); one row for each pair."""
+        """Score links (source, destination); one row per pair."""
         return self._score(model, wire.pairs_body(pairs, **options), options)
 
     def send_events(
         self, events: Iterable[Mapping[str, Any]] | bytes, *, timeout: float | None = None
     ) -> EventsOutcome:
-        """Change the live graph; returns when the change is durable and all workers of the host see it.
+        """Change the live graph; returns when the change is durable and all workers of the host use it.
 
-        An event that cannot be applied is in the outcome's `refused`, and costs the others nothing. Events
-        with an `id` each are sent again where an answer was lost: what has been applied is known by it.
+        An event that cannot be applied is listed in the outcome's `refused`; the others are applied. If all
+        events have an `id`, they are sent again after a lost response: applied ids are skipped.
 
         Args:
-            events: such as {"id": "e1", "op": "add_edge", "src": 1, "dst": 2}, in order; or the bytes of a
-                body: JSON, one event a line, or an Arrow IPC stream.
-            timeout: seconds for this call; else the client's.
+            events: for example {"id": "e1", "op": "add_edge", "src": 1, "dst": 2}, in order; or the bytes
+                of a body: JSON, one event per line, or an Arrow IPC stream.
+            timeout: seconds for this call; default: the client's.
         Raises:
-            BadRequest: nothing in it can be read, or the server's graph does not change.
-            WriterUnavailable, LogFull, LogFailed: what became of the change is in the message.
+            BadRequest: the body cannot be read, or the server's graph is read-only.
+            WriterUnavailable, LogFull, LogFailed: the message says what happened to the change.
         """
         body, may_repeat = events_body(events)
         retries = None if may_repeat else 0
         return read_outcome(self.send("POST", EVENTS_PATH, body, timeout=timeout, retries=retries))
 
     def graph_state(self) -> GraphState:
-        """The live graph's version, size and age. Raises: BadRequest: the server's graph is none."""
+        """Return the live graph's version, size and age. Raises: BadRequest: the graph is not live."""
         return read_state(self.send("GET", GRAPH_PATH))
 
     def models(self) -> list[ModelInfo]:
-        """The models that are served."""
+        """Return the served models."""
         return wire.read_models(self.send("GET", "/v1/models"))
 
     def ready(self) -> bool:
-        """Whether the server takes requests; False also when it cannot be reached."""
+        """Return whether the server accepts requests; False also if it cannot be reached."""
         try:
             self.send("GET", "/readyz", timeout=_PROBE_S, retries=0)
         except HoplineError:
@@ -132,9 +132,9 @@ class Client:
         return True
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until the server takes requests.
+        """Wait until the server accepts requests.
 
-        Raises: Unavailable: it did not within `timeout` seconds.
+        Raises: Unavailable: it does not within `timeout` seconds.
         """
         end = time.monotonic() + timeout
         while not self.ready():
@@ -167,7 +167,7 @@ class Client:
         timeout: float | None = None,
         retries: int | None = None,
     ) -> bytes:
-        """Any call: the answer's body. The server's errors are raised as the same classes."""
+        """Send any request; return the response body. Raises the server's errors as the same classes."""
         exchange = Exchange(
             method,
             path,

@@ -1,6 +1,6 @@
-"""What the clients write and read: request bodies, answers, errors by their code.
+"""Encoding and decoding for the clients: request bodies, responses, errors by their code.
 
-Knows the JSON of `/v1`, nothing of connections.
+This file handles the JSON of `/v1`; it does not depend on connections.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class ScoreOptions(TypedDict, total=False):
     """Options of every scoring call.
 
     Attributes:
-        version: a model version; else the server's rollout chooses.
-        outputs: names of outputs; else the model's default.
-        as_of: only edges up to this time count: an integer in the graph's unit; a date, a datetime or
-            ISO 8601 text, in UTC where they name no time zone.
-        on_missing: "null" answers unknown nodes with NaN (integers: -1) and `missing`.
-        degraded: "refuse" would rather have Unavailable than an answer of lower quality.
-        timeout: seconds for this call; else the client's.
-        attributes: name -> string, number or truth value, for routing rules.
-        key: requests of one key get the same version in an A/B test.
+        version: a model version; default: the server's rollout chooses.
+        outputs: names of outputs; default: the model's default outputs.
+        as_of: only edges up to this time are used: an integer in the graph's unit; a date, a datetime or
+            ISO 8601 text, in UTC without a time zone.
+        on_missing: "null" returns NaN (integers: -1) and `missing` for unknown nodes.
+        degraded: "refuse" raises Unavailable instead of an answer of lower quality.
+        timeout: seconds for this call; default: the client's.
+        attributes: name -> string, number or bool, for routing rules.
+        key: requests with the same key get the same version in an A/B test.
         priority: "high" goes before "normal", and "low" is refused first.
         tags: labels for the server's prediction log: at most 16, of up to 64 characters.
     """
@@ -80,51 +80,51 @@ _read_models = msgspec.json.Decoder(dict[str, list[ModelInfo]]).decode
 
 
 def credentials(api_key: str | None, token: str | None) -> dict[str, str]:
-    """The headers by which a client says who it is.
+    """Return the headers that authenticate a client.
 
     Raises: BadRequest: both are given.
     """
     if api_key is not None and token is not None:
-        raise errors.BadRequest("give api_key or token, not both: a client is one or the other")
+        raise errors.BadRequest("give api_key or token, not both")
     if api_key is not None:
         return {"x-api-key": api_key}
     return {} if token is None else {"authorization": f"Bearer {token}"}
 
 
 def address(url: str) -> str:
-    """The URL of a server, checked.
+    """Check the URL of a server, and return it.
 
-    Raises: BadRequest: it does not begin with http:// or https://, or names no host.
+    Raises: BadRequest: it does not begin with http:// or https://, or has no host.
     """
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise errors.BadRequest(f"{url!r} is no address of a server: {error}") from None
+        raise errors.BadRequest(f"{url!r} is not a server URL: {error}") from None
     if parts.scheme not in ("http", "https"):
         rest = url.rpartition("://")[2]
         raise errors.BadRequest(
-            f"{url!r} is no address of a server: it begins with http://, as http://{rest}"
+            f"{url!r} is not a server URL: it must begin with http://, for example http://{rest}"
         )
     if not parts.hostname:
-        raise errors.BadRequest(f"{url!r} is no address of a server: it names no host")
+        raise errors.BadRequest(f"{url!r} is not a server URL: it has no host")
     return url
 
 
 def encode(body: Any) -> bytes:
-    """A body as JSON. Raises: BadRequest: it holds what JSON does not have."""
+    """Encode a body as JSON. Raises: BadRequest: a value has no JSON form."""
     try:
         return msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError) as error:
-        raise errors.BadRequest(f"the request cannot be written as JSON: {error}") from None
+        raise errors.BadRequest(f"the request cannot be encoded as JSON: {error}") from None
 
 
 def score_path(model: str) -> str:
-    """Where a model is asked."""
+    """Return the path for scoring requests to a model."""
     return f"/v1/models/{quote(model, safe='')}/score"
 
 
 def nodes_body(nodes: ExternalIds, **options: Unpack[ScoreOptions]) -> dict[str, Any]:
-    """Body for known nodes."""
+    """Build the body for known nodes."""
     return {"nodes": _ids(nodes), **_options(options)}
 
 
@@ -134,9 +134,9 @@ def table_body(
     columns: Mapping[str, Any] | None,
     **options: Unpack[ScoreOptions],
 ) -> dict[str, Any]:
-    """Body for rows of a tabular model, or of a pipeline that also takes nodes.
+    """Build the body for rows of a tabular model, or of a pipeline that also reads nodes.
 
-    Raises: BadRequest: both forms in one call.
+    Raises: BadRequest: both forms together.
     """
     if rows is not None and columns is not None:
         raise errors.BadRequest("give rows or columns, not both")
@@ -157,7 +157,7 @@ def table_body(
 def inline_body(
     inline: Iterable[InlineNode | Mapping[str, Any]], nodes: ExternalIds, **options: Unpack[ScoreOptions]
 ) -> dict[str, Any]:
-    """Body for nodes that the graph does not have, after `nodes` that it has."""
+    """Build the body for nodes that are not in the graph, after `nodes` that are."""
     body: dict[str, Any] = {"inline": [_inline(node) for node in inline], **_options(options)}
     ids = _ids(nodes)
     if ids:
@@ -168,7 +168,7 @@ def inline_body(
 def pairs_body(
     pairs: Iterable[tuple[ExternalId, ExternalId]], **options: Unpack[ScoreOptions]
 ) -> dict[str, Any]:
-    """Body for link scores."""
+    """Build the body for link scores."""
     return {
         "pairs": [_pair(pair) for pair in _listed(_as_list(pairs), "pairs", "pairs")],
         **_options(options),
@@ -176,14 +176,14 @@ def pairs_body(
 
 
 def read_result(content: bytes) -> ScoreResult:
-    """An answer with NumPy arrays: float32, or int64 for labels; NaN and -1 where a node is unknown.
+    """Decode a response to NumPy arrays: float32, or int64 for labels; NaN and -1 for unknown nodes.
 
-    Raises: HoplineError: the server did not answer as a Hopline server does.
+    Raises: HoplineError: the response is not that of a Hopline server.
     """
     try:
         answer = _read_answer(content)
     except UNREADABLE as error:
-        raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
+        raise errors.HoplineError(f"the server's response cannot be read: {error}") from None
     gone: list[bool] = []
     if answer.missing is not None:
         first = next(iter(answer.outputs.values()), [])
@@ -191,7 +191,9 @@ def read_result(content: bytes) -> ScoreResult:
     try:
         outputs = {name: _array(name, rows, gone) for name, rows in answer.outputs.items()}
     except (ValueError, TypeError, OverflowError) as error:
-        raise errors.HoplineError(f"the server's answer has outputs that are not arrays: {error}") from None
+        raise errors.HoplineError(
+            f"the server's response has outputs that are not arrays: {error}"
+        ) from None
     missing = np.array(gone) if answer.missing is not None else None
     return ScoreResult(
         answer.model,
@@ -206,29 +208,29 @@ def read_result(content: bytes) -> ScoreResult:
 
 
 def read_json(content: bytes) -> Any:
-    """Any JSON of the server.
+    """Decode any JSON of the server.
 
-    Raises: HoplineError: it is none.
+    Raises: HoplineError: it is invalid.
     """
     try:
         return msgspec.json.decode(content)
     except UNREADABLE as error:
-        raise errors.HoplineError(f"the server's answer cannot be read: {error}") from None
+        raise errors.HoplineError(f"the server's response cannot be read: {error}") from None
 
 
 def read_models(content: bytes) -> list[ModelInfo]:
-    """The model list."""
+    """Decode the model list."""
     return _read_models(content)["models"]
 
 
 def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineError:
-    """The error that the server raised, as the same class.
+    """Build the error that the server raised, with the same class.
 
     Args:
-        code: of the header `hopline-error`: the Open Inference Protocol's bodies hold a text only.
+        code: value of the header `hopline-error`: Open Inference Protocol bodies have only a text.
 
-    An answer that is not Hopline's (a proxy's page, say) becomes Unavailable for 502 to 504 and a plain
-    HoplineError otherwise.
+    A response that is not Hopline's (for example a proxy's page) becomes Unavailable for 502 to 504 and a
+    plain HoplineError otherwise.
     """
     try:
         failure = msgspec.json.decode(content, type=dict[Literal["error"], _Failure | str])["error"]
@@ -276,41 +278,43 @@ def _ids(ids: ExternalIds) -> list[Any]:
 
 
 def _as_list(values: Any) -> Any:
-    """Arrays, tensors and columns of data frames as lists; other values unchanged."""
+    """Convert arrays, tensors and columns of data frames to lists; return other values unchanged."""
     return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _listed(values: Any, what: str, items: str) -> list[Any]:
-    """As a list; a string would be one of its letters.
+    """Convert to a list; a string is refused, since it would become its characters.
 
-    Raises: BadRequest: one value.
+    Raises: BadRequest: a single value.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise errors.BadRequest(f"{what} must be a list of {items}, such as [{values!r}], not {values!r}")
+        raise errors.BadRequest(
+            f"{what} must be a list of {items}, for example [{values!r}], not {values!r}"
+        )
     return list(values)
 
 
 def _pair(pair: tuple[ExternalId, ExternalId]) -> list[Any]:
     ends = _listed(_as_list(pair), "each pair", "two ids")
     if len(ends) != 2:
-        raise errors.BadRequest(f"each pair is (source, destination); got {pair!r}")
+        raise errors.BadRequest(f"each pair must be (source, destination), not {pair!r}")
     return [_id(ends[0]), _id(ends[1])]
 
 
 def _moment(as_of: Any) -> Any:
-    """A time as JSON has it. Raises: BadRequest: it is NaN."""
+    """Convert a time to its JSON form. Raises: BadRequest: it is NaN."""
     if isinstance(as_of, date):  # datetimes are dates
         return as_of.isoformat()
     return str(as_of) if isinstance(as_of, np.datetime64) else number(_id(as_of), "as_of")
 
 
 def number(value: Any, what: str) -> Any:
-    """The value unchanged: NaN would become null, which a server reads as absent.
+    """Return the value unchanged, unless it is NaN, which would become null.
 
     Raises: BadRequest: it is NaN.
     """
     if isinstance(value, float) and value != value:
-        raise errors.BadRequest(f"{what} is NaN; give a value, or leave {what} out")
+        raise errors.BadRequest(f"{what} is NaN; give a value, or omit {what}")
     return value
 
 
@@ -319,7 +323,7 @@ def _id(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """A value of a column; NaN, which JSON has not, is null."""
+    """Convert a value of a column; NaN, which JSON does not have, becomes null."""
     value = _id(value)
     return None if isinstance(value, float) and value != value else value
 
@@ -338,7 +342,7 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value with lists in the place of arrays, and numbers in that of NumPy's."""
+    """Convert arrays to lists and NumPy numbers to Python numbers, at any depth."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -349,7 +353,7 @@ def plain(value: Any) -> Any:
 
 
 def _array(name: str, rows: list[Any], gone: list[bool]) -> AnyArray:
-    """Rows of one output; a null row takes the shape of the others."""
+    """Build the array of one output; a null row has the shape of the others."""
     sample: Any = next((row for row in rows if row is not None), None)
     if isinstance(sample, str):
         return np.array(["" if row is None else row for row in rows])

@@ -1,1 +1,1 @@
-"""Feature rows that live outside the graph: stores, tiers, caches."""
+"""Feature rows outside the graph: stores, tiers, caches."""

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from hopline.types import FloatArray, IdArray
 
-#: Rows of a flight or an array: a range in order, or any positions.
+#: Rows of a flight or an array: a slice for one caller's rows in order, or their positions.
 Rows: TypeAlias = "slice | IdArray"
 #: (float32 [m, dim], positions in the answer or None for all of them, rows of the array).
 Piece: TypeAlias = "tuple[FloatArray, IdArray | None, Rows]"
 
 
 class Reason(IntEnum):
-    """Why a row is missing; FOUND where it is present.
+    """Why a row is missing; FOUND if it is not.
 
-    MISSING and INVALID are what the store says of the row. The others say that the store could not be
-    asked: whether it has the row is unknown.
+    MISSING and INVALID are the store's answer about the row. With the other reasons the store did not
+    answer, and whether it has the row is unknown.
     """
 
     FOUND = 0
@@ -34,7 +34,7 @@ class Reason(IntEnum):
 
     @property
     def label(self) -> str:
-        """ "missing", "breaker_open" …, as metrics and logs say it."""
+        """ "missing", "breaker_open" …, as in metrics and logs."""
         return self.name.lower()
 
 
@@ -42,13 +42,13 @@ class ClientRows:
     """The answer to one caller.
 
     Args:
-        dim: of a row.
-        reasons, complete: as below.
-        pieces: arrays that rows came in, with the positions here (None: all) and the rows there.
+        dim: numbers per row.
+        reasons, complete: see the attributes.
+        pieces: arrays with rows, the positions here (None: all) and the rows in the array.
 
     Attributes:
-        reasons: uint8 [n], a `Reason` each.
-        complete: whether every row is present.
+        reasons: uint8 [n], a `Reason` for each row.
+        complete: whether all rows are present.
     """
 
     __slots__ = ("_dim", "_pieces", "_values", "complete", "reasons")
@@ -64,10 +64,10 @@ class ClientRows:
 
     @property
     def values(self) -> FloatArray:
-        """float32 [n, dim], C-contiguous, in request order; zeros where a row is missing.
+        """float32 [n, dim], C-contiguous, in request order; zeros for missing rows.
 
-        It may be shared with other callers: do not write to it. Rows of a shared flight are copied out
-        only here, since callers whose `on_rows` keeps them seldom look.
+        It may be shared with other callers: do not write to it. Rows of a shared flight are copied only
+        here, since callers that get rows by `on_rows` seldom need them.
         """
         if self._values is None:
             self._values = self._gather()
@@ -76,17 +76,17 @@ class ClientRows:
 
     @property
     def found(self) -> NDArray[np.bool_]:
-        """bool [n]: whether row i was found."""
+        """bool [n]: whether row i is present."""
         return np.equal(self.reasons, Reason.FOUND)
 
     @property
     def asked(self) -> NDArray[np.bool_]:
-        """bool [n]: whether it is known of row i what the store has; false where it could not be asked."""
+        """bool [n]: whether the store has answered about row i."""
         return np.less_equal(self.reasons, Reason.INVALID)
 
     @property
     def why(self) -> dict[str, int]:
-        """Number of missing rows by reason, such as {"timeout": 3}; empty where none is missing."""
+        """Missing rows by reason: {"timeout": 3}; empty if there are none."""
         if self.complete:
             return {}
         counts = np.bincount(self.reasons, minlength=len(Reason))
@@ -94,7 +94,7 @@ class ClientRows:
 
     @staticmethod
     def nothing(num_rows: int, dim: int, reason: Reason) -> ClientRows:
-        """No row at all, for one reason."""
+        """Return an answer without rows, for one reason."""
         return ClientRows(dim, np.full(num_rows, reason, np.uint8), num_rows == 0)
 
     def _gather(self) -> FloatArray:

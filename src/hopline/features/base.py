@@ -1,7 +1,7 @@
-"""The seam to where feature rows live: what a store promises, and nothing of how it keeps it.
+"""The interface of feature stores, independent of how a store keeps its rows.
 
-A *feature group* is the rows of one kind of entity (one node type, usually). Rows are asked for by the
-entities' external ids, since that is what the pipelines that write them know.
+A *feature group* is the rows of one kind of entity (usually one node type). Rows are requested by the
+entities' external ids, since the pipelines that write rows use these ids.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DTYPES = ("float32", "float16", "float64")
 
 
 class FeatureGroup(msgspec.Struct, frozen=True):
-    """What the rows of a group hold: the schema that is stored with them.
+    """The schema of a group's rows, which is stored with them.
 
     Attributes:
-        name: of the group.
-        dim: numbers of a row.
+        name: name of the group.
+        dim: numbers per row.
         dtype: one of DTYPES, little-endian.
-        feature_names: one for each number, in order; empty where they have none.
+        feature_names: one for each number, in order; empty without names.
     """
 
     name: str
@@ -42,21 +42,21 @@ class FeatureGroup(msgspec.Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        """16 hex digits of names, order, dim and dtype; the group's own name is not part of it."""
-        told = msgspec.json.encode([self.dim, self.dtype, self.feature_names])
-        return hashlib.sha256(told).hexdigest()[:16]
+        """16 hex digits of names, order, dim and dtype; the group's own name is not included."""
+        schema = msgspec.json.encode([self.dim, self.dtype, self.feature_names])
+        return hashlib.sha256(schema).hexdigest()[:16]
 
 
 class FetchedRows:
-    """The answer of a store.
+    """The rows that a store returns.
 
     Attributes:
-        values: float32 [n, dim], C-contiguous; row i belongs to ids[i]; zeros where it was not found.
+        values: float32 [n, dim], C-contiguous; row i belongs to ids[i]; zeros if it was not found.
         found: bool [n].
-        problems: rows that were there but cannot be used (a wrong length, say), in words that name the
-            id; their `found` is false. At most MAX_PROBLEMS are spelt out.
-        num_invalid: how many such rows there were.
-        invalid: bool [n], which rows these were, where the store tells; else None.
+        problems: texts about rows that exist but cannot be used (for example a wrong length), with their
+            ids; their `found` is false. At most MAX_PROBLEMS texts.
+        num_invalid: number of such rows.
+        invalid: bool [n], which rows these were; None if the store does not report it.
     """
 
     __slots__ = ("found", "invalid", "num_invalid", "problems", "values")
@@ -80,14 +80,13 @@ MAX_PROBLEMS = 5
 
 
 class FeatureStore(ABC):
-    """A place where feature rows live.
+    """A source of feature rows.
 
-    Used from one event loop. Any number of fetches may run at the same time; cancelling one must leave
-    the store usable. Nothing here retries or times out: `features.client` does that, for all stores
-    alike.
+    Used from one event loop. Any number of fetches may run at the same time; cancelling one must leave the
+    store usable. Stores do not retry or time out: `features.client` does that for all stores.
 
     Attributes:
-        kind: "redis", "parquet" …: the label of metrics.
+        kind: "redis", "parquet" …: label of its metrics.
     """
 
     kind: ClassVar[str]
@@ -104,35 +103,35 @@ class FeatureStore(ABC):
 
     @abstractmethod
     async def describe(self, group: str) -> FeatureGroup:
-        """The schema stored with a group's rows.
+        """Return the schema stored with a group's rows.
 
         Raises:
-            FeatureGroupNotFound: naming the groups there are, where the store can tell.
-            FeatureStoreUnavailable: it cannot be asked now.
+            FeatureGroupNotFound: with the existing groups, if the store can list them.
+            FeatureStoreUnavailable: the store does not respond now.
         """
 
     @abstractmethod
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """Rows in the order asked for; duplicates allowed. One round trip where the store has it.
+        """Return rows in the order of the ids; duplicates allowed. One round trip if the store supports it.
 
         Raises:
-            FeatureStoreUnavailable: it cannot be asked now; worth another try.
-            FeatureStoreError: it refuses; asking again will not help.
+            FeatureStoreUnavailable: the store does not respond now; a retry may succeed.
+            FeatureStoreError: the store refuses; a retry will not help.
         """
 
     async def create(self, group: FeatureGroup) -> None:
         """Store a group's schema, before its rows; replaces an existing one.
 
         Raises:
-            FeatureStoreError: the store cannot be written through Hopline.
+            FeatureStoreError: Hopline cannot write to the store.
         """
         raise self._read_only()
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """Store rows, float32 [n, dim]; replaces existing rows.
+        """Store rows, float32 [n, dim]; replaces existing ones.
 
         Raises:
-            FeatureStoreError, FeatureStoreUnavailable: it did not take (all of) them.
+            FeatureStoreError, FeatureStoreUnavailable: not all rows were stored.
         """
         raise self._read_only()
 
@@ -140,5 +139,5 @@ class FeatureStore(ABC):
         from hopline.errors import FeatureStoreError
 
         return FeatureStoreError(
-            f"{self.kind} stores are read only here; load rows with the store's own tools"
+            f"{self.kind} stores are read-only for Hopline; load rows with the store's own tools"
         )

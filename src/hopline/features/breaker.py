@@ -1,4 +1,4 @@
-"""Whether a store should be asked at all: a pure decision; the clock is an argument.
+"""A circuit breaker: decides whether to send requests to a store. The clock is an argument.
 
 closed ── too many failures ──► open ── the pause is over ──► half open: one probe
    ▲                             ▲                               │
@@ -21,19 +21,20 @@ _OK, _FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """When a breaker opens and how soon it tries again.
+    """When a breaker opens, and how soon it tries again.
 
     Attributes:
-        failure_share: opens when at least this share of the calls in the window failed …
-        min_calls: … of at least so many.
-        window_s: seconds of calls that count.
-        max_in_a_row: opens after so many failures without a success between them, whatever the window
-            says: under much traffic it is full of successes and an outage would be noticed late, under
-            little it never has `min_calls`.
-        pause_s: from a failure that opened it to the next probe. It does not grow while the outage lasts:
-            it is what a recovered store waits for at most, and one probe each pause is little traffic.
-        jitter: the pause is longer or shorter by up to this share, so that workers do not probe together.
-        probe_s: a probe that has not reported for that time is abandoned; the next call is the probe.
+        failure_share: opens if at least this share of the calls in the window failed …
+        min_calls: … of at least this many calls.
+        window_s: length of the window, seconds.
+        max_in_a_row: opens after this many failures without a success in between, independent of the
+            window. Under much traffic the window is full of successes and would detect an outage late;
+            under little traffic it never has `min_calls`.
+        pause_s: seconds from the failure that opened it to the next probe. It does not grow during an
+            outage: a recovered store waits for at most this time, and one probe per pause is little
+                traffic.
+        jitter: the pause varies by up to this share, so that workers do not probe together.
+        probe_s: after this time, a probe without a result is dropped; the next call is the probe.
     """
 
     failure_share: float = 0.5
@@ -46,13 +47,13 @@ class BreakerPolicy:
 
 
 class CircuitBreaker:
-    """Stops asking a store that fails, and finds out when it is back.
+    """Stops requests to a failing store, and detects when it has recovered.
 
-    Every call that `allow` lets through should be followed by `record`, or by `abandon` where it was
-    cancelled before it could tell anything; a call that does neither delays the next probe by `probe_s`.
+    Every call that `allow` permits should be followed by `record`, or by `abandon` if it was cancelled
+    without a result. A call that does neither delays the next probe by `probe_s`.
 
     Args:
-        policy: see there.
+        policy: see `BreakerPolicy`.
         rng: numbers in [0, 1), for the jitter.
 
     Attributes:
@@ -69,13 +70,13 @@ class CircuitBreaker:
         self._window = SlidingWindow(self._policy.window_s)
         self._in_a_row = 0
         self.state: BreakerState = "closed"
-        #: Open: when the pause ends. Half open: when the probe is given up.
+        #: Open: end of the pause. Half open: end of the probe.
         self._until = 0.0
-        #: Calls that began before this are stragglers of an earlier state and prove nothing.
+        #: Calls that began before this belong to an earlier state and are ignored.
         self._counts_from = float("-inf")
 
     def allow(self, now: float) -> bool:
-        """Whether a call may go out; in the open state the first one after the pause is the probe."""
+        """Return whether a call is permitted; if open, the first call after the pause is the probe."""
         if self.state == "closed":
             return True
         if now < self._until:
@@ -86,12 +87,12 @@ class CircuitBreaker:
         return True
 
     def record(self, ok: bool, now: float, began: float | None = None) -> None:
-        """A call succeeded or failed.
+        """Record the result of a call.
 
         Args:
             ok: whether the store answered in time.
-            now: the present.
-            began: when `allow` let it through; None means it is of the present state.
+            now: current time.
+            began: time of `allow`; None for the current state.
         """
         if self.state == "open" or (began is not None and began < self._counts_from):
             return
@@ -110,12 +111,12 @@ class CircuitBreaker:
             self._open(now)
 
     def abandon(self, now: float, began: float) -> None:
-        """A call was cancelled before it could tell anything; if it was the probe, the next one is."""
+        """Record a call that was cancelled without a result; if it was the probe, the next call is."""
         if self.state == "half_open" and began >= self._counts_from:
             self._until = now
 
     def _trips(self) -> bool:
-        """Whether one more failure is too many."""
+        """Count a failure; return whether the limit is reached."""
         policy = self._policy
         self._in_a_row += 1
         if self._in_a_row >= policy.max_in_a_row:

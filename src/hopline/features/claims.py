@@ -1,11 +1,11 @@
-"""Who fetches a row: single flight among the processes of a host.
+"""Claims: which process of a host fetches a row (single flight among processes).
 
-One 64-bit word for each node in shared memory: the deadline (ms, upper 48 bits) and the process (its number
-+ 1, lower 16 bits); 0 where no process fetches. It changes by compare-and-swap only, so of any number of
-processes that want a row exactly one gets to fetch it. A claim that is not ended by its process (which
-may have died) ends by its deadline.
+Each node has one 64-bit word in shared memory: the deadline (ms, upper 48 bits) and the process (its number
++ 1, lower 16 bits); 0 if no process fetches. It changes only by compare-and-swap, so of all processes that
+need a row exactly one fetches it. A claim that its process does not end (for example because it died) ends
+at its deadline.
 
-Knows nothing of rows. All zero bytes are valid: no claims.
+This file does not depend on rows. All zero bytes are valid: no claims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hopline.types import IdArray
 
 _OWNER_BITS = np.int64(16)
 _OWNER_MASK = np.int64((1 << 16) - 1)
-#: Processes that can be distinguished.
+#: Limit of distinguishable processes.
 MAX_OWNERS = (1 << 16) - 1
 
 
@@ -40,10 +40,10 @@ def _take(claims, ids, owner, now, deadline, taken):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def _end(claims, ids, owner):  # type: ignore[no-untyped-def]
-    """End the claims of `owner`; all processes' where it is 0."""
+    """End the claims of `owner`, or of all processes if it is 0."""
     for i in range(ids.shape[0]):
         seen = claims[ids[i]]
-        # If the swap fails, the claim has just become another's: for them to end.
+        # If the swap fails, another process has just taken the claim, and will end it.
         if seen != 0 and (owner == 0 or seen & _OWNER_MASK == owner):
             compare_exchange(claims, ids[i], seen, np.int64(0))
 
@@ -56,10 +56,10 @@ def _others(claims, ids, owner, now, pending):  # type: ignore[no-untyped-def]
 
 
 class Claims:
-    """The claims on one node type's rows. Times are int64 milliseconds on a clock that processes share.
+    """The claims on one node type's rows. Times are int64 milliseconds on a clock shared by all processes.
 
     Args:
-        arena: where they live.
+        arena: memory for the claims.
         num_nodes: ids are in [0, num_nodes).
         process: number of this process, below MAX_OWNERS.
     """
@@ -70,20 +70,20 @@ class Claims:
 
     @staticmethod
     def num_bytes(num_nodes: int) -> int:
-        """Bytes of the arena that they take."""
+        """Return the bytes that they need in the arena."""
         return array_bytes((num_nodes,), np.int64)
 
     def take(self, ids: IdArray, now_ms: int, deadline_ms: int) -> NDArray[np.bool_]:
         """Claim ids (int64 [n]) until `deadline_ms`; bool [n], false where another process has a claim.
 
-        A process's own claim is no obstacle: it is renewed and reported as taken.
+        A process's own claim is renewed, and reported as taken.
         """
         taken = np.empty(ids.shape[0], np.bool_)
         _take(self._claims, ids, self._owner, now_ms, deadline_ms, taken)
         return taken
 
     def release(self, ids: IdArray) -> None:
-        """End this process's claims on ids; those of others stay."""
+        """End this process's claims on ids; claims of other processes stay."""
         _end(self._claims, ids, self._owner)
 
     def end(self, ids: IdArray) -> None:
@@ -91,7 +91,8 @@ class Claims:
         _end(self._claims, ids, 0)
 
     def pending(self, ids: IdArray, now_ms: int) -> NDArray[np.bool_]:
-        """bool [n], true where another process has a claim."""
+        """Return bool [n], true where another process has a claim."""
+
         pending = np.empty(ids.shape[0], np.bool_)
         _others(self._claims, ids, self._owner, now_ms, pending)
         return pending

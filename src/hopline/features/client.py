@@ -1,15 +1,16 @@
 """Rows of one feature group for all callers of a process: tiers, single flight, and an answer in time.
 
-    fetch() ─┐                                    ┌─► L2 ── what it lacks ──► origin
-    fetch() ─┼─ rows not fetched yet ───► flight ┤                             │
+    fetch() ─┐                                    ┌─► L2 ── missing rows ───► origin
+    fetch() ─┼─ rows that no flight has ─► flight ┤                             │
     fetch() ─┘   (one for each loop turn)         └──── rows ◄── write back ◄───┘
 
-- A row that is being fetched is not asked for again: later callers wait for the same flight.
-- A caller waits for `timeout_s` at most and takes what has come; the flight continues for a bounded
-  time, so that its rows still reach `on_rows`. A caller that leaves affects no other.
-- Rows that the store does not have are remembered for a short time.
+- A row that is being fetched is not requested again: later callers wait for the same flight.
+- A caller waits for at most `timeout_s` and gets the rows that have arrived. The flight continues for a
+  bounded time, so that its rows still reach `on_rows`. A caller that is cancelled does not affect the
+  others.
+- Missing rows of the store are cached for a short time.
 
-Knows nothing of L1 and of models.
+This file does not depend on the L1 feature cache or on models.
 """
 
 from __future__ import annotations
@@ -41,22 +42,23 @@ log = logging.getLogger(__name__)
 
 _FOUND = Reason.FOUND.label
 
-#: Takes rows that have come: global ids int64 [n], values float32 [n, dim], not to be written to.
+#: Receives fetched rows: global ids int64 [n], values float32 [n, dim], read-only.
 OnRows = Callable[[IdArray, FloatArray], object]
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Bounds of what the client does and keeps.
+    """Limits of the client's work and memory.
 
     Attributes:
-        linger: a flight that no caller waits for is stopped after that many timeouts.
-        l2_share: of the timeout that L2 may take before the origin is asked instead.
-        negative_ttl_s: how long an absent row is not asked for again; it is also how long a row that
-            has come into being stays unseen, so keep it below what you allow for recovery.
-        max_negative_rows: absent rows that are remembered.
-        max_call_rows: rows that callers of one loop turn share a call for; a single caller may have more.
-        max_write_back_rows: rows that may wait to be copied to L2.
+        linger: a flight without callers ends after this many timeouts.
+        l2_share: share of the timeout for L2 before the origin is asked instead.
+        negative_ttl_s: how long a missing row is not requested again. A new row also stays invisible for
+            this time, so keep it below your allowed recovery time.
+        max_negative_rows: limit of cached missing rows.
+        max_call_rows: limit of rows that callers of one loop turn share a call for; one caller may have
+            more.
+        max_write_back_rows: limit of rows that wait to be copied to L2.
         recheck_s: seconds between comparisons of schemas.
     """
 
@@ -71,10 +73,10 @@ class ClientLimits:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """How calls to a store are repeated and stopped.
+    """When calls to a store are retried or paused.
 
     Attributes:
-        breaker, retry: see there; None takes the defaults.
+        breaker, retry: the policies; None for the defaults.
     """
 
     breaker: BreakerPolicy | None = None
@@ -82,24 +84,24 @@ class CallPolicy:
 
 
 class FeatureClient:
-    """See the module. Used from one event loop; opens and closes no stores.
+    """Fetches rows of one group; see the module docstring. For one event loop; it opens no stores.
 
     Args:
-        group: whose rows.
-        origin: has the rows. A `Tier` in place of a store shares its breaker and retries with other
-            clients: there should be one for each store.
-        l2: a faster store in front of it.
-        timeout_s: the longest that a caller waits.
-        calls: breaker and retries of each store that is not a `Tier`; a `Tier` has its own, and its own
+        group: the feature group.
+        origin: the store with all rows. A `Tier` instead of a store shares its breaker and retries with
+            other clients: use one for each store.
+        l2: a faster store in front of the origin.
+        timeout_s: longest wait of a caller.
+        calls: breaker and retries of each store that is not a `Tier`. A `Tier` has its own, and its own
             metrics of calls.
-        limits: see there.
+        limits: see `ClientLimits`.
         metrics: counts calls and rows.
         clock: seconds, monotonic.
 
     Attributes:
-        on_rows: called with rows when they come, before the callers; also with rows that come late. May be
-            set at any time.
-        group, timeout_s: as above.
+        on_rows: called with arrived rows before the callers get them; also with late rows. May be set at
+            any time.
+        group, timeout_s: the arguments.
     """
 
     def __init__(
@@ -147,33 +149,33 @@ class FeatureClient:
         self._late_flights = Overdue(timeout_s * self._limits.linger, self._give_up)
         self._remembered: deque[Absences] = deque()
         self._num_remembered = 0
-        #: Tasks that were cancelled, until they end.
+        #: Cancelled tasks that have not ended yet.
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """L2, where there is one, and the origin."""
+        """L2, if any, and the origin."""
         return (self._origin,) if self._l2 is None else (self._l2, self._origin)
 
     @property
     def refusal(self) -> str:
-        """Why all rows are refused ("schema"): how the origin's rows differ; "" where they do not."""
+        """Why all rows are refused ("schema"): how the origin's rows differ; "" if they do not."""
         return "" if self._watch is None else self._watch.refusal
 
     @property
     def num_in_flight(self) -> int:
-        """Rows that are being fetched, or remembered as absent."""
+        """Rows that are being fetched, or cached as missing."""
         return len(self._in_flight)
 
     async def check_schema(self, expected: FeatureGroup) -> None:
-        """Compare with what the stores say, at start; then again every `recheck_s` in the background.
+        """Compare with the stores' schemas now, and then every `recheck_s` in the background.
 
-        When the origin's rows change later, all rows are refused until they match again: those in L2
-        may be copies of the changed ones. When L2's do, L2 is left out.
+        If the origin's rows change later, all rows are refused until they match again, since rows in L2 may
+        be copies of changed ones. If L2's rows change, L2 is skipped.
 
         Raises:
-            FeatureSchemaMismatch: each difference named.
-            FeatureStoreError: the origin cannot tell now, or has no such group.
+            FeatureSchemaMismatch: lists each difference.
+            FeatureStoreError: the origin does not respond now, or has no such group.
         """
         if self._watch is not None:
             await self._watch.close()
@@ -184,21 +186,21 @@ class FeatureClient:
     async def fetch(
         self, global_ids: IdArray, external_ids: ExternalIds, timeout_s: float | None = None
     ) -> ClientRows:
-        """Rows in request order, within the timeout, however the stores do.
+        """Fetch rows in request order, within the timeout, independent of the state of the stores.
 
         Args:
             global_ids: int64 [n], none negative; duplicates allowed.
-            external_ids: the same n rows as the stores know them. A list must not be changed later.
-            timeout_s: a shorter (or longer) wait than the client's own.
+            external_ids: the stores' ids of the same n rows. A list must not be changed later.
+            timeout_s: replaces the client's own timeout.
 
-        Returns: the rows that have come, and for each of the others a `Reason`. A store that is down,
-            slow or wrong is never an error here.
+        Returns: the rows that have arrived, and a `Reason` for each other row. A store that is down, slow
+            or wrong never raises an error here.
         """
         num_rows = len(global_ids)
         if len(external_ids) != num_rows:
             raise ValueError(f"{num_rows} global ids, but {len(external_ids)} external ids")
         if num_rows > MAX_FLIGHT_ROWS:
-            raise ValueError(f"{num_rows} rows; one fetch takes {MAX_FLIGHT_ROWS}")
+            raise ValueError(f"{num_rows} rows; one fetch may have at most {MAX_FLIGHT_ROWS}")
         if self._closed or num_rows == 0:
             return ClientRows.nothing(num_rows, self._dim, Reason.UNAVAILABLE)
         if self._watch is not None and self._watch.refusal:
@@ -224,7 +226,7 @@ class FeatureClient:
         return waiter.answer(self._dim)
 
     async def join(self) -> None:
-        """Wait until nothing is under way, copies to L2 included."""
+        """Wait until no fetch and no copy to L2 is in progress."""
         while True:
             tasks = [flight.task for flight in self._flights.values() if isinstance(flight, Flight)]
             if not tasks:
@@ -234,7 +236,7 @@ class FeatureClient:
             await self._write_back.join()
 
     async def close(self) -> None:
-        """Stop all fetches; callers that still wait get "the store is unavailable"."""
+        """Cancel all fetches; waiting callers get the reason UNAVAILABLE."""
         self._closed = True
         self._boarding = None
         for flight in list(self._flights.values()):
@@ -252,8 +254,8 @@ class FeatureClient:
     def _claim(
         self, waiter: Waiter, ids: IdArray, external_ids: ExternalIds, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Find each row's flight; rows without one board the next."""
-        # Copies: callers' arrays are often views of buffers that they use again.
+        """Find each row's flight; rows without one join the next flight."""
+        # Copies: callers' arrays are often views of reused buffers.
         ids = np.array(ids, np.int64)
         num_rows = ids.shape[0]
         flight = self._boarding
@@ -287,17 +289,17 @@ class FeatureClient:
         self._next_number += 1
         self._flights[flight.number] = flight
         self._boarding = flight
-        # A task takes its first step when the loop turns: whatever callers ask for until then is on board.
+        # A task starts in the next turn of the loop: requests until then join the flight.
         flight.task = loop.create_task(self._fly(flight, loop))
         return flight
 
     async def _fly(self, flight: Flight, loop: asyncio.AbstractEventLoop) -> None:
-        """Depart, and ask the tiers in order for the flight's rows."""
+        """Start the flight, and request its rows from the tiers in order."""
         if self._boarding is flight:
             self._boarding = None
         flight.close()
         try:
-            if all(waiter.future.done() for waiter in flight.waiters):  # all of them have gone away
+            if all(waiter.future.done() for waiter in flight.waiters):  # all callers are gone
                 return
             self._late_flights.add(flight.number, loop)
             deadline = self._clock() + self.timeout_s
@@ -306,13 +308,13 @@ class FeatureClient:
                 lacking = await self._ask_l2(flight, self._l2, deadline)
             if lacking is None or lacking.shape[0]:
                 await self._ask_origin(flight, lacking, deadline)
-        except Exception:  # the boundary: every caller that waits for the flight gets an answer
+        except Exception:  # the boundary: waiting callers must get an answer
             log.exception("a fetch of feature group %r failed", self.group.name)
         finally:
             self._land(flight, Reason.UNAVAILABLE)
 
     async def _ask_l2(self, flight: Flight, l2: Tier, deadline: float) -> IdArray | None:
-        """Rows from L2; returns positions that it lacks, None for all."""
+        """Fetch rows from L2; return the positions of missing rows, None for all."""
         limit_s = self.timeout_s * self._limits.l2_share
         answer = await l2.ask(self.group, flight.external_ids, deadline=deadline, limit_s=limit_s)
         if isinstance(answer, Reason):
@@ -332,14 +334,14 @@ class FeatureClient:
         return np.flatnonzero(~answer.found)
 
     async def _ask_origin(self, flight: Flight, lacking: IdArray | None, deadline: float) -> None:
-        """The rows `lacking` (None: all) from the origin."""
+        """Fetch the rows `lacking` (None: all) from the origin."""
         if flight.landed:
             return
         ids, external_ids = flight.ids, flight.external_ids
         if lacking is not None:
             ids, external_ids = ids[lacking], picked(external_ids, lacking)
         answer = await self._origin.ask(self.group, external_ids, deadline=deadline, slow=self._late_calls)
-        if flight.landed:  # it was given up, and the store would not be cancelled
+        if flight.landed:  # it has ended, but the store ignored the cancellation
             return
         if self._watch is not None and self._watch.refusal:  # the rows have changed meanwhile
             answer = Reason.SCHEMA
@@ -356,7 +358,7 @@ class FeatureClient:
         if lacking is None:
             flight.values = answer.values
         else:
-            # Never into the old array: a caller whose time was over may be reading it.
+            # Not into the old array: a caller with a timeout may still read it.
             flight.values = np.array(flight.values)
             flight.values[lacking] = answer.values
         self._deliver(ids, answer, num_found)
@@ -368,7 +370,7 @@ class FeatureClient:
                 self._write_back.add(picked(external_ids, kept), answer.values[kept])
 
     def _land(self, flight: Flight, rest: Reason) -> None:
-        """Nothing more will come: undecided rows get `rest`, and who waits is woken."""
+        """End the flight: undecided rows get the reason `rest`, and waiting callers are woken."""
         if flight.landed:
             return
         flight.landed = True
@@ -382,7 +384,7 @@ class FeatureClient:
             waiter.settle()
 
     def _settle(self, flight: Flight, rest: Reason) -> None:
-        """Each row of an incomplete flight gets its reason; absent rows are remembered."""
+        """Set the reason of each row of an incomplete flight; cache missing rows."""
         if flight.reasons is None:
             flight.decide(slice(None), rest)
         reasons = flight.reasons
@@ -396,16 +398,16 @@ class FeatureClient:
             self._in_flight.release(flight.ids, flight.number)
 
     def _give_up(self, number: int) -> None:
-        """A flight has had its time."""
+        """End a flight whose time is over."""
         flight = self._flights.get(number)
         if isinstance(flight, Flight):
             self._end(flight, Reason.TIMEOUT)
 
     def _end(self, flight: Flight, reason: Reason) -> None:
-        """Give a flight up; its task need not agree for the rows to be free again."""
+        """End a flight and free its rows, even if its task does not end yet."""
         if flight.landed:
             return
-        if not flight.ids.shape[0]:  # it has not departed
+        if not flight.ids.shape[0]:  # it has not started
             flight.close()
         reasons, num_open = flight.reasons, flight.num_rows
         if reasons is not None:
@@ -439,7 +441,7 @@ class FeatureClient:
         del self._flights[left.number]
 
     def _deliver(self, ids: IdArray, answer: FetchedRows, num_found: int) -> None:
-        """Hand found rows on."""
+        """Pass found rows to the callback."""
         if self.on_rows is None or num_found == 0:
             return
         try:
@@ -447,11 +449,11 @@ class FeatureClient:
                 self.on_rows(ids, answer.values)
             else:
                 self.on_rows(ids[answer.found], answer.values[answer.found])
-        except Exception:  # the boundary: a full cache must not cost callers their rows
-            log.exception("rows of feature group %r could not be kept", self.group.name)
+        except Exception:  # the boundary: callers get their rows even if the cache is full
+            log.exception("rows of feature group %r could not be cached", self.group.name)
 
     def _count(self, tier: Tier, answer: FetchedRows) -> int:
-        """Tell the metrics; returns how many rows were found."""
+        """Count rows in the metrics; return how many were found."""
         num_found = int(np.count_nonzero(answer.found))
         if num_found:
             self._metrics.rows(tier.name, _FOUND, num_found)
@@ -464,7 +466,7 @@ class FeatureClient:
 
 
 def _reasons(answer: FetchedRows) -> NDArray[np.uint8]:
-    """uint8 [n]. Where a store does not tell which of its absent rows are invalid, all are missing."""
+    """Return the reasons, uint8 [n]. If a store does not report which rows are invalid, all are missing."""
     reasons = np.where(answer.found, np.uint8(Reason.FOUND), np.uint8(Reason.MISSING))
     if answer.invalid is not None:
         reasons[answer.invalid] = Reason.INVALID

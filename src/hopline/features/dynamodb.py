@@ -1,16 +1,15 @@
-"""Feature rows in Amazon DynamoDB, or in what speaks its protocol.
+"""Feature rows in Amazon DynamoDB, or in a compatible database.
 
-`dynamodb://<table>?region=eu-west-1`, with `&endpoint_url=http://…` for another address than Amazon's,
-`&create=true` where a table that is missing is to be made, and `&timeout_ms=500` for how long one call may
-take at most. Credentials are found as boto3 finds them.
+`dynamodb://<table>?region=eu-west-1`, with the options `&endpoint_url=http://…` for another address than
+Amazon's, `&create=true` to create a missing table, and `&timeout_ms=500`, the time limit of one call. boto3
+finds the credentials.
 
 One item is one row. The table's partition key is the string `key`, "<group>:<id>"; the attribute `row`
-(binary) holds the row's numbers, raw and little-endian. A group's schema is the attribute `schema` of
-the item "<group>:schema", and the item ":groups" lists the groups; an item "#<name>" is a note
-(`published.py`). A row whose id is "schema" shares its item with the schema; neither is in the other's way.
+(binary) has the row's numbers, raw and little-endian. A group's schema is the attribute `schema` of the
+item "<group>:schema", and the item ":groups" lists the groups; an item "#<name>" is a note
+(`published.py`). A row with the id "schema" shares its item with the schema without conflict.
 
-Serving needs the permission dynamodb:BatchGetItem and no other: `open`, `describe` and `fetch` all ask
-that way.
+Serving needs only the permission dynamodb:BatchGetItem, which `open`, `describe` and `fetch` use.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ _KEYS_OF_A_READ = 100
 _ITEMS_OF_A_WRITE = 25
 _KEY_BYTES = 2048
 
-#: Concurrent calls; 421 rows take five.
+#: Concurrent calls; 421 rows need five.
 _THREADS = 8
-#: A call that no caller waits for releases its thread after this time, so that a store which
-#: answers again after a hang is asked again within a second.
+#: A call without callers ends after this time, so that a store that responds again after a hang is used
+#: again within a second.
 _TIMEOUT_MS = 500
-#: Loading features waits longer: no request waits for it.
+#: Loading features has a longer timeout: no request waits for it.
 _WRITE_TIMEOUT_S = 10.0
-#: How often what DynamoDB left out of its answer is asked for again, after these pauses (on average).
+#: Average pauses before retries of items that DynamoDB left unprocessed.
 _READ_PAUSES_S = (0.001, 0.002, 0.004)
 _WRITE_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 _GROUPS_KEY = ":groups"
 _OPTIONS = ("region", "endpoint_url", "create", "timeout_ms")
 
-#: Error codes that pass; so does every answer of the 500s.
+#: Transient error codes; all responses with status 5xx are transient too.
 _TRANSIENT = frozenset(
     {
         "InternalServerError",
@@ -76,10 +75,10 @@ class DynamoDbStore(PublishingStore):
 
     Args:
         url: dynamodb://<table>?region=…&endpoint_url=…&create=true&timeout_ms=500
-        setting: where the URL was written, for errors.
+        setting: setting of the URL, for errors.
 
     Raises:
-        ConfigError: the URL names no table, or options that there are not.
+        ConfigError: the URL has no table, or unknown options.
     """
 
     kind = "dynamodb"
@@ -95,7 +94,7 @@ class DynamoDbStore(PublishingStore):
             if name not in _OPTIONS:
                 raise ConfigError(
                     f"{setting}: {url!r} has an unknown option {name!r}{did_you_mean(name, _OPTIONS)}; "
-                    f"there are {', '.join(_OPTIONS)}"
+                    f"known options: {', '.join(_OPTIONS)}"
                 )
         if options.get("create", "false") not in ("true", "false"):
             raise ConfigError(f"{setting}: create={options['create']} in {url!r} is not true or false")
@@ -112,12 +111,12 @@ class DynamoDbStore(PublishingStore):
         self._writer: Any = None
 
     async def open(self) -> None:
-        """Make the clients and ask for one item.
+        """Create the clients and read one item.
 
         Raises:
             ConfigError: boto3 is missing; no or wrong credentials, region or address; a table that is
-                missing or has another key.
-            FeatureStoreUnavailable: DynamoDB is there and is throttling or failing.
+                missing or has a different key.
+            FeatureStoreUnavailable: DynamoDB responds, but is throttling or failing.
         """
         self._threads.open()
         try:
@@ -142,7 +141,7 @@ class DynamoDbStore(PublishingStore):
         self._reader = self._writer = None
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`."""
+        """See `FeatureStore.describe`."""
         if self._is_missing:
             raise FeatureGroupNotFound(not_found(self.kind, group, []))
         key = _schema_key(group)
@@ -154,19 +153,21 @@ class DynamoDbStore(PublishingStore):
         try:
             return msgspec.json.decode(schema, type=FeatureGroup)
         except UNREADABLE as error:
-            raise FeatureStoreError(f"{self._name}: the schema in item {key!r} is none: {error}") from error
+            raise FeatureStoreError(
+                f"{self._name}: the schema in item {key!r} is invalid: {error}"
+            ) from error
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`: 100 rows a call, the calls side by side."""
+        """See `FeatureStore.fetch`: 100 rows per call, calls in parallel."""
         keys = _keys(group.name, ids)
         items = await self._get(list({key for key in keys if _is_possible(key)}), self._reader)
         return _rows(group, ids, keys, items)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As `FeatureStore.create`; makes the table first where it was missing and the URL allows it."""
+        """See `FeatureStore.create`; first creates a missing table if the URL allows it."""
         check_group(group)
         await self._make_table()
-        # An update, not a put: the item may hold a row as well.
+        # An update, not a put: the item may also have a row.
         await self._run(
             self._call,
             "update_item",
@@ -187,11 +188,11 @@ class DynamoDbStore(PublishingStore):
         )
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`: 25 rows a call; of a repeated id the last row counts.
+        """See `FeatureStore.write`: 25 rows per call; for a repeated id the last row is stored.
 
         Raises:
-            FeatureStoreError: an id that cannot be a key; nothing was written then.
-            FeatureStoreUnavailable: some rows were written and others not. Writing again is safe.
+            FeatureStoreError: an id that cannot be a key; then nothing was written.
+            FeatureStoreUnavailable: only some rows were written. Writing again is safe.
         """
         check_group(group)
         raw = checked_values(group, ids, values)
@@ -219,7 +220,7 @@ class DynamoDbStore(PublishingStore):
         await self._all(puts, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
 
     async def note(self, name: str) -> bytes | None:
-        """As `PublishingStore.note`; it may be some moments behind."""
+        """See `PublishingStore.note`; the value may be slightly outdated."""
         if self._is_missing:
             return None
         items = await self._get([f"#{name}"], self._reader)
@@ -227,7 +228,7 @@ class DynamoDbStore(PublishingStore):
         return found
 
     async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
-        """As `PublishingStore.swap_note`: a conditional write."""
+        """See `PublishingStore.swap_note`: a conditional write."""
         await self._make_table()
         request: dict[str, Any] = {"TableName": self._table}
         request["ExpressionAttributeNames"] = {"#n": "note"}
@@ -250,7 +251,7 @@ class DynamoDbStore(PublishingStore):
         return True
 
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """As `PublishingStore.remove`: 25 rows a call."""
+        """See `PublishingStore.remove`: 25 rows per call."""
         keys = set(_keys(group.name, ids))
         if _schema_key(group.name) in keys:
             keys.remove(_schema_key(group.name))
@@ -266,7 +267,7 @@ class DynamoDbStore(PublishingStore):
         await self._all(deletes, _ITEMS_OF_A_WRITE, _WRITE_PAUSES_S, self._put_some)
 
     async def forget(self, group: str) -> None:
-        """As `PublishingStore.forget`."""
+        """See `PublishingStore.forget`."""
         key = {"key": {"S": _schema_key(group)}}
         await self._run(self._call, "delete_item", TableName=self._table, Key=key)
         await self._run(
@@ -280,7 +281,7 @@ class DynamoDbStore(PublishingStore):
         )
 
     async def incarnation(self) -> str:
-        """As `PublishingStore.incarnation`: what DynamoDB has taken, it keeps."""
+        """See `PublishingStore.incarnation`: DynamoDB does not lose accepted writes."""
         return ""
 
     async def _make_table(self) -> None:
@@ -289,7 +290,7 @@ class DynamoDbStore(PublishingStore):
             self._is_missing = False
 
     async def _get(self, keys: list[str], client: Any) -> dict[str, Item]:
-        """Items by key; those that the table lacks are left out. Keys must differ."""
+        """Return items by key, without missing ones. Keys must be distinct."""
         found: dict[str, Item] = {}
 
         def get_some(part: Sequence[Item]) -> list[Item]:
@@ -320,7 +321,7 @@ class DynamoDbStore(PublishingStore):
         pauses_s: Sequence[float],
         some: Callable[[Sequence[Item]], list[Item]],
     ) -> None:
-        """Call `some` on parts of `size`, side by side, then again on what it says was left over."""
+        """Call `some` on parts of `size` in parallel, and again on the unprocessed items it returns."""
         for pause_s in (*pauses_s, None):
             parts = [things[i : i + size] for i in range(0, len(things), size)]
             left = await asyncio.gather(*(self._run(some, part) for part in parts))
@@ -330,14 +331,14 @@ class DynamoDbStore(PublishingStore):
             if pause_s is not None:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
         raise FeatureStoreUnavailable(
-            f"{self._name}: throttled; {len(things)} items are left after {len(pauses_s) + 1} tries"
+            f"{self._name}: throttled; {len(things)} items are left after {len(pauses_s) + 1} attempts"
         )
 
     async def _run(self, function: Callable[..., _T], *args: Any, **options: Any) -> _T:
         return await self._threads.run(partial(function, *args, **options))
 
     def _call(self, operation: str, client: Any = None, **request: Any) -> Any:
-        """One request, with boto3's errors as ours. `client` is the one for writing if not said."""
+        """Send one request, and translate boto3's errors. The default `client` is the one for writing."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         client = client or self._writer
@@ -363,7 +364,7 @@ class DynamoDbStore(PublishingStore):
             config = Config(
                 connect_timeout=timeout_s,
                 read_timeout=timeout_s,
-                # `features.client` decides on retries, for all stores alike.
+                # `features.client` decides about retries for all stores.
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 max_pool_connections=_THREADS,
                 tcp_keepalive=True,
@@ -406,17 +407,17 @@ class DynamoDbStore(PublishingStore):
             raise FeatureStoreUnavailable(f"{self._name}: the table is not ready: {error}") from error
 
     def _refusal(self, error: FeatureStoreError) -> Exception:
-        """What `open` raises, having met `error`."""
+        """Return the error that `open` raises for `error`."""
         code = _code(error.__cause__)
         if isinstance(error, FeatureStoreUnavailable):
-            # With an answer, or our own verdict on one, the address is right.
+            # If DynamoDB responded, the address is right.
             return error if code or error.__cause__ is None else self._wrong(f"cannot be reached: {error}")
         if code == "ResourceNotFoundException":
             return self._wrong(
-                "no such table; `create=true` in the URL lets Hopline make it, to load features"
+                "no such table; with `create=true` in the URL, Hopline creates it to load features"
             )
         if code == "ValidationException":
-            return self._wrong(f"its partition key must be the string 'key', and there no other: {error}")
+            return self._wrong(f"its key must be only the partition key 'key', a string: {error}")
         return self._wrong(str(error))
 
     def _wrong(self, why: str) -> ConfigError:
@@ -438,7 +439,7 @@ def _keys(group: str, ids: ExternalIds) -> list[str]:
 
 
 def _is_possible(key: str) -> bool:
-    """Whether DynamoDB takes the key: one that it does not would spoil the other 99 of its call."""
+    """Return whether DynamoDB accepts the key: an invalid one would make the other 99 of its call fail."""
     try:
         return len(key) <= _KEY_BYTES and len(key.encode()) <= _KEY_BYTES
     except UnicodeEncodeError:  # half of a surrogate pair
@@ -450,7 +451,7 @@ def _shown(key: str) -> str:
 
 
 def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[str, Item]) -> FetchedRows:
-    """What the items are as rows, in the order of `keys`."""
+    """Convert items to rows, in the order of `keys`."""
     found = np.zeros(len(keys), np.bool_)
     values = np.zeros((len(keys), group.dim), np.float32)
     raw: list[bytes] = []
@@ -468,10 +469,10 @@ def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[st
             continue
         num_invalid += 1
         if len(problems) < MAX_PROBLEMS:
-            told = (
+            problem = (
                 "is not binary" if numbers is None else f"has {len(numbers)} bytes, not {group.row_bytes}"
             )
-            problems.append(f"{group.name} {ids[i]}: the row {told}")
+            problems.append(f"{group.name} {ids[i]}: the row {problem}")
     if raw:
         dtype = np.dtype(group.dtype).newbyteorder("<")
         values[found] = np.frombuffer(b"".join(raw), dtype).reshape(-1, group.dim)
@@ -479,7 +480,7 @@ def _rows(group: FeatureGroup, ids: ExternalIds, keys: list[str], items: dict[st
 
 
 def _code(error: BaseException | None) -> str:
-    """The error code of DynamoDB's answer; "" where it did not answer."""
+    """Return the error code of DynamoDB's response; "" without one."""
     answer = getattr(error, "response", None)
     return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
 
@@ -490,7 +491,7 @@ def _is_transient(error: Exception) -> bool:
     if isinstance(error, exceptions.ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status >= 500 or _code(error) in _TRANSIENT
-    # A connection that broke, a time limit, half an answer; and a credentials service that is away.
+    # A broken connection, a timeout, a partial response, or an unavailable credentials service.
     return isinstance(
         error,
         exceptions.HTTPClientError

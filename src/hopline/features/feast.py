@@ -1,12 +1,12 @@
-"""Feature rows in a Feast online store: whichever one the Feast repository names.
+"""Feature rows in a Feast online store of any kind.
 
-`feast:///path/of/the/repository`, the folder of its feature_store.yaml. A group is a feature view, or a
-feature service; its row is all numeric features in their order (of an array: all its numbers, where its
-`Field` says `vector_length`). The view has one join key, which the ids are values of.
+`feast:///path/of/the/repository`, the folder of its feature_store.yaml. A group is a feature view or a
+feature service. Its row is all numeric features in order (for an array all its numbers, if its `Field` has
+`vector_length`). The view has one join key; the ids are its values.
 
-Read only: rows come to Feast by its own materialization. Feast handles values one by one, in Python: 421
-rows of 128 features take it 0.7 s, of one array of 128 numbers 35 ms. It is a store to have behind L1 and
-L2, with a timeout to match, and better read by the prefetcher than by a worker that shares its GIL.
+Read-only: Feast's own materialization writes rows. Feast handles values one at a time, in Python: 421 rows
+of 128 features need 0.7 s, of one array of 128 numbers 35 ms. So use it behind the L1 feature cache and L2
+with a matching timeout, and preferably in the prefetcher, not in a worker that shares its GIL.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from hopline.features.threads import Threads
 from hopline.types import ExternalId, ExternalIds, FloatArray
 
 _THREADS = 4
-#: SQLite, Feast's default, takes 32,766 keys in a query.
+#: SQLite, Feast's default, allows 32,766 keys in a query.
 _IDS_OF_A_READ = 30_000
 
 _NUMBERS = ("INT32", "INT64", "FLOAT32", "FLOAT64")
 _SCALARS = frozenset({"int32_val", "int64_val", "float_val", "double_val"})
 _LISTS = frozenset({"int32_list_val", "int64_list_val", "float_list_val", "double_list_val"})
-#: FieldStatus of Feast's answers. What is too old for its view counts as absent, as Feast has it.
+#: FieldStatus of Feast's responses. Values that are too old for their view are missing, as in Feast.
 _PRESENT, _NOT_FOUND, _OUTSIDE_MAX_AGE = 1, 3, 4
 
 _T = TypeVar("_T")
@@ -42,12 +42,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _Column:
-    """A feature, as part of a row.
+    """A feature as part of a row.
 
     Attributes:
-        name: in the group.
-        answer: what Feast calls it in an answer.
-        first, width: which numbers of the row.
+        name: name in the group.
+        answer: name in Feast's response.
+        first, width: position and number of its values in the row.
         is_list: the feature is an array.
     """
 
@@ -60,12 +60,12 @@ class _Column:
 
 @dataclass(frozen=True)
 class _View:
-    """What to ask Feast for a group.
+    """The request to Feast for a group.
 
     Attributes:
         features: references, or a feature service.
-        join_key: whose values the ids are.
-        id_range: of integer ids; None where ids are strings.
+        join_key: the key whose values are the ids.
+        id_range: range of integer ids; None for string ids.
     """
 
     group: FeatureGroup
@@ -80,10 +80,10 @@ class FeastStore(FeatureStore):
 
     Args:
         url: feast://<folder>
-        setting: where the URL was written, for errors.
+        setting: setting of the URL, for errors.
 
     Raises:
-        ConfigError: the URL names no folder.
+        ConfigError: the URL has no folder.
     """
 
     kind = "feast"
@@ -99,11 +99,11 @@ class FeastStore(FeatureStore):
         self._views: dict[str, _View] = {}
 
     async def open(self) -> None:
-        """Read the repository and ask its online store for one row.
+        """Open the repository and read one row of its online store.
 
         Raises:
-            ConfigError: Feast is missing; no repository, or none that has feature views; an online store
-                that cannot be reached.
+            ConfigError: Feast is missing; no repository, or one without feature views; an online store that
+                cannot be reached.
         """
         self._threads.open()
         try:
@@ -124,15 +124,15 @@ class FeastStore(FeatureStore):
             await feast.close()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`; dtype is float32, whatever types the features have."""
+        """See `FeatureStore.describe`; dtype is float32 for all types of features."""
         self._views[group] = view = await self._run(f"looking up {group!r}", self._view, group)
         return view.group
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`. Ids of another kind than the join key's are not found.
+        """See `FeatureStore.fetch`. Ids of a different type than the join key are not found.
 
         Raises:
-            FeatureSchemaMismatch: the view has other features than `group`.
+            FeatureSchemaMismatch: the features of the view differ from `group`.
         """
         if group.name not in self._views:
             await self.describe(group.name)
@@ -141,17 +141,17 @@ class FeastStore(FeatureStore):
         if group.feature_names and group.feature_names != view.group.feature_names:
             raise FeatureSchemaMismatch(
                 f"group {group.name!r}: Feast has the features {', '.join(view.group.feature_names)}; "
-                f"asked for were {', '.join(group.feature_names)}"
+                f"expected {', '.join(group.feature_names)}"
             )
         return await self._run(f"reading {group.name!r}", self._fetch, view, listed(ids))
 
     async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
-        """Call `function` in a thread; what Feast or its backends raise becomes an error of ours."""
+        """Call `function` in a thread, and translate the errors of Feast and its backends."""
         try:
             return await self._threads.run(partial(function, *args))
         except (FeatureStoreError, ConfigError):
             raise
-        except Exception as error:  # any driver's: Feast hands them on as they are
+        except Exception as error:  # errors of any driver: Feast does not wrap them
             raise translated(error, f"{self._name}: {doing}") from error
 
     def _connect(self) -> None:
@@ -169,7 +169,7 @@ class FeastStore(FeatureStore):
             try:
                 view = self._view(name)
             except FeatureStoreError:
-                continue  # of no use here; there may be others that are
+                continue  # not usable here; other views may be
             self._ask(view, ["" if view.id_range is None else 0])
             return
 
@@ -201,7 +201,7 @@ class FeastStore(FeatureStore):
         for view_name, answer_name, join_key_map, fields in parts:
             if view_name not in views:
                 raise FeatureStoreError(
-                    f"{self._name}: {name!r} has features of {view_name!r}, which is computed on demand"
+                    f"{self._name}: {name!r} has features of {view_name!r}, an unsupported on-demand view"
                 )
             for column in views[view_name].entity_columns:
                 keys[join_key_map.get(column.name, column.name), column.dtype.name] = None
@@ -218,28 +218,28 @@ class FeastStore(FeatureStore):
         join_key, id_range = self._key(name, list(keys))
         feature_names = tuple(part for column in columns for part in _part_names(column))
         group = FeatureGroup(name, len(feature_names), "float32", feature_names)
-        # Aliases and renamed join keys are only known to a service that is asked for as such.
+        # Aliases and renamed join keys are only resolved in a request for the service itself.
         return _View(group, service or references, join_key, id_range, tuple(columns))
 
     def _width(self, field: Any, group: str) -> int:
-        """Numbers that a feature has in a row; 0 where it is not numeric."""
+        """Return the numbers of a feature in a row; 0 if it is not numeric."""
         if not _is_array(field.dtype):
             return int(getattr(field.dtype, "name", "") in _NUMBERS)
         if getattr(field.dtype.base_type, "name", "") not in _NUMBERS:
             return 0
         if not field.vector_length:
             raise FeatureStoreError(
-                f"{self._name}: {group!r}: how long is the array {field.name!r}? "
-                "Set vector_length in its Field"
+                f"{self._name}: {group!r}: the length of array {field.name!r} is unknown; set "
+                "vector_length in its Field"
             )
         return int(field.vector_length)
 
     def _key(self, group: str, keys: list[tuple[str, str]]) -> tuple[str, range | None]:
-        # A view without entities has the same row for all ids, under a key that Feast made up.
+        # A view without entities has the same row for all ids, under a dummy key of Feast.
         keys = [key for key in keys if key[0] != "__dummy_id"]
         if len(keys) != 1:
             shown = ", ".join(repr(key) for key, _ in keys) or "none"
-            raise FeatureStoreError(f"{self._name}: {group!r} must have one join key; it has {shown}")
+            raise FeatureStoreError(f"{self._name}: {group!r} must have one join key, but has {shown}")
         name, dtype = keys[0]
         if dtype == "STRING":
             return name, None
@@ -264,7 +264,7 @@ class FeastStore(FeatureStore):
         return read.answer(where, ids)
 
     def _ask(self, view: _View, ids: list[Any]) -> dict[str, Any]:
-        """Vectors by Feast's name of the feature: Feast answers in its own order."""
+        """Return the vectors by Feast's feature name: Feast does not keep the order of the request."""
         answer = self._feast.get_online_features(
             features=view.features, entity_rows={view.join_key: ids}, full_feature_names=True
         ).proto
@@ -276,7 +276,7 @@ class FeastStore(FeatureStore):
 
 
 class _Rows:
-    """Rows of distinct ids, being put together from Feast's columns."""
+    """Rows of distinct ids that are assembled from Feast's columns."""
 
     def __init__(self, view: _View, num_rows: int) -> None:
         self._view = view
@@ -285,16 +285,16 @@ class _Rows:
         self._problems: dict[int, str] = {}
 
     def take(self, first: int, num_rows: int, vectors: dict[str, Any]) -> None:
-        """Put the values of rows first … first + num_rows - 1 in their places.
+        """Store the values of rows first … first + num_rows - 1.
 
         Raises:
-            FeatureStoreError: the answer is not one of so many rows.
+            FeatureStoreError: the response has a different number of rows.
         """
         for column in self._view.columns:
             vector = vectors.get(column.answer)
             if vector is None or not len(vector.values) == len(vector.statuses) == num_rows:
                 raise FeatureStoreError(
-                    f"Feast did not answer {num_rows} values of {column.answer!r}, as it was asked to"
+                    f"Feast did not return the {num_rows} requested values of {column.answer!r}"
                 )
             for row, (value, status) in enumerate(zip(vector.values, vector.statuses, strict=True), first):
                 self._take(row, column, value, status)
@@ -315,15 +315,15 @@ class _Rows:
             if len(numbers) == column.width:
                 self._values[row, column.first : column.first + column.width] = numbers
             else:
-                told = f"feature {column.name!r} has {len(numbers)} numbers, not {column.width}"
-                self._problems.setdefault(row, told)
+                problem = f"feature {column.name!r} has {len(numbers)} numbers, not {column.width}"
+                self._problems.setdefault(row, problem)
 
     def answer(self, where: Any, ids: Sequence[ExternalId]) -> FetchedRows:
-        """Rows `where` (int64 [n], -1 for none) of `ids`."""
+        """Return the rows `where` (int64 [n], -1 for none) for `ids`."""
         num_columns = len(self._view.columns)
         for row in np.flatnonzero((self._num_present > 0) & (self._num_present < num_columns)).tolist():
             lacking = num_columns - int(self._num_present[row])
-            self._problems.setdefault(row, f"{lacking} of {num_columns} features are absent")
+            self._problems.setdefault(row, f"{lacking} of {num_columns} features are missing")
         usable = self._num_present == num_columns
         usable[list(self._problems)] = False
         found = np.zeros(len(where), np.bool_)
@@ -337,7 +337,7 @@ class _Rows:
 
 
 def _is_array(dtype: Any) -> bool:
-    # Not by its base type: a Set has one as well, and no order.
+    # Not by its base type: a Set has one too, but no order.
     return type(dtype).__name__ == "Array"
 
 
@@ -346,7 +346,7 @@ def _part_names(column: _Column) -> list[str]:
 
 
 def _is_possible(id: ExternalId, id_range: range | None) -> bool:
-    """Whether a join key can have the value; Feast refuses a whole read for one that cannot."""
+    """Return whether a join key can have the value; Feast refuses a whole read for an impossible one."""
     if id_range is not None:
         return isinstance(id, int | np.integer) and id in id_range
     try:

@@ -1,4 +1,4 @@
-"""A running fetch and its waiting callers. Bookkeeping only: it calls no store."""
+"""A running fetch and its waiting callers. Bookkeeping only: this file does not use stores."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ _NO_IDS: IdArray = np.empty(0, np.int64)
 
 
 class Flight:
-    """The rows that one store call is to bring, for all callers of a loop turn.
+    """The rows of one store call, for all callers of a loop turn.
 
     Attributes:
-        number: its own.
-        num_rows: so far.
-        ids: int64 [num_rows] global ids, once it has departed.
-        external_ids: the same rows as stores know them, once it has departed.
-        values: float32 [num_rows, dim]; replaced, never written to; None while nothing has come.
-        reasons: uint8 [num_rows], a `Reason` each; None while nothing has come, and when every row has.
-            TIMEOUT means "not yet", which is right for a caller that stops waiting now.
-        complete: every row has come.
-        landed: nothing more will come.
-        waiters: who is to be woken.
-        task: that asks the stores.
+        number: number of the flight.
+        num_rows: rows so far.
+        ids: int64 [num_rows] global ids, once it has started.
+        external_ids: the stores' ids of the same rows, once it has started.
+        values: float32 [num_rows, dim]; replaced, never written to; None before the first rows.
+        reasons: uint8 [num_rows], a `Reason` for each row; None before the first rows, and when all rows
+            have arrived. TIMEOUT means "not yet", which is the right reason for a caller that stops
+            waiting.
+        complete: all rows have arrived.
+        landed: the flight has ended.
+        waiters: callers to wake.
+        task: the task that uses the stores.
     """
 
     __slots__ = (
@@ -63,25 +64,25 @@ class Flight:
         self._external_parts: list[ExternalIds] = []
 
     def add(self, ids: IdArray, external_ids: ExternalIds) -> None:
-        """Take in rows, before departure; arrays must be the flight's own."""
+        """Add rows before the start; arrays must not be shared."""
         self._id_parts.append(ids)
         self._external_parts.append(external_ids)
         self.num_rows += ids.shape[0]
 
     def close(self) -> None:
-        """Departure: no more rows."""
+        """Start: no more rows are added."""
         parts = self._id_parts
         self.ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.external_ids = joined(self._external_parts)
 
     def decide(self, at: IdArray | NDArray[np.bool_] | slice, reasons: ReasonArray | Reason) -> None:
-        """Something is known of some rows."""
+        """Set the reasons of some rows."""
         if self.reasons is None:
             self.reasons = np.full(self.num_rows, Reason.TIMEOUT, np.uint8)
         self.reasons[at] = reasons
 
     def wakes(self) -> list[Waiter]:
-        """Waiters whose rows have all been decided; they are not waiters any more."""
+        """Remove and return the waiters whose rows are all decided."""
         if self.landed:
             ready, self.waiters = list(self.waiters), set()
         else:
@@ -91,12 +92,12 @@ class Flight:
 
 
 class Absences:
-    """What is left of a landed flight: rows that the store does not have, for a short time.
+    """Rows of an ended flight that the store does not have, cached for a short time.
 
     Attributes:
-        number, reasons: as the flight's.
-        ids: int64 [m], the rows that are remembered.
-        expires: when they may be asked for again, on the client's clock.
+        number, reasons: those of the flight.
+        ids: int64 [m], the cached rows.
+        expires: time after which they may be requested again, on the client's clock.
     """
 
     __slots__ = ("complete", "expires", "ids", "number", "reasons", "values")
@@ -111,11 +112,11 @@ class Absences:
 
 
 class Waiter:
-    """One caller: which rows of which flights it wants.
+    """One caller, with its rows in one or several flights.
 
     Args:
-        num_rows: that it asked for.
-        future: done when it need not wait any more.
+        num_rows: number of requested rows.
+        future: done when the caller need not wait any longer.
     """
 
     __slots__ = ("_num_rows", "_open", "_parts", "future")
@@ -127,7 +128,7 @@ class Waiter:
         self._open = 0
 
     def want(self, flight: Flight | Absences, where: IdArray | None, rows: Rows) -> None:
-        """Rows `rows` of a flight are what it asked for at positions `where` (None: all, in order)."""
+        """Assign rows `rows` of a flight to the requested positions `where` (None: all, in order)."""
         self._parts.append((flight, where, rows))
         if isinstance(flight, Flight) and not flight.landed and self.awaits(flight):
             flight.waiters.add(self)
@@ -135,11 +136,11 @@ class Waiter:
 
     @property
     def waits(self) -> bool:
-        """Whether anything that it wants is still under way."""
+        """Whether any of its rows is still being fetched."""
         return self._open > 0
 
     def awaits(self, flight: Flight) -> bool:
-        """Whether any of its rows of this flight is undecided."""
+        """Return whether any of its rows of this flight is undecided."""
         reasons = flight.reasons
         if reasons is None:
             return not flight.complete
@@ -149,24 +150,24 @@ class Waiter:
         )
 
     def settle(self) -> None:
-        """One of its flights has delivered all of its rows."""
+        """Handle that one of its flights has decided all its rows."""
         self._open -= 1
         if self._open == 0:
             self.wake()
 
     def wake(self) -> None:
-        """It need not wait any more, or must not."""
+        """Stop waiting: all rows are decided, or the time is over."""
         if not self.future.done():
             self.future.set_result(None)
 
     def leave(self) -> None:
-        """It is gone."""
+        """Remove the caller from its flights."""
         for flight, _, _ in self._parts:
             if isinstance(flight, Flight):
                 flight.waiters.discard(self)
 
     def num_remembered(self) -> int:
-        """Its rows that were known to be absent without asking."""
+        """Return the number of its rows that were cached as missing."""
         return sum(
             self._num_rows if where is None else len(where)
             for part, where, _ in self._parts
@@ -174,7 +175,7 @@ class Waiter:
         )
 
     def answer(self, dim: int) -> ClientRows:
-        """What has come by now."""
+        """Return the rows that have arrived so far."""
         parts, self._parts = self._parts, []
         pieces = [
             (flight.values, where, rows) for flight, where, rows in parts if flight.values is not None
@@ -192,7 +193,7 @@ class Waiter:
 
 
 def joined(parts: Sequence[ExternalIds]) -> ExternalIds:
-    """External ids of several callers, concatenated; an array if all are arrays."""
+    """Concatenate the external ids of several callers; an array if all are arrays."""
     if len(parts) == 1:
         return parts[0]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
@@ -205,7 +206,7 @@ def joined(parts: Sequence[ExternalIds]) -> ExternalIds:
 
 
 def picked(external_ids: ExternalIds, where: NDArray[Any]) -> ExternalIds:
-    """Some of the external ids, in a new list or array.
+    """Return some of the external ids, in a new list or array.
 
     Args:
         where: int64 [m] positions.

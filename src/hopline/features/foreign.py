@@ -1,7 +1,7 @@
-"""Errors of stores that are other people's code: which of them are worth another try.
+"""Errors of third-party stores: which of them are worth a retry.
 
-Feast and PyG stand before any number of backends, and each raises its own driver's errors. What they have
-in common is the builtins, and the names that drivers give to errors of their connections.
+Feast and PyG have many backends, each with its own driver's errors. Common to them are the builtins, and
+the usual names of connection errors.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _ENDINGS = (
     "TooManyRequests",
     "Unavailable",
 )
-#: OSErrors that stay until a file or a permission is corrected.
+#: OSErrors that remain until a file or a permission is corrected.
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 def translated(error: Exception, what: str) -> FeatureStoreError:
-    """The error to raise in place of `error`; `what` was being done, "Feast: reading 'account'"."""
+    """Return the error to raise instead of `error`; `what` is the action, "Feast: reading 'account'"."""
     if isinstance(error, FeatureStoreError):
         return error
-    # Only the first line: some are pages long (torch lists all of its backends).
-    said = str(error).partition("\n")[0][:_LONGEST]
-    told = f"{what}: {type(error).__name__}: {said}"
-    return FeatureStoreUnavailable(told) if is_transient(error) else FeatureStoreError(told)
+    # Only the first line: some texts are very long (torch lists all of its backends).
+    text = str(error).partition("\n")[0][:_LONGEST]
+    message = f"{what}: {type(error).__name__}: {text}"
+    return FeatureStoreUnavailable(message) if is_transient(error) else FeatureStoreError(message)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether it looks like trouble of a connection: of the error itself, or of what it was raised from."""
+    """Return whether the error, or one of its causes, looks like a connection error."""
     seen: BaseException | None = error
     while seen is not None:
         if _is_transient_itself(seen):

@@ -1,4 +1,4 @@
-"""From ids to row numbers, for stores that keep rows in their own arrays."""
+"""Maps from ids to row numbers, for stores that keep rows in arrays."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _INT64 = np.iinfo(np.int64)
 
 
 class IdRows(Protocol):
-    """Where the row of an id is."""
+    """Finds the row of an id."""
 
     def __len__(self) -> int: ...
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """Row numbers, int64 [n]; -1 where the id is unknown. An id of another kind is unknown."""
+        """Return row numbers, int64 [n]; -1 for an unknown id. An id of a different type is unknown."""
         ...
 
 
 class HashedIds:
-    """Ids in a dict, which grows: 60 ns a look-up, some 100 bytes an id."""
+    """Ids in a growing dict: 60 ns per lookup, about 100 bytes per id."""
 
     def __init__(self) -> None:
         self._rows: dict[ExternalId, int] = {}
@@ -32,21 +32,21 @@ class HashedIds:
         return len(self._rows)
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """As `IdRows.find`."""
+        """See `IdRows.find`."""
         rows = self._rows
         return np.array([rows.get(id, -1) for id in listed(ids)], np.int64)
 
     def add(self, ids: ExternalIds) -> IdArray:
-        """Row numbers of ids, int64 [n]; a new id gets the next one."""
+        """Return row numbers of ids, int64 [n]; a new id gets the next number."""
         rows = self._rows
         return np.array([rows.setdefault(id, len(rows)) for id in listed(ids)], np.int64)
 
 
 class SortedIds:
-    """Integer ids that do not change, in two arrays: 16 bytes an id.
+    """Fixed integer ids in two arrays: 16 bytes per id.
 
     Args:
-        ids: int64 [N]; of duplicates the last counts.
+        ids: int64 [N]; for duplicates the last row is used.
     """
 
     def __init__(self, ids: IdArray) -> None:
@@ -57,12 +57,12 @@ class SortedIds:
         return len(self._sorted)
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """As `IdRows.find`."""
+        """See `IdRows.find`."""
         wanted, fits = _as_int64(ids)
         if not len(self._sorted):
             return np.full(len(wanted), -1, np.int64)
-        # "right" - 1 is the last of equal ones, which the stable sort left in their order; before the
-        # first it is -1, the largest id, which is not the one that was wanted.
+        # "right" - 1 is the last of equal ids, which the stable sort left in order; before the first id it
+        # is -1, which is the largest id and differs from the requested one.
         place = np.searchsorted(self._sorted, wanted, side="right") - 1
         return np.where(fits & (self._sorted[place] == wanted), self._order[place], -1)
 
@@ -77,16 +77,16 @@ class RowNumbers:
         return self._num_rows
 
     def find(self, ids: ExternalIds) -> IdArray:
-        """As `IdRows.find`."""
+        """See `IdRows.find`."""
         wanted, fits = _as_int64(ids)
         return np.where(fits & (wanted >= 0) & (wanted < self._num_rows), wanted, -1)
 
 
 def index(ids: AnyArray | Sequence[str]) -> IdRows:
-    """The smallest index of ids that do not change.
+    """Return the smallest index of fixed ids.
 
     Args:
-        ids: an array of integers, or strings; of duplicates the last counts.
+        ids: an array of integers, or strings; for duplicates the last row is used.
     """
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
         return SortedIds(ids.astype(np.int64, copy=False))
@@ -96,12 +96,12 @@ def index(ids: AnyArray | Sequence[str]) -> IdRows:
 
 
 def listed(ids: ExternalIds) -> Sequence[int] | Sequence[str]:
-    """The ids as plain ints or strs where they come as an array."""
+    """Convert an array of ids to ints or strs; return other ids unchanged."""
     return ids.tolist() if isinstance(ids, np.ndarray) else ids
 
 
 def _as_int64(ids: ExternalIds) -> tuple[IdArray, AnyArray]:
-    """Ids as int64 [n] and whether each is one, bool [n]; those that are not are 0."""
+    """Return ids as int64 [n], and whether each is one, bool [n]; the others are 0."""
     if isinstance(ids, np.ndarray):
         return ids.astype(np.int64, copy=False), np.ones(len(ids), bool)
     fits = [isinstance(id, int | np.integer) and _INT64.min <= id <= _INT64.max for id in ids]

@@ -1,7 +1,7 @@
-"""Which rows are being fetched, or were found to be absent a moment ago: a map from id to an entry.
+"""A map of rows that are being fetched, or were recently missing, from id to entry.
 
-An entry is the number of a flight and a row of it, in one int64. The map is open addressing in two arrays,
-so that 421 ids are added, looked up or removed in a few microseconds, without a Python object each.
+An entry is the number of a flight and a row of it, in one int64. The map uses open addressing in two
+arrays: adding, finding or releasing 421 ids needs a few microseconds and no Python object per id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hopline.types import IdArray
 _ROW_BITS = np.int64(24)
 _ROW_MASK = np.int64((1 << 24) - 1)
 _NOBODY = np.int64(-1)
-#: Rows that one flight can have.
+#: Limit of rows of one flight.
 MAX_FLIGHT_ROWS = 1 << 24
 _LEAST_SLOTS = 1024
 
@@ -28,9 +28,9 @@ def _home(id, num_slots):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _claim(keys, entries, ids, first, found, fresh):  # type: ignore[no-untyped-def]
-    """found[i] = entry of ids[i]; unknown ids get first, first + 1, … and their positions in `fresh`.
+    """Set found[i] to the entry of ids[i]; new ids get first, first + 1, … and are listed in `fresh`.
 
-    Returns how many; -1, with nothing done, where an id is negative.
+    Returns the number of new ids; -1, without any change, if an id is negative.
     """
     last = keys.shape[0] - 1
     num_fresh = 0
@@ -52,7 +52,7 @@ def _claim(keys, entries, ids, first, found, fresh):  # type: ignore[no-untyped-
 
 @njit(nogil=True, cache=True)
 def _release(keys, entries, ids, flight):  # type: ignore[no-untyped-def]
-    """Take out the ids whose entry is of `flight`; returns how many."""
+    """Remove the ids whose entry belongs to `flight`; return how many."""
     num_slots = keys.shape[0]
     last = num_slots - 1
     gone = 0
@@ -63,7 +63,7 @@ def _release(keys, entries, ids, flight):  # type: ignore[no-untyped-def]
         if keys[hole] == _NOBODY or entries[hole] >> _ROW_BITS != flight:
             continue
         gone += 1
-        # Entries behind the hole that may be as far forward move into it, so that no search ends early.
+        # Later entries that may be at the hole move into it, so that no search ends early.
         slot = (hole + 1) & last
         while keys[slot] != _NOBODY:
             if (slot - _home(keys[slot], num_slots)) & last >= (slot - hole) & last:
@@ -89,13 +89,13 @@ def _move(keys, entries, new_keys, new_entries):  # type: ignore[no-untyped-def]
 
 
 class InFlight:
-    """The map. It grows to twice what it held at most, and stays so."""
+    """The map. It grows to twice its largest content, and does not shrink."""
 
     def __init__(self) -> None:
         self._keys: IdArray = np.full(_LEAST_SLOTS, _NOBODY, np.int64)
         self._entries: IdArray = np.empty(_LEAST_SLOTS, np.int64)
         self._used = 0
-        # Compiled now, or loaded from numba's cache; not while the first request waits.
+        # Compile now, or load from numba's cache, and not during the first request.
         self.claim(np.zeros(1, np.int64), 0, 0)
         self.release(np.zeros(1, np.int64), 0)
         _move(self._keys, self._entries, self._keys.copy(), self._entries.copy())
@@ -104,12 +104,12 @@ class InFlight:
         return self._used
 
     def claim(self, ids: IdArray, flight: int, first_row: int) -> tuple[IdArray, IdArray]:
-        """Find ids; those that are unknown become rows `first_row`, … of `flight`.
+        """Find ids; unknown ids become rows `first_row`, … of `flight`.
 
         Args:
-            ids: int64 [n], none negative; of duplicates the first becomes the row.
-            flight: number of the flight that takes in new rows.
-            first_row: rows that it has already.
+            ids: int64 [n], none negative; the first of duplicates becomes the row.
+            flight: number of the flight for new rows.
+            first_row: number of rows that the flight already has.
 
         Returns:
             (entries int64 [n], positions in `ids` of the new rows int64 [m], ascending).
@@ -125,15 +125,15 @@ class InFlight:
         first = (flight << int(_ROW_BITS)) + first_row
         num_fresh = _claim(self._keys, self._entries, ids, first, found, fresh)
         if num_fresh < 0:
-            raise ValueError("global ids are not negative")
+            raise ValueError("global ids must not be negative")
         self._used += num_fresh
         return found, fresh[:num_fresh]
 
     def release(self, ids: IdArray, flight: int) -> None:
         """Remove those of `ids` that are rows of `flight`; each occurs once."""
         if ids.shape[0] == self._used <= self._keys.shape[0] <= 8 * self._used:
-            # Nothing else is there (the usual case without load): a sweep is cheaper than searches. An id
-            # of another flight would be one more than there are.
+            # The map has no other ids (typical without load): clearing is cheaper than searching. An id of
+            # another flight would make the numbers differ.
             self._keys.fill(_NOBODY)
             self._used = 0
             return
@@ -141,7 +141,7 @@ class InFlight:
 
     @staticmethod
     def split(entries: IdArray) -> tuple[IdArray, IdArray]:
-        """Entries as (flight numbers, rows), int64 [n] each."""
+        """Split entries into (flight numbers, rows), int64 [n] each."""
         return entries >> _ROW_BITS, entries & _ROW_MASK
 
     def _grow(self, num_ids: int) -> None:

@@ -1,16 +1,16 @@
-"""L1: feature rows in memory that all workers of a host and the prefetcher map, read without locks.
+"""The L1 feature cache: rows in the shared memory of workers and prefetcher, read without locks.
 
-It has the slots, the tags and SIEVE of `memory/row_cache.py`, as the state cache has them.
+It uses the slots, the tags and SIEVE of `memory/row_cache.py`, like the state cache.
 
-What differs: rows expire. Besides its tag, each slot stores when its row was fetched, and a newer row
-replaces an older one: in its slot if that is this process's own, else in a new slot to which the index
-then moves by compare-and-swap, so that of two writers the newer row stays. The slot left behind is no
-longer reachable, and SIEVE takes it back.
+The difference: rows have an age. In addition to its tag, each slot stores when its row was fetched, and a
+newer row replaces an older one. If the slot belongs to this process, the row is replaced in it. Otherwise
+the row gets a new slot, and the index moves to it by compare-and-swap, so that of two writers the newer row
+wins. The old slot is no longer reachable, and SIEVE reuses it.
 
-A process that starts again finds its partition as it was left, and lines the rows up by their age.
+A process that restarts finds its partition unchanged, and orders the rows by age.
 
-Inside, times are int64 milliseconds; outside, seconds as floats on any clock that the processes share:
-`time.monotonic()` does on Linux, and unlike `time.time()` it is never set.
+Inside, times are int64 milliseconds; outside, float seconds on any clock that the processes share.
+`time.monotonic()` is shared on Linux and, unlike `time.time()`, is never changed.
 All zero bytes are a valid, empty cache, so a fresh memfd needs no initialisation.
 """
 
@@ -30,7 +30,7 @@ from hopline.memory import row_cache, sieve
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import FloatArray, IdArray
 
-#: What is counted, in the order of the kernels' `counts`: rows asked for by `read`, rows asked for by
+#: Names of the counters, in the order of the kernels' `counts`: rows requested by `read`, rows requested by
 #: `probe`, and changes.
 COUNTS = (
     "hits", "misses", "expired", "probed_hits", "probed_misses", "probed_expired", "writes", "evictions",
@@ -38,13 +38,13 @@ COUNTS = (
 _HITS, _MISSES, _EXPIRED, _PROBES, _WRITES, _EVICTIONS = 0, 1, 2, 3, 6, 7
 
 _TAG, _STAMP = 0, 1
-#: Words of a partition's queue in the arena: a cache line, so that writers do not share one.
+#: Words of a partition's queue in the arena: one cache line, so that writers do not share lines.
 _QUEUE_WORDS = 8
 
 
 @njit(nogil=True, cache=True)
 def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
-    """(slot, stamp) of the row of id v; slot -1 where it has none."""
+    """Return (slot, stamp) of the row of id v; slot -1 if it has none."""
     slot = np.int64(index[v]) - 1
     if slot >= 0:
         tag = heads[slot, _TAG]
@@ -59,7 +59,7 @@ def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing, counts):  # type: ignore[no-untyped-def]
-    """Copy rows to out[i]; list positions without one in `missing`; return how many."""
+    """Copy rows to out[i]; list the positions of missing rows in `missing`; return their number."""
     n, d = ids.shape[0], rows.shape[1]
     absent = expired = served_old = 0
     places, tags, flat = borrowed(index), borrowed(heads.reshape(-1)), borrowed(rows.reshape(-1))
@@ -73,7 +73,7 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
             tag = heads[slot, _TAG]
             if tag & row_cache.OWNER_MASK == ids[i] + 1:
                 acquire_fence()
-                # A stamp of the future was set by a clock that has gone back since: old in time, too.
+                # A stamp in the future comes from a clock that was set back: it expires too.
                 fresh = abs(now - heads[slot, _STAMP]) < ttl
                 if fresh or expired_too:
                     source = rows[slot]
@@ -88,7 +88,7 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
                         if expired_too:
                             served_old += 1
         if present:
-            if visited[slot] == 0:  # a store would take the line from the other readers
+            if visited[slot] == 0:  # an unneeded store would invalidate the cache line of other readers
                 visited[slot] = 1
         else:
             missing[absent] = i
@@ -123,7 +123,7 @@ def _probe(index, heads, visited, ids, now, ttl, missing, counts):  # type: igno
 
 @njit(nogil=True, cache=True)
 def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, links, counts):  # type: ignore[no-untyped-def]
-    """Keep rows. queue, links: as in `sieve`, of the partition that begins at slot `first`."""
+    """Store rows. queue, links: see `sieve`, for the partition that begins at slot `first`."""
     d = rows.shape[1]
     num_slots = links.shape[1]
     line, flags, tags = borrowed(queue), borrowed(visited), borrowed(heads.reshape(-1))
@@ -132,10 +132,10 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
         v = ids[i]
         known, known_stamp = _stamp_of(index, heads, v)
         if known >= 0 and 0 < known_stamp - stamp < ttl:
-            continue  # a slow answer that a later fetch has overtaken
+            continue  # an outdated row: a later fetch was faster
         if first <= known < first + num_slots:
             slot = known
-            visited[slot] = 1  # fetched again because a request asked for it
+            visited[slot] = 1  # fetched again, so it was requested
         else:
             slot = first + sieve.place(line, newer, older, flags, first)
             evicted = (heads[slot, _TAG] & row_cache.OWNER_MASK) - 1
@@ -158,10 +158,10 @@ def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, l
                 break
             known, known_stamp = _stamp_of(index, heads, v)
             if known >= 0 and 0 < known_stamp - stamp < ttl:
-                break  # another process has just put a newer row there; this slot stays unreachable
+                break  # another process has just stored a newer row; this slot stays unreachable
             if compare_exchange(index, v, seen, np.int32(slot + 1)):
                 if known >= 0:
-                    visited[known] = 0  # left behind; taken back at the hand's next pass
+                    visited[known] = 0  # unreachable; reused at the hand's next pass
                 break
 
 
@@ -174,12 +174,12 @@ def _stamps(index, heads, ids, out):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """How the cache of one node type is laid out; equal in all processes that map it.
+    """The layout of one node type's cache; equal in all processes that map it.
 
     Attributes:
         num_nodes: ids are in [0, num_nodes).
-        dim: numbers of a row.
-        slots: rows that each process keeps at most; their number is the number of writers.
+        dim: numbers per row.
+        slots: limit of rows for each process; the length is the number of writers.
     """
 
     num_nodes: int
@@ -195,41 +195,41 @@ class CachePlan:
         num_writers: int,
         shares: tuple[float, ...] | None = None,
     ) -> CachePlan:
-        """The largest layout that takes at most `memory_bytes`, the writers' own lists included.
+        """Return the largest layout that needs at most `memory_bytes`, including the writers' own lists.
 
         Args:
-            num_writers: processes that write: workers, and the prefetcher.
-            shares: of the slots, by writer, in any unit; None divides them evenly. No writer gets more
-                slots than there are nodes.
+            num_writers: processes that write: the workers and the prefetcher.
+            shares: share of the slots for each writer, in any unit; None for equal shares. No writer gets
+                more slots than there are nodes.
 
         Raises:
-            ConfigError: not even a slot for each writer, or more writers than claims can tell apart.
+            ConfigError: less than one slot for each writer, or too many writers for claims.
         """
         if not 0 < num_writers < MAX_OWNERS:
             raise ConfigError(f"server.workers: {num_writers} processes cannot share a feature cache")
         shares = shares or (1.0,) * num_writers
         fixed = cls(num_nodes, dim, (0,) * num_writers).num_bytes
-        # Each of the three arrays by slot is rounded up to whole pages.
+        # Each of the three arrays with an entry per slot is rounded up to whole pages.
         left = memory_bytes - fixed - 3 * array_bytes((1,), np.uint8)
-        # The index counts slots in 32 bits.
+        # The index stores slots in 32 bits.
         total = min(left // cls.slot_bytes(dim), 2**31 - 2)
         slots = tuple(min(max(1, num_nodes), int(total * share / math.fsum(shares))) for share in shares)
         if min(slots) < 1:
             needed = memory_bytes - left + 2 * num_writers * cls.slot_bytes(dim)
             raise ConfigError(
-                f"features.memory_bytes: {memory_bytes} bytes hold no rows of {num_nodes} nodes and "
-                f"{dim} numbers for {num_writers} processes; at least {needed} are needed"
+                f"features.memory_bytes: {memory_bytes} bytes are too few for {num_nodes} nodes of "
+                f"{dim} numbers for {num_writers} processes; at least {needed} are required"
             )
         return cls(num_nodes, dim, slots)
 
     @staticmethod
     def slot_bytes(dim: int) -> int:
-        """Bytes of a slot: row, tag, stamp, visited flag, and two links in its writer's own memory."""
+        """Return the bytes of a slot: row, tag, stamp, visited flag, and two links of the writer."""
         return 4 * dim + 8 + 8 + 1 + 8
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena that the cache takes."""
+        """Bytes that the cache needs in the arena."""
         total = sum(self.slots)
         return (
             array_bytes((self.num_nodes,), np.int32)
@@ -242,15 +242,15 @@ class CachePlan:
 
 
 class L1FeatureCache:
-    """The feature rows of one node type that are in this host's memory.
+    """The cached feature rows of one node type in this host's memory.
 
     Any thread may read; one thread of each process writes. Ids are global ids, int64 [n], not checked.
 
     Args:
-        arena: where it lives; every process must create its caches in the same order.
+        arena: memory of the cache; all processes must create their caches in the same order.
         plan: the layout.
-        ttl_s: age in seconds at which a row expires; math.inf for never.
-        writer: which partition this process writes, and its number in claims.
+        ttl_s: age at which a row expires, seconds; math.inf for never.
+        writer: the partition that this process writes, and its number in claims.
     """
 
     def __init__(self, arena: Arena, plan: CachePlan, ttl_s: float = math.inf, writer: int = 0) -> None:
@@ -261,7 +261,7 @@ class L1FeatureCache:
         self._heads = arena.take((total, 2), np.int64)
         self._visited = arena.take((total,), np.uint8)
         self._rows = arena.take((total, plan.dim), np.float32)
-        # Of what a dead predecessor left here only the number of used slots is trusted.
+        # Of the data of a dead predecessor, only the number of used slots is trusted.
         self._queues = arena.take((len(plan.slots), _QUEUE_WORDS), np.int64)
         self._queue = self._queues[writer]
         self._claims = Claims(arena, plan.num_nodes, writer)
@@ -271,16 +271,16 @@ class L1FeatureCache:
         self._adopt()
 
     def read(self, ids: IdArray, out: FloatArray, now: float, allow_expired: bool = False) -> IdArray:
-        """Copy the rows that are here.
+        """Copy the cached rows.
 
         Args:
             ids: duplicates allowed.
-            out: float32 [n, dim]; row i is filled where ids[i] is here, undefined elsewhere.
+            out: float32 [n, dim]; row i is filled if ids[i] is cached, otherwise undefined.
             now: seconds, on the clock of `write`.
-            allow_expired: serve rows older than the TTL, too.
+            allow_expired: also return rows older than the TTL.
 
         Returns:
-            int64 [m], positions in `ids` that are not here (or have expired), ascending.
+            int64 [m], positions in `ids` of missing or expired rows, ascending.
         """
         missing = np.empty(ids.shape[0], np.int64)
         absent = _read(
@@ -299,7 +299,7 @@ class L1FeatureCache:
         return missing[:absent]
 
     def probe(self, ids: IdArray, now: float) -> IdArray:
-        """What `read` would return, without copying; rows that are here count as visited."""
+        """Return the same as `read`, without copying; present rows count as visited."""
         missing = np.empty(ids.shape[0], np.int64)
         absent = _probe(
             self._index,
@@ -314,20 +314,20 @@ class L1FeatureCache:
         return missing[:absent]
 
     def ages(self, ids: IdArray, now: float) -> NDArray[np.float64]:
-        """Seconds since each row was fetched, float64 [n]; NaN where there is no row."""
+        """Return seconds since each row was fetched, float64 [n]; NaN for missing rows."""
         stamps = np.empty(ids.shape[0], np.float64)
         _stamps(self._index, self._heads, ids, stamps)
         return (_milliseconds(now) - stamps) * 1e-3
 
     def write(self, ids: IdArray, values: FloatArray, stamp: float) -> None:
-        """Keep rows, and end all claims on them.
+        """Store rows, and end all claims on them.
 
-        A row that is here already is replaced, unless it was fetched later than this one.
+        A cached row is replaced, unless it was fetched later than the new one.
 
         Args:
             ids: int64 [n].
             values: float32 [n, dim].
-            stamp: seconds; when they were asked for, since they may be as old as that.
+            stamp: time of the request, seconds, since rows may be that old.
         """
         _write(
             self._index,
@@ -343,24 +343,24 @@ class L1FeatureCache:
             self._links,
             self._counts,
         )
-        # Only now: who finds no claim must find the row.
+        # Only now: a process that finds no claim must find the row.
         self._claims.end(ids)
 
-    def claim(self, ids: IdArray, now: float, min_step_s: float) -> NDArray[np.bool_]:
-        """Which rows this process is to fetch.
+    def claim(self, ids: IdArray, now: float, claim_s: float) -> NDArray[np.bool_]:
+        """Claim rows, and return which of them this process must fetch.
 
-        False where another process is at it (see `pending`), or where a fresh row has arrived in the
-        meantime: so each row is fetched once. A claim ends when the row is written, by `release`, or
-        after `min_step_s` seconds. This process's own claim is renewed and answered with true: requests of
-        one process must be merged before.
+        False if another process is fetching the row (see `pending`), or if a fresh row has arrived in the
+        meantime, so that each row is fetched once. A claim ends when the row is written, by `release`, or
+        after `claim_s` seconds. This process's own claim is renewed and returned as true: requests of one
+        process must be combined before.
 
         Returns: bool [n].
         """
         now_ms = _milliseconds(now)
-        taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(min_step_s))
+        taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(claim_s))
         claimed = ids[taken]
         stamps = np.empty(claimed.shape[0], np.float64)
-        # After the claim: a row written before it is seen here, and no process writes it later.
+        # After the claim: a row written before it is visible here, and no process writes it later.
         _stamps(self._index, self._heads, claimed, stamps)
         fresh = np.abs(now_ms - stamps) < self._ttl
         if fresh.any():
@@ -369,29 +369,29 @@ class L1FeatureCache:
         return taken
 
     def release(self, ids: IdArray) -> None:
-        """End this process's claims on ids: a fetch has failed, or found no such rows."""
+        """End this process's claims on ids, after a fetch that failed or found no such rows."""
         self._claims.release(ids)
 
     def pending(self, ids: IdArray, now: float) -> NDArray[np.bool_]:
-        """Which rows another process is fetching, bool [n]."""
+        """Return which rows another process is fetching, bool [n]."""
         return self._claims.pending(ids, _milliseconds(now))
 
     @property
     def counts(self) -> dict[str, int]:
-        """COUNTS of this process since it started.
+        """Counters (COUNTS) of this process since its start.
 
-        Hits, misses and expired add up to the rows asked for: expired rows are counted apart whether
-        they were served or not. Evictions are of rows that could still be reached.
+        Hits, misses and expired add up to the requested rows: expired rows are counted separately, whether
+        they were returned or not. Evictions count only reachable rows.
         """
         return dict(zip(COUNTS, self._counts.tolist(), strict=True))
 
     @property
     def num_rows(self) -> int:
-        """Slots that all processes have used."""
+        """Number of slots that all processes have used."""
         return int(self._queues[:, sieve.USED].sum())
 
     def _adopt(self) -> None:
-        """Line up what an earlier life of this process left in its partition, the oldest row first."""
+        """Order the rows that an earlier run of this process left in its partition, oldest first."""
         used = int(self._queue[sieve.USED])
         heads = self._heads[self._first : self._first + used]
         owners = (heads[:, _TAG] & row_cache.OWNER_MASK) - 1

@@ -1,7 +1,7 @@
-"""One node type's rows as a process has them: what is near (L1), and how to bring what is not.
+"""One node type's feature rows in a process: the L1 feature cache, and fetching of missing rows.
 
-A row that another process of the host is fetching is waited for, not fetched again: it appears in the
-shared memory.
+If another process of the host is fetching a row, this process waits until the row appears in the shared
+memory.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from hopline.features.client import FeatureClient
 from hopline.features.l1 import L1FeatureCache
 from hopline.types import ExternalIds, FloatArray, IdArray
 
-#: Between looks at whether another process's rows have come, in seconds: the first and the longest one.
+#: Seconds between checks for rows of another process: the first and the longest pause.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.0003, 0.002
-#: Of the reads, one in so many tells how old its rows are.
+#: One of this many reads measures the age of its rows.
 _AGED_EVERY = 64
 
 
 class Ages(Protocol):
-    """Takes the ages of rows served, in seconds."""
+    """Receives the ages of returned rows, seconds."""
 
     def observe(self, value: float) -> None:
-        """One row's."""
+        """Record the age of one row."""
 
 
 class FetchResult:
-    """What `L1Rows.fetch` got.
+    """The result of `L1Rows.fetch`.
 
     Attributes:
         ids: int64 [n], found and fetched by this process. values: float32 [n, dim].
-        is_complete: whether every row that was asked for is here or near.
-        why: rows that are not, by reason.
+        is_complete: whether all requested rows are in this result or in the L1 feature cache.
+        why: number of missing rows by reason.
     """
 
     __slots__ = ("ids", "is_complete", "values", "why")
@@ -50,15 +50,15 @@ class FetchResult:
 
 
 class L1Rows:
-    """See the module; a `RowSource` for the engine.
+    """Rows of one node type; a `RowSource` for the engine. See the module docstring.
 
     Args:
-        group: the rows.
-        cache: L1.
-        client: fetches; its rows go into the cache.
-        external: global ids int64 [n] to the ids that the store knows.
-        mean: makes the row that stands in for an absent one, float32 [dim]; called once.
-        ages: for the metric; None takes none.
+        group: the feature group.
+        cache: the L1 feature cache.
+        client: fetches rows; they are written to the cache.
+        external: converts global ids int64 [n] to the store's ids.
+        mean: computes the replacement of a missing row, float32 [dim]; called once.
+        ages: metric of ages; None for no measurement.
         shared: whether other processes map the cache.
     """
 
@@ -86,7 +86,7 @@ class L1Rows:
         client.on_rows = self.keep
 
     def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
-        """As `RowSource.read`."""
+        """See `RowSource.read`."""
         now = time.monotonic()
         missing = self.cache.read(ids, out, now, stale)
         self._until_aged -= 1
@@ -94,32 +94,32 @@ class L1Rows:
             self._until_aged = _AGED_EVERY
             if self._ages is not None:
                 for age in self.cache.ages(ids[:64], now):
-                    if age == age:  # not NaN: the row is there
+                    if age == age:  # not NaN: the row is present
                         self._ages.observe(float(age))
         return missing
 
     def mean(self) -> FloatArray:
-        """As `RowSource.mean`."""
+        """See `RowSource.mean`."""
         if self._mean is None:
             self._mean = self._make_mean()
         return self._mean
 
     def keep(self, ids: IdArray, values: FloatArray) -> None:
-        """Put rows into L1; they may be as old as the longest fetch."""
+        """Write rows to the L1 feature cache; they may be as old as the longest fetch."""
         self.cache.write(ids, values, time.monotonic() - self.client.timeout_s)
 
     async def fetch(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> FetchResult:
-        """Fetch rows into L1.
+        """Fetch rows into the L1 feature cache.
 
         Args:
             ids: int64 [n] distinct global ids.
-            timeout_s: the longest that this takes.
-            alone: whatever other processes say that they are fetching: they may have died.
+            timeout_s: time limit, seconds.
+            alone: ignore the claims of other processes, which may have died.
 
-        Returns: the rows; those that come too late go into L1 all the same.
+        Returns: the rows; late rows still reach the L1 feature cache.
         """
         if alone or not self._shared:
-            # Rows may have come since the caller looked.
+            # Rows may have arrived since the caller's check.
             ids = ids[self.cache.probe(ids, time.monotonic())]
             return await self._fetch(ids, timeout_s) if ids.shape[0] else self._joined([])
         end = time.monotonic() + timeout_s
@@ -129,11 +129,11 @@ class L1Rows:
             return await self._fetch(ids, timeout_s)
         others = asyncio.ensure_future(self._await_others(ids[~mine], end))
         try:
-            brought = await self._fetch(ids[mine], timeout_s) if mine.any() else None
+            fetched = await self._fetch(ids[mine], timeout_s) if mine.any() else None
             also = await others
         finally:
             others.cancel()
-        return self._joined([*also, *([] if brought is None else [brought])])
+        return self._joined([*also, *([] if fetched is None else [fetched])])
 
     async def _fetch(self, ids: IdArray, timeout_s: float) -> FetchResult:
         self.num_fetched += ids.shape[0]
@@ -146,7 +146,7 @@ class L1Rows:
         return FetchResult(ids[found], rows.values[found], rows.why)
 
     async def _await_others(self, ids: IdArray, end: float) -> list[FetchResult]:
-        """Look until rows that other processes fetch have come; fetch those that they gave up."""
+        """Wait for rows that other processes fetch; fetch rows whose claims have ended."""
         pause = _FIRST_LOOK_S
         parts: list[FetchResult] = []
         while True:

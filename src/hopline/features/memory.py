@@ -1,6 +1,6 @@
-"""Rows in the memory of this process, or mapped from .npy files: for tests, and where rows are few.
+"""Rows in the memory of this process, or mapped from .npy files: for tests, and for few rows.
 
-`memory:` is empty at first and can be written. `memory:///folder` maps what is in the folder, read only:
+`memory:` is empty at first and can be written. `memory:///folder` maps the files of a folder, read-only:
 
     <group>.npy        [N, dim], float32, float16 or float64
     <group>.ids.npy    [N] integers or strings; without it the ids are the row numbers
@@ -40,18 +40,18 @@ class MemoryStore(FeatureStore):
             self._groups.update(await asyncio.to_thread(_mapped, self._folder, self._setting))
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`."""
+        """See `FeatureStore.describe`."""
         return self._rows(group).group
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`; mapped rows are read in a thread, since they may be on a disk."""
+        """See `FeatureStore.fetch`; mapped rows are read in a thread, since they may be on disk."""
         rows = self._rows(group.name)
         if self._folder is None:
             return rows.fetch(group, ids)
         return await asyncio.to_thread(rows.fetch, group, ids)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As `FeatureStore.create`; rows that were written under another schema are dropped."""
+        """See `FeatureStore.create`; rows with another schema are dropped."""
         if self._folder is not None:
             raise self._read_only()
         check_group(group)
@@ -60,7 +60,7 @@ class MemoryStore(FeatureStore):
             self._groups[group.name] = GrowingRows(group)
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`."""
+        """See `FeatureStore.write`."""
         rows = self._rows(group.name)
         if not isinstance(rows, GrowingRows):
             raise self._read_only()
@@ -83,34 +83,34 @@ def _mapped(folder: Path, setting: str) -> dict[str, Rows]:
         if not file.name.endswith(".ids.npy")
     )
     if not names:
-        raise ConfigError(f"{setting}: {str(folder)!r} holds no <group>.npy")
+        raise ConfigError(f"{setting}: {str(folder)!r} has no <group>.npy")
     return {name: _mapped_rows(folder, name, setting) for name in names}
 
 
 def _mapped_rows(folder: Path, name: str, setting: str) -> Rows:
-    file, ids_file, told_file = (folder / f"{name}{suffix}" for suffix in (".npy", ".ids.npy", ".json"))
+    file, ids_file, schema_file = (folder / f"{name}{suffix}" for suffix in (".npy", ".ids.npy", ".json"))
     values = _load(file, setting)
     if values.ndim != 2 or values.dtype.name not in DTYPES or not values.shape[1]:
         raise ConfigError(
-            f"{setting}: {file} must hold [N, dim] of {', '.join(DTYPES)}; "
-            f"it holds {values.dtype.name} {list(values.shape)}"
+            f"{setting}: {file} must be [N, dim] of {', '.join(DTYPES)}; "
+            f"it is {values.dtype.name} {list(values.shape)}"
         )
     group = FeatureGroup(name, values.shape[1], values.dtype.name)
-    if told_file.exists():
+    if schema_file.exists():
         try:
-            told = msgspec.json.decode(told_file.read_bytes(), type=FeatureGroup)
+            schema = msgspec.json.decode(schema_file.read_bytes(), type=FeatureGroup)
         except UNREADABLE as error:
-            raise ConfigError(f"{setting}: {told_file} is no feature group: {error}") from None
-        if (told.name, told.dim, told.dtype) != (group.name, group.dim, group.dtype):
-            raise ConfigError(f"{setting}: {told_file} describes {told}; {file} holds {group}")
-        group = told
+            raise ConfigError(f"{setting}: {schema_file} is not a feature group: {error}") from None
+        if (schema.name, schema.dim, schema.dtype) != (group.name, group.dim, group.dtype):
+            raise ConfigError(f"{setting}: {schema_file} describes {schema}, but {file} has {group}")
+        group = schema
     ids: IdRows = RowNumbers(len(values))
     if ids_file.exists():
         listed = _load(ids_file, setting)
         if listed.shape != (len(values),) or listed.dtype.kind not in "iuU":
             raise ConfigError(
-                f"{setting}: {ids_file} must hold {len(values)} integers or strings; "
-                f"it holds {listed.dtype.name} {list(listed.shape)}"
+                f"{setting}: {ids_file} must have {len(values)} integers or strings; "
+                f"it has {listed.dtype.name} {list(listed.shape)}"
             )
         ids = index(listed)
     return Rows(group, ids, values)

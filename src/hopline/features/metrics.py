@@ -1,7 +1,7 @@
-"""What the fetching of features is measured by: what the client tells, and the families it goes into.
+"""Metrics of feature fetching: the interface that the client calls, and the metric families.
 
-`features` does not import `observe`: a registry is anything that declares counters,
-gauges and histograms as `observe.metrics.Metrics` does.
+`features` does not import `observe`: a registry is any object that declares counters, gauges and histograms
+like `observe.metrics.Metrics`.
 """
 
 from __future__ import annotations
@@ -11,75 +11,75 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Number(Protocol):
-    """A counter or a gauge with its labels."""
+    """A counter or a gauge with label values."""
 
     def inc(self, amount: float = 1.0) -> None:
         """Add `amount`."""
 
 
 class Distribution(Protocol):
-    """A histogram with its labels."""
+    """A histogram with label values."""
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Record one value."""
 
 
 class Registry(Protocol):
-    """Declares families; what it returns takes label values and gives the child."""
+    """Declares metric families; a family is called with label values to get a child."""
 
     def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Number]:
-        """A number that grows."""
+        """Declare a number that only grows."""
         ...
 
     def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Number]:
-        """A number that goes up and down; workers' values are added up."""
+        """Declare a number that goes up and down; values of workers are added."""
         ...
 
     def histogram(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Distribution]:
-        """Seconds by bucket."""
+        """Declare a histogram of seconds."""
         ...
 
 
 class ClientMetrics(Protocol):
-    """Counts what the feature client did; must be cheap."""
+    """Receives the events of the feature client; must be cheap."""
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
-        """A call to a store ended: "ok", "timeout", "unavailable", "refused" or "cancelled"."""
+        """Count a finished call to a store: "ok", "timeout", "unavailable", "refused" or "cancelled"."""
 
     def rows(self, tier: str, result: str, count: int) -> None:
-        """Rows asked of a tier, by `Reason.label`; for L2 also "written" and "write_dropped"."""
+        """Count requested rows of a tier, by `Reason.label`; for L2 also "written" and "write_dropped"."""
 
     def retried(self, tier: str) -> None:
-        """A call is tried again."""
+        """Count a retry."""
 
     def breaker(self, tier: str, change: int) -> None:
-        """A breaker opened (1), closed again (-1) or is new (0)."""
+        """Count a breaker that opened (1), closed (-1) or is new (0)."""
 
 
 class NoMetrics:
-    """Counts nothing."""
+    """A `ClientMetrics` that ignores all events."""
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
-        """As `ClientMetrics.called`."""
+        """See `ClientMetrics.called`."""
 
     def rows(self, tier: str, result: str, count: int) -> None:
-        """As `ClientMetrics.rows`."""
+        """See `ClientMetrics.rows`."""
 
     def retried(self, tier: str) -> None:
-        """As `ClientMetrics.retried`."""
+        """See `ClientMetrics.retried`."""
 
     def breaker(self, tier: str, change: int) -> None:
-        """As `ClientMetrics.breaker`."""
+        """See `ClientMetrics.breaker`."""
 
 
 ChildT = TypeVar("ChildT")
 
 
 class FeatureMetrics:
-    """The families of feature fetching; a `ClientMetrics`.
+    """The metric families of feature fetching; a `ClientMetrics`.
 
     Args:
-        registry: where they are declared; declaring them twice is one declaration.
+        registry: registry of the families; declaring a family again has no effect.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -95,13 +95,15 @@ class FeatureMetrics:
         )
         self._rows = _Children(
             registry.counter(
-                "hopline_feature_rows_total", "Feature rows asked of a tier by result.", ("tier", "result")
+                "hopline_feature_rows_total",
+                "Feature rows requested from a tier, by result.",
+                ("tier", "result"),
             )
         )
         self._retries = _Children(
-            registry.counter("hopline_feature_retries_total", "Calls that were tried again.", ("tier",))
+            registry.counter("hopline_feature_retries_total", "Calls that were retried.", ("tier",))
         )
-        # A sum over workers of numbers that name states would mean nothing; a count of open ones does.
+        # A count of open breakers can be summed over workers; numbers that encode states cannot.
         self._breakers = _Children(
             registry.gauge(
                 "hopline_feature_breaker_state",
@@ -118,20 +120,20 @@ class FeatureMetrics:
         )
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
-        """As `ClientMetrics.called`."""
+        """See `ClientMetrics.called`."""
         self._seconds.of(store, tier).observe(seconds)
         self._calls.of(tier, outcome).inc()
 
     def rows(self, tier: str, result: str, count: int) -> None:
-        """As `ClientMetrics.rows`."""
+        """See `ClientMetrics.rows`."""
         self._rows.of(tier, result).inc(count)
 
     def retried(self, tier: str) -> None:
-        """As `ClientMetrics.retried`."""
+        """See `ClientMetrics.retried`."""
         self._retries.of(tier).inc()
 
     def breaker(self, tier: str, change: int) -> None:
-        """As `ClientMetrics.breaker`."""
+        """See `ClientMetrics.breaker`."""
         self._breakers.of(tier).inc(change)
 
     def degraded(self, model: str, reasons: Iterable[str]) -> None:
@@ -141,7 +143,7 @@ class FeatureMetrics:
 
 
 class _Children(Generic[ChildT]):
-    """A family's children by label values: a dict look-up instead of a call through the registry."""
+    """A family's children by label values: a dict lookup instead of a call of the registry."""
 
     __slots__ = ("_known", "_make")
 
@@ -150,7 +152,7 @@ class _Children(Generic[ChildT]):
         self._known: dict[tuple[str, ...], ChildT] = {}
 
     def of(self, *labels: str) -> ChildT:
-        """The child of these label values."""
+        """Return the child for these label values."""
         found = self._known.get(labels)
         if found is None:
             found = self._known[labels] = self._make(*labels)

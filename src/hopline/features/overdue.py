@@ -1,4 +1,4 @@
-"""One timer for many things that are all due the same time after they began."""
+"""One timer for many items with the same delay."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ T = TypeVar("T")
 
 
 class Overdue(Generic[T]):
-    """Reports each item when it has been here for `after_s`.
+    """Calls `tell` with each item `after_s` seconds after it was added.
 
-    Nothing is removed early: an item that has ended by then is reported as well, and must be ignored.
-    A timer for each thing would be set and cancelled nearly always unused, which costs more than all of the
-    bookkeeping of a fetch.
+    Items are not removed early: `tell` is also called for an item that has ended, and must ignore it. A
+    timer per item would nearly always be set and cancelled unused, which costs more than all bookkeeping of
+    a fetch.
 
     Args:
-        after_s: seconds.
-        tell: called on the event loop with the thing.
+        after_s: delay, seconds.
+        tell: called on the event loop with the item.
     """
 
     __slots__ = ("_after_s", "_tell", "_timer", "_waiting")
@@ -31,14 +31,14 @@ class Overdue(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, thing: T, loop: asyncio.AbstractEventLoop) -> None:
-        """The time of `thing` begins."""
+        """Add an item; its delay begins now."""
         due = loop.time() + self._after_s
         self._waiting.append((due, thing))
         if self._timer is None:
             self._timer = loop.call_at(due, self._ring, loop)
 
     def clear(self) -> None:
-        """Report nothing more."""
+        """Drop all items."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -48,7 +48,7 @@ class Overdue(Generic[T]):
         self._timer = None
         now = loop.time()
         waiting = self._waiting
-        # The first is due by definition, whatever the clock's resolution; others may be due with it.
+        # The first is due, regardless of the clock's resolution; others may be due too.
         while waiting:
             due, thing = waiting[0]
             if due > now + 1e-4:

@@ -1,13 +1,13 @@
-"""Rows in Parquet files: what a batch pipeline wrote, read in place.
+"""Rows in Parquet files, read from the files of a batch pipeline.
 
-`parquet:///folder` holds a group in `<group>.parquet`, or in the parts of a folder `<group>/`; of an id
-that occurs twice the last row counts, in the order of the parts' names. `parquet:///file.parquet` is one
-group. A file has a column of ids (`?id=name` says which, "id" if not) and either a column of lists or a
-column for each feature. Where Hopline wrote it, the schema is in the file's metadata; else it follows from
-the columns.
+`parquet:///folder` has a group in `<group>.parquet`, or in the parts of a folder `<group>/`; for a repeated
+id the last row is used, in the order of the parts' names. `parquet:///file.parquet` is one group. A file
+has a column of ids (named by `?id=name`, default "id") and either a column of lists or a column for each
+feature. In files written by Hopline the schema is in the file's metadata; otherwise it is derived from the
+columns.
 
-Parquet packs columns, so that reading single rows from it would unpack most of the file each time. A group
-is unpacked once, when it is first asked for, into a temporary file that is mapped into memory.
+Parquet compresses columns, so reading single rows would decompress most of the file each time. So a group
+is decompressed once, when it is first requested, into a temporary file that is mapped into memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Where a group is.
+    """The files of a group.
 
     Attributes:
-        paths: in the order in which they count.
-        columns: those that hold its numbers.
+        paths: in order; later rows replace earlier ones.
+        columns: the columns with its numbers.
     """
 
     group: FeatureGroup
@@ -63,7 +63,9 @@ class ParquetStore(FeatureStore):
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
         if unknown := options.keys() - {"id"}:
-            raise ConfigError(f"{setting}: unknown option {min(unknown)!r} in the URL; there is id")
+            raise ConfigError(
+                f"{setting}: unknown option {min(unknown)!r} in the URL; the only option is id"
+            )
         self._path = Path(unquote(parts.netloc + parts.path))
         self._setting = setting
         self._id = options.get("id", "id")
@@ -78,22 +80,22 @@ class ParquetStore(FeatureStore):
             raise ConfigError(f"{self._setting}: {error}") from None
 
     async def close(self) -> None:
-        """Let the mapped files go."""
+        """Release the mapped files."""
         tasks = list(self._rows.values())
         self._rows.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`; also unpacks the group, so that the first fetch is quick."""
+        """See `FeatureStore.describe`; also decompresses the group, so that the first fetch is fast."""
         return (await self._unpacked(group)).group
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`; in a thread, since the rows may be on a disk."""
+        """See `FeatureStore.fetch`; in a thread, since the rows may be on disk."""
         rows = await self._unpacked(group.name)
         return await asyncio.to_thread(rows.fetch, group, ids)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As `FeatureStore.create`; parts that were written under another schema are deleted."""
+        """See `FeatureStore.create`; parts with another schema are deleted."""
         check_group(group)
         folder = self._folder(group.name)
         stored = self._files.get(group.name)
@@ -107,7 +109,7 @@ class ParquetStore(FeatureStore):
             await asyncio.to_thread(self._add_part, group, [], np.empty((0, group.dim), group.dtype))
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`: one more part."""
+        """See `FeatureStore.write`: adds a part."""
         files = self._files.get(group.name)
         if files is None:
             raise FeatureGroupNotFound(not_found(self.kind, group.name, list(self._files)))
@@ -129,25 +131,25 @@ class ParquetStore(FeatureStore):
         try:
             return await asyncio.shield(task)
         except FeatureStoreError:
-            if self._rows.get(group) is task:  # the file may be mended
+            if self._rows.get(group) is task:  # the file may be repaired
                 del self._rows[group]
             raise
 
     def _find(self) -> dict[str, _Files]:
         _arrow("pyarrow")
         if self._path.is_file():
-            found = _told(self._path.stem, (self._path,), self._id)
+            found = _files_of(self._path.stem, (self._path,), self._id)
             return {found.group.name: found}
         if not self._path.is_dir():
-            raise FeatureStoreError(f"{str(self._path)!r} does not exist; make the folder first")
+            raise FeatureStoreError(f"{str(self._path)!r} does not exist; create the folder first")
         paths = sorted(self._path.iterdir())
         groups: dict[str, tuple[Path, ...]]
         groups = {path.stem: (path,) for path in paths if path.suffix == ".parquet" and path.is_file()}
         groups |= {path.name: parts for path in paths if path.is_dir() and (parts := _parts(path))}
-        return {name: _told(name, files, self._id) for name, files in groups.items()}
+        return {name: _files_of(name, files, self._id) for name, files in groups.items()}
 
     def _folder(self, group: str) -> Path:
-        """The folder of a group's parts. Raises: FeatureStoreError: it is a file, which is not ours."""
+        """Return the folder of a group's parts. Raises: FeatureStoreError: the group is a single file."""
         folder = self._path / group
         if not self._path.is_dir() or (self._path / f"{group}.parquet").exists():
             raise FeatureStoreError(
@@ -174,13 +176,12 @@ class ParquetStore(FeatureStore):
 
 
 def read_file(path: Path, id_column: str) -> tuple[FeatureGroup, int, Iterator[tuple[Any, AnyArray]]]:
-    """Read a file as it stands, without a store.
+    """Read a single file without a store.
 
-    Returns: the described group; how many rows it has; ids (int64 [m] or m str) and rows [m, dim] of
-            it, some at a time.
-        Raises: FeatureStoreError: it cannot be used; also while it is read.
+    Returns: its group; its number of rows; ids (int64 [m] or m str) and rows [m, dim], some at a time.
+    Raises: FeatureStoreError: the file cannot be used; also while it is read.
     """
-    files = _told(path.stem, (path,), id_column)
+    files = _files_of(path.stem, (path,), id_column)
     parquet = _opened(path)
     return files.group, parquet.metadata.num_rows, _batches(path, parquet, id_column, files)
 
@@ -189,18 +190,18 @@ def _parts(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in folder.glob("*.parquet") if not path.name.startswith(".")))
 
 
-def _told(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
-    """The group that the first file describes."""
+def _files_of(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
+    """Return the files and the group that the first file describes."""
     schema = _opened(paths[0]).schema_arrow
     if id_column not in schema.names:
         raise FeatureStoreError(
-            f"{paths[0]}: no column {id_column!r} for the ids; there are {', '.join(schema.names)}"
+            f"{paths[0]}: no column {id_column!r} for the ids; its columns: {', '.join(schema.names)}"
         )
     columns = tuple(field.name for field in schema if field.name != id_column and _width(field.type))
-    told = (schema.metadata or {}).get(_METADATA)
-    if told is not None:
+    stored = (schema.metadata or {}).get(_METADATA)
+    if stored is not None:
         try:
-            group = msgspec.json.decode(told, type=FeatureGroup)
+            group = msgspec.json.decode(stored, type=FeatureGroup)
         except UNREADABLE as error:
             raise FeatureStoreError(f"{paths[0]}: the schema in its metadata: {error}") from None
         return _Files(group, paths, columns)
@@ -208,8 +209,8 @@ def _told(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
     lists = [kind for kind in types if _is_list(kind)]
     if not columns or (lists and len(columns) > 1):
         raise FeatureStoreError(
-            f"{paths[0]}: features are one column of lists of equal length, or columns of numbers; "
-            f"there are {', '.join(f'{field.name} ({field.type})' for field in schema)}"
+            f"{paths[0]}: features must be one column of lists of equal length, or columns of numbers; "
+            f"its columns: {', '.join(f'{field.name} ({field.type})' for field in schema)}"
         )
     dim = sum(map(_width, types))
     if dim < 0:
@@ -223,7 +224,7 @@ def _told(name: str, paths: tuple[Path, ...], id_column: str) -> _Files:
 
 
 def _unpack(files: _Files, id_column: str) -> Rows:
-    """Unpack a group into a mapped file, and index it."""
+    """Decompress a group into a mapped file, and index it."""
     group = files.group
     opened = [(path, file) for path in files.paths if (file := _opened(path)).metadata.num_rows]
     num_rows = sum(file.metadata.num_rows for _, file in opened)
@@ -246,7 +247,7 @@ def _unpack(files: _Files, id_column: str) -> Rows:
 
 
 def _batches(path: Path, parquet: Any, id_column: str, files: _Files) -> Iterator[tuple[Any, AnyArray]]:
-    """Ids (int64 array or list of str) and rows [m, dim] of a file, some at a time."""
+    """Yield ids (int64 array or list of str) and rows [m, dim] of a file, some at a time."""
     types, names = _arrow("pyarrow.types"), parquet.schema_arrow.names
     absent = [name for name in (id_column, *files.columns) if name not in names]
     if absent:
@@ -260,7 +261,7 @@ def _batches(path: Path, parquet: Any, id_column: str, files: _Files) -> Iterato
         elif types.is_string(ids.type) or types.is_large_string(ids.type) or types.is_dictionary(ids.type):
             some_ids = ids.to_pylist()
         else:
-            raise FeatureStoreError(f"{path}: column {id_column!r} must hold integers or strings")
+            raise FeatureStoreError(f"{path}: column {id_column!r} must have integers or strings")
         values = [_numbers(path, name, batch.column(name)) for name in files.columns]
         found = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
         if found.shape[1] != files.group.dim:
@@ -272,14 +273,14 @@ def _batches(path: Path, parquet: Any, id_column: str, files: _Files) -> Iterato
 
 
 def _numbers(path: Path, name: str, column: Any) -> AnyArray:
-    """A column as [m, d]."""
+    """Return a column as [m, d]."""
     compute = _arrow("pyarrow.compute")
     flat, width = column, 1
     if _is_list(column.type):
         flat = compute.list_flatten(column)
         lengths = set(compute.list_value_length(column).unique().to_pylist())
         if len(lengths) > 1:
-            raise FeatureSchemaMismatch(f"{path}: column {name!r} holds lists of different lengths")
+            raise FeatureSchemaMismatch(f"{path}: column {name!r} has lists of different lengths")
         width = lengths.pop() or 0
     if column.null_count or flat.null_count:
         raise FeatureStoreError(f"{path}: column {name!r} has nulls; fill or drop them")
@@ -287,7 +288,7 @@ def _numbers(path: Path, name: str, column: Any) -> AnyArray:
 
 
 def _first_length(paths: Sequence[Path], column: str) -> int:
-    """How long the lists of a column are that does not say it in its type."""
+    """Return the length of the first list of a column whose type has no length."""
     for path in paths:
         for batch in _opened(path).iter_batches(1, columns=[column]):
             return len(batch.column(column)[0])
@@ -295,7 +296,7 @@ def _first_length(paths: Sequence[Path], column: str) -> int:
 
 
 def _width(kind: Any) -> int:
-    """Numbers of a column in a row: 0 if it holds none, -1 if the type does not tell."""
+    """Return a column's numbers per row: 0 if it is not numeric, -1 if its type has no length."""
     types = _arrow("pyarrow.types")
     if _is_list(kind):
         return kind.list_size if types.is_fixed_size_list(kind) else -1

@@ -1,11 +1,11 @@
-"""Results of batch runs in a feature store: written as a new generation, then pointed to.
+"""Batch results in a feature store: written as a separate generation, then published.
 
-    group "<run>.<group>"   rows of one generation, as any group's
-    note "published"        the `Catalog`: of each table, which generation is current; all there are
-    note "<run>.ids.<k>"    ids whose rows are being written: what to delete one day
+    group "<run>.<group>"   rows of one generation, like the rows of any group
+    note "published"        the `Catalog`: all generations, and the current one of each table
+    note "<run>.ids.<k>"    ids whose rows are being written, to delete them later
 
-The catalog is one value that is swapped whole, so that readers see all groups of a run or none of them.
-This file knows what is stored and how it is read; `jobs/batch/store_sink.py` writes it.
+The catalog is one value that is replaced as a whole, so that readers see all groups of a run or none of
+them. This file defines what is stored and how it is read; `jobs/batch/store_sink.py` writes it.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from hopline.features.rows import not_found
 from hopline.types import UNREADABLE, ExternalIds
 
 NOTE = "published"
-#: How old the catalog may be that a reader goes by.
+#: Maximum age of a reader's catalog, seconds.
 _FOLLOW_S = 1.0
 
 
 class PublishingStore(FeatureStore):
-    """A store that keeps notes next to its rows, and deletes rows.
+    """A store that also has notes, and can delete rows.
 
-    A note is a few bytes under a name; names are not those of groups.
+    A note is a few bytes under a name, which is not a group name.
     """
 
     @abstractmethod
     async def note(self, name: str) -> bytes | None:
-        """A note's content; None where there is none."""
+        """Return a note's content; None if it does not exist."""
 
     @abstractmethod
     async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
-        """Write a note (None: remove it) if it is still as expected; whether it was."""
+        """Replace a note (None: remove it) if it has the expected content; return whether it had."""
 
     @abstractmethod
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """Delete rows; those that are absent are no error."""
+        """Delete rows; missing rows are not an error."""
 
     @abstractmethod
     async def forget(self, group: str) -> None:
-        """Delete a group's schema and name; its rows are gone already."""
+        """Delete a group's schema and name; its rows are already deleted."""
 
     @abstractmethod
     async def incarnation(self) -> str:
-        """Another text whenever rows that were taken may have been lost since: after a restart, say."""
+        """Return a text that changes when accepted rows may have been lost, for example after a restart."""
 
 
 class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one run has written.
+    """The results of one run.
 
     Attributes:
-        table: whose generation it is; "" where there is but one.
-        groups: by the names that readers use.
+        table: table of the generation; "" if there is only one.
+        groups: with the names that readers use.
         about: model, version, graph version …
-        num_rows: rows that exist.
-        num_notes: notes of ids that there are at least.
-        incarnation: of the store, when they were written.
+        num_rows: number of rows.
+        num_notes: at least this many notes of ids exist.
+        incarnation: incarnation of the store when they were written.
     """
 
     table: str
@@ -78,18 +78,18 @@ class Generation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """The generations of a store, and which of them is current.
+    """All generations.
 
     Attributes:
         current: table -> run.
-        generations: run -> what it wrote, current or not.
+        generations: run -> its results, current or not.
     """
 
     current: dict[str, str] = {}
     generations: dict[str, Generation] = {}
 
     def find(self, group: str) -> tuple[str, FeatureGroup] | None:
-        """The run that is current for a group, and the group; None where there is none."""
+        """Return the current run of a group, and the group; None if there is none."""
         for run in self.current.values():
             for found in self.generations[run].groups:
                 if found.name == group:
@@ -97,17 +97,17 @@ class Catalog(msgspec.Struct, frozen=True):
         return None
 
     def names(self) -> list[str]:
-        """Groups that are published."""
+        """Return the names of the published groups."""
         return [group.name for run in self.current.values() for group in self.generations[run].groups]
 
 
 def stored(run: str, group: FeatureGroup) -> FeatureGroup:
-    """The group as the store knows it."""
+    """Return the group with its name in the store."""
     return msgspec.structs.replace(group, name=f"{run}.{group.name}")
 
 
 def read_catalog(content: bytes | None, kind: str) -> Catalog:
-    """The catalog of a note. Raises: FeatureStoreError: it is damaged."""
+    """Decode the catalog from a note. Raises: FeatureStoreError: it is damaged."""
     if content is None:
         return Catalog()
     try:
@@ -119,18 +119,18 @@ def read_catalog(content: bytes | None, kind: str) -> Catalog:
 
 
 def ids_note(run: str, number: int) -> str:
-    """The name of a note of ids."""
+    """Return the name of a note of ids."""
     return f"{run}.ids.{number}"
 
 
 def packed_ids(ids: ExternalIds) -> bytes:
-    """Ids as a note's content."""
+    """Encode ids as a note's content."""
     listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    return zlib.compress(json.dumps(listed).encode(), 1)  # unlike others it takes halves of surrogate pairs
+    return zlib.compress(json.dumps(listed).encode(), 1)  # json accepts halves of surrogate pairs
 
 
 def unpacked_ids(content: bytes) -> ExternalIds:
-    """Ids of a note. Raises: FeatureStoreError: it is damaged."""
+    """Decode the ids of a note. Raises: FeatureStoreError: it is damaged."""
     try:
         found: list[str] = json.loads(zlib.decompress(content))
     except (zlib.error, ValueError) as error:
@@ -139,17 +139,17 @@ def unpacked_ids(content: bytes) -> ExternalIds:
 
 
 class PublishedStore(FeatureStore):
-    """What was last published in a store, as groups; a new generation is seen within a second.
+    """The published groups of a store; a new generation is visible within a second.
 
-    All rows of one fetch are of one generation.
+    All rows of one fetch belong to one generation.
 
     Args:
         url: `published+` and the URL of the store.
-        setting: where the URL was written, for errors.
+        setting: setting of the URL, for errors.
         clock: seconds, monotonic.
 
     Raises:
-        ConfigError: the URL, or the store cannot publish.
+        ConfigError: the URL is invalid, or the store cannot publish.
     """
 
     kind = "published"
@@ -161,7 +161,7 @@ class PublishedStore(FeatureStore):
 
         store = open_store(url[len(PUBLISHED) :], setting)
         if not isinstance(store, PublishingStore):
-            raise ConfigError(f"{setting}: {PUBLISHED} is not for a {store.kind} store")
+            raise ConfigError(f"{setting}: {PUBLISHED} is not supported for {store.kind} stores")
         self._store = store
         self._clock = clock
         self._catalog = Catalog()
@@ -169,15 +169,15 @@ class PublishedStore(FeatureStore):
         self._reading = asyncio.Lock()
 
     async def open(self) -> None:
-        """As `FeatureStore.open`."""
+        """See `FeatureStore.open`."""
         await self._store.open()
 
     async def close(self) -> None:
-        """As `FeatureStore.close`."""
+        """See `FeatureStore.close`."""
         await self._store.close()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`."""
+        """See `FeatureStore.describe`."""
         catalog = await self._read(0.0)
         found = catalog.find(group)
         if found is None:
@@ -187,7 +187,7 @@ class PublishedStore(FeatureStore):
         return found[1]
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`."""
+        """See `FeatureStore.fetch`."""
         asked_at = self._clock()
         found = (await self._read(_FOLLOW_S)).find(group.name)
         rows = await self._fetch(found, group, ids)
@@ -206,7 +206,8 @@ class PublishedStore(FeatureStore):
         return await self._store.fetch(stored(found[0], group), ids)
 
     async def _read(self, age_s: float) -> Catalog:
-        """The catalog, at most so old; those who wait for it meanwhile share one reading."""
+        """Return the catalog with this maximum age; concurrent callers share one read."""
+
         asked_at = self._clock()
         if asked_at - self._read_at < age_s:
             return self._catalog

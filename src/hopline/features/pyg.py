@@ -1,12 +1,12 @@
-"""Feature rows in a PyG `FeatureStore`: any subclass, `Data` and `HeteroData` among them.
+"""Feature rows in a PyG `FeatureStore`: any subclass, including `Data` and `HeteroData`.
 
-`pyg://package.module:attr` names an instance, or what makes one when called without arguments. A group is
-a PyG group (a node type; "node" for what has no groups), its rows are those of the tensor `x`, and the
+`pyg://package.module:attr` is an instance, or a callable without arguments that returns one. A group is a
+PyG group (a node type; "node" for a store without groups), its rows are those of the tensor `x`, and the
 ids are row numbers.
 
-PyG says nothing of threads, so a store is asked from one thread, one call after the other. It says as
-little of what a store does about rows that it lacks: some raise, some leave them out without a word. A
-short answer is never taken; its ids are requested again in halves until it is clear which exist.
+PyG does not define thread safety, so one thread calls the store, one call at a time. PyG also does not
+define what a store does for missing rows: some raise, some return fewer rows. A short result is never
+accepted; its ids are requested again in halves until the missing rows are known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hopline.features.threads import Threads
 from hopline.types import ExternalIds, FloatArray, IdArray
 
 _ATTR = "x"
-#: What the only group of a store without groups is called, as everywhere in Hopline.
+#: Name of the only group of a store without groups, as everywhere in Hopline.
 _ONLY_GROUP = "node"
 
 _T = TypeVar("_T")
@@ -39,10 +39,10 @@ class PygStore(FeatureStore):
 
     Args:
         url: pyg://package.module:attr
-        setting: where the URL was written, for errors.
+        setting: setting of the URL, for errors.
 
     Raises:
-        ConfigError: the URL names no object.
+        ConfigError: the URL has no object.
     """
 
     kind = "pyg"
@@ -60,7 +60,7 @@ class PygStore(FeatureStore):
         self._num_rows: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Import the module, and call the named object if it is not a store.
+        """Import the module, and call the object if it is not a store.
 
         Raises:
             ConfigError: PyG or the module is missing, or this is not a PyG feature store.
@@ -77,48 +77,48 @@ class PygStore(FeatureStore):
             raise
 
     async def close(self) -> None:
-        """Close the store."""
+        """Release the store."""
         self._thread.close()
         self._pyg = None
         self._num_rows.clear()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`; features have no names; other dtypes than floats become float32."""
+        """See `FeatureStore.describe`; features have no names, and the dtype of non-floats is float32."""
         return await self._run(f"describing {group!r}", self._describe, group)
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`. An id that is not a row number is not found."""
+        """See `FeatureStore.fetch`. An id that is not a row number is not found."""
         return await self._run(f"reading {group.name!r}", self._fetch, group, ids)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As `FeatureStore.create`: a tensor without rows; old rows go.
+        """See `FeatureStore.create`: creates a tensor without rows; old rows are deleted.
 
         Raises:
-            FeatureStoreError: the group has feature names, which PyG cannot keep.
+            FeatureStoreError: the group has feature names, which PyG cannot store.
         """
         check_group(group)
         if group.feature_names:
             raise FeatureStoreError(
-                f"{self._name} keeps no feature names; leave those of group {group.name!r} out"
+                f"{self._name} cannot store feature names; omit those of group {group.name!r}"
             )
         await self._run(f"creating {group.name!r}", self._create, group)
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`. The whole tensor is put, since stores differ on parts of one.
+        """See `FeatureStore.write`. Writes the whole tensor, since stores treat partial writes differently.
 
         Raises:
-            FeatureStoreError: an id that is not a row number, or one that leaves a gap behind the last row.
+            FeatureStoreError: an id is not a row number, or would leave a gap after the last row.
         """
         raw = checked_values(group, ids, values)
         await self._run(f"writing {group.name!r}", self._write, group, ids, raw)
 
     async def _run(self, doing: str, function: Callable[..., _T], *args: Any) -> _T:
-        """Call `function` in the thread; what the store raises becomes an error of ours."""
+        """Call `function` in the thread, and translate the store's errors."""
         try:
             return await self._thread.run(partial(function, *args))
         except (FeatureStoreError, ConfigError):
             raise
-        except Exception as error:  # any store's: they are other people's code
+        except Exception as error:  # errors of any third-party store
             raise translated(error, f"{self._name}: {doing}") from error
 
     def _load(self) -> Any:
@@ -134,7 +134,7 @@ class PygStore(FeatureStore):
             named = attrgetter(attribute)(importlib.import_module(module))
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{self._setting}: pyg://{self._target}: {error}") from error
-        # `Data` can be called, too: it is a store before it is a factory.
+        # `Data` is callable too: check for a store first.
         if not isinstance(named, Pyg) and callable(named):
             named = named()
         if not isinstance(named, Pyg):
@@ -146,21 +146,21 @@ class PygStore(FeatureStore):
         return named
 
     def _groups(self) -> list[str]:
-        """Names of the groups that have the tensor."""
+        """Return the names of the groups that have the tensor."""
         attrs = [attr for attr in self._pyg.get_all_tensor_attrs() if attr.attr_name == _ATTR]
         names = [attr.group_name if attr.is_set("group_name") else None for attr in attrs]
         self._is_nameless = self._is_nameless or None in names
-        # An edge type's name is a tuple; its features are not for us.
+        # Edge types, whose names are tuples, are not used.
         return [_ONLY_GROUP if name is None else name for name in names if not isinstance(name, tuple)]
 
     def _attr(self, group: str, index: Any) -> Any:
-        """What PyG calls the rows `index` of a group."""
+        """Return PyG's attribute for the rows `index` of a group."""
         from torch_geometric.data import TensorAttr
 
         return TensorAttr(None if self._is_nameless else group, _ATTR, index)
 
     def _size(self, group: str) -> tuple[int, int]:
-        """(rows, numbers of a row). Groups are looked up first: to ask `HeteroData` for one makes it."""
+        """Return (rows, numbers per row). Checks the group first: `HeteroData` would create it."""
         known = self._groups()
         if group not in known:
             self._num_rows.pop(group, None)
@@ -184,7 +184,7 @@ class PygStore(FeatureStore):
         return FeatureGroup(name, dim, dtype if dtype in DTYPES else "float32")
 
     def _get(self, group: str, numbers: IdArray) -> Any:
-        """The tensor's rows, as the store gives them: a tensor [m or less, dim]."""
+        """Return the tensor's rows from the store: a tensor [m or less, dim]."""
         import torch
 
         rows = self._pyg.get_tensor(self._attr(group, torch.from_numpy(numbers)))
@@ -220,7 +220,7 @@ class PygStore(FeatureStore):
             self._read(read, begin, middle)
             self._read(read, middle, end)
         elif rows is not None and len(rows) > 1:
-            read.refuse(begin, f"the store has {len(rows)} rows of this number")
+            read.refuse(begin, f"the store has {len(rows)} rows with this number")
 
     def _create(self, group: FeatureGroup) -> None:
         import torch
@@ -228,7 +228,7 @@ class PygStore(FeatureStore):
         if group.name in self._groups():
             self._pyg.remove_tensor(self._attr(group.name, None))
         if self._is_nameless and group.name != _ONLY_GROUP:
-            raise FeatureStoreError(f"{self._name} has one group, {_ONLY_GROUP!r}; not {group.name!r}")
+            raise FeatureStoreError(f"{self._name} has only the group {_ONLY_GROUP!r}, not {group.name!r}")
         empty = torch.empty((0, group.dim), dtype=getattr(torch, group.dtype))
         self._put(group.name, empty)
 
@@ -245,13 +245,11 @@ class PygStore(FeatureStore):
             strange = [id for id, number in zip(listed(ids), numbers, strict=True) if number < 0]
             raise FeatureStoreError(
                 f"{self._name}: group {group.name!r} has rows 0 … {num_rows - 1}; "
-                f"ids must be among them or follow without a gap, unlike {(strange or new.tolist())[:5]}"
+                f"ids must be among them or continue without a gap, unlike {(strange or new.tolist())[:5]}"
             )
         old = torch.as_tensor(self._pyg.get_tensor(self._attr(group.name, None)))
         if old.dtype != getattr(torch, group.dtype):
-            raise FeatureStoreError(
-                f"{self._name}: group {group.name!r} is {old.dtype}; write it by PyG's means"
-            )
+            raise FeatureStoreError(f"{self._name}: group {group.name!r} is {old.dtype}; write it with PyG")
         whole = np.empty((num_rows + len(new), group.dim), raw.dtype)
         whole[:num_rows] = old.detach().cpu().numpy().reshape(num_rows, group.dim)
         whole[numbers] = raw
@@ -261,7 +259,7 @@ class PygStore(FeatureStore):
 
     def _put(self, group: str, whole: Any) -> None:
         if not self._pyg.put_tensor(whole, self._attr(group, None)):
-            raise FeatureStoreError(f"{self._name} did not take the tensor of group {group!r}")
+            raise FeatureStoreError(f"{self._name} did not accept the tensor of group {group!r}")
         self._num_rows[group] = len(whole)
 
     @property
@@ -270,7 +268,7 @@ class PygStore(FeatureStore):
 
 
 class _Rows:
-    """Rows of distinct numbers, ascending; -1, which comes first, is for ids that have none."""
+    """Rows of distinct ascending numbers; -1, which is first, is for ids without a row."""
 
     def __init__(self, group: FeatureGroup, distinct: IdArray) -> None:
         self.group = group
@@ -280,7 +278,7 @@ class _Rows:
         self._problems: dict[int, str] = {}
 
     def take(self, begin: int, rows: FloatArray) -> None:
-        """Keep rows, float32 [n, any], as those of the distinct numbers from `begin` on."""
+        """Store rows, float32 [n, any], for the distinct numbers from position `begin` on."""
         if rows.shape[1] == self.group.dim:
             self._values[begin : begin + len(rows)] = rows
             self._found[begin : begin + len(rows)] = True
@@ -292,7 +290,7 @@ class _Rows:
         self._problems[place] = why
 
     def answer(self, where: IdArray, ids: ExternalIds) -> FetchedRows:
-        """The rows at places `where`, int64 [n]."""
+        """Return the rows at places `where`, int64 [n]."""
         places = where.reshape(-1)
         invalid = [
             (id, at) for id, at in zip(listed(ids), places.tolist(), strict=True) if at in self._problems

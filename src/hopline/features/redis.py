@@ -1,11 +1,11 @@
-"""Rows in Redis, Valkey or a Redis Cluster, as raw little-endian bytes; one round trip a fetch.
+"""Rows in Redis, Valkey or a Redis Cluster, as raw little-endian bytes; one round trip per fetch.
 
     <prefix><group>:<id>      a row: dim numbers of the group's dtype
     <prefix><group>:schema    the schema: JSON of the FeatureGroup and its hash
     <prefix>groups            a set of the groups' names
     <prefix>#<name>           a note (`published.py`)
 
-Whatever writes such keys can feed Hopline. This file knows keys, schemas and rows; the protocol is in
+Any writer of such keys can feed Hopline. This file handles keys, schemas and rows; the protocol is in
 `resp.py`, connections in `redis_connection.py` and `redis_server.py`, clusters in `redis_cluster.py`.
 """
 
@@ -30,10 +30,10 @@ from hopline.features.rows import check_group, checked_values, not_found
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 _OPEN_S = 5.0
-#: Bytes of rows that are sent before the answers are waited for: enough to fill a pipe, and little
-#: enough for others' requests to get in between.
+#: Bytes of rows that are sent before waiting for responses: enough for throughput, and few enough for
+#: requests of others in between.
 _CHUNK_BYTES = 2**20
-#: Writes a note if its present value is the expected one; "" means no note, in both.
+#: Writes a note if it has the expected content; "" means no note, for both values.
 _SWAP = """
 local found = redis.call('GET', KEYS[1]) or ''
 if found ~= ARGV[1] then return 0 end
@@ -65,8 +65,8 @@ class RedisStore(PublishingStore):
 
     Args:
         url: see `RedisUrl`.
-        setting: where the URL was written, for errors.
-        ttl_s: rows that are written expire after so many seconds; None takes the URL's.
+        setting: setting of the URL, for errors.
+        ttl_s: written rows expire after this many seconds; None for the URL's value.
     """
 
     kind = "redis"
@@ -82,7 +82,7 @@ class RedisStore(PublishingStore):
         return Server(*url.addresses[0], url)
 
     async def open(self) -> None:
-        """As `FeatureStore.open`. Raises: also FeatureStoreUnavailable, while the server loads its data."""
+        """See `FeatureStore.open`. Raises also FeatureStoreUnavailable while the server loads its data."""
         _compile()
         try:
             await self._backend.open(_OPEN_S)
@@ -94,18 +94,18 @@ class RedisStore(PublishingStore):
             raise ConfigError(f"{self._url.setting}: {error}") from None
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._backend.close()
 
     async def describe(self, group: str) -> FeatureGroup:
-        """As `FeatureStore.describe`."""
-        told = await self._call(f"{group}:schema", "GET")
-        if told is None:
+        """See `FeatureStore.describe`."""
+        stored = await self._call(f"{group}:schema", "GET")
+        if stored is None:
             known = await self._call("groups", "SMEMBERS")
             names = [name.decode("utf-8", "replace") for name in known]
             raise FeatureGroupNotFound(not_found(self.kind, group, names))
         try:
-            described = msgspec.json.decode(told, type=_Described)
+            described = msgspec.json.decode(stored, type=_Described)
             found = FeatureGroup(group, described.dim, described.dtype, described.feature_names)
             check_group(found)
         except (*UNREADABLE, FeatureStoreError) as error:
@@ -114,20 +114,20 @@ class RedisStore(PublishingStore):
             ) from None
         if described.hash not in ("", found.hash):
             raise FeatureStoreError(
-                f"{self.kind}: the schema of group {group!r} is damaged: its hash is {found.hash}, "
-                f"{described.hash} is written there"
+                f"{self.kind}: the schema of group {group!r} is damaged: its hash is {found.hash}, but "
+                f"{described.hash} is stored"
             )
         return found
 
     async def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`; rows of another length than the group's are invalid."""
+        """See `FeatureStore.fetch`; rows with a different length than the group's are invalid."""
         if not len(ids):
             return FetchedRows(np.zeros((0, group.dim), np.float32), np.zeros(0, bool))
         replies = await self._backend.read(self._keys(group.name, ids), group.row_bytes)
         return self._rows(group, ids, replies)
 
     async def create(self, group: FeatureGroup) -> None:
-        """As `FeatureStore.create`. Rows that were written under another schema are deleted."""
+        """See `FeatureStore.create`. Rows with another schema are deleted."""
         check_group(group)
         try:
             stored = (await self.describe(group.name)).hash
@@ -137,14 +137,14 @@ class RedisStore(PublishingStore):
             if type(error) is not FeatureStoreError:
                 raise
             stored = ""  # damaged
-        told = _Described(group.name, group.dim, group.dtype, group.feature_names, group.hash)
-        await self._call(f"{group.name}:schema", "SET", msgspec.json.encode(told))
+        schema = _Described(group.name, group.dim, group.dtype, group.feature_names, group.hash)
+        await self._call(f"{group.name}:schema", "SET", msgspec.json.encode(schema))
         await self._call("groups", "SADD", group.name)
         if stored != group.hash:
             await self._delete_rows(group.name)
 
     async def write(self, group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`, some megabyte at a time."""
+        """See `FeatureStore.write`; about a megabyte at a time."""
         rows = checked_values(group, ids, values)
         if not len(rows):
             return
@@ -157,34 +157,34 @@ class RedisStore(PublishingStore):
                 raise refusal(self._url.kind, next(iter(replies.errors.values())))
 
     async def note(self, name: str) -> bytes | None:
-        """As `PublishingStore.note`."""
+        """See `PublishingStore.note`."""
         found: bytes | None = await self._call(f"#{name}", "GET")
         return found
 
     async def swap_note(self, name: str, expected: bytes | None, content: bytes | None) -> bool:
-        """As `PublishingStore.swap_note`: one script, on the server."""
+        """See `PublishingStore.swap_note`: one script on the server."""
         key = f"{self._url.prefix}#{name}".encode()
         words = ("EVAL", _SWAP, 1, key, expected or b"", content or b"")
         return bool(await self._backend.call_for(key, *words))
 
     async def remove(self, group: FeatureGroup, ids: ExternalIds) -> None:
-        """As `PublishingStore.remove`."""
+        """See `PublishingStore.remove`."""
         if len(ids):
             replies = await self._backend.unlink(self._keys(group.name, ids))
             if replies.errors:
                 raise refusal(self._url.kind, next(iter(replies.errors.values())))
 
     async def forget(self, group: str) -> None:
-        """As `PublishingStore.forget`."""
+        """See `PublishingStore.forget`."""
         await self._call(f"{group}:schema", "DEL")
         await self._call("groups", "SREM", group)
 
     async def incarnation(self) -> str:
-        """As `PublishingStore.incarnation`: each start of a server has a new id."""
+        """See `PublishingStore.incarnation`: each start of a server has its own run id."""
         found = []
         for server in self._backend.servers():
-            told = bytes(await server.call("INFO", "server"))
-            found += [line.decode() for line in told.split(b"\r\n") if line.startswith(b"run_id:")]
+            info = bytes(await server.call("INFO", "server"))
+            found += [line.decode() for line in info.split(b"\r\n") if line.startswith(b"run_id:")]
         return " ".join(sorted(found))
 
     def _keys(self, group: str, ids: ExternalIds) -> Keys:
@@ -226,7 +226,7 @@ class RedisStore(PublishingStore):
 
 
 class RedisClusterStore(RedisStore):
-    """Rows in a Redis or Valkey cluster, spread over its servers by their ids."""
+    """Rows in a Redis or Valkey cluster, distributed over its servers by id."""
 
     kind = "redis_cluster"
 
@@ -235,7 +235,7 @@ class RedisClusterStore(RedisStore):
 
 
 class _Described(msgspec.Struct):
-    """What is stored of a schema."""
+    """The stored form of a schema."""
 
     name: str
     dim: int
@@ -249,7 +249,7 @@ def _id(ids: ExternalIds, row: int) -> int | str:
 
 
 def _compile() -> None:
-    """Have the compiled parts loaded before the first request waits for them."""
+    """Load the compiled functions before the first request."""
     keys = resp.keys_of(resp.to_bytes(b"x"), [1])
     resp.mget(keys, 1)
     resp.slots(*keys)

@@ -1,4 +1,4 @@
-"""A Redis Cluster: which server has which slots, and one round trip to each that has wanted rows."""
+"""A Redis Cluster: which server has which slots, and one round trip to each server with requested rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUM_SLOTS = 16384
 
 _LEARN_S = 1.0
 
-#: Keys, their positions in the request, whether they are only on their way to the server -> what to send.
+#: Keys, their positions in the request, whether they are being migrated -> bytes to send.
 Payload = Callable[[Keys, IdArray, bool], memoryview]
 
 
@@ -28,7 +28,7 @@ class Cluster:
     """The servers of a cluster.
 
     Args:
-        url: at least one of its servers.
+        url: with at least one of its servers.
     """
 
     def __init__(self, url: RedisUrl) -> None:
@@ -39,10 +39,10 @@ class Cluster:
         self._learning: asyncio.Task[None] | None = None
 
     async def open(self, timeout_s: float) -> None:
-        """Find the servers.
+        """Find the servers of the cluster.
 
         Raises:
-            Unreachable, FeatureStoreError: as `Server.connect`, if no address can be used.
+            Unreachable, FeatureStoreError: see `Server.connect`; if no address can be used.
         """
         failed: list[FeatureStoreError] = []
         for seed in list(self._servers.values()):
@@ -56,21 +56,21 @@ class Cluster:
         await self._learn()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.gather(self._learning, return_exceptions=True)
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def servers(self) -> list[Server]:
-        """Those that have slots."""
+        """Return the servers that have slots."""
         return list(self._masters)
 
     async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
-        """One command about one key.
+        """Send one command for one key.
 
         Args:
-            key: decides which server is asked; repeat it in `words`.
+            key: selects the server; repeat it in `words`.
         """
         begins, ends = np.array([0]), np.array([len(key)])
         slot = int(resp.slots(resp.NO_BYTES, resp.to_bytes(key), begins, ends)[0])
@@ -84,7 +84,7 @@ class Cluster:
         return await self._master(slot).call(*words)
 
     async def read(self, keys: Keys, row_bytes: int) -> Replies:
-        """GET of every key, one round trip to each server."""
+        """Send GET for every key, one round trip to each server."""
 
         def payload(some: Keys, rows: IdArray, asking: bool) -> memoryview:
             return resp.get_each(some, asking=asking)
@@ -92,7 +92,7 @@ class Cluster:
         return await self._ask(keys, row_bytes, payload)
 
     async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
-        """SET of every key, one round trip to each server."""
+        """Send SET for every key, one round trip to each server."""
 
         def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
             return resp.set_each(some, rows[where], ttl_ms, asking=asking)
@@ -100,7 +100,7 @@ class Cluster:
         return await self._ask(keys, 0, payload)
 
     async def unlink(self, keys: Keys) -> Replies:
-        """UNLINK of every key, one round trip to each server."""
+        """Send UNLINK for every key, one round trip to each server."""
 
         def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
             return resp.unlink_each(some, asking=asking)
@@ -108,7 +108,7 @@ class Cluster:
         return await self._ask(keys, 0, payload)
 
     async def _ask(self, keys: Keys, row_bytes: int, payload: Payload) -> Replies:
-        """The replies about all keys; those that another server has by now are asked for there, once."""
+        """Return the replies for all keys; keys on another server are requested there, once."""
         answer = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
         slots = resp.slots(*keys)
         await self._round(keys, slots, np.arange(keys.num), payload, answer)
@@ -147,7 +147,7 @@ class Cluster:
         *,
         asking: bool = False,
     ) -> None:
-        """Ask one server about some of the keys and put what it says into `answer`."""
+        """Send some of the keys to one server, and store its replies in `answer`."""
         each = 2 if asking else 1  # ASKING has its own reply
         future = asyncio.get_running_loop().create_future()
         replies = Replies(future, each * len(rows), answer.rows.shape[1])
@@ -170,7 +170,7 @@ class Cluster:
         return self._servers.setdefault((host, port), Server(host, port, self._url))
 
     def _learn_soon(self) -> None:
-        """Request the slots again, in the background; once for any number of callers."""
+        """Read the slots again in the background; concurrent calls share one read."""
         if self._learning is None:
             self._learning = asyncio.ensure_future(self._ask_slots())
             self._learning.add_done_callback(self._learned)
@@ -183,7 +183,7 @@ class Cluster:
     def _learned(self, task: asyncio.Task[None]) -> None:
         self._learning = None
         if not task.cancelled():
-            task.exception()  # waiting callers get it; without any, the next request reports it
+            task.exception()  # waiting callers get it; otherwise the next request reports it
 
     async def _ask_slots(self) -> None:
         failed: FeatureStoreError | None = None
@@ -193,26 +193,26 @@ class Cluster:
                     self._take(await server.call("CLUSTER", "SLOTS"), server)
                 return
             except TimeoutError:
-                failed = FeatureStoreUnavailable(f"{server.where} does not tell its slots")
+                failed = FeatureStoreUnavailable(f"{server.where} does not return its slots")
             except FeatureStoreError as error:
                 failed = error
         assert failed is not None
         raise failed
 
-    def _take(self, table: Any, told_by: Server) -> None:
-        """Take over the answer of CLUSTER SLOTS: [first, last, [host, port, …], replicas …] each."""
+    def _take(self, table: Any, source: Server) -> None:
+        """Apply the reply of CLUSTER SLOTS: [first, last, [host, port, …], replicas …] per range."""
         masters: dict[Server, int] = {}
         master_of: IdArray = np.full(_NUM_SLOTS, -1, np.int64)
         for first, last, (host, port, *_), *_ in table:
-            # A server that does not know its own name says nothing: it is the one that was asked.
+            # A server that does not know its own name sends "": it is the server that replied.
             name = (host or b"").decode()
-            server = self._server(name if name not in ("", "?") else told_by.host, port)
+            server = self._server(name if name not in ("", "?") else source.host, port)
             master_of[first : last + 1] = masters.setdefault(server, len(masters))
         self._masters, self._master_of = list(masters), master_of
 
 
 def _asked(errors: dict[int, str]) -> dict[tuple[str, int], list[int]]:
-    """(host, port) -> rows that it says are on their way there: "ASK slot host:port"."""
+    """Parse "ASK slot host:port" errors: (host, port) -> rows that are being migrated there."""
     found: dict[tuple[str, int], list[int]] = {}
     for row, text in errors.items():
         if text.startswith("ASK "):

@@ -1,8 +1,8 @@
-"""One connection to a Redis: sends commands, and matches replies to callers.
+"""One connection to a Redis: sends requests, and assigns replies to their waiters.
 
-Replies come in the order of the requests, so each request leaves a waiter in a queue, and stays there when
-its caller has gone: the reply is then read and dropped, and those behind it get their own. Nothing here
-knows of rows' schemas, of reconnecting or of clusters.
+Replies arrive in the order of the requests, so each request adds a waiter to a queue. The waiter stays
+there if its caller has gone: its reply is then read and dropped, and later requests still get their own.
+This file does not depend on schemas of rows, reconnects or clusters.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from hopline.features import resp
 from hopline.features.resp import Bytes, ServerError
 from hopline.types import IdArray
 
-#: First words of error replies that another try may not meet.
+#: First words of transient error replies.
 _PASSING = frozenset(
     ("ASK", "BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MOVED", "NOREPLICAS", "READONLY", "TRYAGAIN")
 )
 _BUFFER_BYTES = 512 * 2**10
 _ROOM_BYTES = 64 * 2**10
-#: A reply other than rows (a schema, a list of groups, the slots of a cluster) is shorter.
+#: Limit of a reply that is not a row (a schema, a list of groups, the slots of a cluster).
 _MAX_REPLY_BYTES = 64 * 2**20
-#: Requests without an answer before further ones are refused: the server is not keeping up.
+#: Limit of unanswered requests: beyond it the server is too slow, and requests are refused.
 MAX_WAITING = 1024
 _MAX_UNSENT_BYTES = 16 * 2**20
 _LOOK_S = 0.001
 
 
 def refusal(where: str, error: str) -> FeatureStoreError:
-    """The error for an error reply."""
+    """Build the error for an error reply."""
     passing = error.partition(" ")[0] in _PASSING or "max number of clients" in error
     kind = FeatureStoreUnavailable if passing else FeatureStoreError
     return kind(f"{where} answered: {error}")
 
 
 class Waiter(Protocol):
-    """Takes the replies to one request."""
+    """Receives the replies to one request."""
 
     future: asyncio.Future[Any]
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """Continue to read: where it stopped, and whether all has come. Raises: ValueError: not RESP."""
+        """Read more; return where it stopped and whether that is all. Raises: ValueError: not RESP."""
         ...
 
 
 class Reply:
-    """Takes one reply of any kind."""
+    """Receives one reply of any kind."""
 
     __slots__ = ("future",)
 
@@ -58,11 +58,11 @@ class Reply:
         self.future = future
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """As `Waiter.feed`."""
+        """See `Waiter.feed`."""
         parsed = resp.parse(buffer[begin:end].tobytes())
         if parsed is None:
             if end - begin > _MAX_REPLY_BYTES:
-                raise ValueError("an endless reply")
+                raise ValueError("the reply is too long")
             return begin, False
         if not self.future.done():
             self.future.set_result(parsed[0])
@@ -70,16 +70,16 @@ class Reply:
 
 
 class Replies:
-    """Takes the replies to commands about n keys.
+    """Receives the replies to commands for n keys.
 
     Args:
         num: n.
-        row_bytes: length of a right value.
-        part: keys of one MGET, 0 where each key has its own command.
+        row_bytes: expected length of a value.
+        part: keys per MGET, 0 if each key has its own command.
 
     Attributes:
-        lengths: int64 [n], see `resp.read_replies`; resp.ERROR where `errors` says why.
-        rows: uint8 [n, row_bytes]; anything where the length is another.
+        lengths: int64 [n], see `resp.read_replies`; resp.ERROR for rows in `errors`.
+        rows: uint8 [n, row_bytes]; undefined for values of a different length.
         errors: row -> error reply.
     """
 
@@ -94,7 +94,7 @@ class Replies:
         self._state = np.array((0, 0, 0, part > 0), np.int64)
 
     def feed(self, buffer: Bytes, begin: int, end: int) -> tuple[int, bool]:
-        """As `Waiter.feed`."""
+        """See `Waiter.feed`."""
         state = self._state
         while True:
             begin = resp.read_replies(buffer, begin, end, state, self._part, self.lengths, self.rows)
@@ -110,7 +110,7 @@ class Replies:
             begin = self._error(buffer[begin:end].tobytes(), begin)
 
     def _error(self, data: bytes, begin: int) -> int:
-        """Take the error line at the beginning of `data`: of one key, or in the place of an array."""
+        """Read the error line at the start of `data`, which is for one key or replaces an array."""
         line, _, _ = data.partition(b"\n")
         row, in_head = int(self._state[0]), bool(self._state[3])
         num = min(self._part, len(self.lengths) - row) if in_head else 1
@@ -123,13 +123,13 @@ class Replies:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection that is open or was.
+    """A connection, open or closed.
 
     Args:
-        where: what it leads to, for errors.
+        where: the server, for errors.
 
     Attributes:
-        closed: it cannot be used any more.
+        closed: whether it can no longer be used.
     """
 
     def __init__(self, where: str) -> None:
@@ -145,11 +145,11 @@ class Connection(asyncio.BufferedProtocol):
         self._begin = self._end = 0
 
     def silent_s(self) -> float:
-        """Seconds for which requests have waited while nothing at all came."""
+        """Return the seconds since the last received byte, if requests are waiting."""
         return self._loop.time() - self._heard_at if self._waiting else 0.0
 
     async def speaks(self, silence_s: float, looks: int) -> bool:
-        """Whether its silence is no longer than that, or ends while the event loop goes round so often."""
+        """Return whether data arrive within this silence, or within this number of event loop turns."""
         for _ in range(looks):
             if self.closed or self.silent_s() <= silence_s:
                 break
@@ -157,16 +157,16 @@ class Connection(asyncio.BufferedProtocol):
         return not self.closed and self.silent_s() <= silence_s
 
     def send(self, payload: bytes | memoryview, waiter: Waiter) -> None:
-        """Send a request, whose replies `waiter` takes.
+        """Send a request whose replies `waiter` receives.
 
         Raises:
-            FeatureStoreUnavailable: the connection is lost, or too many requests have no answer yet.
+            FeatureStoreUnavailable: the connection is lost, or too many requests are unanswered.
         """
         if self.closed or self._transport is None:
             raise FeatureStoreUnavailable(f"{self.where}: the connection was lost")
         if self._full or len(self._waiting) >= MAX_WAITING:
             raise FeatureStoreUnavailable(
-                f"{self.where} does not keep up: {len(self._waiting)} requests have no answer yet"
+                f"{self.where} is too slow: {len(self._waiting)} requests are unanswered"
             )
         if not self._waiting:
             self._heard_at = self._loop.time()
@@ -193,21 +193,21 @@ class Connection(asyncio.BufferedProtocol):
         self._fail(f"{self.where}: the connection {why}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Of asyncio."""
-        # uvloop's transports are no asyncio.Transport, but do what one does.
+        """Store the transport (asyncio callback)."""
+        # uvloop's transports are not subclasses of asyncio.Transport, but have the same methods.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
 
     def pause_writing(self) -> None:
-        """Of asyncio."""
+        """Refuse new requests (asyncio callback)."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """Of asyncio."""
+        """Accept new requests (asyncio callback)."""
         self._full = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Of asyncio."""
+        """Return the free part of the buffer (asyncio callback)."""
         if self._begin == self._end:
             self._begin = self._end = 0
         elif len(self._buffer) - self._end < _ROOM_BYTES:
@@ -215,22 +215,22 @@ class Connection(asyncio.BufferedProtocol):
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Of asyncio."""
+        """Pass received bytes to the waiters (asyncio callback)."""
         self._end += nbytes
         self._heard_at = self._loop.time()
         try:
             while self._begin < self._end:
                 if not self._waiting:
-                    raise ValueError("a reply that nothing asked for")
+                    raise ValueError("a reply without a request")
                 self._begin, complete = self._waiting[0].feed(self._buffer, self._begin, self._end)
                 if not complete:
                     break
                 self._waiting.popleft()
         except ValueError as error:
-            self.close(f"was closed: what came is no answer of a Redis ({error})")
+            self.close(f"was closed: it received an invalid Redis reply ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Of asyncio."""
+        """Fail all waiting requests (asyncio callback)."""
         self._fail(f"{self.where}: the connection was lost{f' ({exc})' if exc else ''}")
 
     def _make_room(self) -> None:

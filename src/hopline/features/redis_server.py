@@ -1,4 +1,4 @@
-"""One Redis server by its address: connected when it is asked, and again after the connection broke."""
+"""One Redis server: connects at the first request, and again after the connection was lost."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hopline.features.redis_url import RedisUrl
 from hopline.features.resp import Keys
 from hopline.types import AnyArray
 
-#: Keys of one MGET. It delays all other requests while it runs (about 0.5 ms).
+#: Keys per MGET: other clients' requests wait during it (about 0.5 ms).
 MGET_KEYS = 4096
-#: A connection on which requests have waited so long without a byte coming is given up.
+#: A connection with waiting requests and no received bytes for this time is closed …
 STALL_S = 1.0
-#: ... but is checked this often before (each a millisecond): if this process was the one that did not
-#: read in time, the answer has come.
+#: … after this many more checks (1 ms each): if only this process was too slow to read, the reply arrives
+#: during them.
 _LOOKS = 50
 _RECONNECT_S = 1.0
 
 
 class Unreachable(FeatureStoreUnavailable):
-    """Nothing answers at the address, or nothing that is a Redis."""
+    """No Redis responds at the address."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,26 +49,25 @@ class Server:
 
     @property
     def where(self) -> str:
-        """The address in words."""
+        """The address as text."""
         return f"{self.url.kind} at {self.host}:{self.port}"
 
     def ready(self) -> Connection | None:
-        """The connection, if it is there and answers."""
+        """Return the connection if it is open and responsive."""
         connection = self._connection
         if connection is None or connection.closed or connection.silent_s() > STALL_S:
             return None
         return connection
 
     async def connect(self, timeout_s: float = _RECONNECT_S) -> Connection:
-        """The connection, reconnected if necessary; concurrent callers wait for the same one.
+        """Return the connection, reconnecting if needed; concurrent callers share one attempt.
 
-        One on which nothing came for long is listened to once more, then given up. Its peer may be gone for
-        good without a word; if it is only stopped, it need not go through all that was asked meanwhile when
-        it comes back.
+        A silent connection is checked once more, then closed. Its peer may be gone without notice. If the
+        peer has only stopped, it need not process all earlier requests when it continues.
 
         Raises:
-            Unreachable: the address does not answer like a Redis.
-            FeatureStoreError: it refuses the user, password or database.
+            Unreachable: no Redis responds at the address.
+            FeatureStoreError: the server refuses the user, password or database.
         """
         connection = self.ready()
         if connection is not None:
@@ -82,49 +81,49 @@ class Server:
         """Connect for the first time.
 
         Raises:
-            Unreachable, FeatureStoreError: as `connect`; or it is part of a cluster.
+            Unreachable, FeatureStoreError: see `connect`; or the server is part of a cluster.
         """
         await self.connect(timeout_s)
         try:
-            told = await self.call("CLUSTER", "INFO")
+            info = await self.call("CLUSTER", "INFO")
         except FeatureStoreError:
-            return  # the usual answer of a server outside a cluster
-        if b"cluster_state" in told:
-            raise FeatureStoreError(f"{self.where} is part of a cluster; write redis+cluster://…")
+            return  # the usual reply of a server without cluster mode
+        if b"cluster_state" in info:
+            raise FeatureStoreError(f"{self.where} is part of a cluster; use redis+cluster://…")
 
     def servers(self) -> list[Server]:
-        """All there are."""
+        """Return all servers."""
         return [self]
 
     async def call_for(self, key: bytes, *words: bytes | str | int) -> Any:
-        """One command about one key."""
+        """Send one command for one key."""
         return await self.call(*words)
 
     async def request(self, payload: bytes | memoryview, waiter: Waiter) -> None:
-        """Send, and wait until the waiter has all replies."""
+        """Send a request, and wait until the waiter has all replies."""
         connection = self.ready() or await self.connect()
         connection.send(payload, waiter)
         await waiter.future
 
     async def call(self, *words: bytes | str | int) -> Any:
-        """One command; see `Connection.call`."""
+        """Send one command; see `Connection.call`."""
         connection = self.ready() or await self.connect()
         return await connection.call(*words)
 
     async def read(self, keys: Keys, row_bytes: int) -> Replies:
-        """MGET in one round trip."""
+        """Send MGET in one round trip."""
         replies = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes, MGET_KEYS)
         await self.request(resp.mget(keys, MGET_KEYS), replies)
         return replies
 
     async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
-        """SET of every key in one round trip."""
+        """Send SET for every key in one round trip."""
         replies = Replies(asyncio.get_running_loop().create_future(), keys.num, 0)
         await self.request(resp.set_each(keys, rows, ttl_ms), replies)
         return replies
 
     async def unlink(self, keys: Keys) -> Replies:
-        """UNLINK of every key in one round trip."""
+        """Send UNLINK for every key in one round trip."""
         replies = Replies(asyncio.get_running_loop().create_future(), keys.num, 0)
         await self.request(resp.unlink_each(keys), replies)
         return replies
@@ -136,7 +135,7 @@ class Server:
             await self.request(b"".join([resp.command("UNLINK", key) for key in keys]), replies)
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
@@ -155,7 +154,7 @@ class Server:
         if silent is not None and not silent.closed:
             if await silent.speaks(STALL_S, _LOOKS):
                 return silent
-            silent.close(f"was given up: no answer for {STALL_S:g} s")
+            silent.close(f"was closed: no reply for {STALL_S:g} s")
         connection: Connection | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -171,7 +170,7 @@ class Server:
                 return connection
         except FeatureStoreUnavailable as error:
             self._end(connection)
-            # What a server says of itself (LOADING …) is not a matter of the address.
+            # An error reply of the server (LOADING …) is not an error of the address.
             raise (error if " answered: " in str(error) else Unreachable(str(error))) from None
         except FeatureStoreError:
             self._end(connection)
@@ -180,7 +179,7 @@ class Server:
             self._end(connection)
             raise Unreachable(f"{self.where} did not answer within {timeout_s:g} s") from None
         except (OSError, ssl.SSLError) as error:
-            # asyncio puts the addresses that it tried where the reason should be.
+            # asyncio replaces the reason by the addresses that it tried.
             reason = error.strerror or str(error)
             if error.errno and not isinstance(error, socket.gaierror | ssl.SSLError):
                 reason = os.strerror(error.errno)
@@ -190,7 +189,7 @@ class Server:
             raise
 
     async def _greet(self, connection: Connection) -> None:
-        """Log in and choose the database."""
+        """Log in and select the database."""
         if self.url.password is not None:
             user = () if self.url.username is None else (self.url.username,)
             await connection.call("AUTH", *user, self.url.password)
@@ -198,7 +197,7 @@ class Server:
             await connection.call("SELECT", self.url.database)
         answer = await connection.call("PING")
         if answer != "PONG":
-            raise FeatureStoreUnavailable(f"{self.where} does not answer PING like a Redis")
+            raise FeatureStoreUnavailable(f"{self.where} did not reply to PING like a Redis")
 
     @staticmethod
     def _end(connection: Connection | None) -> None:

@@ -1,4 +1,4 @@
-"""The URL of a Redis: address, login, TLS and Hopline's own options."""
+"""The URL of a Redis: address, login, TLS and options."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class RedisUrl:
     """scheme://[[user]:password@]host[:port][,host[:port] …][/database][?option=value …]
 
     Attributes:
-        kind: "redis", "valkey" or "redis cluster": for errors.
-        addresses: (host, port), one but for clusters.
-        username, password: None where there is none.
-        database: its number.
-        prefix: of all keys.
-        ttl_s: rows expire so many seconds after they were written; None keeps them.
-        encrypted: over TLS.
-        ca_file: trusted certificates; None for the system's.
-        verify: whether the server must show a certificate.
-        cert_file, key_file: what this client shows.
+        kind: "redis", "valkey" or "redis cluster", for errors.
+        addresses: (host, port), one except for clusters.
+        username, password: None if missing.
+        database: database number.
+        prefix: prefix of all keys.
+        ttl_s: rows expire this many seconds after they were written; None for never.
+        encrypted: whether to use TLS.
+        ca_file: certificate authorities; None for those of the system.
+        verify: whether the server's certificate is verified.
+        cert_file, key_file: the client's certificate.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str, setting: str) -> RedisUrl:
-        """Read a URL. Raises: ConfigError: beginning with the setting's name; never with the password."""
+        """Parse a URL. Raises: ConfigError: with the setting's name; never with the password."""
 
         def wrong(text: str) -> ConfigError:
             return ConfigError(f"{setting}: {text}")
@@ -63,25 +63,25 @@ class RedisUrl:
             if name not in _OPTIONS:
                 raise wrong(
                     f"unknown option {name!r} in the URL{did_you_mean(name, _OPTIONS)}; "
-                    f"there are {', '.join(_OPTIONS)}"
+                    f"known options: {', '.join(_OPTIONS)}"
                 )
         database = options.get("db", parts.path.strip("/")) or "0"
         if not database.isdecimal():
-            raise wrong(f"the database must be a number; got {database!r}")
+            raise wrong(f"the database must be a number, not {database!r}")
         ttl_s = _seconds(options.get("ttl_s"))
         if ttl_s is not None and not 0.001 <= ttl_s < 1e9:
-            raise wrong(f"ttl_s must be seconds, 0.001 or more; got {options['ttl_s']!r}")
+            raise wrong(f"ttl_s must be seconds, 0.001 or more, not {options['ttl_s']!r}")
         reqs = options.get("ssl_cert_reqs", "required")
         if reqs not in ("required", "none"):
-            raise wrong(f"ssl_cert_reqs must be 'required' or 'none'; got {reqs!r}")
+            raise wrong(f"ssl_cert_reqs must be 'required' or 'none', not {reqs!r}")
         addresses = []
         for text in (hosts or "localhost").split(","):
             address = _address(text)
             if address is None:
-                raise wrong(f"{text!r} is not an address; host or host:port is")
+                raise wrong(f"{text!r} is not an address; use host or host:port")
             addresses.append(address)
         if len(addresses) > 1 and not flavour:
-            raise wrong("several addresses are for redis+cluster://")
+            raise wrong("several addresses need redis+cluster://")
         files = {name: Path(options[name]) for name in _OPTIONS if name in options and name in _FILES}
         for name, file in files.items():
             if not file.is_file():
@@ -103,7 +103,7 @@ class RedisUrl:
         )
 
     def tls(self) -> ssl.SSLContext | None:
-        """How to encrypt, None where it is not wanted. Raises: ConfigError: a file cannot be used."""
+        """Return the TLS context; None without encryption. Raises: ConfigError: a file cannot be used."""
         if not self.encrypted:
             return None
         try:
@@ -131,7 +131,8 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _address(text: str) -> tuple[str, int] | None:
-    """host, host:port or [IPv6]:port; None where it is none of them."""
+    """Parse host, host:port or [IPv6]:port; None if it is none of them."""
+
     match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\[\]/@]+)(?::(\d+))?", text)
     if match is None or int(match[2] or _PORT) not in range(1, 65536):
         return None

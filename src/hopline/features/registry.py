@@ -1,4 +1,4 @@
-"""From a store's URL to its class; only the one that is asked for is imported."""
+"""Feature stores by URL scheme; only the requested class is imported."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 from hopline.features.base import FeatureStore
 
-#: The setting that a store's URL comes from, unless another one is named.
+#: The default setting of a store's URL.
 SETTING = "features.store"
 
-#: Packages add their own schemes under this name: scheme = "module:attr".
+#: Entry point group in which packages add their schemes: scheme = "module:attr".
 ENTRY_POINTS = "hopline.feature_stores"
 
-#: scheme -> "module:attr"; called with the URL and the name of the setting that it stands in.
+#: scheme -> "module:attr"; called with the URL and the name of its setting.
 STORES: dict[str, str] = {
     "memory": "hopline.features.memory:MemoryStore",
     "parquet": "hopline.features.parquet:ParquetStore",
@@ -31,18 +31,18 @@ STORES: dict[str, str] = {
     "pyg": "hopline.features.pyg:PygStore",
 }
 
-#: What `hopline batch` publishes into these stores, whichever generation of it is current.
+#: The current generation of rows that `hopline batch` has published to these stores.
 PUBLISHED = "published+"
 _PUBLISHING = (*(name for name in STORES if name.startswith(("redis", "valkey"))), "dynamodb")
 STORES |= {f"{PUBLISHED}{name}": "hopline.features.published:PublishedStore" for name in _PUBLISHING}
 
 
 def open_store(url: str, setting: str = SETTING) -> FeatureStore:
-    """The store that a URL names. Nothing is connected to before `open()`.
+    """Return the store for a URL. It connects in `open()`.
 
     Args:
         url: "memory:", "redis://host:6379/0" …
-        setting: where the URL was written, for errors.
+        setting: setting of the URL, for errors.
 
     Raises:
         ConfigError: an unknown scheme, or a URL that the store cannot use.
@@ -53,7 +53,7 @@ def open_store(url: str, setting: str = SETTING) -> FeatureStore:
         known = [*STORES, *_plugged_in()]
         raise ConfigError(
             f"{setting}: {_shown(url)} is not the URL of a feature store{did_you_mean(scheme, known)}; "
-            f"it begins with one of {', '.join(f'{name}:' for name in known)}"
+            f"it must begin with one of {', '.join(f'{name}:' for name in known)}"
         )
     module, _, attribute = (target or found[scheme]).partition(":")
     store = getattr(importlib.import_module(module), attribute)
@@ -65,6 +65,6 @@ def _plugged_in() -> dict[str, str]:
 
 
 def _shown(url: str) -> str:
-    """The URL without what may be a password."""
+    """Return the URL without a possible password."""
     head, at, tail = url.rpartition("@")
     return repr(f"{head.partition('://')[0]}://…@{tail}" if at else url)

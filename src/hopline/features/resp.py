@@ -1,8 +1,8 @@
-"""RESP 2, the protocol of Redis and Valkey: commands for many keys, and their replies.
+"""RESP 2, the protocol of Redis and Valkey: commands for many keys together, and their replies.
 
-Compiled, since the cost of a fetch is here: of 1.2 ms that redis-py takes for an MGET of 421 rows of 512
-bytes, 0.3 are spent on making the command and 0.1 on a bytes object for each row (docs/log.md).
-The protocol: https://redis.io/docs/latest/develop/reference/protocol-spec/
+Compiled, since here is the cost of a fetch: redis-py needs 1.2 ms for an MGET of 421 rows of 512 bytes, of
+which 0.3 are for building the command and 0.1 for a bytes object per row (docs/log.md). The protocol:
+https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hopline.types import AnyArray, ExternalIds, IdArray
 
 Bytes = NDArray[np.uint8]
 
-#: What `lengths` says where a reply is not a value of so many bytes.
+#: Values of `lengths` for replies without a value.
 NIL, ERROR, DONE_LINE = -1, -2, -3
 #: Why `read_replies` stopped.
 MORE, COMPLETE, ERROR_LINE, GARBAGE = 0, 1, 2, 3
@@ -28,7 +28,7 @@ _CR, _LF = 13, 10
 _DOLLAR, _STAR, _MINUS, _PLUS, _COLON = 36, 42, 45, 43, 58
 _DIGITS = 20  # of -2^63 and of any length
 _OPEN, _CLOSE = 123, 125
-#: Represents the id "schema", whose own key holds the group's schema. No UTF-8 ends in that byte.
+#: Replaces the id "schema", whose key has the group's schema. No UTF-8 ends in that byte.
 _ID_SCHEMA = b"schema\xff"
 
 
@@ -37,8 +37,8 @@ class Keys(NamedTuple):
 
     Attributes:
         prefix: uint8 [p].
-        blob: what follows it in the keys.
-        begins, ends: int64 [n]: where in `blob` that of each key is.
+        blob: the concatenated remaining parts of the keys.
+        begins, ends: int64 [n]: range in `blob` for each key.
     """
 
     prefix: Bytes
@@ -48,16 +48,16 @@ class Keys(NamedTuple):
 
     @property
     def num(self) -> int:
-        """How many."""
+        """Number of keys."""
         return len(self.begins)
 
     def pick(self, rows: Any) -> Keys:
-        """Some of the keys: a slice, or positions int64 [m]."""
+        """Return some of the keys: a slice, or positions int64 [m]."""
         return Keys(self.prefix, self.blob, self.begins[rows], self.ends[rows])
 
 
 def keys_of(prefix: Bytes, ids: ExternalIds) -> Keys:
-    """The keys of rows: the prefix and the id, integers in decimal, strings in UTF-8."""
+    """Build the keys of rows: the prefix and the id, integers in decimal, strings in UTF-8."""
     if not isinstance(ids, np.ndarray) and len(ids) and isinstance(ids[0], str):
         return _string_keys(prefix, ids)
     try:
@@ -82,12 +82,12 @@ def _string_keys(prefix: Bytes, ids: Any) -> Keys:
 
 
 def to_bytes(data: bytes) -> Bytes:
-    """An array of the bytes; writable, as all arrays are for which the functions below are compiled."""
+    """Copy bytes to a writable array: the functions below are compiled for writable arrays."""
     return np.frombuffer(bytearray(data), np.uint8)
 
 
 def command(*words: bytes | str | int) -> bytes:
-    """One command."""
+    """Encode one command."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         data = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
@@ -96,7 +96,7 @@ def command(*words: bytes | str | int) -> bytes:
 
 
 def mget(keys: Keys, part: int) -> memoryview:
-    """MGET of the keys, `part` at a time, to be sent in one go."""
+    """Encode MGET of the keys, `part` keys each, to send together."""
     pieces = []
     for first in range(0, keys.num, part):
         some = keys.pick(slice(first, first + part))
@@ -106,18 +106,18 @@ def mget(keys: Keys, part: int) -> memoryview:
 
 
 def get_each(keys: Keys, *, asking: bool = False) -> memoryview:
-    """A GET for each key, to be sent in one go; `asking` puts ASKING before each."""
+    """Encode a GET for each key, to send together; `asking` adds ASKING before each."""
     before = _ASKING_GET if asking else _GET
     return _commands(NO_BYTES, before, keys, _no_tails(keys.num)).data
 
 
 def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = False) -> memoryview:
-    """A SET for each key, to be sent in one go.
+    """Encode a SET for each key, to send together.
 
     Args:
-        rows: [n, d] C-contiguous; a key's value is the bytes of its row.
+        rows: [n, d] C-contiguous; the value of a key is the bytes of its row.
         ttl_ms: when the rows expire, None for never.
-        asking: put ASKING before each.
+        asking: add ASKING before each.
     """
     raw = rows.view(np.uint8)
     head = b"$%d\r\n" % raw.shape[1]
@@ -131,7 +131,7 @@ def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = F
 
 
 def unlink_each(keys: Keys, *, asking: bool = False) -> memoryview:
-    """An UNLINK for each key, to be sent in one go; `asking` as above."""
+    """Encode an UNLINK for each key, to send together; `asking` as above."""
     before = command("ASKING") + _UNLINK if asking else _UNLINK
     return _commands(NO_BYTES, to_bytes(before), keys, _no_tails(keys.num)).data
 
@@ -160,7 +160,7 @@ def _put(out: Bytes, at: int, data: Bytes) -> int:
 
 @njit(cache=True, nogil=True)
 def _put_number(out: Bytes, at: int, number: int) -> int:
-    """The number in decimal."""
+    """Write the number in decimal."""
     if number < 0:
         out[at] = _MINUS
         at += 1
@@ -214,8 +214,9 @@ def _write_commands(
 
 @njit(cache=True, nogil=True)
 def slots(prefix: Bytes, blob: Bytes, begins: IdArray, ends: IdArray) -> IdArray:
-    """The hash slot of each key in a cluster: CRC-16/XMODEM of the key, or of what stands in its first
-    {} if that is not empty, modulo 16,384.
+    """Return the hash slot of each key in a cluster.
+
+    That is CRC-16/XMODEM, modulo 16,384, of the key, or of the part in its first {} if not empty.
 
     Returns: int64 [n].
     """
@@ -247,16 +248,16 @@ def slots(prefix: Bytes, blob: Bytes, begins: IdArray, ends: IdArray) -> IdArray
 def read_replies(
     buffer: Bytes, begin: int, end: int, state: IdArray, part: int, lengths: IdArray, rows: Bytes
 ) -> int:
-    """Read on in the replies to a command about many keys.
+    """Read more replies to a command for many keys.
 
     Args:
         buffer: received bytes; those in [begin, end) are new.
-        state: int64 [4]: the next row; why it stopped; bytes of a value still to be passed over;
-            whether the next line is the head of an array.
-        part: keys of one MGET, 0 where each key has its own command.
+        state: int64 [4]: the next row; why it stopped; bytes of a value still to be skipped; whether the
+            next line is the head of an array.
+        part: keys per MGET, 0 if each key has its own command.
         lengths: int64 [n]: the value's length, or NIL or DONE_LINE.
-        rows: uint8 [n, row_bytes]; values of just that length come here.
-    Returns: where it stopped; at an error its line begins there.
+        rows: uint8 [n, row_bytes]; values of exactly this length are stored here.
+    Returns: where it stopped; for an error, the begin of its line.
     """
     n, row_bytes = rows.shape
     row = state[0]
@@ -306,7 +307,7 @@ def read_replies(
             copy_bytes(rows, row * row_bytes, buffer, value, row_bytes)
             lengths[row] = number
             begin = value + row_bytes + 2
-        else:  # not what was asked for, and perhaps larger than the buffer
+        else:  # an unexpected length, maybe larger than the buffer
             lengths[row] = number
             state[2] = number + 2
             begin = line_end + 1
@@ -319,7 +320,7 @@ def read_replies(
 
 @njit(cache=True, nogil=True)
 def _number(buffer: Bytes, begin: int, end: int) -> int:
-    """The number written in [begin, end), -2 where it is not a number (or not a length)."""
+    """Return the number in [begin, end), -2 if it is invalid (or not a length)."""
     if end == begin + 2 and buffer[begin] == _MINUS and buffer[begin + 1] == 49:
         return -1
     if end <= begin or end - begin > 12:
@@ -333,15 +334,15 @@ def _number(buffer: Bytes, begin: int, end: int) -> int:
 
 
 class ServerError(str):
-    """An error reply: its text, "CODE words"."""
+    """The text of an error reply, "CODE words"."""
 
     __slots__ = ()
 
 
 def parse(data: bytes, at: int = 0) -> tuple[Any, int] | None:
-    """One reply of any kind: str, ServerError, int, bytes, None or a list of those.
+    """Parse one reply of any kind: str, ServerError, int, bytes, None or a list of those.
 
-    Returns: the reply and where it ends; None where it is not whole.
+    Returns: the reply and where it ends; None if it is incomplete.
     Raises: ValueError: it is not RESP.
     """
     line_end = data.find(b"\r\n", at)

@@ -1,4 +1,4 @@
-"""Whether and when a failed call is tried again: a pure decision; the clock is an argument."""
+"""A retry budget: decides whether and when a failed call is retried. The clock is an argument."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ _CALL, _RETRY = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds of retries.
+    """Limits of retries.
 
     Attributes:
-        max_retries: of one call.
-        share: retries are at most this share of the calls in the window, so that an outage adds no more
-            than that to the traffic. Few calls earn none: below 1 / share in the window nothing is
-            tried again.
-        window_s: seconds of calls that count.
-        backoff_s: a retry waits between 0 and this ("full jitter"), twice as long for each further one.
-        min_left_s: time that must be left after the wait, or the answer could not be in time.
+        max_retries: limit for one call.
+        share: retries are at most this share of the calls in the window, so that an outage adds at most
+            this to the traffic. With fewer calls than 1 / share in the window, nothing is retried.
+        window_s: length of the window, seconds.
+        backoff_s: a retry waits between 0 and this time ("full jitter"), doubled for each further one.
+        min_left_s: remaining time needed after the wait, since otherwise the response would be too late.
     """
 
     max_retries: int = 1
@@ -33,10 +32,10 @@ class RetryPolicy:
 
 
 class RetryBudget:
-    """Earns retries from calls and spends them; one for each store.
+    """Counts calls, and grants retries in proportion; one for each store.
 
     Args:
-        policy: see there.
+        policy: see `RetryPolicy`.
         rng: numbers in [0, 1), for the back-off.
     """
 
@@ -48,18 +47,18 @@ class RetryBudget:
         self._window = SlidingWindow(self._policy.window_s)
 
     def called(self, now: float) -> None:
-        """A call goes out for the first time."""
+        """Count the first attempt of a call."""
         self._window.add(_CALL, now)
 
     def take(self, num_tried: int, now: float, deadline: float) -> float | None:
-        """Spend one retry.
+        """Take one retry from the budget.
 
         Args:
             num_tried: retries of this call so far.
-            now: the present.
-            deadline: when the answer is of no use any more.
+            now: current time.
+            deadline: time after which the response is useless.
 
-        Returns: seconds to wait before the retry; None if there is none, and nothing was spent.
+        Returns: seconds to wait before the retry; None if none is granted.
         """
         policy = self._policy
         if num_tried >= policy.max_retries:

@@ -1,4 +1,4 @@
-"""Rows in an array, in RAM or mapped from a file, that are found by id."""
+"""Rows in an array in RAM or mapped from a file, found by id."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hopline.types import AnyArray, ExternalIds, FloatArray
 
 
 class Rows:
-    """The rows of a group; they do not change.
+    """The fixed rows of a group.
 
     Args:
         group: their schema.
-        ids: where the row of an id is.
+        ids: finds the row of an id.
         values: [N or more, dim] of the group's dtype.
     """
 
@@ -25,7 +25,7 @@ class Rows:
         self.values = values
 
     def fetch(self, group: FeatureGroup, ids: ExternalIds) -> FetchedRows:
-        """As `FeatureStore.fetch`. Raises: FeatureSchemaMismatch: `group` is not what the rows are."""
+        """See `FeatureStore.fetch`. Raises: FeatureSchemaMismatch: the rows do not fit `group`."""
         check_same(group, self.group)
         where = self.ids.find(ids)
         found = where >= 0
@@ -37,14 +37,14 @@ class Rows:
 
 
 class GrowingRows(Rows):
-    """Rows in RAM that can be written."""
+    """Rows in RAM that can be written to."""
 
     def __init__(self, group: FeatureGroup) -> None:
         self._hashed = HashedIds()
         super().__init__(group, self._hashed, np.empty((0, group.dim), group.dtype))
 
     def write(self, ids: ExternalIds, values: FloatArray) -> None:
-        """As `FeatureStore.write`, with values that `checked_values` passed."""
+        """See `FeatureStore.write`; values must come from `checked_values`."""
         where = self._hashed.add(ids)
         if len(self._hashed) > len(self.values):
             room = max(len(self._hashed), 2 * len(self.values))
@@ -55,7 +55,7 @@ class GrowingRows(Rows):
 
 
 def checked_values(group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> AnyArray:
-    """Rows as they are stored: C-contiguous, little-endian, of the group's dtype.
+    """Return rows in their stored form: C-contiguous, little-endian, with the group's dtype.
 
     Raises:
         FeatureStoreError: `values` is not [n, dim].
@@ -64,42 +64,42 @@ def checked_values(group: FeatureGroup, ids: ExternalIds, values: FloatArray) ->
     if array.shape != (len(ids), group.dim):
         raise FeatureStoreError(
             f"group {group.name!r}: values of {len(ids)} rows must have shape {(len(ids), group.dim)}; "
-            f"got {array.shape}"
+            f"not {array.shape}"
         )
-    # What float16 cannot hold becomes infinite, as in NumPy; it is no reason for a warning each time.
+    # Values beyond float16 become infinite, as in NumPy, without a warning each time.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.dtype(group.dtype).newbyteorder("<"))
 
 
 def check_same(asked: FeatureGroup, stored: FeatureGroup) -> None:
-    """Fail unless rows of `stored` can be given for `asked`.
+    """Check that rows of `stored` can be returned for `asked`.
 
     Raises:
-        FeatureSchemaMismatch: naming dim or dtype.
+        FeatureSchemaMismatch: with the differing dim or dtype.
     """
     for what in ("dim", "dtype"):
         if getattr(asked, what) != getattr(stored, what):
             raise FeatureSchemaMismatch(
-                f"group {asked.name!r}: {what} {getattr(stored, what)} is stored, "
-                f"{getattr(asked, what)} was asked for"
+                f"group {asked.name!r}: the store has {what} {getattr(stored, what)}, but "
+                f"{getattr(asked, what)} was requested"
             )
 
 
 def check_group(group: FeatureGroup) -> None:
-    """Fail unless a store can keep the group.
+    """Check that a store can store the group.
 
     Raises:
-        FeatureStoreError: a name, dim or dtype that cannot be.
+        FeatureStoreError: an invalid name, dim or dtype.
     """
     if not group.name or any(mark in group.name for mark in ":#/\0"):
         raise FeatureStoreError(
-            f"group {group.name!r}: a name has at least one character and none of ':', '#', '/'"
+            f"group {group.name!r}: a name must have at least one character and none of ':', '#', '/'"
         )
     if group.dim < 1:
-        raise FeatureStoreError(f"group {group.name!r}: dim is at least 1; got {group.dim}")
+        raise FeatureStoreError(f"group {group.name!r}: dim must be at least 1, not {group.dim}")
     if group.dtype not in DTYPES:
         raise FeatureStoreError(
-            f"group {group.name!r}: dtype is one of {', '.join(DTYPES)}; got {group.dtype!r}"
+            f"group {group.name!r}: dtype must be one of {', '.join(DTYPES)}, not {group.dtype!r}"
         )
     if group.feature_names and len(group.feature_names) != group.dim:
         raise FeatureStoreError(
@@ -108,6 +108,6 @@ def check_group(group: FeatureGroup) -> None:
 
 
 def not_found(kind: str, name: str, known: list[str]) -> str:
-    """What `FeatureGroupNotFound` says."""
+    """Return the message of `FeatureGroupNotFound`."""
     there = ", ".join(map(repr, sorted(known))) or "none"
-    return f"{kind}: no feature group {name!r}; there are: {there}"
+    return f"{kind}: no feature group {name!r}; known groups: {there}"

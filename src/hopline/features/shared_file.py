@@ -1,12 +1,13 @@
-"""The named file that L1 lives in when processes that do not know each other share it.
+"""The named file of the L1 feature cache, for separate processes that share it.
 
     page 0: magic, length, {boot, layout} │ the arena's arrays
 
-The first process sizes the file and writes its layout; the others compare. A file with another layout is
-created again if no process uses it, and refused otherwise. Each writer holds a lock on its own byte while
-it lives, so two processes never write one partition; the kernel releases the lock however the process ends.
+The first process sets the size of the file and writes its layout; the others compare. A file with a
+different layout is created again if no process uses it, and refused otherwise. Each writer holds a lock on
+its own byte while it lives, so two processes never write one partition. The kernel releases the lock
+however the process ends.
 
-Knows nothing of rows: the layout is settings and what they were, in words.
+This file does not depend on rows: the layout is settings and their values, as text.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import msgspec
 from hopline.errors import ConfigError
 from hopline.types import UNREADABLE
 
-#: Bytes in front of the arrays: a page.
+#: Bytes before the arrays: a page.
 HEADER_BYTES = 4096
 _MAGIC = b"HOPLINE L1 file\n"
 _SETTING = "features.shared_file"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: `struct flock` of the kernel: type, `l_whence`, start, length, pid; padded to its alignment.
+#: `struct flock` of the kernel: `l_type`, `l_whence`, `l_start`, `l_len`, `l_pid`; padded to its alignment.
 _FLOCK = struct.Struct("@hhqqi0q")
 
 
@@ -38,11 +39,11 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class SharedFile:
-    """The file, opened and checked; see `join`.
+    """The opened and checked file; see `join`.
 
     Attributes:
-        fd: its descriptor, not inherited by child processes.
-        identity: (device, inode), equal for those who map the same memory.
+        fd: file descriptor, not inherited by child processes.
+        identity: (device, inode), equal for processes that map the same memory.
     """
 
     def __init__(self, fd: int) -> None:
@@ -52,18 +53,18 @@ class SharedFile:
 
     @classmethod
     def join(cls, path: Path, layout: Mapping[str, str], num_bytes: int, writer: int) -> SharedFile:
-        """Open the file, or make it, as one of its writers.
+        """Open or create the file, as one of its writers.
 
         Args:
-            path: on a file system in memory, such as /dev/shm.
-            layout: setting -> what it is here; all that the places of the arrays and the meaning of
-                their rows depend on.
-            num_bytes: of the arrays.
+            path: on a file system in memory, for example /dev/shm.
+            layout: setting -> value in this process; all settings that determine the positions of the
+                arrays and the meaning of their rows.
+            num_bytes: size of the arrays.
             writer: number of this process among the writers.
 
         Raises:
-            ConfigError: it cannot be opened, is no such file, is in use with another layout or by
-                another process of this number, or there is no room for it.
+            ConfigError: the file cannot be opened, is another kind of file, is in use with another layout
+                or by another process with this number, or there is no space for it.
         """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,8 +75,8 @@ class SharedFile:
                 _check(fd, path, _Header(_boot(), dict(layout)), HEADER_BYTES + num_bytes)
                 if not _lock(fd, writer):
                     raise ConfigError(
-                        f"{_SETTING}: another process keeps rows in {path} as number {writer}; every "
-                        "server needs its own file"
+                        f"{_SETTING}: another process uses {path} as writer {writer}; every server needs "
+                        "its own file"
                     )
         except BaseException:
             os.close(fd)
@@ -83,24 +84,26 @@ class SharedFile:
         return cls(fd)
 
     def close(self) -> None:
-        """Close the file; its rows stay for the process that opens it next."""
+        """Close the file; its rows stay for the next process that opens it."""
         os.close(self.fd)
 
 
 def _check(fd: int, path: Path, wanted: _Header, num_bytes: int) -> None:
-    """Make the file fit, or say why it cannot."""
+    """Create the file or check that it fits; raise an error if it cannot be used."""
     size = os.fstat(fd).st_size
     if size:
         found = _read(fd)
         if found is None:
-            raise ConfigError(f"{_SETTING}: {path} is not a file of Hopline's; name another one")
+            raise ConfigError(f"{_SETTING}: {path} is not a file of Hopline; choose another path")
         if found == wanted and size >= num_bytes:
             return
         if found.boot == wanted.boot and _is_used(fd):
-            raise ConfigError(f"{_SETTING}: {path} is in use with another layout: {_told(found, wanted)}")
+            raise ConfigError(
+                f"{_SETTING}: {path} is in use with another layout: {_differences(found, wanted)}"
+            )
     try:
         os.ftruncate(fd, 0)
-        # Memory that is promised but not there would end a process in the middle of a write.
+        # Memory that is promised but missing would kill a process in the middle of a write.
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError as error:
         os.ftruncate(fd, 0)
@@ -108,7 +111,7 @@ def _check(fd: int, path: Path, wanted: _Header, num_bytes: int) -> None:
             f"{_SETTING}: {path} cannot hold {num_bytes} bytes (features.memory_bytes): {error.strerror}"
         ) from None
     text = msgspec.msgpack.encode(wanted)
-    # The magic comes last: a header is whole, or there is none.
+    # The magic is written last: a header is complete, or there is none.
     os.pwrite(fd, len(text).to_bytes(4, "little") + text, len(_MAGIC))
     os.pwrite(fd, _MAGIC, 0)
 
@@ -117,7 +120,7 @@ def _read(fd: int) -> _Header | None:
     page = os.pread(fd, HEADER_BYTES, 0)
     start = len(_MAGIC) + 4
     if page[: len(_MAGIC)] == bytes(len(_MAGIC)):
-        return _Header("", {})  # its maker died before it was done
+        return _Header("", {})  # its creator died before it was complete
     if page[: len(_MAGIC)] != _MAGIC:
         return None
     length = int.from_bytes(page[len(_MAGIC) : start], "little")
@@ -127,16 +130,18 @@ def _read(fd: int) -> _Header | None:
         return None
 
 
-def _told(found: _Header, wanted: _Header) -> str:
+def _differences(found: _Header, wanted: _Header) -> str:
     names = sorted({*found.layout, *wanted.layout})
     pairs = [(name, found.layout.get(name, "-"), wanted.layout.get(name, "-")) for name in names]
     return "; ".join(
-        f"{name} is {there} there, {here} here" for name, there, here in pairs if there != here
+        f"{name} is {there} in the file, {here} in this process"
+        for name, there, here in pairs
+        if there != here
     )
 
 
 def _boot() -> str:
-    """Rows are dated by a clock that restarts with the machine."""
+    """Return the boot id: rows are dated by a clock that restarts with the machine."""
     with contextlib.suppress(OSError):
         return _BOOT_ID.read_text().strip()
     return ""
@@ -144,7 +149,7 @@ def _boot() -> str:
 
 @contextlib.contextmanager
 def _alone(fd: int) -> Iterator[None]:
-    """Hold the lock: no other process checks or creates the file meanwhile."""
+    """Lock the file against checks and changes by other processes."""
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield
@@ -153,7 +158,7 @@ def _alone(fd: int) -> Iterator[None]:
 
 
 def _lock(fd: int, writer: int) -> bool:
-    """Take a writer's byte, until `fd` is closed; whether it was free."""
+    """Lock a writer's byte until `fd` is closed; return whether it was free."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, writer, 1, 0))
     except (BlockingIOError, PermissionError):
@@ -162,7 +167,7 @@ def _lock(fd: int, writer: int) -> bool:
 
 
 def _is_used(fd: int) -> bool:
-    """Whether any writer lives."""
+    """Return whether any writer is alive."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK

@@ -1,4 +1,4 @@
-"""Whether a store's rows are what the model was trained on: compared at start, and again and again."""
+"""Comparison of a store's rows with those that the model was trained on, at start and repeatedly."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hopline.features.base import FeatureGroup, FeatureStore
 log = logging.getLogger(__name__)
 
 _DESCRIBE_TIMEOUT_S = 5.0
-#: Names that are spelt out; the others are counted.
+#: Names that are listed; the others are counted.
 _MAX_NAMES = 5
 
 
 def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
-    """The differences of two groups, one sentence each; empty where rows of one can replace the other's.
+    """Return the differences of two groups, one sentence each; empty if their rows are compatible.
 
-    Names are compared where both sides have them: a store that keeps none cannot contradict.
+    Names are compared only if both sides have them: a store may not store names.
     """
     found = []
     for what in ("dim", "dtype"):
         ours, theirs = getattr(expected, what), getattr(stored, what)
         if ours != theirs:
-            found.append(f"{what} is {theirs} in the store, {ours} is expected")
+            found.append(f"{what} is {theirs} in the store, but {ours} is expected")
     ours, theirs = expected.feature_names, stored.feature_names
     if ours and theirs and ours != theirs:
         lacking = [name for name in ours if name not in set(theirs)]
@@ -44,25 +44,25 @@ def differences(expected: FeatureGroup, stored: FeatureGroup) -> list[str]:
                 (at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0
             )
             found.append(
-                f"the order differs: number {at} is {theirs[at]!r} in the store, {ours[at]!r} is expected"
+                f"the order differs: number {at} is {theirs[at]!r} in the store, expected {ours[at]!r}"
             )
     return found
 
 
 class SchemaWatch:
-    """Compares what stores say of a group with what is expected.
+    """Compares the stores' schema of a group with the expected one.
 
-    A store that cannot be asked keeps the verdict it has.
+    The result for a store that does not respond stays unchanged.
 
     Args:
-        expected: what the model reads.
-        origin: the store that has the rows.
-        l2: the store in front of it; a group that it lacks is created there.
+        expected: schema that the model reads.
+        origin: the store with all rows.
+        l2: the store in front of it; a missing group is created there.
         recheck_s: seconds between comparisons.
 
     Attributes:
         refusal: why the origin's rows must not be used, or "".
-        l2_refusal: why L2 is left out, or "".
+        l2_refusal: why L2 is skipped, or "".
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class SchemaWatch:
         self.l2_refusal = ""
 
     async def start(self) -> None:
-        """Compare, then continue to compare in the background.
+        """Compare now, then repeatedly in the background.
 
         Raises:
-            FeatureSchemaMismatch: naming each difference, of the origin or of L2.
-            FeatureStoreError: as the origin's `describe`. L2 may be away.
+            FeatureSchemaMismatch: with each difference, of the origin or of L2.
+            FeatureStoreError: see the origin's `describe`. L2 may be unavailable.
         """
         self.refusal = await self._compare(self._origin)
         if self.refusal:
@@ -90,38 +90,38 @@ class SchemaWatch:
             try:
                 self.l2_refusal = await self._compare_l2(self._l2)
             except FeatureStoreError as error:
-                log.warning("feature store %s (l2) cannot tell its schema: %s", self._l2.kind, error)
+                log.warning("feature store %s (l2) did not return its schema: %s", self._l2.kind, error)
             if self.l2_refusal:
                 raise FeatureSchemaMismatch(self.l2_refusal)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._go_on())
+            self._task = asyncio.get_running_loop().create_task(self._repeat())
 
     async def check(self) -> None:
-        """Compare once more and keep the verdicts."""
-        # A store that cannot be asked now, or whose group is being replaced, has proved nothing.
+        """Compare once, and store the results."""
+        # A store that does not respond, or whose group is being replaced, changes nothing.
         with contextlib.suppress(FeatureStoreError):
             refusal = await self._compare(self._origin)
-            _tell(self.refusal, refusal, self._expected.name)
+            _log_change(self.refusal, refusal, self._expected.name)
             self.refusal = refusal
         if self._l2 is not None:
             with contextlib.suppress(FeatureStoreError):
                 refusal = await self._compare_l2(self._l2)
-                _tell(self.l2_refusal, refusal, self._expected.name)
+                _log_change(self.l2_refusal, refusal, self._expected.name)
                 self.l2_refusal = refusal
 
     async def close(self) -> None:
-        """Compare no more."""
+        """Stop comparing."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,), timeout=_DESCRIBE_TIMEOUT_S)
             self._task = None
 
-    async def _go_on(self) -> None:
+    async def _repeat(self) -> None:
         while True:
             await asyncio.sleep(self._recheck_s)
             try:
                 await self.check()
-            except Exception:  # the boundary: a store's fault must not end the watch
+            except Exception:  # the boundary: an error of a store must not end the comparisons
                 log.exception("the schema of feature group %r could not be compared", self._expected.name)
 
     async def _compare(self, store: FeatureStore) -> str:
@@ -145,11 +145,11 @@ class SchemaWatch:
             return ""
 
 
-def _tell(before: str, now: str, group: str) -> None:
+def _log_change(before: str, now: str, group: str) -> None:
     if now and now != before:
         log.error("rows are refused: %s", now)
     elif before and not now:
-        log.info("the schema of feature group %r is as expected again", group)
+        log.info("the schema of feature group %r matches again", group)
 
 
 def _listed(names: list[str]) -> str:

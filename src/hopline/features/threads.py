@@ -1,6 +1,6 @@
-"""Threads of a store's own, for clients that block.
+"""Separate threads of a store, for clients that block.
 
-Not asyncio's: those are shared with all else, and one store that hangs would hold them all.
+asyncio's threads are shared by all code, and one hanging store would block them all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _T = TypeVar("_T")
 
 
 class Threads:
-    """A pool that is opened and closed with its store.
+    """A thread pool that is opened and closed with its store.
 
     Args:
-        store: what errors call the store.
-        kind: what the threads are called, "hopline-<kind>".
-        count: of threads.
+        store: name of the store in errors.
+        kind: the threads are named "hopline-<kind>".
+        count: number of threads.
     """
 
     def __init__(self, store: str, kind: str, count: int) -> None:
@@ -31,21 +31,21 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def open(self) -> None:
-        """Threads start when there is something to do."""
+        """Open the pool; threads start with the first calls."""
         self._pool = ThreadPoolExecutor(self._count, f"hopline-{self._kind}")
 
     def close(self) -> None:
-        """Drop the calls that wait. Running calls finish, and no caller waits for them."""
+        """Drop waiting calls; running calls finish, but are not waited for."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """Call `function` in a thread. A caller that is cancelled before a thread is free never calls.
+        """Call `function` in a thread. A call that is cancelled while it waits for a thread never starts.
 
         Raises:
             FeatureStoreError: the pool is not open.
-            FeatureStoreUnavailable: it was closed before there was a thread.
+            FeatureStoreUnavailable: it was closed before a thread was free.
         """
         if self._pool is None:
             raise FeatureStoreError(f"{self._store} is not open")

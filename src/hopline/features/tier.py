@@ -1,6 +1,6 @@
-"""One store as the client uses it: with a breaker, retries, and numbers of how it does.
+"""One store as used by the client: with a breaker, retries, and metrics.
 
-Knows nothing of rows in flight and of other tiers.
+This file does not depend on rows in flight or on other tiers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hopline.types import ExternalIds
 
 log = logging.getLogger(__name__)
 
-#: Seconds between log lines about a failing store.
+#: Seconds between two log messages about a failing store.
 _LOG_EVERY_S = 10.0
 
 
 class Tier:
-    """See the module. Several clients (one for each group) may share one: the store is one.
+    """One store with its breaker and retries. Several clients (one per group) may share a tier.
 
     Args:
         name: label of metrics: "l2" or "origin".
-        store: open.
-        breaker, retry: see there.
-        metrics: counts every call.
+        store: opened.
+        breaker, retry: their policies.
+        metrics: counts all calls.
         clock: seconds, monotonic.
     """
 
@@ -67,14 +67,14 @@ class Tier:
         slow: Overdue[Verdict] | None = None,
         limit_s: float | None = None,
     ) -> FetchedRows | Reason:
-        """Rows in the order asked for, or why there are none. Never raises for what the store does.
+        """Return rows in request order, or the reason of a failure. Never raises errors of the store.
 
         Args:
-            group, ids: as `FeatureStore.fetch`.
-            deadline: on the clock; no retry would be in time after it.
-            slow: calls `Verdict.too_late` for calls that take too long: they count as failed and continue.
-            limit_s: seconds after which the store is not waited for, which counts as failed as well;
-                None leaves that to the caller, who cancels.
+            group, ids: see `FeatureStore.fetch`.
+            deadline: on the clock; no retry is in time after it.
+            slow: calls `Verdict.too_late` for slow calls: they count as failed, but continue.
+            limit_s: timeout of the store in seconds, which also counts as a failure; None if the caller
+                cancels.
         """
         if limit_s is None:
             return await self._ask(group, ids, deadline, slow, None)
@@ -107,7 +107,7 @@ class Tier:
             except FeatureStoreUnavailable as error:
                 wait_s = self.retries.take(num_tried, self._clock(), deadline)
                 if wait_s is None:
-                    self._complain("cannot be asked: %s", error)
+                    self._complain("is unavailable: %s", error)
                     return Reason.UNAVAILABLE
             num_tried += 1
             self._metrics.retried(self.name)
@@ -116,11 +116,11 @@ class Tier:
     async def _call(
         self, group: FeatureGroup, ids: ExternalIds, verdict: Verdict, limit: asyncio.Timeout | None
     ) -> FetchedRows | Reason:
-        """One call. Raises: FeatureStoreUnavailable: it may be tried again."""
+        """Call the store once. Raises: FeatureStoreUnavailable: the call may be retried."""
         outcome = "refused"
         try:
             rows = await self.store.fetch(group, ids)
-            # Late, but still right: the verdict was given when it became late.
+            # For a late call the verdict was already given, and this one is ignored.
             outcome = "timeout" if verdict.given else "ok"
             verdict.give(True)
         except FeatureStoreUnavailable:
@@ -134,10 +134,10 @@ class Tier:
             verdict.withdraw()
             raise
         except FeatureSchemaMismatch as error:
-            verdict.give(True)  # it answers; what it answers is another matter
+            verdict.give(True)  # the store responds, only its rows differ
             self._complain("has other rows: %s", error)
             return Reason.SCHEMA
-        except Exception as error:  # the boundary to stores' own and third-party code
+        except Exception as error:  # the boundary to third-party code
             verdict.give(False)
             self._complain("failed: %s: %s", type(error).__name__, error)
             return Reason.UNAVAILABLE
@@ -146,7 +146,7 @@ class Tier:
         if rows.problems:
             self._complain("%d of %d rows cannot be used: %s", rows.num_invalid, len(ids), rows.problems[0])
         if not _fits(rows, len(ids), group.dim):
-            self._complain("answered arrays that are not %d rows of %d float32", len(ids), group.dim)
+            self._complain("returned arrays that are not %d rows of %d float32", len(ids), group.dim)
             return Reason.INVALID
         return rows
 
@@ -156,10 +156,12 @@ class Tier:
         self._was_closed = closed
         self._metrics.breaker(self.name, -1 if closed else 1)
         if closed:
-            log.info("feature store %s (%s) answers again", self.store.kind, self.name)
+            log.info("feature store %s (%s) responds again", self.store.kind, self.name)
             self._silent_until = float("-inf")
         else:
-            log.warning("feature store %s (%s) fails too often: not asked", self.store.kind, self.name)
+            log.warning(
+                "feature store %s (%s) fails too often: requests are paused", self.store.kind, self.name
+            )
 
     def _complain(self, text: str, *values: object) -> None:
         now = self._clock()
@@ -169,11 +171,11 @@ class Tier:
 
 
 class Verdict:
-    """Tells the breaker once how a call went.
+    """Reports the result of a call to the breaker, once.
 
     Attributes:
-        began: when the call went out.
-        given: whether the breaker has the verdict.
+        began: when the call was sent.
+        given: whether the breaker has the result.
     """
 
     __slots__ = ("_tier", "began", "given")
@@ -184,11 +186,11 @@ class Verdict:
         self.given = False
 
     def too_late(self) -> None:
-        """The call has taken too long, if it has not ended."""
+        """Record a failure if the call has not ended."""
         self.give(False)
 
     def give(self, ok: bool) -> None:
-        """The first verdict counts."""
+        """Record the result; only the first one is used."""
         if not self.given:
             self.given = True
             tier = self._tier
@@ -197,14 +199,14 @@ class Verdict:
                 tier._note()
 
     def withdraw(self) -> None:
-        """The call was cancelled: nothing is known, unless it was slow already."""
+        """Record that the call was cancelled: its result is unknown, unless it was already slow."""
         if not self.given:
             self.given = True
             self._tier.breaker.abandon(self._tier._clock(), self.began)
 
 
 def _fits(rows: FetchedRows, num_rows: int, dim: int) -> bool:
-    """Whether arrays have the form that a store promises: never shift rows, whatever it does."""
+    """Return whether arrays have the promised form, so that rows are never shifted."""
     values, found = rows.values, rows.found
     return (
         values.shape == (num_rows, dim)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class SlidingWindow:
-    """How many events of kind 0 and of kind 1 there were in the last `span_s` seconds.
+    """Counts events of kind 0 and of kind 1 in the last `span_s` seconds.
 
-    Time is cut into slices that drop out as wholes, so an event is counted during
-    `span_s × (1 − 1 / num_slices)` to `span_s`. Adding and reading cost the same however many events
-    there were.
+    Time is divided into slices that are dropped as a whole, so an event is included for between
+    `span_s × (1 − 1 / num_slices)` and `span_s`. The cost of adding and reading does not depend on the
+    number of events.
 
     Args:
-        span_s: seconds that count.
-        num_slices: more of them drop out more evenly.
+        span_s: length of the window, seconds.
+        num_slices: with more slices, counts fall more evenly.
     """
 
     __slots__ = ("_current", "_num_slices", "_slice_s", "_slices", "totals")
@@ -23,7 +23,7 @@ class SlidingWindow:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all events."""
+        """Drop all events."""
         self._slices = [[0, 0] for _ in range(self._num_slices)]
         self._current: int | None = None
         #: [kind 0, kind 1]; as of the last `add` or `advance`.
@@ -36,7 +36,7 @@ class SlidingWindow:
         self.totals[kind] += 1
 
     def advance(self, now: float) -> int:
-        """Drop what is too old, so that `totals` are those of `now`; returns the slice's number."""
+        """Drop old events, so that `totals` are those of `now`; return the slice's number."""
         current = int(now / self._slice_s)
         last = self._current
         if last is None:
@@ -49,5 +49,5 @@ class SlidingWindow:
                 old[0] = old[1] = 0
             self._current = current
         else:
-            current = last  # a clock that stands still or was read a moment before
+            current = last  # the clock did not advance, or was read before
         return current

@@ -1,4 +1,4 @@
-"""Rows of the origin go to L2 in the background; what it cannot keep up with is dropped and counted."""
+"""Write-back: copies rows of the origin to L2 in the background; excess rows are dropped and counted."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from hopline.types import ExternalIds, FloatArray
 
 log = logging.getLogger(__name__)
 
-#: Rows of one write: enough to spare round trips, few enough not to hold up readers of the store.
+#: Rows per write: enough to save round trips, few enough not to delay readers of the store.
 _ROWS_AT_ONCE = 4096
-#: No request waits for a write, so it may take longer than a fetch, but a hanging store must not hold it.
+#: No caller waits for a write, so its timeout is longer than a fetch's.
 _WRITE_TIMEOUT_S = 1.0
 
 
 class WriteBack:
-    """Writes what it is given, one write at a time; there is a task only while there is work.
+    """Writes rows to L2, one write at a time; its task exists only while there is work.
 
-    A failed write drops its rows: L2 is a copy. Writes leave the breaker alone, since a store that
-    refuses them (full, read only) may still be read, but none is tried while the breaker is not closed.
+    A failed write drops its rows, since L2 is a copy. Writes do not affect the breaker, since a store that
+    refuses them (full, read-only) may still be readable. While the breaker is not closed, nothing is
+    written.
 
     Args:
         tier: L2.
-        group: of the rows.
-        max_rows: that may wait.
+        group: group of the rows.
+        max_rows: limit of waiting rows.
         metrics: counts rows "written" and "write_dropped".
     """
 
@@ -45,7 +46,7 @@ class WriteBack:
         self._complained = False
 
     def add(self, external_ids: ExternalIds, values: FloatArray) -> None:
-        """Hand over rows, float32 [n, dim]; returns immediately."""
+        """Add rows, float32 [n, dim], without waiting."""
         num_rows = len(external_ids)
         if self._tier.breaker.state != "closed" or self._num_waiting + num_rows > self._max_rows:
             self._metrics.rows(self._tier.name, "write_dropped", num_rows)
@@ -56,12 +57,12 @@ class WriteBack:
             self._task = asyncio.get_running_loop().create_task(self._write_all())
 
     async def join(self) -> None:
-        """Wait until nothing waits."""
+        """Wait until no rows wait."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     async def close(self) -> None:
-        """Drop what waits."""
+        """Drop waiting rows."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,), timeout=_WRITE_TIMEOUT_S)
@@ -93,11 +94,11 @@ class WriteBack:
                 await self._tier.store.write(self._group, ids, values)
             result = "written"
             self._complained = False
-        except Exception as error:  # the boundary: rows that are not copied cost no answer
+        except Exception as error:  # the boundary: a failed copy does not affect answers
             if not self._complained:
                 self._complained = True
                 log.warning(
-                    "feature store %s (%s): rows are not written back: %s: %s",
+                    "feature store %s (%s): write-back failed: %s: %s",
                     self._tier.store.kind, self._tier.name, type(error).__name__, error,
                 )  # fmt: skip
         finally:

@@ -1,1 +1,1 @@
-"""Who may ask: keys, tokens, permissions and rates; knows nothing of HTTP and gRPC."""
+"""Authentication and rate limits: keys, tokens, permissions. It does not depend on HTTP or gRPC."""

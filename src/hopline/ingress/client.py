@@ -1,6 +1,6 @@
-"""An authenticated caller: permissions, rate limit and priority.
+"""An authenticated client: its permissions, rate and priority.
 
-Knows requests, nothing of keys, tokens or transports.
+This file handles requests; it does not depend on keys, tokens or transports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hopline.ingress.limiter import Bucket
 from hopline.ingress.permissions import SERVER, Permission, Permissions
 from hopline.types import Priority, ScoreRequest
 
-#: Answers of `check` that are remembered; names that are asked for may be made up.
+#: Limit of cached results of `check`; clients may invent model names.
 _MAX_REMEMBERED = 1024
 _RANK: dict[str, int] = {"low": 0, "normal": 1, "high": 2}
 
@@ -25,9 +25,9 @@ class Client:
 
     Args:
         name: for records and messages.
-        permissions: what it may do.
-        priority: the highest that it may ask for.
-        bucket: how often it may ask; None is as often as it likes.
+        permissions: what the client may do.
+        priority: the highest priority of its requests.
+        bucket: its rate limit; None for no limit.
         clock: nanoseconds, monotonic, the same for all workers of a host.
     """
 
@@ -50,7 +50,7 @@ class Client:
         self._allowed: dict[tuple[Permission, str], bool] = {}
 
     def may(self, permission: Permission, model: str) -> bool:
-        """Whether it may do this to a model, or to the server (`SERVER`)."""
+        """Return whether the client has this permission for a model, or for the server (`SERVER`)."""
         key = (permission, model)
         known = self._allowed.get(key)
         if known is None:
@@ -60,22 +60,22 @@ class Client:
         return known
 
     def check(self, permission: Permission, model: str) -> None:
-        """Refuse what it may not do.
+        """Refuse an action without permission.
 
-        Raises: PermissionDenied: naming the permission and what it is given for.
+        Raises: PermissionDenied: with the permission and what it is granted for.
         """
         if self._allowed.get((permission, model)) or self.may(permission, model):
-            return  # the look-up here spares every request a call
+            return  # the lookup here avoids a call per request
         what = f"{permission} model {model!r}" if model != SERVER else _OF_SERVER[permission]
         given = ", ".join(getattr(self.permissions, permission)) or "nothing"
         raise PermissionDenied(
-            f"client {self.name!r} may not {what}: it has permission {permission!r} for {given}"
+            f"client {self.name!r} may not {what}: its permission {permission!r} covers {given}"
         )
 
     def admit(self) -> None:
         """Count one request.
 
-        Raises: RateLimited: it has had its share; says when the next one is admitted.
+        Raises: RateLimited: the rate limit is reached; has the time until the next request.
         """
         if self._bucket is None:
             return
@@ -83,15 +83,15 @@ class Client:
         if wait_ns:
             per_s, burst = self._bucket.rate
             raise RateLimited(
-                f"client {self.name!r} may send {per_s:g} requests a second, and {burst} in a burst",
+                f"client {self.name!r} may send {per_s:g} requests per second, bursts of {burst}",
                 wait_ns / 1e9,
             )
 
     def sign(self, request: ScoreRequest) -> None:
-        """Store the caller in a request, and lower its priority to the client's own.
+        """Set the client of a request, and lower its priority to the client's own.
 
-        The request is new and not shared yet: a changed copy of a frozen struct would
-        cost ten times as much.
+        The request is new and not shared yet. A changed copy of a frozen struct would cost ten times as
+        much.
         """
         force_setattr(request, "client", self.name)
         if _RANK[request.priority] > self._rank:
@@ -100,6 +100,6 @@ class Client:
 
 _OF_SERVER: dict[str, str] = {
     "score": "score",
-    "read": "read about the whole server",
+    "read": "read the whole server",
     "admin": "change the server",
 }

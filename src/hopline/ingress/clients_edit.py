@@ -1,7 +1,7 @@
-"""Changes a clients file: a key is added or removed; all other text in it is unchanged.
+"""Changes a clients file: adds or removes a key, and leaves other text unchanged.
 
-The standard library reads TOML and does not write it. So text is appended or cut out, and what came of it
-is read and compared with what was meant, before the file is replaced in one step.
+The standard library reads TOML but does not write it. So text is appended or removed, and the result is
+parsed and compared with the expected one before the file is replaced in one step.
 """
 
 from __future__ import annotations
@@ -20,36 +20,34 @@ from hopline.errors import ConfigError
 from hopline.files import write_atomically
 from hopline.ingress.clients_file import ClientEntry, Globs, Grant, KeyEntry, parse_clients
 
-_HEAD = "# Clients of a Hopline server (auth.clients_file). Keys are kept as their SHA-256.\n"
+_HEAD = "# Clients of a Hopline server (auth.clients_file). Keys are stored as SHA-256.\n"
 _HEADER = re.compile(r"\s*\[")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def add_key(file: Path, client: str, key: KeyEntry, grant: Grant | None = None) -> None:
-    """Write a key into the file, which is created where it is missing.
+    """Add a key to the file; create the file if it is missing.
 
     Args:
-        client: who has it.
-        grant: what a new client may do; None for one that the file has.
+        client: owner of the key.
+        grant: permissions of a new client; None for an existing one.
 
-    Raises: ConfigError: the file or the client's name cannot be used; a new client without a grant, or a
-        known one with another.
+    Raises: ConfigError: the file or the client's name is invalid; a new client without a grant, or an
+        existing one with a grant.
     """
     with _changing(file) as (text, known):
         added = ""
         if client not in known:
             if grant is None:
                 raise ConfigError(
-                    f"{file}: there is no client {client!r}: say what a new one may do (--score …)"
+                    f"{file}: unknown client {client!r}: give the permissions of a new client (--score …)"
                 )
             added = f"\n[clients.{_name(client)}]\n{_grant_text(grant)}"
             entry = ClientEntry(
                 grant.score, grant.read, grant.admin, grant.rate_per_s, grant.burst, grant.priority
             )
         elif grant is not None:
-            raise ConfigError(
-                f"{file}: client {client!r} exists already: change its permissions in the file"
-            )
+            raise ConfigError(f"{file}: client {client!r} exists: change its permissions in the file")
         else:
             entry = known[client]
         added += f"\n[[clients.{_name(client)}.keys]]\n{_key_text(key)}"
@@ -59,23 +57,23 @@ def add_key(file: Path, client: str, key: KeyEntry, grant: Grant | None = None) 
 
 
 def remove_key(file: Path, client: str, id: str | None) -> KeyEntry:
-    """Take a key out of the file; returns it.
+    """Remove a key from the file, and return it.
 
     Args:
-        id: of the key; None where the client has one only.
+        id: key id; None if the client has only one key.
 
-    Raises: ConfigError: no such client or key, or a file that has to be edited by hand.
+    Raises: ConfigError: no such client or key, or a file that must be edited by hand.
     """
     with _changing(file) as (text, known):
         if client not in known:
             raise ConfigError(
-                f"{file}: there is no client {client!r}; there are: {', '.join(known) or 'none'}"
+                f"{file}: unknown client {client!r}; known clients: {', '.join(known) or 'none'}"
             )
         keys = known[client].keys
         chosen = [key for key in keys if id is None or key.id == id]
         if len(chosen) != 1:
             ids = ", ".join(key.id for key in keys) or "none"
-            raise ConfigError(f"{file}: name one key of client {client!r}; there are: {ids}")
+            raise ConfigError(f"{file}: give the id of one key of client {client!r}; its keys: {ids}")
         left = tuple(key for key in keys if key is not chosen[0])
         wanted = {**known, client: replace(known[client], keys=left)}
         _write(file, _without(text, chosen[0].sha256), wanted)
@@ -84,7 +82,7 @@ def remove_key(file: Path, client: str, id: str | None) -> KeyEntry:
 
 @contextlib.contextmanager
 def _changing(file: Path) -> Iterator[tuple[str, dict[str, ClientEntry]]]:
-    """The file's text and clients, under its lock."""
+    """Lock the file, and yield its text and clients."""
     try:
         folder = os.open(file.resolve().parent, os.O_RDONLY)
     except OSError as error:
@@ -98,15 +96,15 @@ def _changing(file: Path) -> Iterator[tuple[str, dict[str, ClientEntry]]]:
 
 
 def _write(file: Path, text: str, wanted: Mapping[str, ClientEntry]) -> None:
-    """Replace the file, unless its text does not say what is wanted."""
+    """Replace the file, unless its text does not have the expected meaning."""
     try:
         right = parse_clients(text, str(file)) == wanted
     except ConfigError:
         right = False
     if not right:
         raise ConfigError(
-            f"{file}: is written in a way that has to be changed by hand; keys are changed here where they "
-            "stand in [[clients.<name>.keys]] tables"
+            f"{file}: must be edited by hand: keys can only be changed here if they are in "
+            "[[clients.<name>.keys]] tables"
         )
     file = file.resolve()
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
@@ -114,7 +112,7 @@ def _write(file: Path, text: str, wanted: Mapping[str, ClientEntry]) -> None:
 
 
 def _without(text: str, sha256: str) -> str:
-    """The text without the table that has this digest; comments after its last line stay."""
+    """Return the text without the table that has this digest; comments after its last line stay."""
     lines = text.splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if sha256 in line)
     begin = next((number for number in range(at, -1, -1) if _HEADER.match(lines[number])), at)
@@ -122,7 +120,7 @@ def _without(text: str, sha256: str) -> str:
     while end > at + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
         end -= 1
     while begin and end < len(lines) and not lines[begin - 1].strip() and not lines[end].strip():
-        end += 1  # one empty line between what is left
+        end += 1  # keep one empty line in between
     return "".join(lines[:begin] + lines[end:])
 
 
@@ -161,5 +159,5 @@ def _name(client: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A basic string: JSON's escapes are TOML's."""
+    """Encode a TOML basic string, which has the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False)

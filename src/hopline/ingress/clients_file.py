@@ -1,4 +1,4 @@
-"""The clients file: who may ask, in TOML.
+"""The clients file: clients and their permissions, in TOML.
 
     [clients.payments]
     score = ["fraud", "risk-*"]      # globs, or true for every model
@@ -6,16 +6,16 @@
     admin = false                    # load, unload, rollouts
     rate_per_s = 500
     burst = 100
-    priority = "high"                # the highest that it may ask for
+    priority = "high"                # its highest priority
     subject = "service|payments"     # tokens with this `sub` are this client
 
     [[clients.payments.keys]]
     id = "3f9a1c07"
-    sha256 = "…"                     # of the key; see keys.py
+    sha256 = "…"                     # SHA-256 of the key; see keys.py
     created = 2026-10-06
     expires = 2027-10-06T00:00:00Z
 
-Knows the file's form; `clients_edit.py` changes one.
+This file reads the format; `clients_edit.py` changes a file.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hopline.errors import ConfigError
 from hopline.ingress.limiter import Rate
 from hopline.ingress.permissions import Permissions, globs_of
 
-#: The end of what has none, in seconds since the epoch.
+#: Expiry time of what never expires, in seconds since the epoch.
 NEVER = math.inf
-#: Before the `sub` of tokens in the names of clients; no client of the file has such a name.
+#: Prefix of client names from tokens (before the `sub`); clients of the file must not have it.
 TOKEN_PREFIX = "token:"
-#: Bounds within which nanoseconds fit into 63 bits.
+#: Limits within which nanoseconds fit in 63 bits.
 RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Glob = Annotated[str, msgspec.Meta(min_length=1)]
@@ -49,9 +49,9 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key of a client.
 
     Attributes:
-        id: what people call it by.
-        sha256: of the key, in hexadecimal.
-        expires: with an offset; None is never.
+        id: public name of the key.
+        sha256: SHA-256 of the key, hexadecimal.
+        expires: with a UTC offset; None for never.
     """
 
     id: Annotated[str, msgspec.Meta(min_length=1)]
@@ -61,12 +61,12 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def until(self) -> float:
-        """Seconds since the epoch at which it ends."""
+        """Expiry time, seconds since the epoch."""
         return NEVER if self.expires is None else self.expires.timestamp()
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A client's entry without its keys; a token's `hopline` claim has the same fields."""
+    """The permissions and limits of a client; a token's `hopline` claim has the same fields."""
 
     score: Globs = ()
     read: Globs = ()
@@ -77,12 +77,12 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def permissions(self) -> Permissions:
-        """What it permits."""
+        """The permissions."""
         return Permissions(globs_of(self.score), globs_of(self.read), globs_of(self.admin))
 
     @property
     def rate(self) -> Rate | None:
-        """How often; None where it does not say."""
+        """The rate limit; None without one."""
         return Rate.of(self.rate_per_s, self.burst)
 
 
@@ -90,8 +90,8 @@ class ClientEntry(Grant, frozen=True, forbid_unknown_fields=True):
     """One client of the file.
 
     Attributes:
-        keys: any of them will do, so that one can be replaced without a gap.
-        subject: tokens with this `sub` are this client, whatever else they claim; "" is none.
+        keys: each is valid, so that one can be replaced without a gap.
+        subject: tokens with this `sub` are this client, regardless of other claims; "" for none.
     """
 
     keys: tuple[KeyEntry, ...] = ()
@@ -99,15 +99,15 @@ class ClientEntry(Grant, frozen=True, forbid_unknown_fields=True):
 
 
 def read_clients(path: Path) -> dict[str, ClientEntry]:
-    """Client name -> what the file says, in the file's order.
+    """Read the clients of a file: client name -> entry, in the file's order.
 
-    Raises: ConfigError: naming the file, the client and what is wrong.
+    Raises: ConfigError: with the file, the client and what is wrong.
     """
     try:
         text = path.read_text()
     except FileNotFoundError:
         raise ConfigError(
-            f"auth.clients_file: {path} does not exist; `hopline auth new-key` makes one"
+            f"auth.clients_file: {path} does not exist; create it with `hopline auth new-key`"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"auth.clients_file: {path} cannot be read: {error}") from None
@@ -115,7 +115,7 @@ def read_clients(path: Path) -> dict[str, ClientEntry]:
 
 
 def parse_clients(text: str, source: str) -> dict[str, ClientEntry]:
-    """The same for text that is at hand; `source` names it in errors."""
+    """Parse the text of a clients file; `source` names it in errors."""
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -123,7 +123,7 @@ def parse_clients(text: str, source: str) -> dict[str, ClientEntry]:
     clients = tree.pop("clients", {})
     if tree or not isinstance(clients, Mapping):
         raise ConfigError(
-            f"{source}: {next(iter(tree), 'clients')!r}: there are only [clients.<name>] tables"
+            f"{source}: {next(iter(tree), 'clients')!r}: only [clients.<name>] tables are allowed"
         )
     found = {name: _entry(name, values, source) for name, values in clients.items()}
     _check_distinct(found, source)
@@ -133,9 +133,9 @@ def parse_clients(text: str, source: str) -> dict[str, ClientEntry]:
 def _entry(name: str, values: Any, source: str) -> ClientEntry:
     place = f"{source}: client {name!r}"
     if not name or not name.isprintable():
-        raise ConfigError(f"{place}: a name is printable text")
+        raise ConfigError(f"{place}: a name must be printable text")
     if name.startswith(TOKEN_PREFIX):
-        raise ConfigError(f"{place}: names with {TOKEN_PREFIX!r} before them are of tokens; choose another")
+        raise ConfigError(f"{place}: names that begin with {TOKEN_PREFIX!r} are reserved for tokens")
     try:
         entry = msgspec.convert(values, ClientEntry)
     except msgspec.ValidationError as error:
@@ -145,12 +145,12 @@ def _entry(name: str, values: Any, source: str) -> ClientEntry:
             hint = did_you_mean(unknown[0], ClientEntry.__struct_fields__) if unknown else ""
         raise ConfigError(f"{place}: {error}{hint}") from None
     if entry.burst is not None and entry.rate_per_s is None:
-        raise ConfigError(f"{place}: burst needs rate_per_s too")
+        raise ConfigError(f"{place}: burst also needs rate_per_s")
     return entry
 
 
 def _check_distinct(clients: Mapping[str, ClientEntry], source: str) -> None:
-    """A key or a subject that is two clients' would be either's by the order of the file."""
+    """Refuse a key or a subject of two clients: its client would depend on the order of the file."""
     owners: dict[tuple[str, str], str] = {}
     for name, entry in clients.items():
         marks = [("key", key.sha256) for key in entry.keys]

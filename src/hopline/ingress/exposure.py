@@ -1,4 +1,4 @@
-"""Whether a server may listen on its address: strangers reach it only if that was configured."""
+"""Checks the listen address: a server without authentication is reachable by others only if configured."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_exposure(config: Config) -> None:
-    """Refuse to serve strangers without authentication, unless configured.
+    """Refuse a server that others can reach without authentication, unless it is configured.
 
-    Raises: ConfigError: settings that contradict each other, or an address that others reach while
-        authentication is off.
+    Raises: ConfigError: contradictory settings, or an address that others can reach without
+        authentication.
     """
     auth, host = config.auth, config.server.host
     _check_auth(config)
@@ -25,26 +25,26 @@ def check_exposure(config: Config) -> None:
     if auth.enabled:
         if not config.tls.enabled:
             logger.warning(
-                "keys and tokens come unencrypted to server.host %r: set tls.cert_file and tls.key_file, "
-                "or have TLS end right before this server",
+                "keys and tokens are sent unencrypted to server.host %r: set tls.cert_file and "
+                "tls.key_file, or terminate TLS directly in front of this server",
                 host,
             )
     elif not auth.allow_anonymous:
         raise ConfigError(
-            f"server.host: {host!r} is reached by others, and they need not say who they are; set "
-            "auth.clients_file (`hopline auth new-key` makes one) or auth.jwt_key_file, or "
-            "auth.allow_anonymous = true where the network keeps strangers out"
+            f"server.host: {host!r} can be reached by other machines without authentication; set "
+            "auth.clients_file (create it with `hopline auth new-key`) or auth.jwt_key_file, or "
+            "auth.allow_anonymous = true if the network keeps strangers out"
         )
 
 
 def is_loopback(host: str, setting: str = "server.host") -> bool:
-    """Whether only this machine reaches an address or name.
+    """Return whether only this machine reaches an address or name.
 
     Args:
         host: address or name.
-        setting: that it comes from, for errors.
+        setting: its setting, for errors.
 
-    Raises: ConfigError: it is neither.
+    Raises: ConfigError: the host is neither.
     """
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -57,15 +57,15 @@ def _check_auth(config: Config) -> None:
     auth = config.auth
     if auth.allow_anonymous and auth.enabled:
         raise ConfigError(
-            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, which turn "
-            "authentication on; set one or the other"
+            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, which require "
+            "authentication; set one or the other"
         )
     if auth.jwt_key_file is not None and auth.jwt_jwks_file is not None:
         raise ConfigError("auth.jwt_key_file: set it or auth.jwt_jwks_file, not both")
     for name in ("jwt_issuer", "jwt_audience"):
         if bool(getattr(auth, name)) > auth.tokens:
-            raise ConfigError(f"auth.{name}: needs auth.jwt_key_file or auth.jwt_jwks_file too")
+            raise ConfigError(f"auth.{name}: also needs auth.jwt_key_file or auth.jwt_jwks_file")
         if bool(getattr(auth, name)) < auth.tokens:
             raise ConfigError(
-                f"auth.{name}: has to be set for tokens: without it those of others would be taken for ours"
+                f"auth.{name}: must be set for tokens: without it, tokens of others would be accepted"
             )

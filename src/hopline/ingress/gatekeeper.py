@@ -1,7 +1,7 @@
-"""The gatekeeper: credentials in, clients out.
+"""The gatekeeper: finds the client of credentials.
 
-Knows keys, tokens and the clients file; nothing of how credentials are carried. What was identified once is
-remembered until it ends, so that a request costs a look-up.
+It handles keys, tokens and the clients file, and does not depend on transports. Identified credentials are
+cached until they expire, so that a request costs one lookup.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Cached credentials; only valid ones are cached, so that strangers cannot fill the cache.
+#: Limit of cached credentials. Only valid ones are cached, so that strangers cannot fill the cache.
 _MAX_REMEMBERED = 8192
 
 
 class _Identified(NamedTuple):
     client: Client
-    #: Seconds since the epoch; `NEVER` itself where there is no end, which spares a look at the clock.
+    #: Seconds since the epoch; `NEVER` if it does not expire, which avoids reading the clock.
     until: float
 
 
@@ -41,15 +41,15 @@ class _Key(NamedTuple):
 
 
 class Gatekeeper:
-    """Identifies and admits callers.
+    """Authenticates clients.
 
     Args:
-        config: `auth.*`; on, see `AuthConfig.enabled`.
-        limits: the buckets of all clients; None makes those that fit the number of workers.
-        now: seconds since the epoch, for keys and tokens that end.
+        config: `auth.*`, enabled (see `AuthConfig.enabled`).
+        limits: the buckets of all clients; None creates them for the number of workers.
+        now: seconds since the epoch, for the expiry of keys and tokens.
         clock: nanoseconds, monotonic, for rates.
 
-    Raises: ConfigError: a file that cannot be used, and why.
+    Raises: ConfigError: a file that cannot be used, with the reason.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class Gatekeeper:
         if settings.tokens:
             self._tokens = _verifier(config, now)
         self._clients: dict[str, Client] = {}
-        #: digest -> whose key it is
+        #: digest -> client and expiry
         self._keys: dict[str, _Key] = {}
-        #: `sub` -> the client of the file that it identifies
+        #: `sub` -> client of the file
         self._subjects: dict[str, str] = {}
-        #: What was presented -> who that is, apart by the way in which it was.
+        #: Credentials -> client, one cache for each header.
         self._by_authorization: dict[str | bytes, _Identified] = {}
         self._by_api_key: dict[str | bytes, _Identified] = {}
         if self._file is not None:
             self._take(read_clients(self._file.path))
 
     def identify(self, authorization: str | bytes | None, api_key: str | bytes | None) -> Client:
-        """Who presents this.
+        """Return the client of these credentials.
 
         Args:
             authorization: `Bearer` and a token or key.
             api_key: a key.
 
-        Raises: Unauthenticated: saying what was missing or wrong.
+        Raises: Unauthenticated: with what is missing or wrong.
         """
         if authorization is None:
             if api_key is None:
@@ -110,23 +110,23 @@ class Gatekeeper:
         return found.client
 
     def tick(self) -> None:
-        """Once a second: take up files that have changed. A file that cannot be used changes nothing."""
+        """Read changed files again, once a second. An invalid file changes nothing."""
         renewed = self._tokens is not None and self._tokens.tick()
         if self._file is not None and self._file.changed():
             try:
                 clients = read_clients(self._file.path)
             except ConfigError as error:
-                logger.error("the clients in force are kept: %s", error)
+                logger.error("the clients file is invalid and was not loaded: %s", error)
             else:
                 self._take(clients)
                 renewed = True
-                logger.info("%d clients read again from %s", len(clients), self._file.path)
+                logger.info("%d clients reloaded from %s", len(clients), self._file.path)
         if renewed:
             self._by_authorization.clear()
             self._by_api_key.clear()
 
     def _take(self, entries: dict[str, ClientEntry]) -> None:
-        """Serve the clients of a file that is in order, and no others."""
+        """Replace all clients by those of a valid file."""
         self._clients = {name: self._client(name, f"key {name}", entry) for name, entry in entries.items()}
         self._keys = {
             key.sha256: _Key(name, key.until) for name, entry in entries.items() for key in entry.keys
@@ -148,7 +148,7 @@ class Gatekeeper:
         if scheme:
             kind, _, text = text.strip().partition(" ")
             if kind.lower() != "bearer":
-                raise Unauthenticated("authorization has to be Bearer and a key or token")
+                raise Unauthenticated("authorization must be Bearer followed by a key or token")
         text = text.strip()
         if not scheme or text.startswith(keys.PREFIX) or self._tokens is None:
             return self._of_key(text)
@@ -164,7 +164,7 @@ class Gatekeeper:
     def _of_key(self, text: str) -> _Identified:
         known = self._keys.get(keys.digest(text))
         if known is None:
-            raise Unauthenticated("the API key is not known here; it may have been revoked")
+            raise Unauthenticated("unknown API key; it may have been revoked")
         if self._now() >= known.until:
             raise Unauthenticated("the API key has expired")
         return _Identified(self._clients[known.client], known.until)

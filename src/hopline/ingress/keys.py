@@ -1,9 +1,9 @@
-"""API keys: made once, shown once, kept as a digest.
+"""API keys: created once, shown once, stored as a digest.
 
-A key is 256 random bits, so SHA-256 is enough to keep it by: slow, salted hashes are for passwords, which
-people choose and others guess, while one of 2^256 keys cannot be found by trying, at any speed. A
-client is found by looking up its key's digest. The time of the look-up depends on the digest, which reveals
-nothing of the key, so no constant-time comparison is needed.
+A key is 256 random bits, so SHA-256 is enough to store it. Slow, salted hashes are for passwords, which are
+guessable; one of 2^256 keys cannot be found by trying. A client is found by a lookup of its key's digest.
+The time of the lookup depends on the digest, which reveals nothing about the key, so no comparison must
+take constant time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import hashlib
 import secrets
 from typing import NamedTuple
 
-#: Begins every key, so that scanners of repositories know one; the rest is id and secret.
+#: Prefix of every key, so that repository scanners recognise keys; id and secret follow.
 PREFIX = "hopline_"
 
 
 class NewKey(NamedTuple):
-    """A key that was just made.
+    """A new key.
 
     Attributes:
-        id: what people call it by, no secret.
-        text: the key itself, which is kept nowhere.
-        sha256: what is kept, in hexadecimal.
+        id: public name of the key, not secret.
+        text: the key itself, which is not stored.
+        sha256: the stored digest, hexadecimal.
     """
 
     id: str
@@ -31,12 +31,12 @@ class NewKey(NamedTuple):
 
 
 def new_key() -> NewKey:
-    """Draw a key of 256 bits."""
+    """Create a random key of 256 bits."""
     id = secrets.token_hex(4)
     text = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
     return NewKey(id, text, digest(text))
 
 
 def digest(key: str) -> str:
-    """What a key is kept as, in hexadecimal."""
+    """Return the stored form of a key, hexadecimal."""
     return hashlib.sha256(key.encode()).hexdigest()

@@ -1,11 +1,11 @@
-"""Token buckets: how many requests of a client are admitted in any stretch of time.
+"""Token buckets: limits of how many requests of a client are admitted in any interval.
 
-Knows integers of nanoseconds; the clock is an argument.
+Times are integers of nanoseconds; the clock is an argument.
 
-A bucket of `burst` tokens that fills at `rate_per_s` is kept as one integer, the time at which it is full
-again (the generic cell rate algorithm, ITU-T I.371). In integers no rounding ever adds a token: in any
-window of t seconds at most burst + rate · t requests are admitted, and one word is all that processes have
-to share (`shared_limiter.py`).
+A bucket of `burst` tokens that fills at `rate_per_s` is stored as one integer, the time at which it is full
+again (the generic cell rate algorithm, ITU-T I.371). Integers are exact, so rounding never adds a token: in
+any window of t seconds at most burst + rate · t requests are admitted. Processes share only one word per
+bucket (`shared_limiter.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
-#: Beyond it those are forgotten that are full the longest, which changes nothing for them.
+#: Limit of buckets; beyond it, the longest full ones are dropped, which loses nothing.
 _MAX_BUCKETS = 65_536
 
 
 class Rate(NamedTuple):
-    """A rate, and how much of it may come in one burst.
+    """A rate limit.
 
     Attributes:
-        per_s: requests a second, above 0.
-        burst: requests that may come together, at least 1.
+        per_s: requests per second, above 0.
+        burst: requests that may arrive at the same time, at least 1.
     """
 
     per_s: float
@@ -30,15 +30,15 @@ class Rate(NamedTuple):
 
     @staticmethod
     def of(per_s: float | None, burst: int | None) -> Rate | None:
-        """A rate; without a burst it admits one second's worth in a burst. None where there is no limit."""
+        """Build a rate. The default burst is one second's worth; None if there is no limit."""
         if not per_s:
             return None
-        # Slower ones than one in 1,000 s would not fit into 63 bits of nanoseconds.
+        # A rate below one in 1,000 s would not fit in 63 bits of nanoseconds.
         return Rate(max(per_s, 0.001), burst if burst is not None else max(1, int(per_s)))
 
     @property
     def interval_ns(self) -> int:
-        """From one token to the next, rounded up: a bucket is never faster than its rate."""
+        """Time from one token to the next, rounded up: a bucket is never faster than its rate."""
         return math.ceil(1e9 / self.per_s)
 
 
@@ -48,7 +48,7 @@ class Bucket(Protocol):
     rate: Rate
 
     def take(self, now_ns: int) -> int:
-        """0 where the request is admitted, else the nanoseconds until one would be."""
+        """Admit a request and return 0, or return the nanoseconds until one is admitted."""
         ...
 
 
@@ -56,7 +56,7 @@ class Limits(Protocol):
     """The buckets of all clients."""
 
     def bucket(self, name: str, rate: Rate) -> Bucket:
-        """The bucket of a client, with what it has left, also where its rate is another now."""
+        """Return the bucket of a client; its level is kept even if its rate has changed."""
         ...
 
 
@@ -101,7 +101,7 @@ class LocalLimits:
         return made
 
     def _forget(self) -> None:
-        """Drop the half of the buckets that are full the longest, or will be the soonest."""
+        """Drop the half of the buckets that are full the longest, or will be full first."""
         by_time = sorted(self._buckets, key=lambda name: self._buckets[name].full_at_ns)
         for name in by_time[: len(by_time) // 2]:
             del self._buckets[name]

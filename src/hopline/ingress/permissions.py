@@ -1,6 +1,6 @@
-"""What a client may do: three permissions, each for model names by glob.
+"""Permissions of a client: three kinds, each for model names by glob.
 
-Knows names, nothing of clients, keys or transports.
+This file handles names; it does not depend on clients, keys or transports.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
-#: `score` asks a model or pipeline, `read` looks at descriptions, statistics and metrics, `admin` changes
-#: what is served.
+#: `score` sends requests to a model or pipeline, `read` reads descriptions, statistics and metrics, `admin`
+#: changes what is served.
 Permission: TypeAlias = Literal["score", "read", "admin"]
-#: The model name for the whole server, such as its metrics: only `*` matches it.
+#: The model name for the whole server, for example for its metrics; only `*` matches it.
 SERVER = ""
 ALL = ("*",)
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Globs of model names (`risk-*`), for each permission; `("*",)` is everything, `()` nothing.
+    """Globs of model names (`risk-*`), for each permission; `("*",)` is all, `()` none.
 
-    A name may be a pipeline's: who may ask a pipeline asks its steps through it, and needs no permission
-    for their models.
+    A name may be a pipeline's. Permission for a pipeline is enough to use its steps through it; no
+    permission for their models is needed.
     """
 
     score: tuple[str, ...] = ()
@@ -30,10 +30,9 @@ class Permissions:
     admin: tuple[str, ...] = ()
 
     def allow(self, permission: Permission, model: str) -> bool:
-        """Whether this may be done to a model, or to the server (`SERVER`).
+        """Return whether an action on a model, or on the server (`SERVER`), is permitted.
 
-        Who may change a model may read it, and so may who scores it: clients look at what a model takes
-        before they ask it.
+        `admin` and `score` include `read`: clients read a model's inputs before they send requests.
         """
         globs: tuple[str, ...] = getattr(self, permission)
         if permission == "read":
@@ -41,12 +40,12 @@ class Permissions:
         return any(fnmatchcase(model, glob) for glob in globs)
 
     def has(self, permission: Permission) -> bool:
-        """Whether there may be a model that this may be done to."""
+        """Return whether the permission may cover any model."""
         return bool(getattr(self, permission)) or (permission == "read" and bool(self.admin or self.score))
 
 
 def globs_of(value: bool | tuple[str, ...]) -> tuple[str, ...]:
-    """How files and tokens write it: true is everything, false nothing, a list names globs."""
+    """Convert the form of files and tokens to globs: true is all, false none, a list has globs."""
     if isinstance(value, bool):
         return ALL if value else ()
     return value

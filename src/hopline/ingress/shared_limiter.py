@@ -1,9 +1,10 @@
 """Token buckets that all workers of a server share, without locks.
 
-A client's rate is the server's, however the kernel deals its connections out: a share for each worker would
-give a client with one connection a fraction of its rate. So a bucket's one word (`limiter.py`) lies in a
-file that all workers map, and is changed by compare-and-swap: admissions are counted exactly, and a worker
-that dies or is stopped holds nothing up. Imported only where there are several workers.
+A client's rate is for the whole server, independent of how the kernel distributes its connections. With a
+share per worker, a client with one connection would have a fraction of its rate. So a bucket's one word
+(`limiter.py`) is in a file that all workers map, and is changed by compare-and-swap. Admissions are counted
+exactly, and a worker that dies or is stopped does not block others. Imported only if there are several
+workers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)
 
-#: Clients that have a place in the file; it is sparse, so that only those in use take memory.
+#: Slots for clients in the file; it is sparse, so that only used slots need memory.
 _SLOTS = 65_536
 
 
@@ -39,7 +40,7 @@ def _take(words, slot, now, interval, tolerance):  # type: ignore[no-untyped-def
 
 @njit(nogil=True, cache=True)
 def _find(tags, tag):  # type: ignore[no-untyped-def]
-    """The slot of a tag, taken if it has none; -1 where there is no room."""
+    """Return the slot of a tag, reserving one if needed; -1 if there is no room."""
     slots = tags.shape[0]
     slot = tag % slots
     for _ in range(slots):
@@ -57,7 +58,7 @@ class SharedBucket:
 
     Args:
         words: int64 [slots], shared: when each bucket is full again, in nanoseconds of the host's clock.
-        slot: which is this one's.
+        slot: the slot of this bucket.
     """
 
     __slots__ = ("_interval_ns", "_slot", "_tolerance_ns", "_words", "rate")
@@ -78,8 +79,8 @@ class SharedLimits:
     """The buckets of all workers.
 
     Args:
-        file: mapped by all of them; created where it is missing. All zero bytes are no buckets.
-        num_workers: how many share it.
+        file: mapped by all workers; created if missing. All zero bytes means no buckets.
+        num_workers: number of workers that share it.
     """
 
     def __init__(self, file: Path, num_workers: int) -> None:
@@ -88,18 +89,18 @@ class SharedLimits:
         mapped = np.memmap(file, np.int64, "r+", shape=(2, _SLOTS))
         self._tags, self._words = np.asarray(mapped[0]), np.asarray(mapped[1])
         self._num_workers = num_workers
-        _take(self._words, 0, 0, 0, -1)  # compiled before there are requests; takes nothing
+        _take(self._words, 0, 0, 0, -1)  # compile before requests arrive; admits nothing
 
     def bucket(self, name: str, rate: Rate) -> Bucket:
-        """See `Limits`. Where there is no room left, a worker's share of the rate."""
+        """See `Limits`. If there is no room, return a bucket with a worker's share of the rate."""
         slot = int(_find(self._tags, _tag(name)))
         if slot >= 0:
             return SharedBucket(rate, self._words, slot)
-        logger.warning("more than %d clients have a rate: %r has a share in each worker", _SLOTS, name)
+        logger.warning("more than %d clients have a rate: %r gets a share in each worker", _SLOTS, name)
         return LocalBucket(Rate(rate.per_s / self._num_workers, max(1, rate.burst // self._num_workers)))
 
 
 def _tag(name: str) -> int:
-    """A name as a positive 62-bit number; two of a million clients are one with chance 1e-7."""
+    """Hash a name to a positive 62-bit number; for a million clients, a collision has probability 1e-7."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2 or 1

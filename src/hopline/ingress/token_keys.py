@@ -1,6 +1,6 @@
-"""The keys that tokens are checked with: one PEM public key, one shared secret, or a JSON Web Key Set.
+"""Keys for checking tokens: one PEM public key, one shared secret, or a JSON Web Key Set.
 
-Each key comes with the algorithms that it may be used for; a token cannot widen them.
+Each key has the algorithms that it may be used for; a token cannot change them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError
 
-#: Algorithms by what a key is; of a curve there is one.
+#: Algorithms by type of key; a curve has one.
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 _HMAC = ("HS256", "HS384", "HS512")
-#: Shorter ones can be factored (NIST SP 800-131A).
+#: Shorter keys can be factored (NIST SP 800-131A).
 _MIN_RSA_BITS = 2048
 
 
 class TokenKey(NamedTuple):
-    """A key and what it may be used for.
+    """A key and its algorithms.
 
     Attributes:
-        key: as PyJWT takes it.
+        key: in PyJWT's form.
         algorithms: never empty.
     """
 
@@ -40,9 +40,9 @@ class TokenKey(NamedTuple):
 
 
 def read_keys(config: AuthConfig) -> dict[str, TokenKey]:
-    """Key id -> key; a key file's only key has the id "", which matches any.
+    """Read the keys by id; the only key of a key file has the id "", which matches any id.
 
-    Raises: ConfigError: naming the setting and what is wrong.
+    Raises: ConfigError: with the setting and what is wrong.
     """
     if config.jwt_key_file is not None:
         content = _read(config.jwt_key_file, "auth.jwt_key_file")
@@ -55,17 +55,17 @@ def read_keys(config: AuthConfig) -> dict[str, TokenKey]:
         for name, key in _from_set(_read(config.jwt_jwks_file, "auth.jwt_jwks_file"), place)
     }
     if not found:
-        raise ConfigError(f"{place}: holds no key for signatures")
+        raise ConfigError(f"{place}: has no key for signatures")
     return found
 
 
 def _usable(key: Any, config: AuthConfig, place: str) -> TokenKey:
-    """The key with those of the accepted algorithms that it takes."""
+    """Return the key with those of the accepted algorithms that it supports."""
     fitting = _fitting(key, place)
     algorithms = tuple(name for name in config.jwt_algorithms if name in fitting)
     if not algorithms:
         raise ConfigError(
-            f"{place}: this key takes {', '.join(fitting)}, and auth.jwt_algorithms accepts "
+            f"{place}: this key supports {', '.join(fitting)}, but auth.jwt_algorithms accepts "
             f"{', '.join(config.jwt_algorithms) or 'none'}"
         )
     return TokenKey(key, algorithms)
@@ -74,7 +74,9 @@ def _usable(key: Any, config: AuthConfig, place: str) -> TokenKey:
 def _fitting(key: Any, place: str) -> tuple[str, ...]:
     if isinstance(key, RSAPublicKey):
         if key.key_size < _MIN_RSA_BITS:
-            raise ConfigError(f"{place}: an RSA key of {key.key_size} bits; at least {_MIN_RSA_BITS}")
+            raise ConfigError(
+                f"{place}: an RSA key of {key.key_size} bits; expected at least {_MIN_RSA_BITS}"
+            )
         return _RSA
     if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
         return (_CURVES[key.curve.name],)
@@ -84,7 +86,7 @@ def _fitting(key: Any, place: str) -> tuple[str, ...]:
         fitting = tuple(name for name in _HMAC if len(key) * 8 >= int(name[2:]))
         if not fitting:
             raise ConfigError(
-                f"{place}: a secret of {len(key)} bytes can be guessed; at least 32 are needed"
+                f"{place}: a secret of {len(key)} bytes can be guessed; at least 32 are required"
             )
         return fitting
     raise ConfigError(f"{place}: neither an RSA, P-256, P-384, P-521 or Ed25519 public key nor a secret")
@@ -94,7 +96,7 @@ def _from_file(content: bytes, place: str) -> Any:
     if b"-----BEGIN" not in content:
         return content.strip()
     if b"PRIVATE KEY" in content:
-        raise ConfigError(f"{place}: holds a private key; the server needs the public one only")
+        raise ConfigError(f"{place}: has a private key; the server needs only the public key")
     try:
         return load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:

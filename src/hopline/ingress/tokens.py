@@ -1,8 +1,9 @@
-"""Tokens: JSON Web Tokens (RFC 7519) of one issuer, checked with its public keys or a shared secret.
+"""Tokens: JSON Web Tokens (RFC 7519) of one issuer, verified with its public keys or a shared secret.
 
-Which algorithms a key takes is decided when it is read, never by a token: a key that verifies RS256 is not
-tried as an HMAC secret, and `none` is no algorithm (RFC 8725, 2.1 and 3.1). PyJWT checks signature, issuer
-and audience; times are checked here, where the clock is an argument. Imported only where tokens are on.
+The algorithms of a key are decided when it is read, never by a token: a key that verifies RS256 is not
+tried as an HMAC secret, and `none` is not an algorithm (RFC 8725, 2.1 and 3.1). PyJWT checks signature,
+issuer and audience; times are checked here, where the clock is an argument. Imported only if tokens are
+enabled.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from hopline.ingress.watched import Watched
 logger = logging.getLogger(__name__)
 
 _MAX_TOKEN_BYTES = 16 * 1024
-#: In words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
+#: Words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
 _SCOPE = "hopline:"
 
 
 class Claims(NamedTuple):
-    """What a token says, once it is known to be true.
+    """The claims of a verified token.
 
     Attributes:
-        subject: who it is about.
-        grant: what it permits; None where it says nothing of Hopline.
-        until: seconds since the epoch at which it ends, leeway included.
+        subject: the token's `sub`.
+        grant: its permissions; None without claims for Hopline.
+        until: expiry time, seconds since the epoch, leeway included.
     """
 
     subject: str
@@ -49,7 +50,7 @@ class TokenVerifier:
         config: `auth.jwt_*`.
         now: seconds since the epoch.
 
-    Raises: ConfigError: keys that cannot be used, and why.
+    Raises: ConfigError: keys that cannot be used, with the reason.
     """
 
     def __init__(self, config: AuthConfig, now: Callable[[], float]) -> None:
@@ -61,21 +62,21 @@ class TokenVerifier:
         self._keys = read_keys(config)
 
     def tick(self) -> bool:
-        """Read the keys again if their file has changed; whether there are new ones."""
+        """Read the keys again if their file has changed; return whether there are new ones."""
         if not self._watched.changed():
             return False
         try:
             self._keys = read_keys(self._config)
         except ConfigError as error:
-            logger.error("the token keys in force are kept: %s", error)
+            logger.error("the token keys are invalid and were not loaded: %s", error)
             return False
-        logger.info("token keys read again from %s", self._watched.path)
+        logger.info("token keys reloaded from %s", self._watched.path)
         return True
 
     def verify(self, token: str) -> Claims:
-        """What a token says.
+        """Verify a token, and return its claims.
 
-        Raises: Unauthenticated: saying which check it failed, and nothing of keys.
+        Raises: Unauthenticated: with the failed check, without details of keys.
         """
         if len(token) > _MAX_TOKEN_BYTES:
             raise Unauthenticated(f"the token is longer than {_MAX_TOKEN_BYTES} bytes")
@@ -99,11 +100,11 @@ class TokenVerifier:
         until = self._until(claims)
         subject = claims["sub"]
         if not isinstance(subject, str) or not subject or not subject.isprintable():
-            raise Unauthenticated("the token's sub is not a name")
+            raise Unauthenticated("the token's sub is not a valid name")
         return Claims(subject, _grant(claims), until)
 
     def _key(self, header: Mapping[str, Any]) -> TokenKey:
-        """The key that the token names, if it takes the token's algorithm."""
+        """Return the key of the token's kid, if it supports the token's algorithm."""
         name = header.get("kid")
         keys = self._keys
         if len(keys) == 1 and (name is None or "" in keys):
@@ -111,7 +112,7 @@ class TokenVerifier:
         elif isinstance(name, str) and name in keys:
             key = keys[name]
         else:
-            raise Unauthenticated("the token names no key (kid) of the issuer's")
+            raise Unauthenticated("the token has no kid of the issuer's keys")
         if header.get("alg") not in key.algorithms:
             raise Unauthenticated(
                 f"the token is not signed with an algorithm of its key: {', '.join(key.algorithms)}"
@@ -137,7 +138,7 @@ def _time(claims: Mapping[str, Any], name: str) -> float:
 
 
 def _grant(claims: Mapping[str, Any]) -> Grant | None:
-    """The `hopline` claim, else what `scope` says."""
+    """Return the grant of the `hopline` claim, otherwise of `scope`."""
     own = claims.get("hopline")
     if own is not None:
         try:
@@ -152,7 +153,7 @@ def _grant(claims: Mapping[str, Any]) -> Grant | None:
     for word in words:
         if isinstance(word, str) and word.startswith(_SCOPE):
             permission, colon, glob = word.removeprefix(_SCOPE).partition(":")
-            # An empty glob is of no model: an issuer that fills in names may have had none to fill in.
+            # An empty glob matches no model: the issuer may have inserted an empty name.
             if permission in globs and (glob or not colon):
                 globs[permission].append(glob or "*")
     if not any(globs.values()):
@@ -161,7 +162,7 @@ def _grant(claims: Mapping[str, Any]) -> Grant | None:
 
 
 def _reason(error: jwt.PyJWTError) -> str:
-    """Which check failed, in our words: the library's may quote the token or the key."""
+    """Return which check failed, in our own words: the library's text may quote the token or the key."""
     for kind, text in _REASONS.items():
         if isinstance(error, kind):
             return text
@@ -175,6 +176,6 @@ _REASONS: dict[type[jwt.PyJWTError], str] = {
     jwt.InvalidSignatureError: "the token's signature is not the issuer's",
     jwt.DecodeError: "the token is neither a key of this server nor a JSON Web Token",
     jwt.InvalidAudienceError: "the token is for another audience",
-    jwt.InvalidIssuerError: "the token is of another issuer",
+    jwt.InvalidIssuerError: "the token is from another issuer",
     jwt.InvalidAlgorithmError: "the token's algorithm is not accepted",
 }

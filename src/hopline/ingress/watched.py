@@ -1,4 +1,4 @@
-"""A file that may be replaced while the server runs. Knows when, not what is in it."""
+"""A file that may be replaced while the server runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _Stamp: TypeAlias = tuple[int, int, int] | None
 
 
 class Watched:
-    """Tells whether a file is another than when it was looked at last.
+    """Detects whether a file has changed since the last check.
 
     Args:
-        path: links are followed, so that a mounted secret counts as changed when its link is moved.
+        path: links are followed, so that a mounted secret has changed when its link changes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -20,7 +20,8 @@ class Watched:
         self._stamp = self._look()
 
     def changed(self) -> bool:
-        """Whether the file was written, replaced or removed since the last call."""
+        """Return whether the file was written, replaced or removed since the last call."""
+
         stamp = self._look()
         if stamp == self._stamp:
             return False

@@ -1,1 +1,1 @@
-"""The prefetcher: a process that fetches feature rows into the workers' shared memory."""
+"""The prefetcher: a separate process that fetches feature rows into the shared memory of the workers."""

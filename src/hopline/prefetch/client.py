@@ -1,12 +1,12 @@
-"""A worker's end of the socket: asks the prefetcher, and knows within moments when not to.
+"""A worker's connection to the prefetcher, which quickly detects that the prefetcher does not respond.
 
-    down ── connected, welcome ──► up ── no sign of life while asked ──► silent
+    down ── connected, welcome ──► up ── no message after a ping ────────► silent
      ▲                             │ ▲                                     │
      └──────── connection lost ────┘ └──────────── any message ────────────┘
 
-Only up is asked. Whatever was under way when it went down or silent comes back to its callers immediately,
-who then fetch the rows themselves in the time they have left. A late answer alone does not mean failure:
-the store may be slow, and a ping distinguishes a slow store from a stopped prefetcher.
+Requests are sent only in state up. When it becomes down or silent, all pending requests return immediately,
+and the callers fetch the rows directly in the remaining time. A slow response alone is no failure, since
+the store may be slow: a ping distinguishes a slow store from a stopped prefetcher.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
 
-#: Messages that may be unanswered: what comes then waits, and goes out together.
+#: Limit of unanswered messages; later requests wait, and are sent together.
 _MAX_PENDING = 64
-#: Of a caller's patience: until a ping, and then until the end of hope.
+#: Share of a caller's timeout until a ping, and then until the prefetcher counts as silent.
 _SHARE = 0.25
-#: With more absent rows for each seed than this, the seeds are the shorter message. With fewer, the state
-#: cache or L1 has most of the neighbourhood, and the prefetcher must not fetch all of it.
+#: With more missing rows per seed than this, the message has seeds instead of rows. With fewer, a state
+#: cache or the L1 feature cache has most of the neighbourhood, and the prefetcher must not fetch the other
+#: rows.
 _ROWS_PER_SEED = 32
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
 class _Ask:
-    """One caller's question.
+    """One caller's request.
 
     Attributes:
-        answer: None where the prefetcher cannot help.
-        patience_s: how long the caller waits.
+        answer: the result; None if the prefetcher cannot help.
+        patience_s: the caller's timeout, seconds.
     """
 
     __slots__ = ("absent", "answer", "patience_s", "wanted")
@@ -61,20 +62,20 @@ class _Ask:
 
     @property
     def num_ids(self) -> int:
-        """To send."""
+        """Number of ids to send."""
         if self.wanted is not None:
             return self.wanted.num_seeds
         return sum(ids.shape[0] for ids in self.absent.values())
 
-    def end(self, told: Told | None) -> None:
-        """Tell the caller, unless it has gone."""
+    def end(self, result: Told | None) -> None:
+        """Set the result, unless the caller has gone."""
         if not self.answer.done():
-            self.answer.set_result(told)
+            self.answer.set_result(result)
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A message under way."""
+    """A message that waits for its response."""
 
     asks: list[_Ask]
     at: float
@@ -82,14 +83,14 @@ class _Sent:
 
 
 class PrefetcherClient:
-    """See the module; a `rollout.prefetcher.Prefetcher`. Used from one event loop.
+    """Sends requests to the prefetcher; implements `rollout.prefetcher.Prefetcher`. For one event loop.
 
     Args:
-        path: of the socket.
-        identity: of this worker's graph and L1.
-        worker: its number, for logs.
-        timeout_s: the longest that claims of a prefetcher that was lost are in the way.
-        metrics: what it counts goes there.
+        path: path of the socket.
+        identity: identity of this worker's graph and L1 feature cache.
+        worker: worker number, for logs.
+        timeout_s: for this time after a loss, claims of the lost prefetcher may remain.
+        metrics: registry of its metrics.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class PrefetcherClient:
                 timeout_s=1.0,
             ),
             self,
-            LinkLog(log, "the prefetcher", "this worker fetches without it"),
+            LinkLog(log, "the prefetcher", "this worker fetches rows itself"),
             first_pause_s=0.05,
         )
         self._timeout_s = timeout_s
@@ -119,29 +120,29 @@ class PrefetcherClient:
         self._scheduled: asyncio.Handle | None = None
         self._sent: dict[int, _Sent] = {}
         self._outcomes = metrics.counter(
-            "hopline_prefetch_requests_total", "Times that rows were asked of the prefetcher.", ("outcome",)
+            "hopline_prefetch_requests_total", "Requests to the prefetcher, by outcome.", ("outcome",)
         )
         self._rows = metrics.counter("hopline_prefetch_rows_total", "Rows that the prefetcher fetched.")()
         self._calls = metrics.counter(
             "hopline_prefetch_calls_total", "Calls to feature stores (round trips) of the prefetcher."
         )()
         self._seconds = metrics.histogram(
-            "hopline_prefetch_seconds", "From a message to the prefetcher to its answer.", (), _SECONDS
+            "hopline_prefetch_seconds", "Time from a prefetcher message to its response.", (), _SECONDS
         )()
-        self._up = metrics.gauge("hopline_prefetch_up", "Workers whose prefetcher answers.")()
+        self._up = metrics.gauge("hopline_prefetch_up", "Workers whose prefetcher responds.")()
 
     @property
     def is_up(self) -> bool:
-        """Whether the prefetcher is asked."""
+        """Whether the prefetcher accepts requests."""
         return self._writer is not None and not self._silent
 
     @property
     def was_lost(self) -> bool:
-        """As `Prefetcher.was_lost`."""
+        """See `Prefetcher.was_lost`."""
         return time.monotonic() - self._lost_at < self._timeout_s
 
     def start(self) -> None:
-        """Connect, now and whenever the connection is lost."""
+        """Connect, and connect again whenever the connection is lost."""
         self._link.start()
 
     async def close(self) -> None:
@@ -151,7 +152,7 @@ class PrefetcherClient:
     async def fetch(
         self, absent: Mapping[str, IdArray], wanted: Wanted | None, timeout_s: float
     ) -> Told | None:
-        """As `Prefetcher.fetch`."""
+        """See `Prefetcher.fetch`."""
         if not self.is_up:
             self._outcomes("down").inc()
             return None
@@ -165,7 +166,7 @@ class PrefetcherClient:
             return None
         self._boarding.append(ask)
         if self._scheduled is None:
-            # What else is asked for in this turn of the loop goes with it.
+            # Requests of the same turn of the loop share a message.
             self._scheduled = loop.call_soon(self._depart)
         timer = loop.call_later(timeout_s, self._too_late, ask)
         try:
@@ -200,7 +201,7 @@ class PrefetcherClient:
         sent.timer = loop.call_later(_SHARE * patience_s, self._suspect, number, _SHARE * patience_s)
 
     def _suspect(self, number: int, pause_s: float) -> None:
-        """An answer is long in coming."""
+        """Send a ping, since a response is late."""
         if self._writer is None:
             return
         self._writer.write(wire.frame(wire.Ping()))
@@ -210,16 +211,16 @@ class PrefetcherClient:
         )
 
     def _judge(self, number: int, num_heard: int, asked_at: float) -> None:
-        """Nothing heard since the ping: the prefetcher has stopped."""
+        """Mark the prefetcher as silent if no message came since the ping."""
         if self._num_heard != num_heard:
             return
         self._silent = True
         self._link.problem = ""
-        log.warning("the prefetcher at %s is silent; this worker fetches without it", self._path)
+        log.warning("the prefetcher at %s is silent; this worker fetches rows itself", self._path)
         self._give_up("silent")
 
     def _give_up(self, outcome: str) -> None:
-        """Have all callers fetch without the prefetcher."""
+        """Return all pending requests, so that their callers fetch the rows directly."""
         self._lost_at = time.monotonic()
         self._up.set(0)
         sent, self._sent = self._sent, {}
@@ -235,48 +236,48 @@ class PrefetcherClient:
     # LinkUser
 
     def connected(self, welcome: wire.Welcome, writer: asyncio.StreamWriter) -> None:
-        """The prefetcher may be asked."""
+        """Accept requests for the prefetcher."""
         self._writer, self._silent = writer, False
         self._up.set(1)
 
     def lost(self) -> None:
-        """The prefetcher is not asked any more."""
+        """Stop sending requests."""
         self._writer = None
         self._give_up("lost")
 
     def heard(self, message: wire.FromPrefetcher) -> None:
-        """The prefetcher lives; it may have answered."""
+        """Handle a message of the prefetcher, which may be a response."""
         self._num_heard += 1
         if self._silent:
             self._silent = False
             self._up.set(1)
-            log.info("the prefetcher at %s answers again", self._path)
+            log.info("the prefetcher at %s responds again", self._path)
         if not isinstance(message, wire.Done):
             return
         sent = self._sent.pop(message.number, None)
-        if sent is None:  # given up long ago
+        if sent is None:  # already returned
             return
         if sent.timer is not None:
             sent.timer.cancel()
         self._seconds.observe(time.monotonic() - sent.at)
         self._rows.inc(message.num_rows)
         self._calls.inc(message.num_calls)
-        told = None
+        result = None
         if message.problem:
             self._link.report(f"cannot help: {message.problem}")
         else:
             lacking = {name: wire.unpack(data, 2**62) for name, data in message.lacking.items()}
-            told = Told(lacking, message.reason)
+            result = Told(lacking, message.reason)
         for ask in sent.asks:
             if not ask.answer.done():
-                self._outcomes("problem" if told is None else "done").inc()
-                ask.end(told)
+                self._outcomes("problem" if result is None else "done").inc()
+                ask.end(result)
         if self._boarding and self._scheduled is None:
             self._depart()
 
 
 def _message(number: int, patience_s: float, asks: list[_Ask]) -> wire.Ask:
-    """All questions as one."""
+    """Combine all requests in one message."""
     seeds: dict[tuple[str, str, int], dict[str, list[bytes]]] = {}
     rows: dict[str, list[bytes]] = {}
     for ask in asks:

@@ -1,7 +1,7 @@
-"""Which rows a model reads for given seeds, and which of them L1 lacks.
+"""The rows that a model reads for given seeds, and the missing ones of them in the L1 feature cache.
 
-Sampling is keyed: the plan made here is the one that a worker makes. It is a superset of what the worker
-lacks where that has an state cache.
+Sampling is keyed: the plan is the same as a worker's plan. It is a superset of the rows that a worker with
+a state cache needs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hopline.types import FloatArray, IdArray
 
 
 class Presence:
-    """A `RowSource` that says which rows are l1_rows and copies none: enough to plan, not to compute."""
+    """A `RowSource` that reports which rows are cached and copies none: enough to plan, not to compute."""
 
     def __init__(self, l1_rows: L1Rows) -> None:
         self._l1_rows = l1_rows
 
     def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
-        """As `RowSource.read`, but for the rows."""
+        """See `RowSource.read`; does not copy rows."""
         return self._l1_rows.cache.probe(ids, time.monotonic())
 
     def mean(self) -> FloatArray:
-        """As `RowSource.mean`."""
+        """See `RowSource.mean`."""
         return self._l1_rows.mean()
 
 
@@ -43,12 +43,12 @@ class Neighborhood:
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph, l1_rows: Mapping[str, L1Rows]) -> None:
         sources = {name: Presence(rows) for name, rows in l1_rows.items()}
         model = load_model(folder, spec, graph, sources=sources)
-        if not isinstance(model, Model):  # served whole: load_model says no where features are remote
+        if not isinstance(model, Model):  # a model that is served whole reads no remote features
             raise ArtifactError(f"{spec.name}/{spec.version} reads no features that could be prefetched")
         self._model = model
 
     def lacking(self, seeds: Mapping[str, IdArray], as_of: int) -> dict[str, IdArray]:
-        """Rows that L1 lacks: node type -> int64 distinct ids.
+        """Return the missing rows of the L1 feature cache: node type -> int64 distinct ids.
 
         Args:
             seeds: node type -> int64 distinct global ids, of the types that the model's head reads.
@@ -57,6 +57,6 @@ class Neighborhood:
 
     @property
     def seed_types(self) -> frozenset[str]:
-        """Node types that seeds may be of."""
+        """Node types of seeds."""
         head = self._model.spec.head
         return frozenset((head.node_type, head.dst_node_type or head.node_type))

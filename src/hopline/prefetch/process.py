@@ -1,4 +1,4 @@
-"""The life of a prefetcher: startup, until SIGTERM, drain."""
+"""The lifecycle of a prefetcher: startup, main loop until SIGTERM, drain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
 
-#: Seconds between lines that say what was done.
+#: Seconds between two log lines of statistics.
 _REPORT_EVERY_S = 60.0
 
 
@@ -34,15 +34,15 @@ def run(config: Config, models: Sequence[tuple[Path, ModelSpec]]) -> int:
     Args:
         models: folder and spec of each version that the server has.
 
-    Returns: the exit code, 0 after an orderly end.
+    Returns: the exit code, 0 after a normal end.
     Raises: HoplineError: it could not start.
     """
     import uvloop
 
     for name in ("store", "shared_file", "prefetcher"):
         if not getattr(config.features, name):
-            raise ConfigError(f"features.{name}: not set; a prefetcher needs it, as does the server")
-    # The last of L1's writers; see `Sources`.
+            raise ConfigError(f"features.{name}: not set; the prefetcher and the server need it")
+    # The last writer of the L1 feature cache; see `Sources`.
     workers = config.server.workers
     config = config.replace(worker__count=workers, worker__index=workers)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -96,13 +96,13 @@ def _server(
 
 
 def report(server: PrefetchServer) -> None:
-    """Log what was done since the last report, and begin a new one."""
+    """Log the statistics since the last report, and reset them."""
     counts, server.counts = server.counts, Counts()
     if not counts.messages:
         return
     log.info(
         "%d messages of %d workers in %.2f ms on average, %.1f ms at most: %d seeds, %d rows in %d "
-        "calls, %d rows could not be had, %d messages not be answered",
+        "calls, %d rows not available, %d messages not answered",
         counts.messages,
         server.num_workers,
         counts.seconds / counts.messages * 1e3,

@@ -1,8 +1,8 @@
-"""The prefetcher's end of the socket: resolves what workers request and fetches the rows into L1.
+"""The prefetcher's side of the socket: fetches the rows of workers' messages into the L1 feature cache.
 
-One event loop serves all workers, so rows that several of them lack at the same time are one fetch of
-the feature client. A message is answered when its rows are in L1 or its worker's patience is over; rows
-that come later still reach L1.
+One event loop serves all workers, so rows that several workers miss at the same time are fetched once. A
+message is answered when its rows are in the L1 feature cache or the worker's timeout is over; later rows
+still reach the cache.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from hopline.types import IdArray
 
 log = logging.getLogger(__name__)
 
-#: Messages of one worker that may be under way: four times what a worker sends.
+#: Limit of unanswered messages of one worker: four times what a worker sends.
 _MAX_UNANSWERED = 256
-#: Of a worker's patience, what fetching may take: the rest is for the way back.
+#: Share of a worker's timeout for fetching; the remaining time is for the response.
 _SHARE = 0.9
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts since they were last read.
+    """Statistics since the last report.
 
     Attributes:
-        messages, problems: answered, and those of them with nothing but a problem.
-        seeds, rows, calls: asked about; fetched; calls to stores that this took.
-        lacking: rows that could not be had.
-        seconds, longest_s: from a message to its answer, in all and at most.
+        messages, problems: answered messages, and those answered only with a problem.
+        seeds, rows, calls: requested seeds; fetched rows; calls to stores for them.
+        lacking: rows that were not available.
+        seconds, longest_s: time from a message to its response, in total and at most.
     """
 
     messages: int = 0
@@ -57,36 +57,36 @@ class Counts:
 
 
 class FetchCounts(FeatureMetrics):
-    """Metrics of fetching that also count rows and calls over all stores, since the start."""
+    """Metrics of fetching that also count rows and calls of all stores since the start."""
 
     num_rows = 0
     num_calls = 0
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
-        """As `ClientMetrics.called`."""
+        """See `ClientMetrics.called`."""
         super().called(store, tier, outcome, seconds)
         self.num_calls += 1
 
     def rows(self, tier: str, result: str, count: int) -> None:
-        """As `ClientMetrics.rows`."""
+        """See `ClientMetrics.rows`."""
         super().rows(tier, result, count)
         if result == Reason.FOUND.label:
             self.num_rows += count
 
 
 class PrefetchServer:
-    """See the module.
+    """Serves the workers' connections; see the module docstring.
 
     Args:
-        l1_rows: node type -> its rows; L1 is shared.
-        neighborhoods: (model, version) -> what its seeds read.
-        identity: that workers must have, too.
-        num_nodes: node type -> ids are below this.
-        counts: of what is fetched.
+        l1_rows: node type -> its rows in the shared L1 feature cache.
+        neighborhoods: (model, version) -> the rows that its seeds read.
+        identity: the workers must have the same.
+        num_nodes: node type -> limit of its ids.
+        fetch_counts: counts fetched rows and calls.
 
     Attributes:
-        counts: see there; set a fresh one to start again.
-        num_workers: that are connected.
+        counts: statistics; set a new one to reset them.
+        num_workers: number of connected workers.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class PrefetchServer:
 
     @property
     def num_workers(self) -> int:
-        """See above."""
+        """Number of connected workers."""
         return len(self._talks)
 
     async def listen(self, path: Path) -> None:
-        """Take workers in.
+        """Accept connections of workers.
 
         Raises:
             ConfigError: the path cannot be a socket, or another prefetcher listens there.
@@ -124,11 +124,11 @@ class PrefetchServer:
         self._path = path
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more workers and messages, and answer those taken, within a time."""
+        """Stop reading messages, and answer those that were read, within a time limit."""
         if self._listener is not None:
             self._listener.close()
         for talk in list(self._talks):
-            talk.cancel()  # it reads no more; answers that are under way keep the writer
+            talk.cancel()  # stops reading; pending answers still use the writer
         if self._answers:
             await asyncio.wait(self._answers, timeout=timeout_s)
         if self._talks:
@@ -138,7 +138,7 @@ class PrefetchServer:
                 self._path.unlink()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One worker, from its first word to its last."""
+        """Serve one worker until it disconnects."""
         talk = asyncio.current_task()
         assert talk is not None
         unanswered: set[asyncio.Task[None]] = set()
@@ -163,9 +163,9 @@ class PrefetchServer:
                 else:
                     raise WireError(f"{len(unanswered)} messages unanswered, or a second hello")
         except (EOFError, OSError, TimeoutError):
-            pass  # the worker has ended; what it asked for is fetched to its end
+            pass  # the worker is gone; its pending fetches are completed
         except WireError as error:
-            log.error("a worker's connection is cut: %s", error)
+            log.error("closed the connection of a worker: %s", error)
         except asyncio.CancelledError:  # the drain
             if unanswered:
                 await asyncio.wait(unanswered)
@@ -174,15 +174,15 @@ class PrefetchServer:
             writer.close()
 
     def _refusal(self, message: wire.FromWorker) -> str:
-        """Why a worker may not ask; "" where it may."""
+        """Return why a worker is refused; "" if it is accepted."""
         if not isinstance(message, wire.Hello):
-            raise WireError("the first message is no hello")
+            raise WireError("the first message is not a Hello")
         if refusal := wire.WIRE.refusal(message.protocol, "it", "the prefetcher"):
             return refusal
         if message.identity.graph != self._identity.graph:
-            return f"its graph is {message.identity.graph}, the prefetcher's {self._identity.graph}"
+            return f"its graph is {message.identity.graph}, but the prefetcher's is {self._identity.graph}"
         if message.identity.file != self._identity.file:
-            return "its rows are in another file than the prefetcher's: features.shared_file differs"
+            return "its rows are not in the prefetcher's file: features.shared_file differs"
         return ""
 
     async def _answer(self, ask: wire.Ask, writer: asyncio.StreamWriter) -> None:
@@ -212,7 +212,7 @@ class PrefetchServer:
             writer.write(wire.frame(done))
 
     async def _fetch(self, ask: wire.Ask) -> wire.Done:
-        """Bring the rows of a message into L1."""
+        """Fetch the rows of a message into the L1 feature cache."""
         done = wire.Done(ask.number)
         lacking: dict[str, list[IdArray]] = {}
         for seeds in ask.seeds:
@@ -236,24 +236,24 @@ class PrefetchServer:
             *(self._l1_rows[node_type].fetch(ids, timeout_s) for node_type, ids in wanted.items())
         )
         reasons: set[str] = set()
-        for (node_type, ids), brought in zip(wanted.items(), found, strict=True):
-            if brought.why:
-                gone = self._gone(node_type, ids, brought)
+        for (node_type, ids), fetched in zip(wanted.items(), found, strict=True):
+            if fetched.why:
+                gone = self._gone(node_type, ids, fetched)
                 if gone.shape[0]:
-                    reasons |= set(brought.why)
+                    reasons |= set(fetched.why)
                     self.counts.lacking += gone.shape[0]
                     done.lacking = {**done.lacking, node_type: wire.pack(gone)}
         done.reason = " or ".join(sorted(reasons))
         return done
 
     def _resolve(self, seeds: wire.Seeds, lacking: dict[str, list[IdArray]]) -> str:
-        """Add the rows that seeds lack; returns why they cannot be determined, or ""."""
+        """Add the missing rows of seeds; return why they are unknown, "" on success."""
         neighborhood = self._neighborhoods.get((seeds.model, seeds.version))
         if neighborhood is None:
             return f"the prefetcher has no model {seeds.model}/{seeds.version}"
         wanted = {node_type: self._ids(node_type, data) for node_type, data in seeds.ids.items()}
         if not neighborhood.seed_types.issuperset(wanted):
-            raise WireError(f"{seeds.model} has no seeds of {', '.join(wanted)}")
+            raise WireError(f"{seeds.model} has no seeds of node type {', '.join(wanted)}")
         self.counts.seeds += sum(ids.shape[0] for ids in wanted.values())
         try:
             found = neighborhood.lacking(wanted, seeds.as_of)
@@ -268,8 +268,8 @@ class PrefetchServer:
             raise WireError(f"no node type {node_type!r}")
         return wire.unpack(data, self._num_nodes[node_type])
 
-    def _gone(self, node_type: str, ids: IdArray, brought: FetchResult) -> IdArray:
-        """Of `ids`, those that were neither fetched here nor by another process."""
-        left = np.setdiff1d(ids, brought.ids, assume_unique=True)
+    def _gone(self, node_type: str, ids: IdArray, fetched: FetchResult) -> IdArray:
+        """Return the ids that were not fetched and that no other process has fetched."""
+        left = np.setdiff1d(ids, fetched.ids, assume_unique=True)
         gone: IdArray = left[self._l1_rows[node_type].cache.probe(left, time.monotonic())]
         return gone

@@ -1,14 +1,15 @@
-"""What workers and the prefetcher say to each other over a Unix socket.
+"""Messages between workers and the prefetcher over a Unix socket.
 
     worker                              prefetcher
       Hello ───────────────────────────►
             ◄─────────────────────────── Welcome, or Refusal and the end
       Ask(1), Ask(2) ──────────────────►
-            ◄─────────────────────────── Done(2), Done(1): in the order they are done
-      Ping ────────────────────────────►  only where an answer is long in coming
+            ◄─────────────────────────── Done(2), Done(1): in order of completion
+      Ping ────────────────────────────►  only if a response is late
             ◄─────────────────────────── Pong
 
-The framing is that of `process/wire.py`; arrays of ids are raw little-endian int64. `PROTOCOL` is compared.
+The framing is that of `process/wire.py`; arrays of ids are raw little-endian int64. Both sides compare
+`PROTOCOL`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ MAX_IDS = 2**20
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What both ends must share for an answer to mean anything.
+    """Properties that both sides must share.
 
     Attributes:
         graph: version of the graph.
-        file: device and inode of L1's file.
+        file: device and inode of the L1 feature cache's file.
     """
 
     graph: str
@@ -37,7 +38,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """A worker's first words."""
+    """The first message of a worker."""
 
     protocol: int
     identity: Identity
@@ -45,11 +46,11 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Welcome(msgspec.Struct, tag="welcome"):
-    """It may ask."""
+    """The worker is accepted."""
 
 
 class Seeds(msgspec.Struct):
-    """Seeds of requests to one model about one time.
+    """Seeds of requests to one model with one `as_of`.
 
     Attributes:
         ids: node type -> int64 global ids, duplicates allowed.
@@ -62,12 +63,12 @@ class Seeds(msgspec.Struct):
 
 
 class Ask(msgspec.Struct, tag="ask"):
-    """Bring what these need into L1.
+    """Fetch the rows that these need into the L1 feature cache.
 
     Attributes:
-        number: of the message, for its answer.
-        patience_s: how long the worker waits for the answer.
-        seeds: whose sampled neighbourhoods are needed.
+        number: number of the message, for its response.
+        patience_s: the worker's timeout, seconds.
+        seeds: seeds whose sampled neighbourhoods are needed.
         rows: node type -> int64 ids of single rows.
     """
 
@@ -78,14 +79,14 @@ class Ask(msgspec.Struct, tag="ask"):
 
 
 class Done(msgspec.Struct, tag="done", omit_defaults=True):
-    """What could be had is in L1.
+    """All available rows are in the L1 feature cache.
 
     Attributes:
-        lacking: node type -> int64 ids of rows that could not be had.
+        lacking: node type -> int64 ids of rows that are not available.
         reason: why.
-        problem: why nothing was done at all; "" where it was.
-        num_rows, num_calls: rows that came since the last answer to any worker, and calls to stores (round
-            trips); added up over all answers, neither is counted twice.
+        problem: why nothing was done; "" on success.
+        num_rows, num_calls: rows and store calls (round trips) since the last response to any worker. Their
+            sums over all responses count nothing twice.
     """
 
     number: int
@@ -97,11 +98,11 @@ class Done(msgspec.Struct, tag="done", omit_defaults=True):
 
 
 class Ping(msgspec.Struct, tag="ping"):
-    """Are you there?"""
+    """A check whether the prefetcher responds."""
 
 
 class Pong(msgspec.Struct, tag="pong"):
-    """I am."""
+    """The response to a ping."""
 
 
 FromWorker = Hello | Ask | Ping
@@ -114,19 +115,19 @@ from_prefetcher = msgspec.msgpack.Decoder(FromPrefetcher)
 
 
 def pack(ids: IdArray) -> bytes:
-    """Ids as they are sent."""
+    """Encode ids for a message."""
     return ids.astype("<i8", copy=False).tobytes()
 
 
 def unpack(data: bytes, limit: int) -> IdArray:
-    """int64 [n] distinct ids, sorted.
+    """Decode ids: int64 [n], distinct and sorted.
 
     Raises:
         WireError: not whole numbers, or not all in [0, limit).
     """
     if len(data) % 8:
-        raise WireError(f"{len(data)} bytes are no int64 ids")
+        raise WireError(f"{len(data)} bytes are not int64 ids")
     ids: IdArray = np.unique(np.frombuffer(data, "<i8").astype(np.int64, copy=False))
     if ids.shape[0] and not (ids[0] >= 0 and ids[-1] < limit):
-        raise WireError(f"ids from {ids[0]} to {ids[-1]}; there are {limit} nodes")
+        raise WireError(f"ids from {ids[0]} to {ids[-1]}, but the limit is {limit} nodes")
     return ids

@@ -70,9 +70,9 @@ def answer(call: Call) -> Answer:
         case ["healthz"]:
             methods, model, version = ("GET", "HEAD"), "", None
         case _:
-            return _as_answer(plain_error(404, f"nothing is at {call.path}; see / for what there is"))
+            return _as_answer(plain_error(404, f"unknown path {call.path}; see / for an overview"))
     if call.method not in methods:
-        text = f"{call.method} is not allowed here; use {', '.join(methods)}"
+        text = f"{call.method} is not allowed for this path; use {', '.join(methods)}"
         return _as_answer(plain_error(405, text, b"allow: %b\r\n" % ", ".join(methods).encode()))
     if not model:
         return _as_answer(Response(b'{"live":true}'))

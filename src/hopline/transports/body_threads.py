@@ -1,4 +1,4 @@
-"""Threads that decompress and count large and compressed bodies, off the event loop."""
+"""Threads that decompress and count large and compressed bodies outside the event loop."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from hopline.transports import json_scan, proto_scan
 
-#: Few, since they take processor time from the loop.
+#: Few, since they take CPU time from the event loop.
 THREADS = ThreadPoolExecutor(2, "bodies")
 
 
 @functools.cache
 def load_kernels() -> Future[None]:
-    """Load what counts, once, before a body is there that needs it; it is compiled where it never was."""
+    """Load the counting kernels once, before the first body that needs them; compile them if not cached."""
     return THREADS.submit(_load)
 
 

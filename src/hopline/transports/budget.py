@@ -1,30 +1,27 @@
-"""Memory that requests may hold while they arrive: one bound for all connections of a process."""
+"""A limit on the memory of requests that are arriving, for all connections of a process."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """Bytes of large requests that are not answered yet, over all connections.
+    """A limit on the bytes of large, unanswered requests over all connections.
 
-    A request reserves what arrives of it before the bytes are stored; an announced length reserves nothing,
-    or a few bytes could block all large requests. A request that finds no room is refused immediately (503,
-    RESOURCE_EXHAUSTED): waiting for room could not end, since every sender might hold a part and need the
-    rest.
+    A request reserves bytes as they arrive, before they are stored. An announced length reserves nothing:
+    otherwise a few bytes could block all large requests. A request without room is refused immediately
+    (503, RESOURCE_EXHAUSTED). Waiting for room could deadlock: every sender might hold a part and need
+    more.
 
     Args:
         limit: bytes.
 
     Attributes:
-        used: bytes that are reserved now.
+        used: bytes reserved now.
     """
 
-    #: Largest bodies that the default has room for.
+    #: How many bodies of the largest size fit in the default limit.
     NUM_BODIES = 4
-    #: To the caller who finds no room.
-    FULL = (
-        "requests that are not answered yet fill the memory for them (server.max_pending_bytes); ask again "
-        "later"
-    )
+    #: Error text if there is no room.
+    FULL = "the memory for unanswered requests is full (server.max_pending_bytes); retry later"
 
     __slots__ = ("limit", "used")
 
@@ -34,15 +31,15 @@ class Budget:
 
     @classmethod
     def for_bodies(cls, max_body_bytes: int) -> Budget:
-        """The default where the largest body has so many bytes."""
+        """Return the default budget for a largest body of `max_body_bytes`."""
         return cls(cls.NUM_BODIES * max_body_bytes)
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether `take` would reserve so many bytes now."""
+        """Return whether `take` would reserve this many bytes now."""
         return self.used + num_bytes <= self.limit
 
     def take(self, num_bytes: int) -> bool:
-        """Reserve bytes; False where there is no room, and nothing is reserved."""
+        """Reserve bytes; if there is no room, return False and reserve nothing."""
         if not self.has_room(num_bytes):
             return False
         self.used += num_bytes

@@ -1,6 +1,6 @@
-"""Compressed request bodies, bounded: a few kilobytes must not become gigabytes.
+"""Decompression of request bodies, bounded: a few kilobytes must not become gigabytes.
 
-What is decompressed remembers how many bytes were sent (share.py): they bound what may be made of it.
+Decompressed bodies store how many bytes were sent, which limits the objects built from them (share.py).
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import NamedTuple
 from hopline.errors import BadRequest, RequestTooLarge, UnsupportedEncoding, quoted
 from hopline.transports.share import TEXT, Decompressed, share
 
-#: What `decompress` undoes, as the header Accept-Encoding names it.
+#: Encodings that `decompress` supports, in the form of the Accept-Encoding header.
 ACCEPTED = "gzip, deflate"
 _GZIP = zlib.MAX_WBITS | 16
-#: Each encoding costs as much time as a whole body.
+#: Each encoding needs as much time as a whole body.
 _MAX_ENCODINGS = 4
-#: Each member takes a few microseconds, however small it is. bgzip makes one of each 64 KiB.
+#: Each member needs a few microseconds, even an empty one. bgzip writes one per 64 KiB.
 _MAX_MEMBERS = 10_000
-#: Of compressed data that zlib is given at a time: it copies what is behind the end of a stream.
+#: Bytes passed to zlib at a time: zlib copies the data after the end of a stream.
 _FIRST_BYTES, _MOST_BYTES = 512, 16 * 1024
 
 
 def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
-    """Undo a Content-Encoding. Deflate may lack zlib's header, as some clients send it.
+    """Undo a Content-Encoding. Deflate data may lack zlib's header, since some clients send it so.
 
     Args:
         encoding: the header's value: gzip, x-gzip, deflate or identity, or a list of them in the order in
             which they were applied (RFC 9110, 8.4).
-        body: as sent; an empty one is not compressed, whatever is said of it.
-        max_bytes: limit of the result, and of what is between two encodings. A body may also not become
-            larger than its sender's share: 4 MiB for each 64 KiB that were sent.
+        body: as sent; an empty body counts as uncompressed.
+        max_bytes: limit of the result, and of the data between two encodings. A body may also not become
+            larger than its sender's share: 4 MiB for each 64 KiB sent.
 
     Raises:
-        UnsupportedEncoding: another encoding.
-        BadRequest: damaged or truncated data, or something behind it.
+        UnsupportedEncoding: an unsupported encoding.
+        BadRequest: damaged or truncated data, or bytes after its end.
         RequestTooLarge: more than `max_bytes` once decompressed.
     """
     names = [name.strip().lower() for name in encoding.split(",")]
@@ -46,7 +46,7 @@ def decompress(encoding: str, body: bytes, max_bytes: int) -> bytes:
     names = [name.removeprefix("x-") for name in names if name not in ("", "identity")]
     if len(names) > _MAX_ENCODINGS:
         raise BadRequest(
-            f"content-encoding has {len(names)} encodings; at most {_MAX_ENCODINGS} are undone"
+            f"content-encoding has {len(names)} encodings; at most {_MAX_ENCODINGS} are supported"
         )
     if not body or not names:
         return body
@@ -71,12 +71,12 @@ class _Bound(NamedTuple):
             )
         return RequestTooLarge(
             f"the body was {self.sent} bytes compressed and is larger than {self.most} bytes once "
-            "decompressed, too much of so few bytes: send it uncompressed, or in parts"
+            "decompressed, which is too high a ratio: send it uncompressed, or in parts"
         )
 
 
 def _gunzip(body: bytes, bound: _Bound) -> bytes:
-    """All members of gzip data (RFC 1952, 2.2); zeros behind them are padding, as for gzip(1)."""
+    """Decompress all members of gzip data (RFC 1952, 2.2); trailing zeros are padding, as for gzip(1)."""
     members: list[bytes] = []
     view, at, left = memoryview(body), 0, bound.most
     while at < len(view):
@@ -92,19 +92,19 @@ def _gunzip(body: bytes, bound: _Bound) -> bytes:
 
 
 def _inflate(body: bytes, bound: _Bound) -> bytes:
-    # The first byte of a zlib header names the method, 8, and makes a multiple of 31 with the second one.
+    # The first byte of a zlib header contains the method, 8, and both bytes together are a multiple of 31.
     has_header = len(body) > 1 and body[0] & 15 == 8 and (body[0] << 8 | body[1]) % 31 == 0
     window = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
     data, end = _stream(window, memoryview(body), 0, bound.most, bound, "deflate")
     if end < len(body):
-        raise BadRequest(f"{len(body) - end} bytes stand behind the end of the deflate data")
+        raise BadRequest(f"{len(body) - end} bytes follow the end of the deflate data")
     return data
 
 
 def _stream(
     window: int, body: memoryview, start: int, left: int, bound: _Bound, name: str
 ) -> tuple[bytes, int]:
-    """The compressed stream that begins at `start`, of up to `left` bytes, and where it ends."""
+    """Decompress the stream at `start`, up to `left` bytes; return the data and the end of the stream."""
     stream = zlib.decompressobj(window)
     pieces: list[bytes] = []
     at, size = start, _FIRST_BYTES
@@ -113,7 +113,7 @@ def _stream(
         try:
             data = stream.decompress(piece, left + 1)
         except zlib.error as error:
-            text = f"byte {start} begins no {name} data" if start else f"the body is not valid {name} data"
+            text = f"invalid {name} data at byte {start}" if start else f"the body is not valid {name} data"
             raise BadRequest(f"{text}: {error}") from None
         if len(data) > left:
             raise bound.exceeded()
@@ -121,5 +121,5 @@ def _stream(
         left -= len(data)
         at += len(piece) - len(stream.unused_data)
     if not stream.eof:
-        raise BadRequest(f"the {name} data of the body is cut off")
+        raise BadRequest(f"the {name} data of the body is truncated")
     return b"".join(pieces), at

@@ -1,4 +1,4 @@
-"""What a caller may learn of an unexpected failure."""
+"""The error that a caller gets for an unexpected failure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def without_frames(error: Error) -> Error:
-    """An error that is kept: its frames refer to all that was at work, and to the one who keeps it, so that
-    only the garbage collector would find any of them."""
+    """Remove the traceback and context of an error that is stored.
+
+    Its frames refer to the objects of the call and to the object that stores the error. Only the garbage
+    collector could free such a cycle.
+    """
     error.__traceback__ = error.__context__ = None
     return error
 
 
 def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineError:
-    """What the caller may know of any failure; an unexpected one is logged here, with its traceback."""
+    """Convert any failure to an error for the caller; an unexpected one is logged with its traceback."""
     if isinstance(error, errors.HoplineError):
         return error
     if isinstance(error, asyncio.CancelledError):
-        return errors.Unavailable("the server gave the request up while shutting down")
+        return errors.Unavailable("the server is shutting down and cancelled the request")
     logger.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
-    return errors.HoplineError(f"internal error; the server's log has it under request id {request_id}")
+    return errors.HoplineError(f"internal error; see the server's log for request id {request_id}")

@@ -1,7 +1,7 @@
-"""gRPC: `inference.GRPCInferenceService` and `grpc.health.v1.Health` on the server's event loop.
+"""gRPC services `inference.GRPCInferenceService` and `grpc.health.v1.Health` on the server's event loop.
 
-Knows messages and calls. Tensors and requests are translated by `oip.py`, as they are for HTTP. An error's
-stable code travels in the trailing metadata `hopline-error`, and `retry-after-ms` next to it.
+This file handles messages and calls. `oip.py` translates tensors and requests, as for HTTP. The trailing
+metadata of an error contain its stable code, `hopline-error`, and `retry-after-ms`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
-#: Of messages that only name something.
+#: Limit of messages that contain only names.
 _MAX_NAMING_BYTES = 64 * 1024
-#: Methods of the published interface that there is nothing behind.
+#: Methods of the published interface that are not implemented.
 _UNIMPLEMENTED = {
     **{
         f"{kind}SharedMemory{verb}": oip.NO_SHARED_MEMORY
@@ -65,13 +65,13 @@ _UNIMPLEMENTED = {
 
 
 class GrpcApp:
-    """The methods of both services.
+    """The methods of both gRPC services.
 
     Args:
-        service: what answers.
-        gate: identifies callers; None admits all.
-        traces: whether requests belong to the trace that their call names.
-        max_nodes: nodes, pairs or rows of one request.
+        service: answers the requests.
+        gate: authenticates clients; None without authentication.
+        traces: whether requests join the trace of their call's metadata.
+        max_nodes: limit of nodes, pairs or rows of one request.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class GrpcApp:
         self._ids = itertools.count()
 
     def methods(self) -> dict[bytes, Method]:
-        """What can be called, by path."""
+        """Return the methods by path."""
         found = {}
         for service, prefix in ((INFERENCE, ""), (HEALTH, "health_")):
             for method in methods(service):
@@ -107,13 +107,13 @@ class GrpcApp:
         return found
 
     def begin_drain(self) -> None:
-        """Say that the server is not ready, and end streams in order; calls are still served."""
+        """Report the server as not ready, and end streams in order; calls are still served."""
         self._draining = True
         for stream in list(self._streams):
             stream.cut_off()
 
     def fail(self, call: Call, error: Exception, request_id: str = "") -> None:
-        """End a call with what its client may know of a failure, and count that."""
+        """End a call with an error for the client, and count the error."""
         if isinstance(error, CallError):
             self._count(error.code)
             call.finish(error.code, public_text(str(error)))
@@ -149,7 +149,7 @@ class GrpcApp:
         return Method(method.name, begin, admit=admit, max_bytes=_MAX_NAMING_BYTES if is_naming else None)
 
     def _entrance(self, method: str) -> Callable[[Call], None] | None:
-        """Who calls is asked on the head of a call, before a message is read."""
+        """Return a check of a call's credentials that runs on its head, before a message is read."""
         guard = self._guard
         if guard is None or permission_of(method) == "open":
             return None
@@ -165,12 +165,12 @@ class GrpcApp:
             raise CallError(StatusCode.UNIMPLEMENTED, f"{name}: {text}")
 
         def begin(call: Call, data: bytes) -> None:
-            """Never: no call is admitted."""
+            """Do nothing: no call is admitted."""
 
         return Method(name, begin, admit=refuse)
 
     def _work(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
-        """Answer a call in a task, which ends where its client gives it up."""
+        """Answer a call in a task, which is cancelled if its client cancels the call."""
         task = asyncio.get_running_loop().create_task(work)
         # Tasks without a reference may be collected before they have run.
         self._tasks.add(task)
@@ -185,7 +185,7 @@ class GrpcApp:
         call: Call,
         data: bytes,
     ) -> None:
-        """Turn every failure into a status; a cancelled call stays cancelled."""
+        """Answer a call once; a failure becomes a status, and a cancelled call stays cancelled."""
         try:
             asked = _parsed(request, data)
             check_names(asked)
@@ -207,7 +207,7 @@ class GrpcApp:
         call: Call,
         data: bytes,
     ) -> None:
-        """As the above, for a method that streams its answers."""
+        """Answer a call repeatedly; a failure becomes a status."""
         try:
             asked = _parsed(request, data)
             check_names(asked)
@@ -257,7 +257,7 @@ class GrpcApp:
                 response = message("inference.ModelInferResponse")()
                 fill_response(response, request_id, outcome)
                 answer = response.SerializeToString()
-            except Exception as error:  # of this answer; its deliverer has others to deliver
+            except Exception as error:  # a failure of this answer; the service has more to deliver
                 self.fail(call, error, request_id)
                 return
             self._count(StatusCode.OK)
@@ -272,7 +272,7 @@ class GrpcApp:
                 call.on_gone = ticket.cancel
 
     def _permit(self, request: Any, client: Client | None) -> None:
-        """Refuse, by the model's name, before tensors are read."""
+        """Check model names and permissions before tensors are read."""
         model, version = request.model_name, request.model_version
         check_name("model_name", model)
         if version:
@@ -293,19 +293,19 @@ class GrpcApp:
     async def _read_large(
         self, data: bytes, call: Call, deadline: float | None
     ) -> tuple[Any, ScoreRequest]:
-        """A request that would keep the loop too long: it is read in a thread, and permitted in between."""
+        """Read a request in a thread, since it would block the loop; permissions are checked in between."""
         request = await asyncio.to_thread(self._reader.read, data)
         self._permit(request, call.client)
         return request, await asyncio.to_thread(self._read, request, deadline)
 
     def _stream_infer(self, call: Call, data: bytes) -> None:
-        """One answer for each request, in their order; a failed one does not end the stream."""
+        """Return one answer for each request, in their order; a failed request does not end the stream."""
 
         def permit(request: Any) -> None:
             if self._guard is None:
                 self._permit(request, None)
                 return
-            # Again: what was presented may have expired.
+            # Check again: the credentials may have expired.
             headers = call.metadata("authorization"), call.metadata("x-api-key")
             call.client = client = self._guard.recognise("ModelInfer", *headers)
             self._permit(request, client)
@@ -319,7 +319,7 @@ class GrpcApp:
             encoded: bytes = self._stream_response(request, outcome).SerializeToString()
             return encoded
 
-        # Without keys and traces there is nothing to sign.
+        # Without clients and traces there is nothing to add to a request.
         hand_in = submit if self._guard is not None or self._traces else self._service.submit
         steps = Steps(self._reader.read, permit, self._read, hand_in, respond)
         stream = InferStream(call, steps, self._stream_ended)
@@ -399,7 +399,7 @@ class GrpcApp:
         return message("inference.RepositoryIndexResponse")(models=self._shown(index, call))
 
     def _shown(self, rows: list[dict[str, Any]], call: Call) -> list[dict[str, Any]]:
-        """Those rows of a list whose models the caller may read."""
+        """Return the rows of a list whose models the caller may read."""
         client = call.client
         return rows if client is None else [row for row in rows if client.may("read", row["name"])]
 
@@ -422,11 +422,11 @@ class GrpcApp:
     async def _health_check(self, request: Any, call: Call) -> Any:
         status = self._health_status(request.service)
         if status == _SERVICE_UNKNOWN:
-            raise ModelNotFound(f"no service {quoted(request.service)}; there is {INFERENCE}")
+            raise ModelNotFound(f"no service {quoted(request.service)}; this server has {INFERENCE}")
         return message("grpc.health.v1.HealthCheckResponse")(status=status)
 
     async def _health_watch(self, request: Any, call: Call) -> AsyncIterator[Any]:
-        """The status now and at each change, looked at twice a second."""
+        """Yield the status now and at each change; it is polled twice a second."""
         last = None
         while True:
             status = self._health_status(request.service)
@@ -434,7 +434,7 @@ class GrpcApp:
                 last = status
                 yield message("grpc.health.v1.HealthCheckResponse")(status=status)
             await asyncio.sleep(0.5)
-            if self._draining and last != _SERVING:  # its connection could not end otherwise
+            if self._draining and last != _SERVING:  # otherwise its connection could not end
                 raise Unavailable("the server is shutting down")
 
     def _health_status(self, name: str) -> int:
@@ -462,17 +462,17 @@ def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
 
 
 def _parsed(kind: Any, data: bytes) -> Any:
-    """A message.
+    """Parse a message.
 
     Raises:
-        BadRequest: it is none.
-        RequestTooLarge: it was compressed, and holds more than its sender's share.
+        BadRequest: the bytes are not such a message.
+        RequestTooLarge: it was compressed, and contains more than its sender's share.
     """
     check_message(_layout(kind.DESCRIPTOR.full_name), data)
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise BadRequest(f"{len(data)} bytes are not a valid {kind.DESCRIPTOR.name}") from None
+        raise BadRequest(f"the message ({len(data)} bytes) is not a {kind.DESCRIPTOR.name}") from None
 
 
 @functools.cache

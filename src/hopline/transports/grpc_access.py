@@ -1,4 +1,4 @@
-"""Which permission a gRPC method asks for, and who may call it. The counterpart of `http_access.py`."""
+"""Permissions of gRPC methods and the check of calls. The counterpart of `http_access.py`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
 
-#: What a method asks for: "open" needs no client; "list" needs one, and `read` of the model that it names,
-#: if it names one.
+#: What a method requires: "open" needs no client; "list" needs a client, and `read` permission for the
+#: model that the message names, if any.
 Asked: TypeAlias = Permission | Literal["open", "list"]
-#: Those that are not here ask for `admin`.
+#: Other methods require `admin`.
 _METHODS: dict[str, Asked] = {
     "ServerLive": "open",
     "ServerReady": "open",
@@ -30,11 +30,11 @@ _METHODS: dict[str, Asked] = {
 
 
 class GrpcGuard:
-    """Lets calls in.
+    """Authenticates calls and checks their permissions.
 
     Args:
-        gate: identifies callers.
-        permission_of: what a method asks for, by its name.
+        gate: authenticates clients.
+        permission_of: what a method requires, by its name.
     """
 
     def __init__(self, gate: Gatekeeper, permission_of: Callable[[str], Asked]) -> None:
@@ -42,12 +42,13 @@ class GrpcGuard:
         self._permission_of = permission_of
 
     def enter(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
-        """The caller, before a message has come; None where calls are anonymous. Checks what does not
-        depend on the message, and counts the call.
+        """Admit a call before a message has arrived; return its client, None for an open method.
+
+        Checks what does not depend on the message, and counts the call.
 
         Args:
             method: its name.
-            authorization, api_key: as the call's metadata have them.
+            authorization, api_key: from the call's metadata.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
@@ -57,7 +58,7 @@ class GrpcGuard:
         return client
 
     def recognise(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
-        """As `enter`, for a call that carries many requests: each is admitted and counted separately.
+        """Return the client of a call with many requests, each of which is admitted and counted alone.
 
         Raises: Unauthenticated, PermissionDenied.
         """
@@ -70,7 +71,7 @@ class GrpcGuard:
         return client
 
     def check(self, method: str, request: Any, client: Client) -> None:
-        """Refuse what a client may not do with the model that a message names.
+        """Refuse a message if its client has no permission for the model that it names.
 
         Raises: PermissionDenied.
         """
@@ -83,5 +84,5 @@ class GrpcGuard:
 
 
 def permission_of(method: str) -> Asked:
-    """What a method of the server asks for, by its name."""
+    """Return what a method of the server requires, by its name."""
     return _METHODS.get(method, "admin")

@@ -1,11 +1,11 @@
-"""One gRPC call on a stream of HTTP/2: messages, metadata, deadline, status ("gRPC over HTTP2").
+"""One gRPC call on an HTTP/2 stream: messages, metadata, deadline, status ("gRPC over HTTP2").
 
-A call is admitted on its head, before a message is read: see `Method.admit`. A method is begun with the
-call's message, or, where the client streams, before the first one; it answers when it likes. Compressed
-messages are unpacked when their turn comes, and are what they become to every bound.
+A call is admitted on its head, before a message is read: see `Method.admit`. A method begins with the
+call's message, or, if the client streams, before the first one; it may answer at any time. Compressed
+messages are decompressed when their turn comes. All limits apply to the decompressed size.
 
-The file is long because one object has to know all of a call that bounds and deadlines are about: what
-came, what waits and what was answered.
+The file is long because one object must know everything about a call that limits and deadlines depend on:
+received, waiting and answered messages.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from hopline.transports.turns import LARGE_BYTES, Turns
 if TYPE_CHECKING:
     from hopline.transports.grpc_endpoint import GrpcEndpoint
 
-#: Compressed or not, and the length of a message.
+#: Prefix of a message: a compression flag and its length.
 PREFIX_BYTES = 5
 ENCODINGS = b"identity, deflate, gzip"
 _HEADERS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _HEAD = block_of((*_HEADERS, (b"grpc-accept-encoding", ENCODINGS)))
 _OK = block_of([(b"grpc-status", b"0")])
-#: Seconds of the units of `grpc-timeout`.
+#: Units of `grpc-timeout` in seconds.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
-#: Of a status' text, encoded: what clients surely take in their trailers.
+#: Limit of an encoded status text: all clients accept trailers of this size.
 _MAX_TEXT_BYTES = 4096
-#: Characters of what a client sent that a text repeats.
+#: Characters of a client's value that an error text quotes.
 MAX_QUOTED = 200
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
-#: Statuses of refusals, as `http_lane.REFUSALS` are.
+#: Status codes of refusals; see `http_lane.REFUSALS`.
 _REFUSALS = frozenset(
     {
         StatusCode.UNAUTHENTICATED,
@@ -62,11 +62,11 @@ class Method:
     """A method of a service.
 
     Attributes:
-        name: without its service.
-        begin: is given the call and, of one that does not stream, its message.
+        name: without the service name.
+        begin: called with the call and, unless the client streams, its message.
         streams: whether the client sends any number of messages, to `Call.listener`, which `begin` sets.
-        admit: is given the call once its head has come, and raises what refuses it; None admits all.
-        max_bytes: of a message, where that is less than the endpoint's limit.
+        admit: called with the call after its head; raises an error to refuse it. None admits all.
+        max_bytes: limit of a message, if less than the endpoint's limit.
     """
 
     name: str
@@ -77,34 +77,34 @@ class Method:
 
 
 class Listener:
-    """Takes the messages of a client that streams."""
+    """Receives the messages of a client that streams."""
 
     def heard(self) -> None:
-        """Something came: `Call.next_message` may have a message, and `Call.is_heard` may be true now."""
+        """Handle new input: check `Call.next_message` and `Call.is_heard`."""
         raise NotImplementedError
 
     def sent(self) -> None:
-        """All answers have left for the client."""
+        """Handle that all answers were sent to the client."""
 
 
 Metadata: TypeAlias = Iterable[tuple[str, str]]
 
 
 class Call:
-    """One gRPC call on an HTTP/2 stream.
+    """The server's side of one call.
 
     Args:
-        endpoint: limits, and what is notified when a call ends without its handler.
-        stream: its stream.
-        method: that is called.
-        head: metadata and more.
+        endpoint: limits, and the handler of calls that fail.
+        stream: the HTTP/2 stream.
+        method: the called method.
+        head: the request head with the metadata.
 
     Attributes:
-        client: the caller, once `Method.admit` has identified it.
+        client: the caller, if `Method.admit` set it.
         deadline: on the monotonic clock, in seconds; None without one.
-        is_heard: whether a client that streams has sent all it has to.
-        listener: of a client that streams.
-        on_gone: called when the client gives the call up.
+        is_heard: whether a client that streams has sent its last message.
+        listener: receives the messages of a client that streams.
+        on_gone: called when the client cancels the call.
     """
 
     __slots__ = (
@@ -138,16 +138,16 @@ class Call:
         self._max_bytes = endpoint.max_message_bytes
         if method.max_bytes is not None and method.max_bytes < self._max_bytes:
             self._max_bytes = method.max_bytes
-        #: What came and was not begun with, where it is not a whole message of a call that has one.
+        #: Received bytes that wait: an incomplete message, or messages of a client that streams.
         self._kept = Arriving()
-        #: The one message of a call that has one, and whether it is compressed, until its client's end.
+        #: The message of a call without streaming and its compression flag, until the client's end.
         self._message: tuple[int, bytes] | None = None
-        #: One whole message of a client that streams, before it is stored.
+        #: One complete message of a client that streams, before it is stored.
         self._next: bytes | None = None
         self._unpacking: Unpacking | None = None
-        self._begun = False  # an answer
+        self._begun = False  # whether an answer was begun
         self._finished = False
-        self._is_late = False  # a message of a client that streams
+        self._is_late = False  # whether a message of a client that streams is late
         self._num_unsent = 0
         self.client: Any = None
         self.is_heard = False
@@ -156,9 +156,9 @@ class Call:
         self.deadline: float | None = None
 
     def start(self) -> None:
-        """Admit the call, and begin with it where its client streams.
+        """Admit the call, and begin with it if its client streams.
 
-        Raises: what it is refused with.
+        Raises: the error that refuses it.
         """
         head, method, stream = self._head, self._method, self._stream
         if method.admit is not None:
@@ -172,31 +172,31 @@ class Call:
             stream.lasts = True
             method.begin(self, b"")
 
-    # What the client said
+    # Input from the client
 
     def metadata(self, name: str) -> str | None:
-        """A value of the call's metadata; None where it has none of that name."""
+        """Return a value of the call's metadata; None if missing."""
         value = self._head.get(name.encode())
         return None if value is None else value.decode("latin-1")
 
     def invocation_metadata(self) -> list[tuple[str, Any]]:
-        """All metadata, as grpc.aio gives it."""
+        """Return all metadata in the form of grpc.aio."""
         return [
             (name.decode("latin-1"), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))
             for name, value in self._head.items()
             if not name.startswith(b":")
         ]
 
-    # What the client gets
+    # Output to the client
 
     def respond(self, message: bytes) -> None:
-        """The one answer of a call that went well."""
+        """Send the one answer of a successful call."""
         self._finished = True
         data = b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
         self._stream.send(_HEAD if not self._begun else b"", data, _OK)
 
     def write(self, message: bytes) -> None:
-        """One of several answers."""
+        """Send one of several answers."""
         data = b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
         self._stream.send(_HEAD if not self._begun else b"", data, b"")
         self._begun = True
@@ -205,9 +205,9 @@ class Call:
         """End the call with a status.
 
         Args:
-            code: of the status.
-            text: for people.
-            trailers: further metadata, ASCII.
+            code: status code.
+            text: error text.
+            trailers: additional metadata, ASCII.
         """
         if self._finished:
             return
@@ -227,41 +227,41 @@ class Call:
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Of answers that the client does not take yet."""
+        """Bytes of answers that the client has not accepted yet."""
         return self._stream.num_pending
 
     @property
     def is_open(self) -> bool:
-        """Until its status is given, or the client gave it up."""
+        """Whether the call has no status yet and the client has not cancelled it."""
         return self._stream.is_open
 
     @property
     def has_more(self) -> bool:
-        """Whether there is a message, or a part of one, that was not taken."""
+        """Whether a message, or a part of one, waits to be read."""
         return self._next is not None or bool(self._kept)
 
     @property
     def turns(self) -> Turns:
-        """Whose turn it is."""
+        """The turns of the listener."""
         return self._endpoint.turns
 
     def hold(self) -> None:
-        """Let the client send no more messages for now."""
+        """Stop the client from sending messages for now."""
         self._stream.hold()
 
     def let_go(self) -> None:
-        """Let it send more."""
+        """Allow the client to send messages again."""
         self._stream.let_go()
 
     # Called by the stream
 
     def data(self, data: bytes, is_last: bool) -> None:
-        """Take a piece of the client's half."""
+        """Receive a piece of the client's data."""
         if self._finished:
             return
         try:
             self._take(data, is_last)
-        except Exception as error:  # the boundary of a call: others on its connection continue
+        except Exception as error:  # the boundary of a call: other calls of its connection continue
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -271,7 +271,7 @@ class Call:
             on_gone()
 
     def gone(self) -> None:
-        """The client gave it up."""
+        """Handle that the client cancelled the call."""
         on_gone = self.on_gone
         self._forget()
         self._finished = True
@@ -279,7 +279,7 @@ class Call:
             on_gone()
 
     def _forget(self) -> None:
-        """Drop the message and all callbacks: a reference cycle would wait for the garbage collector."""
+        """Drop input and callbacks: references to this call would leave it to the garbage collector."""
         self.on_gone = self.listener = self._message = self._next = None
         if len(self._kept) > LARGE_BYTES:
             self.turns.drop(self._kept)
@@ -289,14 +289,14 @@ class Call:
             self._unpacking = None
 
     def sent(self) -> None:
-        """All answers have left."""
+        """Handle that all answers were sent."""
         if self.listener is not None:
             self.listener.sent()
 
     def check_time(self, now: float) -> None:
-        """Give up a client that does not come to its end, or takes no answer.
+        """End the call if its client is too slow to send its request or to read its answer.
 
-        Streams may last, but not a message of them that has begun.
+        Streams may last, but a message that has begun must arrive in time.
         """
         limit_s, stream = self._endpoint.read_timeout_s, self._stream
         if self._method.streams:
@@ -317,7 +317,7 @@ class Call:
             self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text))
 
     def _hear(self, listener: Listener) -> None:
-        """Have the listener find that a message is late."""
+        """Call the listener so that it detects a late message."""
         try:
             listener.heard()
         except Exception as error:  # the boundary of a call
@@ -334,7 +334,7 @@ class Call:
             self._begin()
 
     def _take_one(self, data: bytes) -> None:
-        """Of a client that sends one message."""
+        """Receive data of a client that sends one message."""
         kept = self._kept
         if kept:
             self._keep(data)
@@ -342,7 +342,7 @@ class Call:
         length = len(kept) or len(data)
         size = self._size(data) or PREFIX_BYTES
         if self._message is not None or length > size:
-            raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes one message")
+            raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} accepts only one message")
         if length < size:
             if not kept:
                 self._keep(data)
@@ -355,26 +355,26 @@ class Call:
             raise self._no_room()
 
     def _take_more(self, data: bytes) -> None:
-        """Of a client that streams: most send one message at a time, which need not be stored first."""
+        """Receive data of a client that streams: a single complete message need not be stored first."""
         if data and not self._kept and self._size(data) == len(data):
             self._next = data
         elif data:
             self._keep(data)
         if self.listener is not None:
             self.listener.heard()
-        if self._next is not None:  # its turn has not come
+        if self._next is not None:  # its turn has not come yet
             data, self._next = self._next, None
             self._keep(data)
 
     def _size(self, data: bytes) -> int | None:
-        """Size of the message at the start of data, with its prefix; None where too few bytes have come."""
+        """Return the size of the first message of the data, with its prefix; None if not known yet."""
         if len(data) < PREFIX_BYTES:
             return None
         size = int.from_bytes(data[1:PREFIX_BYTES], "big")
         if size > self._max_bytes:
             raise CallError(
                 StatusCode.RESOURCE_EXHAUSTED,
-                f"a message of {size} bytes is larger than {self._max_bytes}"
+                f"the message has {size} bytes; the limit is {self._max_bytes}"
                 + (
                     " (server.max_body_bytes)"
                     if self._max_bytes == self._endpoint.max_message_bytes
@@ -384,7 +384,7 @@ class Call:
         return PREFIX_BYTES + size
 
     def _has_whole(self) -> bool:
-        """Whether what is kept begins with a whole message."""
+        """Whether the stored data begin with a complete message."""
         head = self._kept.head(PREFIX_BYTES)
         return len(self._kept) >= PREFIX_BYTES + int.from_bytes(head[1:], "big")
 
@@ -396,18 +396,18 @@ class Call:
     def _no_room(self) -> CallError:
         return CallError(
             StatusCode.RESOURCE_EXHAUSTED,
-            "requests that are not answered yet hold all the memory that they may, over this connection "
-            f"({self._endpoint.max_arriving_bytes} bytes that were not begun with) or in this worker "
-            f"({self._endpoint.budget.limit} bytes in all, server.max_pending_bytes); ask again later",
+            "the memory for unanswered requests is full, for this connection "
+            f"({self._endpoint.max_arriving_bytes} bytes of incomplete requests) or for this worker "
+            f"({self._endpoint.budget.limit} bytes in total, server.max_pending_bytes); retry later",
         )
 
     def _begin(self) -> None:
-        """All has come."""
+        """Begin the method after the client's last byte."""
         if self._kept:
-            raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
+            raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is incomplete")
         if self._message is None:
             raise CallError(
-                StatusCode.INVALID_ARGUMENT, f"{self._method.name} takes a message, but there is none"
+                StatusCode.INVALID_ARGUMENT, f"{self._method.name} needs a message, but none was sent"
             )
         flag, message = self._message
         self._message = None
@@ -417,7 +417,7 @@ class Call:
             self._method.begin(self, message)
 
     def _begin_unpacked(self, message: bytes | Exception) -> None:
-        if isinstance(message, Exception):  # raised here, it would refer to itself by this frame
+        if isinstance(message, Exception):  # raising it here would create a reference cycle by this frame
             self._fail(message)
             return
         try:
@@ -426,11 +426,11 @@ class Call:
             self._fail(error)
 
     def next_message(self) -> tuple[int, bytes] | None:
-        """The next message of a client that streams, as `unpack` takes it; None where none has come whole.
+        """Return the next message of a client that streams, as arguments of `unpack`; None if incomplete.
 
-        What it holds is held until `give_back`.
+        Its memory stays reserved until `give_back`.
 
-        Raises: CallError: it is too large, late, or the last one and not whole, or there is no room for it.
+        Raises: CallError: it is too large, late, the last one and incomplete, or there is no room for it.
         """
         if self._next is not None:
             data, self._next = self._next, None
@@ -441,7 +441,7 @@ class Call:
         size = self._size(kept.head(PREFIX_BYTES))
         if size is None or len(kept) < size:
             if kept and self.is_heard:
-                raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is not whole")
+                raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is incomplete")
             if kept and self._is_late:
                 text = f"a message did not arrive within {self._endpoint.read_timeout_s} s"
                 raise CallError(StatusCode.DEADLINE_EXCEEDED, text)
@@ -452,26 +452,26 @@ class Call:
         return flag, message
 
     def drop(self) -> None:
-        """Forget messages that were not taken."""
+        """Drop messages that were not read."""
         size = len(self._kept)
         self._next, self._kept = None, Arriving()
         self._stream.arrived(size)
         self._stream.give_back(size)
 
     def give_back(self, num_bytes: int) -> None:
-        """Messages of a client that streams are answered: with prefixes, packed and unpacked."""
+        """Release the memory of answered messages: prefixes, compressed and decompressed content."""
         self._stream.give_back(num_bytes)
 
     def unpack(self, flag: int, message: bytes, done: Callable[[bytes | Exception], None]) -> None:
-        """Read a message as it was before its client compressed it.
+        """Decompress a message if its client compressed it.
 
         Args:
-            flag: whether it is compressed.
-            message: as it came.
-            done: called with the message or its error: immediately where it is small, else later,
+            flag: 1 if it is compressed, else 0.
+            message: as received.
+            done: called with the content or with an error: immediately for a small message, else later,
                 unless the call ends before.
 
-        Raises: CallError: its encoding is unknown.
+        Raises: CallError: the compression is not supported.
         """
         if not flag:
             done(message)
@@ -480,7 +480,7 @@ class Call:
         if flag != 1 or encoding == "identity":
             raise CallError(
                 StatusCode.INTERNAL,
-                f"a message is compressed ({flag}), and grpc-encoding {encoding[:MAX_QUOTED]}",
+                f"a message is compressed (flag {flag}), but grpc-encoding is {encoding[:MAX_QUOTED]}",
             )
         if encoding not in ("gzip", "deflate"):
             raise CallError(
@@ -500,7 +500,7 @@ class Call:
 
 
 def _encoded(text: str) -> bytes:
-    """A status' text as its trailer has it, cut if that would be too long."""
+    """Encode a status text for its trailer, truncated if too long."""
     text = text[:_MAX_TEXT_BYTES]
     encoded = quote(text, safe=_PRINTABLE, errors="replace")
     while len(encoded) > _MAX_TEXT_BYTES:
@@ -510,7 +510,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _seconds(timeout: bytes) -> float:
-    """Of a `grpc-timeout`.
+    """Return the seconds of a `grpc-timeout`.
 
     Raises: BadRequest.
     """
@@ -522,7 +522,7 @@ def _seconds(timeout: bytes) -> float:
 
 
 def _binary(value: bytes) -> bytes:
-    """Of metadata whose name ends in -bin."""
+    """Decode a metadata value whose name ends in -bin."""
     try:
         return base64.b64decode(value + b"=" * (-len(value) % 4))
     except binascii.Error:

@@ -1,4 +1,4 @@
-"""What the connections of a gRPC listener share: methods, bounds, a clock."""
+"""The state that the connections of a gRPC listener share: methods, limits, a clock."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from hopline.transports.http2_stream import Stream
 from hopline.transports.http_lane import LowPriorityReads
 from hopline.transports.turns import Turns
 
-#: Jitter: connections opened together get different maximum ages.
+#: Jitter: connections that are opened together get different maximum ages.
 _SPREAD = 0.2
 
 
 class GrpcEndpoint:
-    """What the connections of one listener share.
+    """The shared state of the connections of one listener.
 
     Args:
         methods: by path.
-        fail: ends a call with a failure.
+        fail: ends a call with an error.
         max_message_bytes: longer messages are refused.
-        connection_age_s: a connection older than this is asked to reconnect.
-        read_timeout_s: a request must have arrived whole by then.
+        connection_age_s: after this time, a client is asked to reconnect.
+        read_timeout_s: time limit for a complete request.
         is_pressed: see `LowPriorityReads`.
-        budget: of the process, for requests that are not answered; None makes one of four messages.
-        turns: fair turns between connections; None creates them.
+        budget: memory of the process for unanswered requests; None creates one of four messages.
+        turns: schedules postponed work; None creates it.
 
     Attributes:
-        connections: that are open.
-        budget: as given.
-        max_arriving_bytes: of requests that nothing was begun with, of one connection together.
-        lane: of those whose last answer was a refusal.
-        turns: as given.
-        unpacker: of compressed messages.
-        closing: whether new connections are asked to close immediately.
+        connections: the open connections.
+        budget: memory for unanswered requests.
+        max_arriving_bytes: limit of requests that have not begun, for one connection.
+        lane: low-priority reads of connections whose last answer was a refusal.
+        turns: schedules postponed work.
+        unpacker: decompresses messages.
+        closing: whether new connections are closed immediately.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class GrpcEndpoint:
         self.lane = LowPriorityReads(is_pressed)
         self.turns = turns or Turns()
         self.now = 0.0
-        text = b"this port speaks gRPC, which is HTTP/2 with prior knowledge; HTTP/1.1 has its own port\n"
+        text = b"this port serves gRPC (HTTP/2 with prior knowledge); use the HTTP port for HTTP/1.1\n"
         self.not_http2 = (
             b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (len(text), text)
         )
 
     def __call__(self) -> Http2Connection:
-        """A protocol for `loop.create_server`."""
+        """Return a protocol for `loop.create_server`."""
         return Http2Connection(self)
 
     def open(self, stream: Stream, head: Head) -> Call | None:
-        """Begin a call; None where it is refused already."""
+        """Begin a call; return None if it was refused."""
         refusal = _refusal(head)
         if refusal is not None:
             stream.send(b"", b"", refusal)
@@ -88,7 +88,7 @@ class GrpcEndpoint:
         method = self._methods.get(path)
         if method is None:
             name = path[:MAX_QUOTED].decode("latin-1")
-            error = CallError(StatusCode.UNIMPLEMENTED, f"there is no method {name!r}")
+            error = CallError(StatusCode.UNIMPLEMENTED, f"unknown method {name!r}")
             self.failed(Call(self, stream, _NO_METHOD, _NO_HEAD), error)
             return None
         call = Call(self, stream, method, head)
@@ -100,45 +100,45 @@ class GrpcEndpoint:
         return call
 
     def age_of(self, connection: Http2Connection) -> float:
-        """Seconds until a connection is asked to close; differs between connections."""
+        """Return the maximum age of a connection, seconds, with jitter."""
         share = hash(connection) // 16 % 64 / 64
         return self._connection_age_s * (1.0 - _SPREAD / 2 + _SPREAD * share)
 
     def tick(self, now: float) -> None:
-        """Once a second: a coarse clock read by all connections keeps timers off the request path."""
+        """Check all connections, once a second: one coarse clock avoids timers in the request path."""
         self.now = now
         for connection in list(self.connections):
             connection.check_time(now)
 
     def begin_close(self) -> None:
-        """Tell all clients to go elsewhere; what they ask before they have heard of it is answered."""
+        """Ask all clients to reconnect elsewhere; requests that they sent before are still answered."""
         self.closing = True
         for connection in list(self.connections):
             connection.begin_close("the server is shutting down")
 
     @property
     def num_unaware(self) -> int:
-        """Connections over which new calls may still come."""
+        """Number of connections that may still send new calls."""
         return sum(not connection.is_final for connection in self.connections)
 
     @property
     def num_unheard(self) -> int:
-        """Connections over which a request is on its way."""
+        """Number of connections on which a request is arriving."""
         return sum(connection.is_reading_requests for connection in self.connections)
 
     @property
     def num_waiting(self) -> int:
-        """Connections with a call that is not answered yet."""
+        """Number of connections with an unanswered call."""
         return sum(not connection.idle for connection in self.connections)
 
     def abort(self) -> None:
-        """Close everything, answered or not."""
+        """Close all connections without waiting for answers."""
         for connection in list(self.connections):
             connection.abort()
 
 
 def _no_method(call: Call, message: bytes) -> None:
-    """Never begun."""
+    """Do nothing: this method never begins."""
 
 
 _NO_METHOD = Method("", _no_method)
@@ -146,7 +146,7 @@ _NO_HEAD = head_of(())
 
 
 def _refusal(head: Head) -> bytes | None:
-    """The whole answer to a request that is not a gRPC call."""
+    """Return the complete response to a request that is not gRPC, or None."""
     if head.get(b":method") != b"POST":
         return block_of([(b":status", b"405"), (b"allow", b"POST")])
     if not head.get(b"content-type", b"").startswith(b"application/grpc"):

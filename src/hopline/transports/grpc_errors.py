@@ -1,4 +1,4 @@
-"""gRPC's table from error class to status code. Total over the classes of `hopline.errors`."""
+"""gRPC's table from error class to status code. It covers all classes of `hopline.errors`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hopline.transports.grpc_status import StatusCode
 
 
 class CallError(Exception):
-    """What ends a call with a status that no error of Hopline has.
+    """A failure with a status that no error of Hopline has.
 
     Attributes:
-        code: that status.
+        code: the status code.
     """
 
     def __init__(self, code: StatusCode, text: str) -> None:
@@ -69,9 +69,9 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
 def grpc_code(
     error: errors.HoplineError, codes: Mapping[type[errors.HoplineError], StatusCode] = GRPC_CODE
 ) -> StatusCode:
-    """The code of an error; a subclass without its own line has its parent's.
+    """Return the code of an error; a subclass without its own line has its parent's code.
 
     Args:
-        codes: by class; of an application with its own errors.
+        codes: by class; an application may add its own errors.
     """
     return next(codes[cls] for cls in type(error).__mro__ if cls in codes)

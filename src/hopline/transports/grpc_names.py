@@ -1,4 +1,4 @@
-"""Names in gRPC messages: of models, versions and services."""
+"""Checks of names in gRPC messages: models, versions and services."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from hopline.errors import BadRequest
 
-#: Characters of a name; no file system takes many more, and an error's text repeats it.
+#: Characters of a name; file systems allow few more, and error texts quote it.
 MAX_NAME_LENGTH = 200
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_name(field: str, name: str) -> None:
-    """Refuse what names nothing.
+    """Refuse an invalid name.
 
     Args:
-        field: of the message.
-        name: its value.
+        field: field of the message.
+        name: the value.
 
     Raises: BadRequest: too long, or with NUL or another control character.
     """
@@ -26,12 +26,12 @@ def check_name(field: str, name: str) -> None:
             f"{field} has {len(name)} characters; at most {MAX_NAME_LENGTH} are allowed: "
             f"{name[:MAX_NAME_LENGTH]!r}…"
         )
-    if not name.isprintable() and _CONTROLS.search(name):  # the first is quick
+    if not name.isprintable() and _CONTROLS.search(name):  # isprintable is fast
         raise BadRequest(f"{field} has a control character: {name!r}")
 
 
 def check_names(request: Any) -> None:
-    """Refuse a message with a field of text that names nothing.
+    """Refuse a message with an invalid name in a text field.
 
     Raises: BadRequest.
     """

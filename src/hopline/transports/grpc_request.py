@@ -1,8 +1,8 @@
-"""What is in a ModelInferRequest. What is alike in one request after another is read once.
+"""Reads ModelInferRequest messages. Inputs that are equal in many requests are parsed once.
 
-A caller names the same inputs, with the same types and shapes, again and again, and only raw contents
-change. So a request comes as an `OuterInferRequest` (outer.proto), whose inputs are bytes still: those that
-were seen before are known, and reading a dozen of them takes a third of the time.
+A caller repeats the same inputs, with the same types and shapes, and only raw contents change. So a request
+is parsed as an `OuterInferRequest` (outer.proto), whose inputs stay bytes: known inputs are looked up, and
+reading a dozen of them needs a third of the time.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-#: Kinds of requests that are remembered, and bytes of one of them; beyond that all are forgotten.
+#: Limits of the cache of inputs: entries, and bytes of one entry. A full cache is cleared.
 _MAX_KNOWN, _MAX_BYTES = 256, 4096
-#: Inputs for each 64 KiB of a request: one takes microseconds, and may take as little as two bytes.
+#: Inputs per 64 KiB of a request: an input needs microseconds, and has at least two bytes.
 _INPUTS = 1536
 #: More than any model has.
 _MAX_OUTPUTS = 256
 
 
 class RequestReader:
-    """Reads requests, and remembers how their inputs look."""
+    """Reads requests, and caches the parsed heads of their inputs."""
 
     def __init__(self) -> None:
         self._input = message("inference.ModelInferRequest.InferInputTensor")
@@ -53,11 +53,11 @@ class RequestReader:
         self._layout = layout_of(message("inference.ModelInferRequest").DESCRIPTOR)
 
     def read(self, data: bytes) -> Any:
-        """An OuterInferRequest.
+        """Parse a message as an OuterInferRequest.
 
         Raises:
-            BadRequest: it is none.
-            RequestTooLarge: it holds more than its sender's share.
+            BadRequest: the bytes are not a ModelInferRequest.
+            RequestTooLarge: it contains more than its sender's share.
         """
         is_counted = len(data) > PIECE_BYTES or isinstance(data, Decompressed)
         if is_counted:
@@ -65,7 +65,7 @@ class RequestReader:
         try:
             request = self._outer.FromString(data)
         except DecodeError:
-            raise BadRequest(f"{len(data)} bytes are not a valid ModelInferRequest") from None
+            raise BadRequest(f"the message ({len(data)} bytes) is not a ModelInferRequest") from None
         if len(request.inputs) > _INPUTS:
             check_share(
                 "the request",
@@ -80,14 +80,14 @@ class RequestReader:
         return request
 
     def tensors(self, request: Any) -> list[Tensor]:
-        """The inputs, from raw or typed contents.
+        """Return the inputs, from raw or typed contents.
 
         Args:
             request: an OuterInferRequest.
 
         Raises:
-            BadRequest: both forms in one request, contents that do not match, or unknown parameters or
-                inputs.
+            BadRequest: both forms together, contents that do not match, unknown parameters, or an invalid
+                input.
         """
         inputs, raw = request.inputs, request.raw_input_contents
         if not raw:
@@ -98,15 +98,15 @@ class RequestReader:
         return [head.decode(data) for head, data in zip(heads, raw, strict=True)]
 
     def outputs(self, request: Any) -> list[str]:
-        """Names of the outputs that are asked for.
+        """Return the names of the requested outputs.
 
         Raises:
-            BadRequest: unknown parameters or outputs.
+            BadRequest: unknown parameters, or an invalid output.
             RequestTooLarge: more than any model has.
         """
         if len(request.outputs) > _MAX_OUTPUTS:
             raise RequestTooLarge(
-                f"the request asks for {len(request.outputs)} outputs; at most {_MAX_OUTPUTS} are answered"
+                f"the request names {len(request.outputs)} outputs; at most {_MAX_OUTPUTS} are allowed"
             )
         return [item.name for item in self._parsed(self._output, "output", request.outputs)]
 
@@ -137,7 +137,7 @@ class RequestReader:
 
 
 def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of protobuf parameters by name; None for one without a value."""
+    """Return the values of protobuf parameters by name; None for one without a value."""
     values = {}
     for name, value in parameters.items():
         choice = value.WhichOneof("parameter_choice")
@@ -147,7 +147,7 @@ def parameters_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _head(item: Any) -> TensorHead:
     if item.HasField("contents"):
-        raise BadRequest(f"input {quoted(item.name)} has contents, and raw_input_contents is set too")
+        raise BadRequest(f"input {quoted(item.name)} has contents and raw_input_contents; send one of them")
     return tensor_head(item.name, item.datatype, item.shape)
 
 
@@ -155,12 +155,12 @@ def _from_contents(item: Any) -> Tensor:
     field = _CONTENTS.get(item.datatype)
     if field is None:
         raise BadRequest(
-            f"input {quoted(item.name)}: {quoted(item.datatype)} needs raw_input_contents or is unknown"
+            f"input {quoted(item.name)}: {quoted(item.datatype)} is unknown or needs raw_input_contents"
         )
     for other, _ in item.contents.ListFields():
         if other.name != field:
             raise BadRequest(
-                f"input {quoted(item.name)} is {item.datatype} and has {other.name}, which would not be "
-                f"read; send {field} alone"
+                f"input {quoted(item.name)} is {item.datatype} but has {other.name}, which is ignored; "
+                f"send only {field}"
             )
     return decode_typed(item.name, item.datatype, item.shape, getattr(item.contents, field)[:])

@@ -1,4 +1,4 @@
-"""The 17 status codes of gRPC, by the names and numbers of its specification (doc/statuscodes.md)."""
+"""The 17 status codes of gRPC, with the names and numbers of its specification (doc/statuscodes.md)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class StatusCode(enum.IntEnum):
-    """How a call ended."""
+    """The status code of a finished call."""
 
     OK = 0
     CANCELLED = 1

@@ -1,6 +1,6 @@
-"""One `ModelStreamInfer` call: many requests are worked on at a time and answered in their order.
+"""One `ModelStreamInfer` call: its requests are processed concurrently and answered in their order.
 
-A request of a stream costs less than a call: no call is begun or ended for it.
+A request of a stream costs less than a call, since no call begins or ends for it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from hopline.transports.grpc_errors import CallError
 from hopline.transports.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
-#: Requests of one stream that are worked on at a time; the next one is begun when the first is answered.
+#: Requests of one stream in progress; the next one begins when the first is answered.
 MAX_DEPTH = 64
-#: Answers that the client does not read yet, in bytes: nothing more is begun for it meanwhile.
+#: Bytes of answers that the client has not read yet; beyond this, no request begins.
 _MAX_UNSENT_BYTES = 1 << 20
-#: Bytes of requests that are worked on: nothing more is begun meanwhile.
+#: Bytes of requests in progress; beyond this, no request begins.
 _MAX_BEGUN_BYTES = 1 << 20
-#: A message above this is read in a thread: it would keep the loop for milliseconds.
+#: A message above this is read in a thread: it would block the loop for milliseconds.
 LARGE_BYTES = 64 * 1024
-#: From the last answer to the end of a stream that is cut off: grpc.aio's clients read no answer behind it.
+#: Seconds from the last answer to the end at shutdown: grpc.aio's clients drop answers after it.
 _READING_S = 0.2
-CUT_OFF = "the server is shutting down; what was not answered has to be asked again, over another stream"
+CUT_OFF = "the server is shutting down; send unanswered requests again on a new stream"
 
 
 class Steps(NamedTuple):
-    """How a request is answered; the loop calls all of them, and a thread those that may take long.
+    """The steps of answering a request. The loop calls all of them, a thread those that may take long.
 
     Attributes:
-        read: a request, from a message; in a thread if large. Raises what the call ends with.
-        permit: raises what a request is refused with before it is translated.
-        translate: what is to be scored; in a thread if large. Raises what it is refused with.
-        submit: hands that in. Raises what it is refused with.
-        respond: the answer's message, from a request and its outcome.
+        read: parses a message; in a thread if large. Raises the error that ends the call.
+        permit: raises an error to refuse a request before it is translated.
+        translate: returns the request to score; in a thread if large. Raises an error to refuse it.
+        submit: submits that request. Raises an error to refuse it.
+        respond: returns the answer message for a request and its outcome.
     """
 
     read: Callable[[bytes], Any]
@@ -55,8 +55,8 @@ class _Place:
     """A request's place in the order of answers.
 
     Attributes:
-        num_bytes: that its message holds.
-        answer: a message, once there is one.
+        num_bytes: memory of its message.
+        answer: the answer message, once it exists.
         ticket: withdraws the request.
     """
 
@@ -66,15 +66,15 @@ class _Place:
 
 
 class InferStream(Listener):
-    """The requests of one call. The call ends when all of them are answered and the client sends no more.
+    """The requests of one call. The call ends after the client's last message, when all are answered.
 
     Args:
-        call: what is read and written.
+        call: the call to read and write.
         steps: how a request is answered.
-        ended: called once, with the error if the call did not end well.
+        ended: called once, with the error if the call failed.
 
     Attributes:
-        call: as given.
+        call: the call.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class InferStream(Listener):
         self._num_begun_bytes = 0
         self._stopped = self._is_over = False
         self._going_on = False
-        #: Whether a message is unpacked or read elsewhere; the next one is taken when it is begun with.
+        #: Whether a thread decompresses or reads a message; the next one begins after it.
         self._is_reading = False
         self._is_waiting = False  # for its turn
         self._holds = False
@@ -101,18 +101,18 @@ class InferStream(Listener):
     # Called by the call
 
     def heard(self) -> None:
-        """A message came, or the client's end. What has no place yet waits as it came, packed."""
+        """Handle a new message or the client's end. Messages without a place wait compressed."""
         if self._stopped:
             self.call.drop()
         if not self._is_waiting:
             self._go_on()
 
     def sent(self) -> None:
-        """The client has taken the answers so far."""
+        """Handle that the client has received the answers so far."""
         self.heard()
 
     def cut_off(self) -> None:
-        """Begin no more; the call ends when what was begun is answered."""
+        """Begin no more requests; the call ends when those in progress are answered."""
         self._stop(Unavailable(CUT_OFF))
         self._go_on()
 
@@ -123,7 +123,7 @@ class InferStream(Listener):
             self.call.drop()
 
     def _give_up(self) -> None:
-        """The client no longer reads answers."""
+        """Cancel all requests, since the client is gone."""
         if self._is_over:
             return
         self._is_over = True
@@ -139,7 +139,7 @@ class InferStream(Listener):
         self._ended(self, None)
 
     def go_on(self) -> None:
-        """It is its turn again."""
+        """Continue in this turn."""
         self._is_waiting = False
         self._go_on()
 
@@ -150,8 +150,8 @@ class InferStream(Listener):
     # Requests and answers
 
     def _go_on(self) -> None:
-        """Answer what can be, begin what may be, as far as a turn goes; end when there is nothing left."""
-        if self._going_on or self._is_over:  # an outcome that came while its request was handed in
+        """Answer and begin requests until the turn is over; end if no work is left."""
+        if self._going_on or self._is_over:  # an outcome that was delivered during submit
             return
         self._going_on = True
         until = 0.0
@@ -171,7 +171,7 @@ class InferStream(Listener):
         self._settle()
 
     def _settle(self) -> None:
-        """End when there is nothing left; else let the client send more, or not."""
+        """End if no work is left; otherwise allow the client to send more, or stop it."""
         call = self.call
         if self._is_over:
             return
@@ -200,7 +200,7 @@ class InferStream(Listener):
             self.call.write(answer)
 
     def _is_full(self) -> bool:
-        """Whether no further request may be begun now."""
+        """Whether no more requests may begin now."""
         return (
             len(self._places) >= MAX_DEPTH
             or self._is_reading
@@ -209,7 +209,7 @@ class InferStream(Listener):
         )
 
     def _begin(self) -> bool:
-        """Begin with the next message; False where there is no further one, or not now."""
+        """Begin the next message; return False if there is none, or not now."""
         call = self.call
         if (
             self._stopped
@@ -279,7 +279,7 @@ class InferStream(Listener):
         self._go_on()
 
     def _take_place(self, place: _Place, request: Any) -> Deliver:
-        """The next place in the order of answers; returns the callback for the request's outcome."""
+        """Append a place to the order of answers; return the callback for the request's outcome."""
         self._places.append(place)
         self._num_begun_bytes += place.num_bytes
         respond = self._steps.respond
@@ -287,11 +287,11 @@ class InferStream(Listener):
         def deliver(outcome: ScoreResult | HoplineError) -> None:
             try:
                 place.answer = respond(request, outcome)
-            except Exception as error:  # of this answer; its deliverer has others to deliver
+            except Exception as error:  # a failure of this answer; the service has more to deliver
                 known = as_hopline_error(error, request.id[:MAX_QUOTED] or "(none)")
                 place.answer = respond(request, known)
             if self._places and self._places[0] is place and not self._going_on:
-                # The deliverer has others to deliver: what starts next waits for its turn.
+                # The service has more to deliver: new requests wait for their turn.
                 self._answer()
                 if self.call.has_more and not self._stopped and not self._is_full():
                     self._wait()
@@ -300,7 +300,7 @@ class InferStream(Listener):
         return deliver
 
     def _fail(self, error: Exception) -> None:
-        """The call ends with this when what was begun is answered."""
+        """End the call with this error when the requests in progress are answered."""
         known = isinstance(error, HoplineError | CallError)
         self._stop(error if known else as_hopline_error(error, "(none)"))  # type: ignore[arg-type]
 

@@ -1,8 +1,8 @@
-"""Unpacks compressed messages: small ones immediately, others on a thread, one at a time.
+"""Decompression of gRPC messages: small ones immediately, others in a thread, one at a time.
 
-Sixty-four KiB may become sixty-four MiB, which takes a tenth of a second. zlib lets other threads run
-meanwhile. One at a time is enough for what is sent compressed, and bounds memory and processor time. The
-next one is another connection's, if there is another.
+Sixty-four KiB may become sixty-four MiB, which needs a tenth of a second. zlib lets other threads run
+meanwhile. One at a time is enough for compressed requests, and limits memory and CPU time. Connections take
+turns.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from hopline.transports.failure import without_frames
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
 
-#: A message of up to this many bytes, which becomes up to `_SMALL_CONTENT_BYTES`, is unpacked immediately:
+#: A message up to this size, with content up to `_SMALL_CONTENT_BYTES`, is decompressed immediately, in
 #: some tenths of a millisecond.
 _SMALL_BYTES = 4 * 1024
 _SMALL_CONTENT_BYTES = 64 * 1024
-#: Deflate makes at most 258 bytes out of two bits.
+#: Deflate expands two bits to at most 258 bytes.
 _MAX_RATIO = 1032
 
 Done: TypeAlias = Callable[[bytes | Exception], None]
 
 
 class Unpacking:
-    """One message that waits, or is worked on."""
+    """One message that waits or is being decompressed."""
 
     __slots__ = ("_done", "encoding", "max_bytes", "message")
 
@@ -42,16 +42,16 @@ class Unpacking:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its content is not wanted any more."""
+        """Whether its content is no longer needed."""
         return self._done is None
 
     def cancel(self) -> None:
-        """Its content is not wanted any more."""
+        """Cancel: its content is no longer needed."""
         self.message = b""
         self._done = None
 
     def finish(self, content: bytes | Exception) -> None:
-        """Tell who waits."""
+        """Pass the content or the error to the callback."""
         done = self._done
         self.cancel()
         if done is not None:
@@ -59,31 +59,31 @@ class Unpacking:
 
 
 class Unpacker:
-    """See the module; of one listener.
+    """Decompresses the messages of one listener; see the module docstring.
 
     Args:
-        budget: of which what a message may become is reserved while it is unpacked.
+        budget: memory for the content of a message is reserved from it meanwhile.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        #: By owner; the owner who waits longest comes first.
+        #: By owner; the one that waits longest is first.
         self._waiting: dict[object, deque[Unpacking]] = {}
         self._is_working = False
 
     def unpack(
         self, owner: object, encoding: str, message: bytes, max_bytes: int, done: Done
     ) -> Unpacking | None:
-        """Unpack a message.
+        """Decompress a message.
 
         Args:
-            owner: those of one owner are unpacked in their order.
+            owner: messages of one owner are decompressed in order.
             encoding: gzip or deflate.
             message: compressed.
-            max_bytes: of its content.
-            done: called with the content, or with what is wrong with it.
+            max_bytes: limit of its content.
+            done: called with the content or with an error.
 
-        Returns: what may be cancelled; None where `done` was called.
+        Returns: an object to cancel the work; None if `done` was called.
         """
         if len(message) <= _SMALL_BYTES:
             content = _attempt(encoding, message, min(max_bytes, _SMALL_CONTENT_BYTES))

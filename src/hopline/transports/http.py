@@ -1,9 +1,9 @@
-"""HTTP: paths to service calls, errors to statuses.
+"""The HTTP application: paths to service calls, errors to statuses.
 
-Knows paths, headers and bodies; nothing of sockets (`http_connection.py`) and nothing of how a request
-is scored. The score route answers in the same loop iteration when the service can.
+This file handles paths, headers and bodies; `http_connection.py` handles sockets, and the service scores.
+The score route answers in the same loop iteration if the service can.
 
-This file is long because each route has a method here.
+This file is long because each route has a method in it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from hopline.transports.traces import join_trace
 
 _HTML = b"text/html; charset=utf-8"
 _READ = (b"GET", b"HEAD")
-#: Cached resolved targets; beyond it the cache is cleared, so that invented names cannot fill memory.
+#: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.
 _MAX_ROUTES = 1024
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
@@ -68,7 +68,7 @@ class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of the repository index.
 
     Attributes:
-        ready: only versions that take requests.
+        ready: list only versions that accept requests.
     """
 
     ready: bool = False
@@ -81,13 +81,13 @@ class HttpApp:
     """The application: a `Handler` for connections.
 
     Args:
-        service: what answers.
+        service: answers the requests.
         config: limits.
-        gate: identifies callers; None admits all.
+        gate: authenticates clients; None without authentication.
 
     Attributes:
-        draining: readiness says no, while requests are still served.
-        opening: the same, before other transports of the server are open.
+        draining: the server reports that it is not ready, but still serves requests.
+        opening: the same until the other transports of the server are open.
     """
 
     def __init__(self, service: ScoringService, config: Config, gate: Gatekeeper | None = None) -> None:
@@ -131,7 +131,7 @@ class HttpApp:
             ):
                 reading = read(request, route.check, self._max_body_bytes)
                 return Reading(reading, functools.partial(self._handle_read, route, request, id_line))
-            # As `_handle_read` does, without a call: most requests are small.
+            # The same as `_handle_read`, without a call, since most requests are small.
             if b";" in headers.get(b"content-type", b""):  # it has parameters
                 check_charset(headers[b"content-type"], request.body)
             answer = route.handle(request, id_line)
@@ -144,7 +144,7 @@ class HttpApp:
     def _handle_read(
         self, route: Route, request: Request, id_line: bytes, reading: asyncio.Future[None]
     ) -> Response | Pending:
-        """Answer a request whose body was read on a thread, or could not be; never raises."""
+        """Answer a request after its body was read on a thread, or that failed; never raises."""
         try:
             reading.result()
             if b";" in request.headers.get(b"content-type", b""):
@@ -152,21 +152,23 @@ class HttpApp:
             answer = route.handle(request, id_line)
         except Exception as error:
             response = self.failed(error, id_line, oip=route.oip)
-            without_frames(error)  # the future keeps the error, whose frames keep the body and the future
+            without_frames(
+                error
+            )  # the future refers to the error, whose frames refer to the body and the future
             return response
         finally:
-            request.body = b""  # large, and not needed any more
+            request.body = b""  # large and no longer needed
         if type(answer) is Response:
             self._count(answer.status)
         return answer
 
     def refuse(self, status: int, text: str) -> Response:
-        """The response to a request that was refused while it was read."""
+        """Return the response to a request that was refused while it was read."""
         self._count(status)
         return plain_error(status, text)
 
     def screen(self, request: Request) -> Response | None:
-        """What refuses a large request before its body has come; None lets it come."""
+        """Return a refusal of a large request before its body has arrived; None allows the body."""
         route = self._routes.get(request.target) or self._resolve(request.target)
         if self._guard is None or route.access.open:
             return None
@@ -198,7 +200,7 @@ class HttpApp:
         if version is None and self._reject_early is not None and not may_name_version(request.body):
             self._reject_early(model)
         body = decode_score(request.body, is_counted=request.is_counted)
-        if len(request.body) > self._max_nodes:  # no node takes less than a byte
+        if len(request.body) > self._max_nodes:  # each node needs at least a byte
             oip.check_count(len(body.nodes or ()) + len(body.inline or ()), "nodes", self._max_nodes)
         header = request.headers.get(b"timeout-ms")
         deadline = None
@@ -253,23 +255,23 @@ class HttpApp:
         ready = service.ready() and not self.draining and not self.opening
         if self._guard is not None:
             client = self._guard.recognised(request)
-            if client is None:  # a probe, or a stranger: names and failures of models are not for them
+            if client is None:  # a probe, or an unknown client: do not show names and failures of models
                 return Response(encode_json({"ready": ready}), 200 if ready else 503, headers=id_line)
             request.client = client
         models = {
             name: service.describe(name) for name in service.model_names() if self._shows(request, name)
         }
         reasons = ["the server is draining"] if self.draining else []
-        reasons += ["the server is still opening its ports"] if self.opening else []
+        reasons += ["the server is starting: its ports are not all open"] if self.opening else []
         if not service.ready() and not self.draining:
-            reasons.append("the service does not take requests")
+            reasons.append("the service does not accept requests")
         reasons += [
             f"model {name}: {info.state}: {info.reason}"
             for name, info in models.items()
             if info.state != "READY"
         ]
         states = {name: info.state for name, info in models.items()}
-        # A model that cannot be loaded is no reason to take the others' requests elsewhere.
+        # A model that cannot be loaded does not make the server unready for the others.
         for name, why in service.unavailable().items():
             if not self._shows(request, name):
                 continue
@@ -310,7 +312,7 @@ class HttpApp:
         client = None if self._guard is None else self._guard.recognised(request)
         try:
             ready = oip.model_is_ready(self._service, model, version) and not self.draining
-        except ModelNotFound:  # it says which models there are
+        except ModelNotFound:  # its message lists the models
             if self._guard is None or (client is not None and client.may("read", model)):
                 raise
             ready = False
@@ -374,18 +376,18 @@ class HttpApp:
     def _drift(self, model: str | None, request: Request, id_line: bytes) -> Pending:
         drift: Any = getattr(self._service, "drift", None)
         if drift is None:
-            raise BadRequest("this server does not watch drift; set drift.enabled and drift.path")
+            raise BadRequest("this server does not monitor drift; set drift.enabled and drift.path")
 
         return self._work(asyncio.to_thread(drift.report, model), id_line)
 
     def _shows(self, request: Request, model: str) -> bool:
-        """Whether a list shows a model to the client that asks for it."""
+        """Return whether a list shows this model to the client of the request."""
         return self._guard is None or client_of(request).may("read", model)
 
     # Routing
 
     def _resolve(self, target: bytes) -> Route:
-        """The route of a target, remembered."""
+        """Return the route of a target, from the cache if possible."""
         if target == b"*":  # the server as a whole (RFC 9110, 9.3.7)
             return Route(self._options, (b"OPTIONS",), oip=False)
         path, _, query = target.partition(b"?")
@@ -397,13 +399,13 @@ class HttpApp:
             parts = ["v1", "models", next(iter(self._service.model_names()), ""), "score"]
         route = self._find(parts) or unsupported(parts)
         if route is None:
-            text = f"nothing is at {path.decode('latin-1')}; see / for what there is"
+            text = f"unknown path {path.decode('latin-1')}; see / for an overview"
             is_oip = parts[0] == "v2"
 
             def missing(request: Request, id_line: bytes) -> Response:
                 return plain_error(404, text, id_line, oip=is_oip)
 
-            # Not remembered: there are endlessly many.
+            # Not cached: their number is unlimited.
             return Route(missing, (), is_oip)
         if is_predict:
             route = Route(self._predict, (b"POST",), oip=False, check=check_json)
@@ -440,7 +442,7 @@ class HttpApp:
             case ["v1", "graph"]:
                 return Route(self._graph, _READ, oip=False)
             case ["v1", "graph", "events"]:
-                return Route(self._events, post, oip=False)  # counts its events itself
+                return Route(self._events, post, oip=False)  # limits its own bodies
             case ["v1", "rollouts"]:
                 return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_change)
             case ["v1", "rollouts", model]:
@@ -501,12 +503,12 @@ class HttpApp:
     def _method_not_allowed(self, request: Request, route: Route, id_line: bytes) -> Response:
         allowed = b", ".join(route.methods)
         method = request.method.decode("latin-1")
-        text = f"{method} is not allowed here; use {allowed.decode()}"
+        text = f"{method} is not allowed for this path; use {allowed.decode()}"
         self._count(405)
         return plain_error(405, text, b"%ballow: %b\r\n" % (id_line, allowed), oip=route.oip)
 
     def failed(self, error: BaseException, id_line: bytes, *, oip: bool) -> Response:
-        """The response of a request that failed."""
+        """Return the response of a request that failed."""
         known: HoplineError = as_hopline_error(error, id_line[14:-2].decode())
         response = error_response(known, id_line, oip=oip)
         self._count(response.status)

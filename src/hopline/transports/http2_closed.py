@@ -1,24 +1,24 @@
-"""Which streams of a connection there were, and which of those may still be sent to (RFC 9113, 5.1).
+"""The closed streams of a connection, and which of them may still receive frames (RFC 9113, 5.1).
 
-A stream that was reset here while its client was still sending may get frames that were in flight. A
-frame for any other closed stream is a fault of the client.
+If the server ended a stream while its client was still sending, frames may still arrive. A frame for any
+other closed stream is an error of the client.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-#: Ended streams whose frames may still come; the oldest are forgotten.
+#: Limit of ended streams whose frames may still arrive; the oldest are dropped.
 _MAX_DISCARDED = 1024
-#: Gaps between stream ids that are remembered; clients leave none.
+#: Limit of stored gaps between stream ids; usual clients leave none.
 _MAX_GAPS = 64
 
 
 class ClosedStreams:
-    """The closed streams of a connection, and how each was closed.
+    """The stream ids that a connection has used.
 
     Attributes:
-        last: the largest id that was used; 0 before the first.
+        last: the largest used id; 0 before the first.
     """
 
     __slots__ = ("_discarded", "_gaps", "last")
@@ -29,27 +29,27 @@ class ClosedStreams:
         self._gaps: deque[tuple[int, int]] = deque(maxlen=_MAX_GAPS)
 
     def open(self, number: int) -> None:
-        """A new stream, of a larger id than all before it."""
+        """Add a new stream, with a larger id than all before."""
         if number > self.last + 2:
             self._gaps.append((self.last, number))
         self.last = number
 
     def is_idle(self, number: int) -> bool:
-        """Whether a client has not used the stream, or cannot."""
+        """Whether a client has not used the stream, or cannot use it."""
         return number > self.last or number % 2 == 0
 
     def was_skipped(self, number: int) -> bool:
-        """Whether a larger id was used instead of this one."""
+        """Whether the id was skipped in favour of a larger one."""
         return any(start < number < end for start, end in self._gaps)
 
     def discard(self, number: int) -> None:
-        """The stream was reset here, and its client may not know yet."""
+        """Mark a stream that the server ended before its client did."""
         if len(self._discarded) >= _MAX_DISCARDED:
             del self._discarded[next(iter(self._discarded))]
         self._discarded[number] = None
 
     def takes(self, number: int, *, is_last: bool) -> bool:
-        """Whether a frame may still come for a closed stream; behind the last one, none may."""
+        """Whether a frame may still arrive for a closed stream; not after the last one."""
         if number not in self._discarded:
             return False
         if is_last:

@@ -1,14 +1,14 @@
-"""One HTTP/2 connection on the event loop: frames in, calls to the application, frames out (RFC 9113).
+"""One HTTP/2 connection on the event loop: reads frames, calls the application, writes frames (RFC 9113).
 
-Knows HTTP/2, nothing of gRPC or models. It replaces `grpc.aio`'s server, because that server alone takes
-several times what scoring a node does, most of it in handing each call from thread to thread, and because
-its end is not in order: see docs/log.md. Header blocks are read by a library (hpack).
+This file implements HTTP/2 and does not depend on gRPC or models. It replaces `grpc.aio`'s server. That
+server alone needs several times as long as scoring a node, mostly for passing calls between threads, and
+its shutdown is not orderly: see docs/log.md. A library (hpack) decodes header blocks.
 
-Handled here: flow control in both directions, limits on heads, streams and resets, an end in order
-(announced, confirmed by the client, and only then final), slow readers, connections that came of age,
-and turns: a burst is read for a bounded time, then other connections are (`turns.py`).
+This file handles: flow control in both directions, limits on heads, streams and resets, graceful shutdown
+(announced, confirmed by the client, and only then final), slow readers, connections of the maximum age, and
+turns: a large input is read for a bounded time, then other connections have their turn (`turns.py`).
 
-This file is long because every kind of frame, and every way in which a connection ends, changes one state.
+This file is long because all frames, and all ways in which a connection ends, change the same state.
 """
 
 from __future__ import annotations
@@ -66,24 +66,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Streams that one connection may have open; more wait at the client.
+#: Open streams per connection; more wait at the client.
 MAX_STREAMS = 512
-#: Bytes that all its streams together may send before they are taken.
+#: Bytes that all streams together may send before the window is renewed.
 _CONNECTION_WINDOW = 16 << 20
-#: Streams that a client may give up within a second: more is an attack (CVE-2023-44487).
+#: Streams that a client may reset within a second: more is an attack (CVE-2023-44487).
 _MAX_RESETS = 10 * MAX_STREAMS
 _MAX_SETTINGS = 100
-#: Frames that one head may be cut into.
+#: Frames per head.
 _MAX_CONTINUATIONS = 64
-#: From our last byte to the client's, in seconds: closing immediately would reset what it has not read.
+#: Seconds from our last byte to the close: closing immediately would drop unread data.
 _LINGER_S = 5.0
-#: A client that has not confirmed the end by then is gone, whatever it waits for, in seconds.
+#: Seconds after which a client that has not confirmed the end is considered gone.
 _GONE_S = 20.0
-#: A first line of HTTP/1.1 that is not longer is read to its end, to be answered.
+#: A first line of HTTP/1.1 up to this length is read completely, to be answered.
 _LINE_BYTES = 4096
-#: Of a server that stops, for who is connected and has said nothing, in seconds.
+#: Seconds that a stopping server waits for clients that have not sent anything.
 _GREETING_S = 1.0
-#: What a client confirms when it has heard that the end is near.
+#: Payload of the ping that a client confirms after the announcement of the end.
 _END_PING = b"hop: end"
 _HELLO = settings(
     {
@@ -96,7 +96,7 @@ _SETTINGS_ACK = frame(SETTINGS, ACK, 0)
 
 
 class Http2Error(Exception):
-    """What a client did that its connection does not outlive.
+    """An error of a client that ends its connection.
 
     Attributes:
         code: error code for the client.
@@ -111,13 +111,13 @@ class Http2Connection(asyncio.Protocol):
     """The protocol object of one connection.
 
     Attributes:
-        send_window: bytes that the client takes, of all streams together.
-        resize: what the next head begins with: the client's table was made smaller, and ours is not used.
-        is_final: whether the client has heard that no further stream is taken.
-        is_blocked: whether the client does not read what was sent.
-        held: what its requests hold of the process's memory.
-        num_resets: streams that were given up within this second.
-        is_late: whether its last answer was a refusal: what it sends next waits for the others.
+        send_window: bytes that the client accepts, for all streams together.
+        resize: prefix of the next head, if the client reduced its header table, which we do not use.
+        is_final: whether the client knows that no further stream is accepted.
+        is_blocked: whether the client does not read.
+        held: memory of its requests.
+        num_resets: streams that were reset within this second.
+        is_late: whether its last answer was a refusal: the next input has low priority.
     """
 
     def __init__(self, endpoint: GrpcEndpoint) -> None:
@@ -132,9 +132,9 @@ class Http2Connection(asyncio.Protocol):
         self._first_window = DEFAULT_WINDOW
         self.send_window = DEFAULT_WINDOW
         self._receive_window = _CONNECTION_WINDOW
-        #: A head whose end has not come: stream, flags, parts.
+        #: An incomplete head: stream, flags, parts.
         self._unfinished: tuple[int, int, list[bytes]] | None = None
-        #: What is written while bytes are read leaves at the end of that.
+        #: Frames that are written while input is read; sent at the end of reading.
         self._out: list[bytes] | None = None
         self.resize = b""
         self.num_resets = 0
@@ -142,19 +142,19 @@ class Http2Connection(asyncio.Protocol):
         self._ending_since: float | None = None
         self.held = Held(endpoint.budget)
         self._num_settings = 0
-        #: Of a connection that ends: bytes that had not left when it was last looked.
+        #: For a connection that ends: unsent bytes at the last check.
         self._unsent = 0
         self._has_confirmed = False
         self.is_final = False
         self.is_late = False
-        #: Whether received bytes are left to be read later.
+        #: Whether unread input waits for a later turn.
         self._is_waiting = False
         self._is_paused = self.is_blocked = False
         self._closed = False
 
     @property
     def is_reading_requests(self) -> bool:
-        """Whether a request is on its way that is to be answered before a server ends."""
+        """Whether a request is arriving that must be answered before the server ends."""
         return any(not stream.is_heard and not stream.lasts for stream in self._streams.values())
 
     @property
@@ -165,14 +165,14 @@ class Http2Connection(asyncio.Protocol):
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start."""
+        """Register the new connection."""
         self._transport = transport
         self._endpoint.connections.add(self)
         if self._endpoint.closing:
             self.begin_close("the server is shutting down")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: withdraw what it asked for."""
+        """Withdraw the requests of a client that is gone."""
         self._closed = True
         self.is_final = True
         self._endpoint.connections.discard(self)
@@ -183,17 +183,17 @@ class Http2Connection(asyncio.Protocol):
         self._abandon_streams()
 
     def eof_received(self) -> bool:
-        """A half-closed client counts as gone, since nothing else tells that it is."""
+        """Treat a half-closed client as gone, since there is no other sign of it."""
         return False
 
     def pause_writing(self) -> None:
-        """The client does not read: take nothing more of it."""
+        """Stop reading while the client does not read."""
         self.is_blocked = True
         if not self._closed:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Continue when the client reads again."""
         self.is_blocked = False
         self._resume()
         if not self._closed:
@@ -202,7 +202,7 @@ class Http2Connection(asyncio.Protocol):
             self._endpoint.turns.wait(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames that are whole, as far as this turn goes."""
+        """Handle complete frames until this turn is over."""
         if self._closed:
             return
         if self._is_waiting:
@@ -226,9 +226,7 @@ class Http2Connection(asyncio.Protocol):
                 self._buffer = data
         except (Http2Error, HeadError) as error:
             self._give_up(error.code, str(error))
-        except (
-            Exception
-        ):  # the boundary of a connection: what it wrote so far is sent, and it ends in order
+        except Exception:  # the boundary of a connection: written frames are sent, and it ends with GOAWAY
             logger.exception("a gRPC connection failed")
             self._give_up(ErrorCode.INTERNAL_ERROR, "internal error")
         out, self._out = self._out, None
@@ -249,15 +247,15 @@ class Http2Connection(asyncio.Protocol):
             self._endpoint.turns.wait(self, to_be_read=True)
 
     def take_low_priority(self, data: bytes) -> None:
-        """Read what waited in the lane, then continue to read."""
+        """Read the input that waited in the lane, and resume reading."""
         self.is_late = False
         self.go_on(data)
 
     def go_on(self, data: bytes = b"") -> None:
-        """Read what is left over of what came, behind what others sent."""
+        """Read the remaining input, after the input of other connections."""
         if self._closed:
             return
-        if self.is_blocked:  # until it reads again
+        if self.is_blocked:  # until the client reads again
             self._buffer += data
             self._is_waiting = True
             return
@@ -268,7 +266,7 @@ class Http2Connection(asyncio.Protocol):
             self._resume()
 
     def pause_reading(self) -> None:
-        """Let the client send no more for now."""
+        """Stop reading for now."""
         if not self._is_paused and not self._closed:
             self._is_paused = True
             self._transport.pause_reading()
@@ -278,24 +276,24 @@ class Http2Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _greet(self, data: bytes) -> int:
-        """Where the first frame begins; -1 while the preface is not whole."""
+        """Return where the first frame begins; -1 while the preface is incomplete."""
         if len(data) < len(PREFACE) and PREFACE.startswith(data):
             return -1
         if b"\n" not in data and len(data) < _LINE_BYTES:
-            return -1  # not ours, and not enough to tell what it is
+            return -1  # another protocol, but too short to identify
         if not data.startswith(PREFACE):
             self._closed = True
             if self._out is not None and b"HTTP/1" in data[:8192]:
                 self._out[:] = [self._endpoint.not_http2]
             return len(data)
         self._greeted = True
-        self.write(_HELLO)  # not before: another protocol's client could not read it
+        self.write(_HELLO)  # only now: clients of other protocols could not read it
         if self._ending_since is not None:
             self._announce("the server is shutting down")
         return len(PREFACE)
 
     def _take_frames(self, data: bytes, position: int) -> int:
-        """Handle whole frames from a position on, as far as this turn goes; where the next one begins."""
+        """Handle complete frames until this turn is over; return where the next frame begins."""
         size = len(data)
         unpack = HEAD.unpack_from
         until = 0.0
@@ -313,8 +311,8 @@ class Http2Connection(asyncio.Protocol):
             if self._unfinished is not None:
                 self._continue(kind, flags, number, payload)
             elif not self._knows_settings and (kind != SETTINGS or flags & ACK):
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame has to be SETTINGS")
-            elif kind in _FRAMES:  # others mean nothing to us
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+            elif kind in _FRAMES:  # others are ignored
                 _FRAMES[kind](self, flags, number, payload)
             if position < size:
                 now = self._endpoint.turns.clock()
@@ -358,12 +356,12 @@ class Http2Connection(asyncio.Protocol):
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
         if number == 0:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "HEADERS of no stream")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "HEADERS without a stream")
         if flags & PADDED:
             payload = _unpadded(payload)
         if flags & HAS_PRIORITY:
             if len(payload) < 5:
-                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS that are too short for a priority")
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for a priority")
             payload = payload[5:]
         if flags & END_HEADERS:
             self._take_head(flags, number, payload)
@@ -371,14 +369,14 @@ class Http2Connection(asyncio.Protocol):
             self._unfinished = (number, flags, [payload])
 
     def _continue(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Take the next part of a head, which nothing may interrupt."""
+        """Append the next part of a head; other frames must not interrupt it."""
         assert self._unfinished is not None
         stream, first_flags, parts = self._unfinished
         if kind != CONTINUATION or number != stream:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a head was interrupted")
         parts.append(payload)
         if len(parts) > _MAX_CONTINUATIONS or sum(map(len, parts)) > MAX_HEAD_BYTES:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "a head that does not end")
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "a head in too many parts")
         if flags & END_HEADERS:
             self._unfinished = None
             self._take_head(first_flags, number, b"".join(parts))
@@ -391,12 +389,12 @@ class Http2Connection(asyncio.Protocol):
             return
         closed = self._closed_streams
         if number % 2 == 0:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a client's")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a client's stream")
         if number <= closed.last:
             self._take_late_head(flags, number)
             return
         if self.is_final:
-            return  # it was refused
+            return  # the client knows that new streams are not accepted
         if self.num_resets > _MAX_RESETS:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"over {_MAX_RESETS} resets in a second")
         closed.open(number)
@@ -423,13 +421,13 @@ class Http2Connection(asyncio.Protocol):
                 receiver.data(b"", True)
 
     def _take_late_head(self, flags: int, number: int) -> None:
-        """Fields for a stream that is closed: the trailers of one that was reset here, or a fault."""
+        """Handle fields for a closed stream: trailers of a stream that the server ended, or an error."""
         closed = self._closed_streams
         if closed.takes(number, is_last=bool(flags & END_STREAM)):
             return
         if closed.was_skipped(number):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} behind stream {closed.last}")
-        raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is closed")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} after stream {closed.last}")
+        raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS of closed stream {number}")
 
     def _take_trailers(self, stream: Stream, flags: int, head: Head) -> None:
         if stream.is_heard:
@@ -445,37 +443,37 @@ class Http2Connection(asyncio.Protocol):
             stream.receiver.data(b"", True)
 
     def _reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream that there is not, or not any more; that counts as the client's doing."""
+        """Reset a stream that does not exist or no longer exists; it counts as a reset of the client."""
         self.num_resets += 1
         self.write(rst_stream(number, code))
 
     def _on_priority(self, flags: int, number: int, payload: bytes) -> None:
         if number == 0:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY of no stream")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         if len(payload) != 5:
             stream = self._streams.get(number)
             if stream is not None:
                 stream.reset(ErrorCode.FRAME_SIZE_ERROR)
-            elif self._closed_streams.is_idle(number):  # which cannot be reset
-                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of another length")
+            elif self._closed_streams.is_idle(number):  # an idle stream cannot be reset
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a wrong length")
 
     def _on_rst_stream(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong length")
         stream = self._streams.get(number)
         if stream is None:
             self._check_known(number, "RST_STREAM")
             self._closed_streams.takes(number, is_last=True)
             return
         self.num_resets += 1
-        stream.is_heard = True  # nothing more comes
+        stream.is_heard = True  # no more data will arrive
         stream.abandon()
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number != 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if len(payload) % SETTING.size or (flags & ACK and payload):
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of another length")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
         if flags & ACK:
             return
         self._knows_settings = True
@@ -487,11 +485,11 @@ class Http2Connection(asyncio.Protocol):
             values = list(SETTING.iter_unpack(payload))
             for setting, value in values:
                 _check_setting(setting, value)
-            for setting, value in dict(values).items():  # the last ones count
+            for setting, value in dict(values).items():  # the last value is used
                 self._set(setting, value)
         self.write(_SETTINGS_ACK)
         if self._first_window > window:
-            # Behind the ACK: before it, the client counts by what it said earlier.
+            # After the ACK: before it, the client uses the earlier values.
             for stream in list(self._streams.values()):
                 if stream.is_waiting:
                     self._advance(stream)
@@ -508,13 +506,13 @@ class Http2Connection(asyncio.Protocol):
             self.resize = b"\x20"
 
     def _on_push_promise(self, flags: int, number: int, payload: bytes) -> None:
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients promise nothing")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients must not send PUSH_PROMISE")
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number != 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PING of a stream")
         if len(payload) != 8:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of another length")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "PING of a wrong length")
         if not flags & ACK:
             self.write(frame(PING, ACK, 0, payload))
         elif payload == _END_PING and self._ending_since is not None:
@@ -523,20 +521,20 @@ class Http2Connection(asyncio.Protocol):
                 self._make_final()
 
     def _on_goaway(self, flags: int, number: int, payload: bytes) -> None:
-        """The client opens no further streams; it closes the connection when it has its answers."""
+        """Check the frame; the client opens no more streams, and closes after its answers."""
         if number != 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < 8:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY that is too short")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
 
     def _on_window_update(self, flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length")
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong length")
         increment = WORD.unpack(payload)[0] & MAX_WINDOW
         if number == 0:
             self.send_window += increment
             if increment == 0:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a window that is widened by nothing")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE with increment 0")
             if self.send_window > MAX_WINDOW:
                 raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
             self._pump()
@@ -554,12 +552,12 @@ class Http2Connection(asyncio.Protocol):
             self._advance(stream)
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of no head")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without a head")
 
     def _check_known(self, number: int, what: str) -> None:
-        """Frames of streams that have ended may still come; of those that never were, not."""
+        """Check that a stream was opened: frames of ended streams may still arrive."""
         if number == 0 or (self._closed_streams.is_idle(number) and not self.is_final):
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which does not exist")
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} of stream {number}, which was not opened")
 
     # For streams
 
@@ -571,13 +569,13 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def queue(self, stream: Stream, *, is_through: bool) -> None:
-        """Continue a stream when the connection may send more, if it waits for that."""
+        """Queue a stream that waits for the window of the connection."""
         self._blocked.pop(stream, None)
         if not is_through and stream.send_window > 0:
             self._blocked[stream] = None
 
     def forget(self, stream: Stream) -> None:
-        """It has ended."""
+        """Remove a stream that has ended."""
         if self._streams.pop(stream.number, None) is not None and not stream.is_heard:
             self._closed_streams.discard(stream.number)
         self._blocked.pop(stream, None)
@@ -591,7 +589,7 @@ class Http2Connection(asyncio.Protocol):
             self._advance(stream)
 
     def _advance(self, stream: Stream) -> None:
-        """Send more of a stream; it goes to the end of the line, so that all get their turn."""
+        """Send more of a stream, and move it to the end of the queue."""
         self.queue(stream, is_through=stream.pump())
         if not stream.is_waiting and stream.is_open and stream.receiver is not None:
             stream.receiver.sent()
@@ -599,7 +597,7 @@ class Http2Connection(asyncio.Protocol):
     # Time and closing
 
     def check_time(self, now: float) -> None:
-        """Once a second: close or abandon connections that are due."""
+        """Check time limits, once a second."""
         self.num_resets = self._num_settings = 0
         if self._closed:
             self._check_end(now)
@@ -617,12 +615,12 @@ class Http2Connection(asyncio.Protocol):
             if now > self._since + endpoint.age_of(self):
                 self.begin_close("max_age")
         elif not self.is_final and now > self._ending_since + _LINGER_S:
-            self._make_final()  # not confirmed: the client may be gone
+            self._make_final()  # no confirmation: the client may be gone
         elif not self._has_confirmed and now > self._ending_since + _GONE_S:
             self._transport.abort()
 
     def _check_end(self, now: float) -> None:
-        """Give up a client that does not take the last bytes, or does not close behind them."""
+        """Abort if the client does not read the last bytes, or does not close after them."""
         unsent = self._transport.get_write_buffer_size()
         if self._ending_since is None or unsent != self._unsent:
             self._unsent, self._ending_since = unsent, now
@@ -630,7 +628,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.abort()
 
     def begin_close(self, why: str) -> None:
-        """Announce the end: streams that are begun before the client has heard of it are answered."""
+        """Announce the end: streams that the client begins before it knows are answered."""
         if self._ending_since is None and not self._closed:
             self._ending_since = self._endpoint.now
             if self._greeted:
@@ -646,7 +644,7 @@ class Http2Connection(asyncio.Protocol):
             self._finish()
 
     def _finish(self) -> None:
-        """Close: all is answered."""
+        """Close after all answers."""
         if not self._closed:
             self._closed = True
             self._linger()
@@ -661,13 +659,13 @@ class Http2Connection(asyncio.Protocol):
             stream.abandon()
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and wait for the client to close."""
+        """Send the end of output, and wait for the client to close."""
         self.is_final = True
         self._ending_since = self._endpoint.now
         self._unsent = self._transport.get_write_buffer_size()
         self._buffer, self._is_waiting = b"", False
         self._endpoint.turns.leave(self)
-        if self._is_paused or self.is_blocked:  # or its end would not be heard
+        if self._is_paused or self.is_blocked:  # otherwise its end would not be noticed
             self._is_paused = self.is_blocked = False
             self._transport.resume_reading()
         if self._transport.can_write_eof():
@@ -676,7 +674,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately."""
         self._closed = True
         if self._transport is not None:
             self._transport.abort()
@@ -697,17 +695,17 @@ _FRAMES = {
 
 
 def _check_setting(setting: int, value: int) -> None:
-    """Refuse values that there are not (6.5.2)."""
+    """Refuse invalid values (6.5.2)."""
     if setting == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
         raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of 2 GiB and more")
     if setting == ENABLE_PUSH and value > 1:
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH must be 0 or 1")
     if setting == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value < 1 << 24:
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE is 2^14 to 2^24 - 1")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE must be 2^14 to 2^24 - 1")
 
 
 def _unpadded(payload: bytes) -> bytes:
     padding = payload[0] if payload else 0
     if not payload or padding >= len(payload):
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "padding longer than its frame")
     return payload[1 : len(payload) - padding]

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as bytes: kinds, flags, settings, error codes (RFC 9113, sections 4 to 7)."""
+"""HTTP/2 frames as bytes: kinds, flags, settings, error codes (RFC 9113, sections 4 to 7)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-#: What a client sends first of all.
+#: The first bytes of a client.
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # Kinds
@@ -38,7 +38,7 @@ MAX_HEADER_LIST_SIZE: Final = 6
 
 #: The largest window, and the largest stream id.
 MAX_WINDOW: Final = 2**31 - 1
-#: The initial window of a connection and of its streams (RFC 9113, 6.9.2).
+#: The initial window of a connection and of its streams.
 DEFAULT_WINDOW: Final = 65_535
 #: The longest payload that every peer must accept.
 DEFAULT_FRAME_SIZE: Final = 16_384
@@ -51,7 +51,7 @@ SETTING = struct.Struct(">HI")
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection is closed."""
+    """Why a stream or a connection ends."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -68,25 +68,25 @@ class ErrorCode(IntEnum):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return HEAD.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame."""
+    """Encode a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*item) for item in values.items()))
 
 
 def window_update(stream: int, increment: int) -> bytes:
-    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    """Encode a WINDOW_UPDATE frame; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, WORD.pack(increment))
 
 
 def rst_stream(stream: int, code: ErrorCode) -> bytes:
-    """A RST_STREAM frame."""
+    """Encode a RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, WORD.pack(code))
 
 
 def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
-    """A GOAWAY frame."""
+    """Encode a GOAWAY frame."""
     return frame(GOAWAY, 0, 0, WORD.pack(last_stream) + WORD.pack(code) + text.encode())

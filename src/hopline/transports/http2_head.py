@@ -1,7 +1,7 @@
-"""Header blocks of HTTP/2 (HPACK, RFC 7541). Decoding is the library's; blocks seen before are known.
+"""HTTP/2 header blocks (HPACK, RFC 7541). A library decodes them; decoded blocks are cached.
 
-A client that repeats a request sends the same few bytes, which refer to entries of its table.
- While nothing enters or leaves that table, the same bytes mean the same headers.
+A client that repeats a request sends the same few bytes, which refer to entries of its header table. While
+the table does not change, the same bytes mean the same headers.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, Oversiz
 from hopline.transports.http2_fields import Fields, request_fault, trailers_fault
 from hopline.transports.http2_frames import ErrorCode
 
-#: Of all headers of one request together, as HPACK counts them, and of their block. The C core of gRPC
-#: takes no more than that either; reading 64 KiB of Huffman codes keeps the loop for 15 ms.
+#: Limit of all headers of one request, as HPACK counts them, and of their block. The C core of gRPC has the
+#: same limit; decoding 64 KiB of Huffman codes blocks the loop for 15 ms.
 MAX_HEAD_BYTES = 16 * 1024
 _MAX_KNOWN, _MAX_KNOWN_BYTES = 64, 1024
-#: Blocks of up to this are not counted among what a request holds.
+#: Blocks up to this size are not counted as memory of a request.
 _SMALL_BLOCK_BYTES = 1024
-#: Begins a block that first resizes the table.
+#: First bits of a block that resizes the table.
 _SIZE_UPDATE = 0x20
 _MAX_RESIZES = 16
 
 
 class Head(dict[bytes, bytes]):
-    """Names in lower case, pseudo-headers among them; a repeated header is a list.
+    """Headers by lower-case name, including pseudo-headers; values of a repeated name are joined by ", ".
 
     Attributes:
-        fault: why this is not the head of a request; "" where it is.
-        trailers_fault: why this is not the end of a request; "" where it is.
-        num_bytes: of its block; 0 where it is not worth counting.
+        fault: why this is not a valid request head; "" if it is.
+        trailers_fault: why these are not valid trailers; "" if they are.
+        num_bytes: size of its block; 0 for a small block, which is not counted.
     """
 
     fault = ""
@@ -39,7 +39,7 @@ class Head(dict[bytes, bytes]):
 
 
 def head_of(fields: Fields, num_bytes: int = 0) -> Head:
-    """The headers of a block of so many bytes."""
+    """Build the head of a block of this size."""
     head = Head(fields)
     if len(head) != len(fields):
         head = Head()
@@ -55,10 +55,10 @@ def head_of(fields: Fields, num_bytes: int = 0) -> Head:
 
 
 class HeadError(Exception):
-    """A block that cannot be read, after which no other of its connection can be.
+    """A block that cannot be decoded, so that later blocks of the connection cannot be decoded either.
 
     Attributes:
-        code: to end the connection with.
+        code: error code for the connection.
     """
 
     def __init__(self, code: ErrorCode, text: str) -> None:
@@ -67,7 +67,7 @@ class HeadError(Exception):
 
 
 class HeadReader:
-    """Reads the blocks of one connection, in their order."""
+    """Decodes the blocks of one connection, in order."""
 
     def __init__(self) -> None:
         self._decoder = Decoder(MAX_HEAD_BYTES)
@@ -75,22 +75,22 @@ class HeadReader:
         self._known: dict[bytes, Head] = {}
 
     def read(self, block: bytes) -> Head:
-        """The headers of a block.
+        """Decode a block.
 
         Raises: HeadError.
         """
         known = self._known.get(block)
         if known is not None:
             return known
-        resizes = bool(block) and block[0] & 0xE0 == _SIZE_UPDATE  # what was refused then may enter now
-        if resizes and _num_resizes(block) > _MAX_RESIZES:  # two would do, and each is work
-            raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, "the table's size is changed again and again")
+        resizes = bool(block) and block[0] & 0xE0 == _SIZE_UPDATE  # entries that were refused may fit now
+        if resizes and _num_resizes(block) > _MAX_RESIZES:  # two are enough, and each costs time
+            raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, "the table's size is changed too often")
         before = len(self._entries), self._entries[0] if self._entries else None
         try:
             head = head_of(tuple(self._decoder.decode(block, raw=True)), len(block))
         except OversizedHeaderListError as error:
             raise HeadError(ErrorCode.ENHANCE_YOUR_CALM, f"too many headers: {error}") from None
-        except HPACKError:  # its text may hold addresses of this process
+        except HPACKError:  # its text may contain addresses of this process
             raise HeadError(ErrorCode.COMPRESSION_ERROR, "the header block is not valid HPACK") from None
         entries = self._decoder.header_table.dynamic_entries
         after = len(entries), entries[0] if entries else None
@@ -105,7 +105,7 @@ class HeadReader:
 
 
 def _num_resizes(block: bytes) -> int:
-    """Changes of the table's size that a block begins with; as far as they matter."""
+    """Count the changes of the table's size at the start of a block, up to the limit."""
     count = place = 0
     while place < len(block) and block[place] & 0xE0 == _SIZE_UPDATE and count <= _MAX_RESIZES:
         count += 1
@@ -118,5 +118,5 @@ def _num_resizes(block: bytes) -> int:
 
 
 def block_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block that means the same whatever the reader's table holds, and does not change the table."""
+    """Encode a block that does not depend on the reader's table and does not change it."""
     return bytes(Encoder().encode([NeverIndexedHeaderTuple(*header) for header in headers], huffman=False))

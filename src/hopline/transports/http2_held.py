@@ -1,6 +1,6 @@
-"""What one connection's requests hold of the process's memory.
+"""The memory of one connection's requests.
 
-A little is free, so that small requests cost no look at the budget; what is more is reserved in it.
+A small amount is free, so that small requests need not use the budget; more is reserved in the budget.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from hopline.transports.budget import Budget
 
 #: Bytes of a connection's requests that need not be reserved.
 FREE_BYTES: Final = 64 * 1024
-#: Bytes reserved at a time, at least, and released at a time.
+#: Least amount that is reserved at a time, and unit of the release.
 _STEP_BYTES = 256 * 1024
 
 
 class Held:
-    """Bytes that one connection holds of the process's budget.
+    """Counts the memory of a connection's unanswered requests.
 
     Args:
-        budget: of the process.
+        budget: memory budget of the process.
 
     Attributes:
-        num_bytes: of requests that are not answered.
-        num_arriving: those of them whose requests are not whole, or have not been begun with.
-        num_allowed: bytes that may be held by now. Below it, holders only count `num_bytes`.
+        num_bytes: memory of unanswered requests.
+        num_arriving: part of it for requests that are incomplete or have not begun.
+        num_allowed: limit of `num_bytes` without a new reservation. Below it, callers change `num_bytes`
+            directly.
     """
 
     __slots__ = ("_budget", "num_allowed", "num_arriving", "num_bytes")
@@ -36,7 +37,7 @@ class Held:
         self.num_arriving = 0
 
     def allow(self, num_bytes: int) -> bool:
-        """Reserve what is missing to hold so many bytes in all; False where the process has no room."""
+        """Reserve memory for this total; return False if the budget has no room."""
         missing = num_bytes - self.num_allowed
         for wanted in (max(missing, _STEP_BYTES), missing):
             if self._budget.take(wanted):
@@ -45,7 +46,7 @@ class Held:
         return False
 
     def shrink(self) -> None:
-        """Release what is no longer needed."""
+        """Release the unused part of the reservation."""
         keep = max(FREE_BYTES, self.num_bytes)
         if keep == FREE_BYTES or self.num_allowed - keep > 2 * _STEP_BYTES:
             self._budget.give_back(self.num_allowed - keep)

@@ -1,4 +1,4 @@
-"""One stream of an HTTP/2 connection: its two halves, its windows, and what waits to be sent."""
+"""One stream of an HTTP/2 connection: its two directions, its windows, and data that wait to be sent."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from hopline.transports.http2_held import FREE_BYTES
 if TYPE_CHECKING:
     from hopline.transports.http2_connection import Http2Connection
 
-#: Bytes that a stream may send before they are taken.
+#: Bytes that a stream may send before the window is renewed.
 RECEIVE_WINDOW = 1 << 20
 _HEADERS, _DATA, _TRAILERS = range(3)
 
 
 class Receiver(Protocol):
-    """What a stream is about."""
+    """The handler of a stream's data."""
 
     def data(self, data: bytes, is_last: bool) -> None:
-        """A piece of what the client sends; nothing comes behind the last one."""
+        """Handle a piece of the client's data; nothing follows the last one."""
 
     def gone(self) -> None:
-        """The client or its connection abandoned the stream: no answer is read."""
+        """Handle that the client or the connection ended the stream: answers are not read."""
 
     def sent(self) -> None:
-        """All that was written has left for the client."""
+        """Handle that all written data were sent."""
 
     def check_time(self, now: float) -> None:
-        """Once a second."""
+        """Check time limits; called once a second."""
 
 
 class Stream:
-    """One HTTP/2 stream.
+    """One stream of a connection.
 
     Args:
         connection: its connection.
-        number: its id.
-        send_window: bytes that the client takes.
+        number: stream id.
+        send_window: bytes that the client accepts.
 
     Attributes:
-        receiver: None until the request was looked at, and where it was refused.
-        is_heard: whether the client has sent all it has to.
-        lasts: whether the client may send for as long as it likes.
-        num_held: bytes of it that are stored, reserved in the connection's `held`.
-        num_arriving: those of them that nothing was begun with.
-        content_left: bytes that its head announced and that have not come; None where it says nothing.
-        is_open: until everything was sent, or either side abandoned it.
-        num_pending: bytes that wait until the client takes more.
+        receiver: the handler; None until the request is checked, and if it was refused.
+        is_heard: whether the client has sent its last byte.
+        lasts: whether the client may send for any time.
+        num_held: stored bytes, reserved in the connection's `held`.
+        num_arriving: part of them for requests that have not begun.
+        content_left: announced bytes that have not arrived; None without a content length.
+        is_open: whether data may still be sent: not all was sent, and the stream was not reset.
+        num_pending: bytes that wait until the client accepts more.
     """
 
     __slots__ = (
@@ -98,13 +98,13 @@ class Stream:
 
     @property
     def connection(self) -> Http2Connection:
-        """As given."""
+        """The connection of the stream."""
         return self._connection
 
-    # What the client sends
+    # Input from the client
 
     def take(self, num_bytes: int) -> bool:
-        """Count bytes that came, and let more come; False: they are more than the client may send."""
+        """Count received bytes, and renew the window; return False if they exceed the window."""
         self._receive_window -= num_bytes
         if self._receive_window < 0:
             return False
@@ -114,28 +114,28 @@ class Stream:
 
     @property
     def holds(self) -> bool:
-        """Whether the client has to wait with what it has to send."""
+        """Whether the client must wait with further data."""
         return self._holds
 
     def hold(self) -> None:
-        """Let the client send no more than it may by now."""
+        """Stop renewing the window."""
         self._holds = True
 
     def let_go(self) -> None:
-        """Take more again."""
+        """Renew the window again."""
         if self._holds:
             self._holds = False
             if self._receive_window < RECEIVE_WINDOW // 2 and self.is_open and not self.is_heard:
                 self._widen()
 
     def takes_content(self, num_bytes: int) -> bool:
-        """Count content against what the head announced; whether it fits."""
+        """Count content against the announced length; return whether it fits."""
         assert self.content_left is not None
         self.content_left -= num_bytes
         return self.content_left == 0 if self.is_heard else self.content_left >= 0
 
     def keep(self, num_bytes: int) -> bool:
-        """Count bytes before they are stored; False where there is no room for them, or it is closed."""
+        """Count bytes before they are stored; return False if there is no room, or the stream is closed."""
         held = self._held
         total = held.num_bytes + num_bytes
         if not self.is_open or (total > held.num_allowed and not held.allow(total)):
@@ -145,7 +145,7 @@ class Stream:
         return True
 
     def keep_arriving(self, num_bytes: int, limit: int) -> bool:
-        """As the above, for a request that is incomplete or waits; not above a limit for the connection."""
+        """Count stored bytes of a request that is incomplete or waits; limited for the connection."""
         held = self._held
         if held.num_arriving + num_bytes > limit or not self.keep(num_bytes):
             return False
@@ -154,13 +154,13 @@ class Stream:
         return True
 
     def arrived(self, num_bytes: int) -> None:
-        """What was stored is begun with now, and is still held."""
+        """Move bytes from waiting to begun; they are still stored."""
         if self.num_arriving:  # and not closed
             self.num_arriving -= num_bytes
             self._held.num_arriving -= num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """They are not stored any more."""
+        """Release bytes that are no longer stored."""
         if self.num_held:  # and not closed
             held = self._held
             self.num_held -= num_bytes
@@ -172,15 +172,15 @@ class Stream:
         self._connection.write(window_update(self.number, RECEIVE_WINDOW - self._receive_window))
         self._receive_window = RECEIVE_WINDOW
 
-    # What the client gets
+    # Output to the client
 
     def send(self, headers: bytes, data: bytes, trailers: bytes) -> None:
-        """Send what is not empty, in this order, as far as the client accepts it; the rest follows later.
+        """Send the non-empty parts in order, as the client accepts them; the remaining data follow later.
 
         Args:
-            headers: a block.
+            headers: a header block.
             data: any number of bytes.
-            trailers: a block, which ends the stream.
+            trailers: a header block, which ends the stream.
         """
         if not self.is_open:
             return
@@ -227,11 +227,11 @@ class Stream:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether data wait to be sent."""
         return bool(self._pending)
 
     def pump(self) -> bool:
-        """Send what waits, as far as the client takes it; whether nothing waits any more."""
+        """Send waiting data as far as the client accepts them; return whether all were sent."""
         connection, number = self._connection, self.number
         pending = self._pending
         while pending and self.is_open:
@@ -260,33 +260,33 @@ class Stream:
         return True
 
     def _end(self) -> None:
-        """Everything was sent: a client that has not, need not."""
+        """End the stream after all data were sent; a client that still sends may stop."""
         if not self.is_heard:
             self._connection.write(rst_stream(self.number, ErrorCode.NO_ERROR))
         self.close()
 
     def be_late(self) -> None:
-        """What its connection sends next is read after what others sent."""
+        """Read the next input of this connection with low priority."""
         self._connection.is_late = True
 
     def reset(self, code: ErrorCode) -> None:
-        """Give it up. What the client does wrong on purpose counts like what it gives up itself."""
+        """Reset the stream. It counts as a reset of the client, since its error caused it."""
         if self.is_open:
             self._connection.num_resets += 1
             self._connection.write(rst_stream(self.number, code))
             self.abandon()
 
     def abandon(self) -> None:
-        """Forget the stream and its request: no answer is read."""
+        """Close the stream, and tell its handler that answers are not read."""
         receiver = self.receiver
         self.close()
         if receiver is not None:
             receiver.gone()
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the stream, and release its memory."""
         self.is_open = False
-        self.receiver = None  # which refers to this stream: only the garbage collector would find them
+        self.receiver = None  # break the reference cycle
         self._pending.clear()
         if self.num_held:
             self.arrived(self.num_arriving)

@@ -1,7 +1,7 @@
-"""Which permission a path of HTTP asks for, and who may pass.
+"""Permissions of HTTP paths and the check of requests.
 
-One table over paths: a route that is not in it asks for `read` of the server where it only tells something,
-and for `admin` where it changes something, so that a new one is closed until it is thought about.
+One table covers all paths. A route that is not in the table requires `read` for the server if it only
+reads, and `admin` if it changes something. So a new route is closed by default.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _TELLING = (b"GET", b"HEAD")
 
 
 class Access(NamedTuple):
-    """What one path asks for.
+    """The permissions that one path requires.
 
     Attributes:
-        tell: permission for GET and HEAD; None for any client at all, as for lists, which show what the
-            client may read.
+        tell: permission for GET and HEAD; None for any client, for example for lists, which show only what
+            the client may read.
         change: permission for every other method.
-        model: what it is about; `SERVER` for the whole.
-        open: no authentication is needed.
+        model: the model that the path is about; `SERVER` for the whole server.
+        open: whether no authentication is needed.
     """
 
     tell: Permission | None = "read"
@@ -38,16 +38,16 @@ class Access(NamedTuple):
     open: bool = False
 
 
-#: For probes, which have no keys; and for paths where there is nothing.
+#: For probes, which have no keys, and for paths that do not exist.
 OPEN = Access(open=True)
 
 
 def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
-    """What a path of the server asks for.
+    """Return what a path of the server requires.
 
     Args:
-        parts: the path without its slashes, decoded.
-        open_metrics: as in the settings.
+        parts: the decoded path, split at its slashes.
+        open_metrics: the setting of that name.
     """
     match parts:
         case ["healthz"] | ["readyz"] | ["v2", "health", _]:
@@ -58,7 +58,7 @@ def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
             return OPEN
         case ["v2"] | ["v1", "models"] | ["v2", "models", "stats"]:
             return Access(tell=None)
-        case ["v2", "repository", "index"]:  # asked for with POST
+        case ["v2", "repository", "index"]:  # requested with POST
             return Access(tell=None, change=None)
         case ["v1", "rollouts"]:  # the model of a new one is in the body: see `named_model`
             return Access(tell=None, change=None)
@@ -72,14 +72,14 @@ def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
 
 
 class Guard:
-    """Lets requests in.
+    """Authenticates requests and checks their permissions.
 
     Args:
-        gate: identifies callers.
-        access_of: what a path asks for, by its parts.
+        gate: authenticates clients.
+        access_of: what a path requires, by its parts.
 
     Attributes:
-        access_of: as given.
+        access_of: what a path requires, by its parts.
     """
 
     def __init__(self, gate: Gatekeeper, access_of: Callable[[list[str]], Access]) -> None:
@@ -87,7 +87,7 @@ class Guard:
         self.access_of = access_of
 
     def admit(self, request: Request, access: Access) -> None:
-        """Store the caller in the request, and count it.
+        """Set the client of a request, and count the request.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
@@ -96,7 +96,7 @@ class Guard:
             client.admit()
 
     def know(self, request: Request, access: Access) -> Client:
-        """The caller, if allowed; the body need not have come.
+        """Return the authenticated client with its permission checked; the body may still be missing.
 
         Raises: Unauthenticated, PermissionDenied.
         """
@@ -108,7 +108,7 @@ class Guard:
         return client
 
     def recognised(self, request: Request) -> Client | None:
-        """The caller of an open route, where it sends credentials; None for an anonymous one."""
+        """Return the client of a request to an open path, if it has valid credentials; else None."""
         headers = request.headers
         try:
             return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
@@ -117,7 +117,7 @@ class Guard:
 
 
 def guard_of(gate: Gatekeeper, *, open_metrics: bool) -> Guard:
-    """The guard of the server's own paths."""
+    """Return the guard for the server's own paths."""
     return Guard(gate, functools.partial(access_of, open_metrics=open_metrics))
 
 
@@ -126,7 +126,7 @@ class _Named(msgspec.Struct):
 
 
 def named_model(body: bytes) -> str:
-    """The model that a JSON body names, read as its own decoder will; `SERVER` where it names none."""
+    """Return the model that a JSON body names, read as by its own decoder; `SERVER` without one."""
     try:
         return msgspec.json.decode(body, type=_Named).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -134,7 +134,8 @@ def named_model(body: bytes) -> str:
 
 
 def client_of(request: Request) -> Client:
-    """The caller of a request that the guard admitted."""
+    """Return the client of a request that a guard admitted."""
+
     client = request.client
     assert isinstance(client, Client)
     return client

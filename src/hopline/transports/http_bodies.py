@@ -1,10 +1,10 @@
-"""Bodies that are too large to be read in one go: decompressed and counted on a thread, off the loop.
+"""Reading of large bodies: decompressed and counted on a thread, outside the event loop.
 
         body ── small ─────────────────────────────────────────▸ decoded, on the loop
           └──── large or compressed ──▸ thread: decompress, count ──▸ refused, or decoded as above
 
-What decodes holds the interpreter's lock, on whatever thread it runs; so a body is decoded only after its
-counts say that this is short.
+A decoder holds the interpreter lock, on any thread. So a body is decoded only after its counts show that
+this is short.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hopline.transports.oip import check_count
 from hopline.transports.oip_json import json_part
 from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sent_bytes
 
-#: What building a piece of JSON may take, in the time of a small integer: some milliseconds.
+#: Cost limit of building a piece of JSON, in units of a small integer: some milliseconds.
 _WEIGHT = 2**17
-#: Compressed bodies that are tried on the loop first: the next thread's turn may take longer.
+#: Compressed bodies up to this size are first tried on the loop: a thread switch may need longer.
 _TRIED_BYTES = 4 * 1024
 
-#: Counts what is in a body, on a thread, and raises a HoplineError where that is too much.
+#: Counts the values of a body, on a thread, and raises a HoplineError if they are too many.
 Check: TypeAlias = Callable[[Mapping[bytes, bytes], bytes], object]
 
 
@@ -36,7 +36,7 @@ def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
 
     Raises:
         BadRequest: a name is repeated in an object.
-        RequestTooLarge: it holds more than its sender's share.
+        RequestTooLarge: it contains more than its sender's share.
     """
     text = json_part(body, headers.get(b"inference-header-content-length"))
     counts, sent = json_scan.count(text), sent_bytes(body)
@@ -47,19 +47,19 @@ def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
 
 
 def check_change(headers: Mapping[bytes, bytes], body: bytes) -> None:
-    """Refuse a body that no change of models needs.
+    """Refuse a body that is larger than any change of models needs.
 
     Raises: RequestTooLarge.
     """
     if len(body) > PIECE_BYTES:
         raise RequestTooLarge(
-            f"the body has {len(body)} bytes; at most {PIECE_BYTES} are read here: models, graphs and "
-            "settings are named, not sent"
+            f"the body has {len(body)} bytes; at most {PIECE_BYTES} are allowed for this request: send the "
+            "names of models and graphs, not their content"
         )
 
 
 def check_score(max_nodes: int) -> Check:
-    """Counts bodies of score requests, which have so many nodes, pairs or rows at most."""
+    """Return a check of score request bodies, with a limit of nodes, pairs or rows."""
 
     def check(headers: Mapping[bytes, bytes], body: bytes) -> None:
         lists = check_json(headers, body).lists
@@ -71,7 +71,7 @@ def check_score(max_nodes: int) -> Check:
 
 
 def is_small(request: Request) -> bool:
-    """Whether a request's body can be decoded immediately; decompresses a small one in any case.
+    """Return whether a body can be decoded on the loop; a small compressed body is decompressed here.
 
     Raises: BadRequest, UnsupportedEncoding: it cannot be decompressed.
     """
@@ -88,7 +88,7 @@ def is_small(request: Request) -> bool:
 
 
 def read(request: Request, check: Check | None, max_bytes: int) -> asyncio.Future[None]:
-    """Decompress and count a request's body, on a thread."""
+    """Decompress and count a request's body on a thread."""
 
     def work() -> None:
         encoding = request.headers.get(b"content-encoding")
@@ -105,8 +105,8 @@ class Reading(Pending):
     """The answer to a request whose body is still being read.
 
     Args:
-        reading: is done when the body is complete.
-        answer: answers the request then, whatever became of that; never raises.
+        reading: done when the body is read.
+        answer: answers the request then, even if reading failed; never raises.
     """
 
     __slots__ = ("_answer", "_inner", "_reading")
@@ -138,7 +138,7 @@ class Reading(Pending):
         self.answer(inner.response)
 
     def cancel(self) -> None:
-        """Withdraw the request; a body that is being read is read to its end."""
+        """Withdraw the request; a body that is being read is still read to its end."""
         self._reading.cancel()
         inner, self._inner = self._inner, None
         if inner is not None:

@@ -1,19 +1,19 @@
-"""One HTTP/1.1 connection on the event loop: bytes in, `Request` to the application, bytes out.
+"""One HTTP/1.1 connection on the event loop: reads bytes, calls the application, writes responses.
 
-Knows HTTP, nothing of models. It replaces uvicorn's ASGI cycle, because that cycle alone (a scope, a
-task and two awaited sends for each request) costs more than scoring a node does: see
-`benchmarks/transports.py`. A handler answers immediately or returns a future; only then is there
-anything to wait for, and closing the connection cancels that future.
+This file implements HTTP and does not depend on models. It replaces uvicorn's ASGI cycle: that cycle alone
+(a scope, a task and two awaited sends per request) costs more than scoring a node, see
+`benchmarks/transports.py`. A handler returns a response or a `Pending`. Closing the connection cancels a
+`Pending`.
 
-Parsing is llhttp's (httptools). Handled here: keep-alive, pipelining in order, `Expect: 100-continue`,
-HEAD, limits on heads and bodies (while they stream), slow senders, half-closed senders, back-pressure,
-draining.
+llhttp (httptools) parses. This file handles: keep-alive, pipelining in order, `Expect: 100-continue`, HEAD,
+limits on heads and bodies (while they arrive), slow senders, half-closed senders, back-pressure, draining.
 
-What one connection holds is bounded: one request's body (`server.max_body_bytes`), and of what is sent
-behind a request that is being answered `_MAX_BEHIND_BYTES` and what the event loop reads at a time. What
-it does to the loop is bounded too: after `_MAX_STARTED` requests, or `TURN_S`, the others come first.
+The memory of one connection is limited: one request's body (`server.max_body_bytes`) and, of later input
+while a request is being answered, `_MAX_BEHIND_BYTES` and one read of the event loop. Its time on the loop
+is limited
+too: after `_MAX_STARTED` requests, or `TURN_S`, other connections have their turn.
 
-This file is long because every event of a connection changes one state.
+This file is long because all events of a connection change the same state.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, TURN_S
 if TYPE_CHECKING:
     from hopline.transports.http_endpoint import HttpEndpoint
 
-#: A request line and headers together; nginx and Apache allow 8 to 32 KiB.
+#: Request line and headers together; nginx and Apache allow 8 to 32 KiB.
 MAX_HEAD_BYTES = 64 * 1024
-#: Headers and trailers of a request; each is a call from the parser. Apache and hyper allow 100.
+#: Headers and trailers of a request; the parser makes a call for each. Apache and hyper allow 100.
 _MAX_HEADERS = 256
-#: Pipelined requests that wait on one connection before reading pauses.
+#: Waiting pipelined requests of one connection at which reading pauses.
 MAX_PIPELINED = 16
-#: Bytes of requests that are sent behind one that is being answered, before reading pauses.
+#: Bytes of requests behind one that is being answered, at which reading pauses.
 _MAX_BEHIND_BYTES = 64 * 1024
-#: Requests of one connection that are started in one turn of the loop.
+#: Requests of one connection that start in one turn of the loop.
 _MAX_STARTED = 16
-#: Bytes that the parser gets at a time, unless it reads a body of known length: some 70 of the shortest
-#: requests.
+#: Bytes that are passed to the parser at a time, unless it reads a body of known length: some 70 of the
+#: shortest requests.
 _PIECE_BYTES = 2048
-#: A chunked body's framing may be as long as the body and this: chunks of one byte are six bytes each.
+#: Limit of a chunked body's framing beyond the body's size: a one-byte chunk has six bytes.
 _MAX_FRAMING_BYTES = 1 << 20
 #: Below this, copying head and body into one buffer is cheaper than two writes.
 _JOIN_BYTES = 64 * 1024
 
 _KEEP = b"connection: keep-alive\r\n"
-#: How long a refused sender may continue to send before the connection is closed, in seconds: closing
-#: immediately would reset the connection, and the client would never read why.
+#: How long a refused sender may continue to send before the connection is aborted, in seconds. Closing
+#: immediately would reset the connection, and the client would not read the error.
 _LINGER_S = 5.0
-#: Bodies above this need room in the budget, and are read only from clients who may send them.
+#: Bodies above this need room in the budget, and are read only from permitted clients.
 _SMALL_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: A client that closed looks like one that only sends no more, until something is written to it. An answer
-#: that takes longer than this many seconds is preceded by `_NUM_PROBES` interim responses, which clients
-#: skip (RFC 9110, 15.2): a client that is gone refuses the first one, and the next write fails.
+#: A client that closed looks like one that only stopped sending, until something is written to it. So an
+#: answer that needs longer than this, in seconds, is preceded by `_NUM_PROBES` interim responses, which
+#: clients skip (RFC 9110, 15.2). A closed client rejects the first one, and the next write reports it.
 _PROBE_AFTER_S = 1.0
 _NUM_PROBES = 2
 _STATUS_LINES = {
@@ -83,27 +83,27 @@ class HttpConnection(asyncio.Protocol):
         self._current: Request | None = None
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
-        #: Bytes that came and that the parser has not read, since others come first.
+        #: Received bytes that wait for the parser while others have their turn.
         self._unread = b""
         self._since = endpoint.now
         self._blocked = False
         self._paused = False
         self._closed = False
-        #: Whether what else the client sends is dropped: something before it was refused.
+        #: Whether further input is dropped, since an earlier request was refused.
         self._is_deaf = False
-        #: Whether the client sends no more.
+        #: Whether the client has stopped sending.
         self._ended = False
         self._num_probes = 0
         self._probe_after = 0.0
         self._linger_until = 0.0
-        #: Whether the last answer was a refusal: what it sends next waits for the others.
+        #: Whether the last answer was a refusal: the next input has low priority.
         self._is_late = False
-        #: Requests that were started since this connection had its turn, and the end of that.
+        #: Requests started in this turn of the connection, and the end of the turn.
         self._num_started = 0
         self._turn_ends = 0.0
-        #: The request that the parser finished last, while it is fed.
+        #: The request that the parser finished last, during a call of the parser.
         self._last: Request | None = None
-        #: A request that offers an upgrade, until its body has come; the parser takes that for something
+        #: A request with an Upgrade header whose body is incomplete; the parser considers the body as data
         #: of the other protocol.
         self._held: Request | None = None
         self._held_body = io.BytesIO()
@@ -118,31 +118,31 @@ class HttpConnection(asyncio.Protocol):
         self._num_headers = 0
         self._head_bytes: int = 0
         self._body: bytes = b""
-        #: Of a body in chunks.
+        #: The open chunk of a chunked body.
         self._chunk: OpenChunk | None = None
-        #: A body of several pieces; gives its bytes without copying them.
+        #: A body of several pieces; its bytes can be read without a copy.
         self._pieces: io.BytesIO | None = None
         self._body_bytes: int = 0
-        #: Of a body with a length, what has not come yet.
+        #: Bytes of a body with a known length that have not arrived yet.
         self._missing_bytes: int = 0
         self._wire_bytes: int = 0
         self._slow_since: float = 0.0
-        #: Whether the client waits for 100 Continue, which is due after the answers before it.
+        #: Whether the client waits for 100 Continue, which is sent after the answers before it.
         self._owes_continue = False
 
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start."""
+        """Register the new connection."""
         self._transport = transport
         if transport.get_extra_info("sslcontext") is None:
-            # Answers leave immediately, not at the end of the loop's turn with those still to be made.
+            # Answers are written immediately, not at the end of the loop's turn with those still to come.
             # (An encrypted transport with this limit would pause for ever.)
             self._transport.set_write_buffer_limits(high=0)
         self._endpoint.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone: withdraw what it asked for."""
+        """Withdraw the requests of a client that is gone."""
         self._closed = True
         self._endpoint.connections.discard(self)
         self._endpoint.lane.leave(self)
@@ -159,11 +159,11 @@ class HttpConnection(asyncio.Protocol):
             pending.receiver = None
             self._endpoint.spinner.num_pending -= 1
             pending.cancel()
-        # The parser holds bound methods of this object; without this the pair waits for the collector.
+        # Break the reference cycle: the parser refers to bound methods of this object.
         self._parser = None
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, unless this is a whole request whose head it has parsed before."""
+        """Parse the data, or look the head up if they are one complete request with a cached head."""
         if self._closed or self._is_deaf:
             return
         endpoint = self._endpoint
@@ -187,7 +187,7 @@ class HttpConnection(asyncio.Protocol):
         self._read(data)
 
     def _read(self, data: bytes) -> None:
-        """Feed the parser piece by piece, as long as it is this connection's turn."""
+        """Pass data to the parser in pieces, until this connection's turn is over."""
         whole = self._between
         self._last = None
         size, position = len(data), 0
@@ -208,16 +208,16 @@ class HttpConnection(asyncio.Protocol):
             self.pause_reading()
             self._endpoint.turns.wait(self, to_be_read=True)
         if whole and self._between and self._last is not None:
-            self._endpoint.learn(data, self._last)
+            self._endpoint.remember(data, self._last)
 
     @property
     def _is_busy(self) -> bool:
-        """Whether the next request has to wait for others of this connection."""
+        """Whether the next request must wait for others of this connection."""
         return self._current is not None or self._blocked or bool(self._waiting)
 
     @property
     def _is_full(self) -> bool:
-        """Whether enough waits behind a request that is being answered."""
+        """Whether the limit of requests behind one that is being answered is reached."""
         return self._is_busy and (
             len(self._waiting) >= MAX_PIPELINED
             or self._waiting_bytes + self._body_bytes > _MAX_BEHIND_BYTES
@@ -229,13 +229,13 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _turn_is_over(self) -> bool:
-        """Whether others come first now; the first look begins the time, since most turns need none."""
+        """Whether the turn is over; the first check starts the time, since most turns need no limit."""
         now = self._endpoint.turns.clock()
         self._turn_ends = self._turn_ends or now + TURN_S
         return self._num_started >= _MAX_STARTED or now > self._turn_ends
 
     def go_on(self) -> None:
-        """Take a turn: start what waits, or read what came before and was not read."""
+        """Take a turn: start waiting requests, or read unread input."""
         self._begin_turn()
         if self._closed:
             return
@@ -252,19 +252,19 @@ class HttpConnection(asyncio.Protocol):
         self._start_waiting()
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser."""
+        """Pass data to the parser."""
         if self._held is not None:
             self._take_held(data)
             return
         starts = self._between
-        # A finished message resets the count and pieces of bodies are taken off, so what stays here belongs
-        # to an unfinished head, to a chunk's extensions or to trailers.
+        # A finished message resets the count, and pieces of bodies are subtracted. So the remaining bytes
+        # are an unfinished head, extensions of a chunk, or trailers.
         self._head_bytes += len(data)
         self._wire_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # No protocol to upgrade to: the request is handled as HTTP/1.1, what follows is not.
+            # Upgrades are not supported: this request is handled as HTTP/1.1, later input is dropped.
             if self._held is None:
                 self._close_after_answer()
             else:
@@ -274,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserInvalidMethodError as error:
             method = unknown_method(data) if starts and self._last is None else ""
             if method:
-                self._refuse(501, f"method {method!r} is not known here; methods are in capital letters")
+                self._refuse(501, f"unknown method {method!r}; methods are in capital letters")
             else:
                 self._refuse(400, f"not valid HTTP/1.1: {error}")
         except httptools.HttpParserError as error:
@@ -289,10 +289,12 @@ class HttpConnection(asyncio.Protocol):
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head("trailers or chunk extensions" if self._headers_done else "the request head")
         elif self._wire_bytes > 2 * self._body_bytes + MAX_HEAD_BYTES + _MAX_FRAMING_BYTES:
-            self._refuse(400, "the chunks of the body are too small: their framing is longer than they are")
+            self._refuse(
+                400, "the chunks of the body are too small: the framing is longer than the content"
+            )
 
     def take_low_priority(self, data: bytes) -> None:
-        """Read what waited in the lane, then continue to read."""
+        """Read the input that waited in the lane, and resume reading."""
         self._is_late = False
         self.data_received(data)
         self._start_waiting()
@@ -300,9 +302,9 @@ class HttpConnection(asyncio.Protocol):
             self._finish()
 
     def eof_received(self) -> bool:
-        """The client sends no more, and may still read (RFC 9112, 9.6): answer what it asked, then close.
+        """Handle a half-close (RFC 9112, 9.6): answer the complete requests, then close.
 
-        Over TLS the event loops have no half-closed connections: such a client is gone.
+        Over TLS, event loops do not support half-closed connections: the connection is closed.
         """
         if self._closed or self._transport.get_extra_info("sslcontext") is not None:
             return False
@@ -312,7 +314,7 @@ class HttpConnection(asyncio.Protocol):
         return not self._closed
 
     def _finish(self) -> None:
-        """Close once all is answered that came whole."""
+        """Close after all complete requests are answered."""
         current = self._current
         if current is not None:
             is_http_1_0 = current.connection is _KEEP or self._parser.get_http_version() == "1.0"
@@ -321,17 +323,17 @@ class HttpConnection(asyncio.Protocol):
         if self._between and self._held is None:
             self._close_after_answer()
         else:
-            self._refuse(400, "the connection ended within a request")
+            self._refuse(400, "the connection was closed within a request")
         if self._closed:
             self._transport.close()
 
     def pause_writing(self) -> None:
-        """The client does not read: start and take no more requests of it."""
+        """Stop starting and reading requests while the client does not read."""
         self._blocked = True
         self.pause_reading()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Continue when the client reads again."""
         self._blocked = False
         self._begin_turn()
         self._start_waiting()
@@ -339,16 +341,16 @@ class HttpConnection(asyncio.Protocol):
     # Called by the parser
 
     def on_message_begin(self) -> None:
-        """The first byte of a request; empty lines before it keep no connection open."""
+        """Note the first byte of a request; empty lines before it do not keep a connection open."""
         self._between = False
         self._since = self._endpoint.now
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
+        """Append a piece of the target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or a trailer, which is ignored (RFC 9110, 6.5.1)."""
+        """Store a header; trailers are ignored (RFC 9110, 6.5.1)."""
         if self._closed:
             return
         self._num_headers += 1
@@ -365,7 +367,7 @@ class HttpConnection(asyncio.Protocol):
         """Check the head, and the announced length before the body is sent."""
         self._headers_done = True
         headers = self._headers
-        if self._head_bytes > MAX_HEAD_BYTES:  # with what came behind the head, so count again
+        if self._head_bytes > MAX_HEAD_BYTES:  # may include data behind the head, so count again
             lines = sum(len(name) + len(value) + 4 for name, value in headers.items())
             if lines + len(self._target) > MAX_HEAD_BYTES:
                 self._refuse_head()
@@ -391,13 +393,13 @@ class HttpConnection(asyncio.Protocol):
             self._continue()
 
     def _continue(self) -> None:
-        """Let a client send its body, once what it asked for before is answered."""
+        """Send 100 Continue if it is due and all earlier requests are answered."""
         if self._owes_continue and self._current is None and not self._waiting and not self._closed:
             self._owes_continue = False
             self._transport.write(_CONTINUE)
 
     def _is_screened(self, length: bytes | None) -> bool:
-        """Refuse a large body, or one of unknown length, without permission; True if refused."""
+        """Refuse a body that is large or of unknown length from a client without permission."""
         screen, headers = self._endpoint.screen, self._headers
         if screen is None:
             return False
@@ -410,7 +412,7 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Store a piece of the body."""
         if self._closed or self._is_deaf:
             return
         num_bytes = len(body)
@@ -431,7 +433,7 @@ class HttpConnection(asyncio.Protocol):
                 self._pieces.write(body)
 
     def _reserve(self, num_bytes: int) -> bool:
-        """Have room for so many bytes of a body, or refuse it: small ones need none."""
+        """Reserve memory for a body of this size, or refuse the request; small bodies need none."""
         missing = num_bytes - self._reserved
         if num_bytes <= _SMALL_BYTES or missing <= 0:
             return True
@@ -446,7 +448,7 @@ class HttpConnection(asyncio.Protocol):
             self._endpoint.budget.give_back(num_bytes)
 
     def _drop_body(self) -> None:
-        """Forget what came of a body."""
+        """Drop the received part of a body."""
         if self._reserved > LARGE_BYTES:
             self._endpoint.turns.drop((self._pieces, self._held_body))
         self._release(self._reserved)
@@ -455,7 +457,7 @@ class HttpConnection(asyncio.Protocol):
         self._held_body = io.BytesIO()
 
     def on_chunk_header(self) -> None:
-        """A chunk's size and extensions are read."""
+        """Note that a chunk's size and extensions are read."""
         self._head_bytes = 0
         if self._chunk is not None:
             self._chunk.begin()
@@ -466,7 +468,7 @@ class HttpConnection(asyncio.Protocol):
             self._chunk.end()
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """Handle a complete request."""
         if self._closed or self._is_deaf:
             return
         parser = self._parser
@@ -492,7 +494,7 @@ class HttpConnection(asyncio.Protocol):
         self._take(request)
 
     def _take_held(self, data: bytes) -> None:
-        """More of the body of a request that offers an upgrade."""
+        """Store more of the body of a request with an Upgrade header."""
         held = self._held
         assert held is not None
         length = int(held.headers[b"content-length"])
@@ -507,7 +509,7 @@ class HttpConnection(asyncio.Protocol):
             self._take(held)
 
     def _take(self, request: Request) -> None:
-        """Answer a request, at its turn."""
+        """Answer a request when its turn comes."""
         if self._is_busy:
             self._waiting.append(request)
             self._waiting_bytes += len(request.body)
@@ -538,7 +540,7 @@ class HttpConnection(asyncio.Protocol):
         self._endpoint.spinner.num_pending += 1
 
     def _answered(self, pending: Pending) -> None:
-        """Send the response that has come, and continue."""
+        """Send the response, and continue with the next request."""
         request = self._current
         assert pending is self._pending
         assert request is not None
@@ -553,7 +555,7 @@ class HttpConnection(asyncio.Protocol):
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Continue with pipelined requests, in order, as far as the client reads their answers."""
+        """Start pipelined requests in order, while the client reads their answers."""
         while self._waiting and self._current is None and not self._blocked and not self._closed:
             if self._turn_is_over:
                 self._endpoint.turns.wait(self)
@@ -603,15 +605,15 @@ class HttpConnection(asyncio.Protocol):
         self._refuse(503, Budget.FULL)
 
     def _refuse_head(self, what: str = "the request head") -> None:
-        self._refuse(431, f"more than {MAX_HEAD_BYTES} bytes of {what}")
+        self._refuse(431, f"{what}: more than {MAX_HEAD_BYTES} bytes")
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer a request that was not read to its end; what follows is not read any more."""
+        """Answer an incomplete request with an error; later input is dropped."""
         if not self._closed:
             self._refuse_with(self._endpoint.refusal(status, text))
 
     def _refuse_with(self, refusal: Response) -> None:
-        """The same with a response that is made."""
+        """Answer an incomplete request with a response; later input is dropped."""
         self._drop_body()
         self._held = None
         if self._current is not None or self._waiting:
@@ -637,7 +639,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being answered, or waits to be read."""
+        """Whether no request is being answered and no input waits to be read."""
         return (
             self._current is None
             and not self._waiting
@@ -646,7 +648,7 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def check_time(self, now: float) -> None:
-        """Close a connection that is idle, or sends its request too slowly."""
+        """Close a connection that is idle or sends its request too slowly."""
         if self._linger_until:
             if now > self._linger_until:
                 self._transport.abort()
@@ -663,26 +665,26 @@ class HttpConnection(asyncio.Protocol):
             self._close()
 
     def close_if_idle(self) -> None:
-        """Close between requests, and stop waiting for a refused sender."""
+        """Close between requests; abort if this only waits for a refused sender."""
         if self._linger_until:
             self._transport.abort()
         elif self.idle:
             self._close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately."""
         self._closed = True
         if self._transport is not None:
             self._transport.abort()
 
     def _close(self) -> None:
-        """Close after what was written has been sent."""
+        """Close after all written data are sent."""
         if not self._closed:
             self._closed = True
             self._transport.close()
 
     def pause_reading(self) -> None:
-        """Let the client send no more for now."""
+        """Stop reading for now."""
         if not self._paused and not self._closed:
             self._paused = True
             self._transport.pause_reading()

@@ -1,4 +1,4 @@
-"""What the connections of an HTTP listener share: the application, bounds, a clock, cached heads."""
+"""The shared state of an HTTP listener's connections: the application, limits, a clock, cached heads."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hopline.transports.http_messages import LAST, CachedRequestHead, Pending, R
 from hopline.transports.spinner import Spinner
 from hopline.transports.turns import Turns
 
-#: Cached request heads: their number, and the length of the longest one.
+#: Limits of the cache of heads: entries, and bytes of one head.
 _MAX_KNOWN_HEADS = 512
 _MAX_KNOWN_BYTES = 2048
-#: Headers that change how a message is read.
-_PARSED_ANEW = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
+#: Headers that change how a message is read: such heads are not cached.
+_NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade"})
 
-#: The application. Must not raise: every failure is a Response.
+#: The application. It must not raise: every failure is a Response.
 Handler: TypeAlias = Callable[[Request], Response | Pending]
-#: A refusal before the application saw the request: status and text to response.
+#: Builds a refusal from status and text, before the application gets the request.
 Refusal: TypeAlias = Callable[[int, str], Response]
-#: Looks at the head of a large request: a response refuses it before its body is read.
+#: Checks the head of a large request; a response refuses it before its body is read.
 Screen: TypeAlias = Callable[[Request], Response | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Bounds on the time of a connection.
+    """Time limits of a connection.
 
     Attributes:
-        keep_alive_s: an idle connection is closed after this, in seconds.
-        read_s: a request must have arrived whole after this, in seconds.
+        keep_alive_s: an idle connection is closed after this time, seconds.
+        read_s: time limit for a complete request, seconds.
     """
 
     keep_alive_s: float = 75.0
@@ -42,17 +42,17 @@ class Timeouts:
 
 
 class HttpEndpoint:
-    """What the connections of one listener share.
+    """The shared state of the connections of one listener.
 
     Args:
         handler: the application.
-        refusal: words for requests that are refused while they are read.
+        refusal: builds responses to requests that are refused while they are read.
         max_body_bytes: larger bodies are refused with 413.
-        timeouts: of idle connections and slow senders.
-        screen: looks at the heads of large requests; None lets all of them come.
+        timeouts: limits of idle connections and of slow requests.
+        screen: checks the heads of large requests; None allows all.
         spin_s: see `Spinner`.
         is_pressed: see `LowPriorityReads`.
-        budget: for bodies above 64 KiB; None is room for four of the largest.
+        budget: memory for bodies above 64 KiB; None allows four of the largest size.
     """
 
     def __init__(
@@ -78,32 +78,31 @@ class HttpEndpoint:
         self.turns = Turns()
         self.spinner = Spinner(spin_s)
         self.closing = False
-        #: Heads as received -> what the parser made of them; see `learn`.
+        #: Bytes of a head -> the parsed head; see `remember`.
         self.known_heads: dict[bytes, CachedRequestHead] = {}
         self.now = 0.0
         self.date = b""
         self.tick(0.0)
 
     def __call__(self) -> HttpConnection:
-        """A protocol for `loop.create_server`."""
+        """Return a protocol for `loop.create_server`."""
         return HttpConnection(self)
 
     def tick(self, now: float) -> None:
-        """Once a second: the date header, and connections that are idle or slow.
+        """Renew the date header, and check for idle and slow connections; called once a second.
 
-        A coarse clock read by all connections is what keeps timers off the request path.
+        One coarse clock for all connections avoids timers in the request path.
         """
         self.now = now
         self.date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
         for connection in list(self.connections):
             connection.check_time(now)
 
-    def learn(self, data: bytes, request: Request) -> None:
-        """Remember the head of `data`, which held just `request`.
+    def remember(self, data: bytes, request: Request) -> None:
+        """Cache the head of `data`, which contains only `request`.
 
-        A client's requests differ in their bodies: their heads are the same bytes time and again, and
-        looking those up costs a tenth of parsing them. Only requests with a Content-Length are
-        remembered.
+        The requests of a client have different bodies but often the same head, and a lookup costs a tenth
+        of parsing. Only heads whose body is described by Content-Length alone are cached.
         """
         end = data.find(b"\r\n\r\n") + 4
         headers = request.headers
@@ -112,7 +111,7 @@ class HttpEndpoint:
             len(data) - end != body_bytes
             or request.connection is LAST
             or end > _MAX_KNOWN_BYTES
-            or not _PARSED_ANEW.isdisjoint(headers)
+            or not _NOT_CACHED.isdisjoint(headers)
             or int(headers.get(b"content-length", b"0")) != body_bytes
         ):
             return
@@ -123,20 +122,20 @@ class HttpEndpoint:
         )
 
     def begin_close(self) -> None:
-        """From now on each answer closes its connection."""
+        """Close each connection after its next answer."""
         self.closing = True
 
     def close_idle(self) -> None:
-        """Close what waits for nothing."""
+        """Close idle connections."""
         for connection in list(self.connections):
             connection.close_if_idle()
 
     def abort(self) -> None:
-        """Close everything, answered or not."""
+        """Close all connections without waiting for answers."""
         for connection in list(self.connections):
             connection.abort()
 
     @property
     def num_waiting(self) -> int:
-        """Connections whose request is not answered yet."""
+        """Number of connections with an unanswered request."""
         return sum(not connection.idle for connection in self.connections)

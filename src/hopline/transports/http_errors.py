@@ -1,6 +1,6 @@
 """HTTP's table from error class to status, and the two forms of error bodies.
 
-Total over the classes of `hopline.errors`; a test walks them.
+The table covers all classes of `hopline.errors`; a test checks that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.RuntimeFailure: 500,
 }
 
-#: Errors that say when to come back.
+#: Errors with the time of a retry.
 _PASSING = (
     errors.Overloaded,
     errors.Unavailable,
@@ -68,7 +68,7 @@ _PASSING = (
     errors.FeatureStoreUnavailable,
     errors.BrokerUnavailable,
 )
-#: Failures of the transport itself, which no error class of Hopline represents.
+#: Codes of failures of the transport itself, which have no error class.
 TRANSPORT_CODES = {
     400: "bad_request",
     404: "not_found",
@@ -86,12 +86,12 @@ TRANSPORT_CODES = {
 def http_status(
     error: errors.HoplineError, statuses: Mapping[type[errors.HoplineError], int] = HTTP_STATUS
 ) -> int:
-    """The status of an error; a subclass without its own line has its parent's."""
+    """Return the status of an error; a subclass without its own line has its parent's status."""
     return next(statuses[cls] for cls in type(error).__mro__ if cls in statuses)
 
 
 def error_details(error: errors.HoplineError) -> dict[str, Any]:
-    """The attributes of an error that a client can act on."""
+    """Return the attributes of an error that a client can act on."""
     details: dict[str, Any] = {}
     if isinstance(error, errors.NodeNotFound):
         details["missing"] = [errors.public_text(id) if isinstance(id, str) else id for id in error.missing]
@@ -109,19 +109,19 @@ def error_response(
     oip: bool = False,
     statuses: Mapping[type[errors.HoplineError], int] = HTTP_STATUS,
 ) -> Response:
-    """The response for an error.
+    """Return the response for an error.
 
     Args:
-        error: what happened.
-        headers: header lines to carry along.
-        oip: the Open Inference Protocol's form, `{"error": "text"}`; else `{"error": {"code": …,
+        error: the error.
+        headers: additional header lines.
+        oip: use the Open Inference Protocol's form, `{"error": "text"}`; otherwise `{"error": {"code": …,
             "message": …, details}}`.
-        statuses: by class; of an application with its own errors.
+        statuses: by class; an application may add its own errors.
     """
     if isinstance(error, _PASSING):
         headers += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s))
     if isinstance(error, errors.Unauthenticated):
-        headers += b'www-authenticate: Bearer realm="hopline"\r\n'  # RFC 9110, 11.6.1: a 401 must
+        headers += b'www-authenticate: Bearer realm="hopline"\r\n'  # RFC 9110, 11.6.1: required for a 401
     if isinstance(error, errors.UnsupportedEncoding):
         headers += b"accept-encoding: %b\r\n" % ACCEPTED.encode()  # RFC 9110, 15.5.16
     headers += b"hopline-error: %b\r\n" % error.code.encode()
@@ -133,12 +133,12 @@ def error_response(
 
 
 def plain_error(status: int, text: str, headers: bytes = b"", *, oip: bool = False) -> Response:
-    """The response for a failure of the transport itself."""
+    """Return the response for a failure of the transport itself."""
     text = errors.public_text(text)
     body: Any = text if oip else {"code": TRANSPORT_CODES[status], "message": text}
     return Response(encode_json({"error": body}), status, headers=headers)
 
 
 def encode_json(value: Any) -> bytes:
-    """Compact JSON; NumPy arrays and integers beyond 64 bits included."""
+    """Encode compact JSON; supports NumPy arrays and integers beyond 64 bits."""
     return orjson.dumps(value, default=str, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,14 +1,14 @@
-"""Low-priority reads: connections whose last answer was a refusal are read after all others.
+"""Low-priority reads: connections whose last request was refused are read after all others.
 
-        a turn of the loop      read ▸ read ▸ read ▸ │ batch ▸ batch ▸ │ low ▸ low │ poll
-                                other connections      their answers     refused connections
+        a turn of the loop      read ▸ read ▸ read ▸ │ batch ▸ batch ▸ │ late ▸ late │ poll
+                                other clients          their answers     refused clients
 
-A refusal is cheap, but two thousand a second take an eighth of a processor's time, and a request that
-arrives then would wait for them. So a connection whose last answer was a refusal is read after the
-other connections of this turn, waits a few turns while queues have something to run, and is read a few
-requests at a time. Nothing is refused here, and no connection starves: every few turns read some, first
-come, first served. A proxy's connection, which carries the requests of many clients, is late by one turn,
-some tenths of a millisecond, for every two connections before it.
+A refusal is cheap, but two thousand a second need an eighth of a CPU's time, and other requests would wait
+for them. So the input of a connection whose last answer was a refusal waits until the other connections of
+this turn are read. It then yields for a few turns to queues with work, and is read a few connections at a
+time. Nothing is refused here, and no connection starves: every few turns some are read, first come, first
+served. A proxy's connection, which carries the requests of many clients, is delayed by one turn for each
+two connections before it, some tenths of a millisecond each.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-#: Connections that are read in one turn.
+#: Connections read in one turn.
 _AT_ONCE = 2
-#: Turns in a row that may be left to others who have something to run.
+#: Most turns in a row that are left to other work.
 _LEFT_TO_OTHERS = 3
-#: Statuses of refusals: no permission, too many requests, not available now.
+#: Statuses of refusals: not permitted, too many requests, or unavailable.
 REFUSALS = frozenset({401, 403, 429, 503})
 
 
 class Latecomer(Protocol):
-    """A connection."""
+    """A connection whose input can be delayed."""
 
     def take_low_priority(self, data: bytes) -> None:
-        """Read what has waited, then continue to read."""
+        """Read the delayed input, and resume reading."""
 
     def pause_reading(self) -> None:
-        """Let it send no more for now."""
+        """Stop reading for now."""
 
 
 class LowPriorityReads:
-    """See the module; of one listener.
+    """The delayed input of one listener; see the module docstring.
 
     Args:
-        is_pressed: whether others wait for something to run in this loop.
+        is_pressed: returns whether other work waits for this loop.
     """
 
     def __init__(self, is_pressed: Callable[[], bool] = lambda: False) -> None:
         self._is_pressed = is_pressed
         self._num_left = 0
         self._is_scheduled = False
-        #: connection -> what it sent, oldest first
+        #: connection -> its input, oldest first
         self._waiting: dict[Latecomer, bytes] = {}
 
     def __contains__(self, connection: Latecomer) -> bool:
         return connection in self._waiting
 
     def hold(self, connection: Latecomer, data: bytes) -> None:
-        """Keep data until its turn; it comes by `take_low_priority`."""
+        """Store input until its turn; `take_low_priority` is called with it then."""
         waiting = self._waiting
         if connection in waiting:
             waiting[connection] += data
@@ -64,11 +64,11 @@ class LowPriorityReads:
         self._schedule()
 
     def leave(self, connection: Latecomer) -> None:
-        """It is gone."""
+        """Remove a connection that is gone."""
         self._waiting.pop(connection, None)
 
     def _schedule(self) -> None:
-        if not self._is_scheduled:  # who left may have been the only one, and its turn is still to come
+        if not self._is_scheduled:  # a turn may still be scheduled after its connection left
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 

@@ -1,4 +1,4 @@
-"""What a connection and the application hand each other: requests, responses, answers to come."""
+"""Messages between a connection and the application: requests, responses, pending answers."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 JSON = b"application/json"
-#: Header line of a connection's last message.
+#: Header line of the last message of a connection.
 LAST = b"connection: close\r\n"
 
 
 class Request:
-    """One request, whole.
+    """One complete request.
 
     Attributes:
         method: b"GET", …
         target: path and query as sent.
-        headers: lower-case name -> value; of repeated headers the last. Shared by requests with the
-            same head: not to be changed.
-        body: all of it.
-        connection: the header line that its answer has to carry: none, keep-alive (asked for by
-            HTTP/1.0) or close.
-        reserved_bytes: of the listener's budget, until it is answered.
-        client: the caller; set where authentication is on, and absent elsewhere, which costs nothing.
-        is_counted: its JSON was counted, and no name in it is repeated.
+        headers: lower-case name -> value; values of a repeated name are joined by ", ". Shared by requests
+            with the same head: must not be changed.
+        body: the complete body.
+        connection: the header line for its answer: none, keep-alive (requested by HTTP/1.0) or close.
+        reserved_bytes: bytes reserved in the listener's budget until the answer.
+        client: the authenticated client; not set without authentication, which costs nothing.
+        is_counted: whether its JSON was counted and has no repeated names.
     """
 
     __slots__ = (
@@ -57,7 +56,7 @@ class Request:
 
 
 class CachedRequestHead(NamedTuple):
-    """A head that was parsed before; fields as in `Request`."""
+    """A cached parsed head; fields as in `Request`."""
 
     method: bytes
     target: bytes
@@ -67,10 +66,10 @@ class CachedRequestHead(NamedTuple):
 
 
 class Response:
-    """One answer.
+    """One response.
 
     Attributes:
-        headers: further header lines, each ending in CRLF.
+        headers: additional header lines, each ending in CRLF.
     """
 
     __slots__ = ("body", "content_type", "headers", "status")
@@ -85,9 +84,9 @@ class Response:
 
 
 class Pending:
-    """An answer that has to be waited for: the application calls `answer`, once.
+    """An answer that is not ready yet: the application calls `answer` once.
 
-    Subclasses say in `cancel` how to withdraw the request; it is called when the client goes away.
+    Subclasses implement `cancel` to withdraw the request; it is called when the client disconnects.
     """
 
     __slots__ = ("receiver", "response")
@@ -97,10 +96,10 @@ class Pending:
         self.response: Response | None = None
 
     def answer(self, response: Response) -> None:
-        """Send the response, at its turn."""
+        """Send the response when its turn comes."""
         self.response = response
         if self.receiver is not None:
             self.receiver(self)
 
     def cancel(self) -> None:
-        """Withdraw the request: no caller waits for the answer."""
+        """Withdraw the request: the client no longer waits for the answer."""

@@ -1,4 +1,4 @@
-"""What a target of HTTP means."""
+"""Routes: what an HTTP path does."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hopline.transports.http_errors import plain_error
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.score_json import ScoreBody
 
-#: Fields of bodies. In an address they would be ignored silently, so they are refused there.
-_SAID_IN_BODIES = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
+#: Fields of bodies. In a query string they would be ignored, which no client intends.
+_BODY_FIELDS = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What one target means.
+    """The handling of one target.
 
     Attributes:
         handle: called with the request and its id line.
-        methods: others are answered 405; none where every method is answered alike.
-        oip: errors take the Open Inference Protocol's form.
-        access: what it asks for, where clients have to say who they are; filled in from its path.
+        methods: others are answered with 405; empty if all methods have the same answer.
+        oip: errors have the Open Inference Protocol's form.
+        access: required permissions if clients are authenticated; set from the path.
         check: counts large bodies before they are decoded.
     """
 
@@ -38,9 +38,9 @@ class Route:
 
 
 def unsupported(parts: list[str]) -> Route | None:
-    """What Triton has and this server has not: 404 with the reason, where gRPC says UNIMPLEMENTED.
+    """Return a route for a Triton feature that is missing here: 404 and the reason (gRPC: UNIMPLEMENTED).
 
-    A 5xx would count as a failure of this server, in its metrics and those of a balancer.
+    A 5xx would count as a failure of this server, in its metrics and in a load balancer.
     """
     match parts:
         case ["v2", "systemsharedmemory" | "cudasharedmemory", *_]:
@@ -59,20 +59,20 @@ def unsupported(parts: list[str]) -> Route | None:
 
 
 def split_version(rest: list[str]) -> tuple[str | None, list[str]]:
-    """`versions/<v>/…` -> (v, …)."""
+    """Split `versions/<v>/…` into (v, …)."""
     if len(rest) >= 2 and rest[0] == "versions":
         return rest[1], rest[2:]
     return None, rest
 
 
 def without_fields(route: Route, query: bytes) -> Route:
-    """The route, or where the query names a field of the body one that says where fields belong."""
+    """Return the route, or an error route if the query string has a field that belongs in the body."""
     names = (name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    found = next((name for name in names if name in _SAID_IN_BODIES), None)
+    found = next((name for name in names if name in _BODY_FIELDS), None)
     if found is None:
         return route
 
     def refuse(request: Request, id_line: bytes) -> Response:
-        raise BadRequest(f"{found!r} is in the address, where it is not read; send it in the body")
+        raise BadRequest(f"{found!r} is in the query string, where it is ignored; send it in the body")
 
     return replace(route, handle=refuse)

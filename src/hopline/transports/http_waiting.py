@@ -1,4 +1,4 @@
-"""Answers over HTTP that wait for their outcome: scores, tensors, any other work."""
+"""Pending HTTP answers: scores, tensors, other work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Scoring(Pending):
-    """A score request that waits; takes its outcome from the service."""
+    """A pending score request; the service delivers its outcome."""
 
     __slots__ = ("_app", "_id_line", "_request", "ticket")
 
@@ -30,8 +30,8 @@ class Scoring(Pending):
         self._id_line = id_line
 
     def deliver(self, outcome: ScoreResult | HoplineError) -> None:
-        """Make the response; never raises."""
-        self.ticket = None  # it holds this object: without a cycle nothing waits for the collector
+        """Build the response from the outcome; never raises."""
+        self.ticket = None  # break the reference cycle
         try:
             if isinstance(outcome, HoplineError):
                 raise outcome
@@ -51,24 +51,24 @@ class Scoring(Pending):
     is_oip = False
 
     def respond(self, result: ScoreResult) -> Response:
-        """The response of an answered request."""
+        """Return the response for a result."""
         return Response(encode_result(result, self._request), 200, JSON, self._id_line)
 
 
 class Inferring(Scoring):
-    """The same in the Open Inference Protocol."""
+    """A pending request of the Open Inference Protocol."""
 
     __slots__ = ("infer",)
     is_oip = True
     infer: InferBody
 
     def respond(self, result: ScoreResult) -> Response:
-        """The response of an answered request."""
+        """Return the response for a result."""
         return encode_infer(self.infer, result, self._id_line)
 
 
 class Working(Pending):
-    """Any other work that takes time: a task, and what to answer when it is done."""
+    """Any other pending work: a task, and a function that builds the response from its result."""
 
     __slots__ = ("_task",)
 

@@ -1,6 +1,6 @@
-"""What a transport needs of the service, and nothing more.
+"""The interface of the service that transports use.
 
-`hopline.service.Service` and `hopline.testing.service.FakeService` both are one.
+`hopline.service.Service` and `hopline.testing.service.FakeService` implement it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 class ScoringService(Protocol):
     """The transport-neutral API.
 
-    A service may also have `reject_early`, which refuses requests unread, `is_pressed`, which tells whether
-    others wait for the loop, `preflight`, which is for before the first request, the coroutines `load`,
-    `unload`, `begin_rollout` and `decide_rollout`, and `describe_rollout` and `log_id`, as
-    `hopline.service.Service` does.
+    A service may also have: `reject_early`, which refuses requests before they are read; `is_pressed`,
+    which reports whether other work waits for the loop; `preflight`, which runs before the first request;
+    the coroutines `load`, `unload`, `begin_rollout` and `decide_rollout`; and `describe_rollout` and
+    `log_id`. See `hopline.service.Service`.
     """
 
     metrics: Metrics
 
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
-        """Hand a request in; `deliver` is called once with its outcome, unless the ticket is cancelled.
+        """Submit a request; `deliver` is called once with its outcome, unless the ticket is cancelled.
 
-        It is called on the event loop, maybe before this returns.
+        `deliver` is called on the event loop, maybe before this method returns.
 
         Raises: HoplineError of any kind; then nothing is delivered.
         """
@@ -40,32 +40,32 @@ class ScoringService(Protocol):
         ...
 
     def live(self) -> bool:
-        """Whether the process works at all."""
+        """Return whether the process works at all."""
         ...
 
     def ready(self) -> bool:
-        """Whether requests are accepted."""
+        """Return whether requests are accepted."""
         ...
 
     def model_names(self) -> tuple[str, ...]:
-        """Names of the models that are served."""
+        """Return the names of the served models."""
         ...
 
     def describe(self, name: str, version: str | None = None) -> ModelInfo:
-        """One model version.
+        """Describe one model version.
 
         Raises: ModelNotFound.
         """
         ...
 
     def unavailable(self) -> Mapping[str, str]:
-        """Models that cannot serve, though others do: name -> why."""
+        """Return the models that cannot serve while others do: name -> reason."""
         ...
 
     def index(self) -> Sequence[Mapping[str, str]]:
-        """Every version of every model: {"name", "version", "state", "reason"}."""
+        """Return every version of every model: {"name", "version", "state", "reason"}."""
         ...
 
     def statistics(self, name: str) -> Sequence[dict[str, Any]]:
-        """Counters for each version, in the form of the protocol's ModelStatistics message."""
+        """Return counters for each version, in the form of the protocol's ModelStatistics message."""
         ...

@@ -1,7 +1,7 @@
-"""Counts JSON before anything is built of it: values, the lengths of its lists, and repeated names.
+"""Counting of JSON before objects are built from it: size, lengths of lists, repeated names.
 
-Compiled, and without the interpreter's lock, so that it runs next to the event loop: a few nanoseconds
-per byte. Text that is not JSON is counted at least as far as a reader gets.
+Compiled, and without the interpreter lock, so that it runs in parallel to the event loop: a few nanoseconds
+per byte. Invalid JSON is counted at least as far as a reader gets.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import numpy as np
 from hopline.errors import BadRequest, quoted
 from hopline.kernels.jit import njit
 
-#: Lists of the outermost object that are counted separately; more than any of our bodies has.
+#: Lists of the outermost object that are counted; more than any valid body has.
 _MAX_LISTS = 64
 _NAMES, _WEIGHT = 0, 1
 _QUOTE, _BACKSLASH, _COLON, _COMMA = 34, 92, 58, 44
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = 91, 93, 123, 125
 #: Bytes that end a number.
 _ENDS = (_COMMA, _CLOSE_LIST, _CLOSE_OBJECT, _QUOTE, _COLON, _OPEN_LIST, _OPEN_OBJECT)
-#: What building takes, in the time of a small integer: an object's own, a string's, a list's.
+#: Cost of building an object, a string, a list, in units of a small integer.
 _OBJECT_WEIGHT, _STRING_WEIGHT, _LIST_WEIGHT = 32, 2, 3
-#: Characters of a number, of a string, or between values, that take as long as one more value. Blanks are
-#: passed over several times: `data` of a tensor is read once for its place and once for its values.
+#: Characters of a number, of a string, or between values, that cost as much as one more value. Blanks are
+#: read several times: `data` of a tensor is read once for its place and once for its values.
 _NUMBER_CHARS, _STRING_CHARS, _BLANKS = 8, 16, 8
-#: Names of an object that are compared each with each.
+#: Up to this many names of an object are compared pairwise.
 _FEW = 12
-#: Of the hash of names: a caller cannot choose names that collide.
+#: Random parameters of the hash of names: clients cannot choose names that collide.
 _KEY, _START = (np.uint64(secrets.randbits(64) | 1) for _ in range(2))
 
 
 class Counts(NamedTuple):
-    """What is in a text.
+    """The counts of a JSON text.
 
     Attributes:
-        weight: what building it takes, in the time of a small integer.
-        num_names: of all objects together.
-        lists: name in the outermost object -> number of items, where the value is a list.
+        weight: cost of building it, in units of a small integer.
+        num_names: number of names of all objects.
+        lists: name in the outermost object -> number of items, if the value is a list.
     """
 
     weight: int
@@ -48,7 +48,7 @@ class Counts(NamedTuple):
 
 
 def count(text: bytes) -> Counts:
-    """Count what is in a JSON text."""
+    """Count the values, names and lists of a JSON text."""
     counts, lists = np.zeros(2, np.int64), np.zeros((_MAX_LISTS, 3), np.int64)
     num_lists = _count(np.frombuffer(text, np.uint8), counts, lists)
     found: dict[bytes, int] = {}
@@ -59,12 +59,12 @@ def count(text: bytes) -> Counts:
 
 
 def refuse_repeated(text: bytes, num_names: int) -> None:
-    """Refuse a text with an object that has a name twice.
+    """Refuse a text with an object that repeats a name.
 
     Args:
-        num_names: as counted.
+        num_names: the counted number.
 
-    Raises: BadRequest: names it.
+    Raises: BadRequest: with the name.
     """
     if num_names < 2:
         return
@@ -81,14 +81,14 @@ def refuse_repeated(text: bytes, num_names: int) -> None:
 
 
 def warm_up() -> None:
-    """Have the kernels ready."""
+    """Load the compiled kernels."""
     text = b'{"a":[1],"b":2}'
     refuse_repeated(text, count(text).num_names)
 
 
 @njit(nogil=True, cache=True)
 def _string_end(data, at):  # type: ignore[no-untyped-def]
-    """Where the string ends that begins at `at`, the place of its quote; and its number of escapes."""
+    """Return the end of the string whose quote is at `at`, and its number of escapes."""
     n, escapes = data.shape[0], 0
     at += 1
     while at < n and data[at] != _QUOTE:
@@ -101,7 +101,7 @@ def _string_end(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _count(data, counts, lists):  # type: ignore[no-untyped-def]
-    """Fill in counts and lists (begin and end of the name, items); returns the number of lists."""
+    """Fill counts and lists (begin and end of the name, items); return the number of lists."""
     n, at, depth, num_lists, current = data.shape[0], 0, 0, 0, -1
     name_begin, name_end, blanks = 0, 0, 0
     while at < n:
@@ -154,7 +154,7 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _hex(data, at):  # type: ignore[no-untyped-def]
-    """The value of four hexadecimal digits; other characters give an arbitrary value."""
+    """Return the value of four hexadecimal digits; arbitrary for other characters."""
     value = 0
     for i in range(at, min(at + 4, data.shape[0])):
         digit = data[i]
@@ -164,7 +164,7 @@ def _hex(data, at):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _hash(data, begin, end, key, start):  # type: ignore[no-untyped-def]
-    """Of a name, the same with and without escapes."""
+    """Hash a name; the result is the same with and without escapes."""
     value, at = start, begin
     while at < end:
         code: Any = np.int64(data[at])
@@ -188,7 +188,7 @@ def _hash(data, begin, end, key, start):  # type: ignore[no-untyped-def]
                 code = 8
             elif code == 102:  # f
                 code = 12
-        elif code >= 0xC0:  # UTF-8, as the code point that an escape has
+        elif code >= 0xC0:  # UTF-8: decode to the same code point as an escape
             more = 1 if code < 0xE0 else 2 if code < 0xF0 else 3
             code &= 0x3F >> more
             for _ in range(more):
@@ -202,9 +202,9 @@ def _hash(data, begin, end, key, start):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _repeated(data, names, key, start):  # type: ignore[no-untyped-def]
-    """Where a name begins that its object had before; -1 where there is none.
+    """Return the begin of a name that its object repeats; -1 if there is none.
 
-    names: int64 [2, n]: hash and place of the names of all open objects, the innermost last.
+    names: int64 [2, n]: hash and position of the names of all open objects, innermost last.
     """
     n, at, top = data.shape[0], 0, 0
     bases, num_open, last = np.empty(16, np.int64), 0, -1

@@ -1,4 +1,4 @@
-"""The lifecycle over the wire: loading, unloading and rollouts, from JSON or parameters."""
+"""Lifecycle requests: loading, unloading and rollouts, from JSON or parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopline.rollout.asked_unit import MAX_GROUPS
 from hopline.rollout.rollout import RolloutRequest
 from hopline.transports.json_body import decode_body, refuse_repeated
 
-#: Bytes of a file's name, as Linux takes them, and characters of a path.
+#: Linux's limit for a file name, bytes, and a limit for a path, characters.
 _MAX_PART, _MAX_PATH = 255, 1000
 
 
@@ -31,26 +31,26 @@ class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a decision about a rollout; may be empty.
 
     Attributes:
-        reason: is written down with it.
+        reason: is stored with the decision.
     """
 
     reason: str = ""
 
 
 class LifecycleRequests:
-    """Requests to load, unload and roll out models.
+    """Calls the lifecycle methods of a service from requests.
 
     Args:
-        service: whose models may be loaded and unloaded.
+        service: may support loading and unloading of models.
     """
 
     def __init__(self, service: Any) -> None:
         self._service = service
 
     def change(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
-        """Load or unload.
+        """Load or unload a model.
 
-        Raises: BadRequest: the body is wrong, or this server does not do that.
+        Raises: BadRequest: the body is invalid, or this server does not support it.
         """
         method = self._method(verb, f"{verb} models on request")
         changing: Awaitable[Any] = method(
@@ -72,7 +72,7 @@ class LifecycleRequests:
         return beginning
 
     def decide(self, verb: str, model: str, body: bytes) -> Awaitable[Any]:
-        """Promote, roll back, …
+        """Apply a decision (promote, roll back, …) to a model's rollout.
 
         Raises: BadRequest: as above.
         """
@@ -81,7 +81,7 @@ class LifecycleRequests:
         return deciding
 
     def describe(self, model: str) -> dict[str, Any]:
-        """A model's versions and rollouts.
+        """Return a model's versions and rollouts.
 
         Raises: BadRequest, ModelNotFound.
         """
@@ -96,20 +96,20 @@ class LifecycleRequests:
 
 
 def graph_updates(service: Any) -> Any:
-    """What takes changes to the live graph.
+    """Return the object that accepts changes of the live graph.
 
-    Raises: BadRequest: this server's graph is a snapshot.
+    Raises: BadRequest: the graph of this server is a snapshot.
     """
     found = getattr(service, "graph_updates", None)
     if found is None:
-        raise BadRequest("this server's graph does not change; serve it with live.enabled (--live)")
+        raise BadRequest("the graph of this server is read-only; serve it with live.enabled (--live)")
     return found
 
 
 def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of `Service.load` and `Service.unload` from a request's parameters.
+    """Return keyword arguments for `Service.load` or `Service.unload` from a request's parameters.
 
-    Raises: BadRequest: an unknown one, or a wrong type.
+    Raises: BadRequest: an unknown parameter, or a wrong type.
     """
     known: dict[str, type] = {"version": str}
     if verb == "load":
@@ -138,19 +138,19 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _checked_groups(groups: Sequence[str]) -> tuple[str, ...]:
     if len(groups) > MAX_GROUPS:
-        raise BadRequest(f"groups has {len(groups)} names; at most {MAX_GROUPS} are taken")
+        raise BadRequest(f"groups has {len(groups)} names; at most {MAX_GROUPS} are allowed")
     return tuple(checked_path("groups", each) for each in groups)
 
 
 def checked_path(what: str, name: str) -> str:
-    """A name that may become a part of a path.
+    """Check a name that may become a part of a path, and return it.
 
-    Raises: BadRequest: it is longer than file systems take, or has characters that cannot be printed.
+    Raises: BadRequest: it is longer than file systems allow, or not printable.
     """
     parts = name.encode(errors="replace").split(b"/")
     if not name.isprintable() or max(map(len, parts)) > _MAX_PART or len(name) > _MAX_PATH:
         raise BadRequest(
-            f"{what} is {quoted(name)}; a name is printable, and has {_MAX_PART} bytes at most"
+            f"{what} is {quoted(name)}; a name must be printable and at most {_MAX_PART} bytes long"
         )
     return name
 

@@ -1,19 +1,19 @@
-"""The Open Inference Protocol without a wire: tensors to `ScoreRequest`, `ScoreResult` to tensors.
+"""The Open Inference Protocol without a transport: tensors to `ScoreRequest`, `ScoreResult` to tensors.
 
-HTTP and gRPC translate to and from these. Inputs:
+HTTP and gRPC translate to and from these tensors. Inputs:
 
     node_ids           INT64 or BYTES [n]       known nodes
     src_ids, dst_ids   INT64 or BYTES [n]       pairs, for link models
     features           FP32 [n, d]              unseen nodes, one row each, with
-    neighbors          INT64 or BYTES [total]   the ids of all their neighbours, one node after another, and
-    neighbor_counts    INT64 [n]                how many of them each node has
-    as_of              INT64 or BYTES [1]       optional time cut, a number or ISO 8601
+    neighbors          INT64 or BYTES [total]   the concatenated neighbour ids of all these nodes, and
+    neighbor_counts    INT64 [n]                the number of neighbours of each node
+    as_of              INT64 or BYTES [1]       optional time limit of edges, a number or ISO 8601
     any other name     [n] or [n, 1]            a column of a tabular model: numbers, or BYTES for strings
 
-Request parameters: `timeout` (microseconds, as Triton has it), `timeout_ms`, `on_missing`, `degraded`,
+Request parameters: `timeout` (microseconds, as in Triton), `timeout_ms`, `on_missing`, `degraded`,
 `binary_data_output`, `key`, `priority` (a name or Triton's number), `attributes` (JSON in a string),
-`as_of`. Outputs are the model's, and `missing` BOOL [n] where `on_missing` is "null" and an id is unknown:
-its floats are NaN and its integers -1.
+`as_of`. Outputs are the model's outputs, and `missing` BOOL [n] if `on_missing` is "null" and an id is
+unknown: its floats are NaN and its integers -1.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SERVER_NAME = "hopline"
 PLATFORM = "hopline"
 EXTENSIONS = ("binary_tensor_data", "model_repository", "model_configuration", "statistics")
 
-#: What Triton has and this server has not, in the words of both transports.
+#: Messages for features of Triton that this server does not have.
 NO_SHARED_MEMORY = "shared memory is not supported; send the data in the request"
 NO_TRACE_SETTINGS = "trace settings are not supported"
-NO_LOG_SETTINGS = "log settings cannot be changed at run time; see the log section of the config"
-#: Parameters for features that other servers have.
+NO_LOG_SETTINGS = "log settings cannot be changed at run time; use the log section of the config"
+#: Parameters of features that only other servers have.
 _REFUSED = {
     "sequence_id": "sequences are not supported: requests have no state",
     "sequence_start": "sequences are not supported: requests have no state",
@@ -51,16 +51,16 @@ _REFUSED = {
     **dict.fromkeys(
         ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"), NO_SHARED_MEMORY
     ),
-    "classification": "the classification extension is not supported; ask for output 'label'",
+    "classification": "the classification extension is not supported; request output 'label'",
 }
-#: Parameters that say how tensors travel: those of inputs and outputs, whatever carries them. Clients that
-#: speak gRPC send them as they would over HTTP.
+#: Parameters about the encoding of inputs and outputs, accepted by every transport. Clients send them over
+#: gRPC too.
 _CARRIED = {"binary_data", "binary_data_output", "binary_data_size"}
 _OPTIONS = tuple(field for field in FIELDS if field.is_parameter)
 _KNOWN = {*[field.name for field in _OPTIONS], "timeout", "timeout_ms"}
 _SWITCHES = {"binary_data", "binary_data_output"}
 _TYPES = {"BYTES": "TYPE_STRING"}
-#: What an input's first dimension counts, in words.
+#: Unit of an input's first dimension, for messages.
 _COUNTED = {
     "node_ids": "nodes",
     "features": "nodes",
@@ -80,24 +80,24 @@ def request_from_tensors(
     deadline: float | None = None,
     max_nodes: int | None = None,
 ) -> ScoreRequest:
-    """Read an inference request.
+    """Build a request from tensors and parameters.
 
     Args:
-        model, version: as named by the caller; "" lets the server choose the version.
+        model, version: from the caller; version "" lets the server choose.
         tensors: the inputs.
-        outputs: names of the requested outputs; none means the model's default.
-        parameters: of the request.
+        outputs: names of the requested outputs; empty for the model's default.
+        parameters: request parameters.
         request_id: for logs.
-        deadline: the call's own, on time.monotonic()'s clock.
-        max_nodes: of one request; None for any number.
+        deadline: the call's deadline, on time.monotonic()'s clock.
+        max_nodes: limit of one request; None for no limit.
 
     Raises:
         BadRequest: repeated inputs, wrong shapes or types, unknown parameters.
-        RequestTooLarge: more nodes, pairs or rows than allowed; nothing was made of them.
+        RequestTooLarge: more nodes, pairs or rows than allowed; checked before they are converted.
     """
     inputs = {tensor.name: tensor for tensor in tensors}
     if len(inputs) != len(tensors):
-        raise BadRequest(f"an input is named twice: {quoted(', '.join(tensor.name for tensor in tensors))}")
+        raise BadRequest(f"an input is repeated: {quoted(', '.join(tensor.name for tensor in tensors))}")
     if max_nodes is not None:
         for name, tensor in inputs.items():
             if tensor.shape[0] > max_nodes and name != "neighbors":
@@ -111,7 +111,7 @@ def request_from_tensors(
         _inline_nodes(inputs),
         _pairs(inputs),
         version or None,
-        # `missing` comes with the answer whenever there is something to tell.
+        # `missing` is added to an answer automatically.
         tuple(name for name in outputs if name != "missing"),
         deadline=_deadline(parameters, deadline),
         request_id=request_id,
@@ -121,7 +121,7 @@ def request_from_tensors(
 
 
 def _options(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a request besides the tensors, by name of the field."""
+    """Return the options of a request from parameters and inputs, by field name."""
     options = {}
     if parameters:
         for field in _OPTIONS:
@@ -133,7 +133,7 @@ def _options(inputs: Mapping[str, Tensor], parameters: Mapping[str, Any]) -> dic
 
 
 def check_count(count: int, what: str, most: int) -> None:
-    """Refuse a request for more than one may ask for.
+    """Refuse a request with more items than one request may have.
 
     Raises: RequestTooLarge.
     """
@@ -144,7 +144,7 @@ def check_count(count: int, what: str, most: int) -> None:
 
 
 def tensors_from_result(result: ScoreResult) -> list[Tensor]:
-    """The answer's outputs, and `missing` where an id was unknown."""
+    """Return the outputs as tensors, with `missing` if an id was unknown."""
     missing = result.missing
     if missing is None:
         return [tensor_from_array(name, array) for name, array in result.outputs.items()]
@@ -153,7 +153,7 @@ def tensors_from_result(result: ScoreResult) -> list[Tensor]:
 
 
 def answer_parameters(result: ScoreResult) -> dict[str, str]:
-    """Parameters of an answer besides its tensors."""
+    """Return the response parameters."""
     parameters = {"graph_version": result.graph_version}
     if result.graph_through_ms:
         parameters["graph_age_ms"] = str(result.graph_age_ms(time.time()))
@@ -165,13 +165,13 @@ def answer_parameters(result: ScoreResult) -> dict[str, str]:
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Refuse what would silently not happen.
+    """Refuse parameters that would have no effect.
 
-    Raises: BadRequest: an extension that there is not, or an unknown parameter.
+    Raises: BadRequest: an unsupported extension, or an unknown parameter.
     """
     for name, value in parameters.items():
         if name in _REFUSED:
-            if value:  # clients send zeros for what they do not use
+            if value:  # clients send zeros for unused features
                 raise BadRequest(f"parameter {quoted(name)}: {_REFUSED[name]}")
         elif name not in _KNOWN and name not in _CARRIED and not name.startswith("triton_"):
             known = ", ".join(sorted({*_KNOWN, "binary_data_output"}))
@@ -181,12 +181,12 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
 
 
 def server_metadata() -> dict[str, Any]:
-    """Name, version and extensions of the server."""
+    """Return name, version and extensions of the server."""
     return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:
-    """ModelMetadataResponse."""
+    """Return a ModelMetadataResponse as a dict."""
     return {
         "name": info.name,
         "versions": list(info.versions),
@@ -197,13 +197,13 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
 
 
 def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
-    """ModelConfig, as far as clients read it.
+    """Return a ModelConfig as a dict, with the fields that clients read.
 
-    `max_batch_size` is what one request may ask for, and shapes are those of one node, pair or row, as in
-    Triton: a request of many has one dimension more. The server batches requests of any size by default.
+    `max_batch_size` is the limit of one request, and shapes are those of one node, pair or row, as in
+    Triton: a request of many has one more dimension. The server batches requests of any size automatically.
 
     Args:
-        max_nodes: nodes, pairs or rows of one request.
+        max_nodes: limit of nodes, pairs or rows of one request.
     """
     return {
         "name": info.name,
@@ -235,12 +235,12 @@ def model_config(info: ModelInfo, max_nodes: int) -> dict[str, Any]:
 
 
 def repository_index(service: ScoringService, *, ready_only: bool = False) -> list[dict[str, str]]:
-    """Every version of every model with its state."""
+    """Return every version of every model with its state."""
     return [dict(row) for row in service.index() if not ready_only or row["state"] == "READY"]
 
 
 def model_is_ready(service: ScoringService, name: str, version: str | None) -> bool:
-    """Whether requests for this version would be accepted.
+    """Return whether requests for this version would be accepted.
 
     Raises: ModelNotFound.
     """
@@ -251,7 +251,7 @@ def model_is_ready(service: ScoringService, name: str, version: str | None) -> b
 
 
 def all_statistics(service: ScoringService, name: str | None, version: str | None) -> list[dict[str, Any]]:
-    """ModelStatistics of one model or of all.
+    """Return ModelStatistics of one model or of all.
 
     Raises: ModelNotFound.
     """
@@ -266,11 +266,11 @@ def _inline_nodes(inputs: Mapping[str, Tensor]) -> Sequence[InlineNode]:
     if "features" not in inputs:
         for name in ("neighbors", "neighbor_counts"):
             if name in inputs:
-                raise BadRequest(f"input {name!r} needs input 'features' too")
+                raise BadRequest(f"input {name!r} also needs input 'features'")
         return ()
     rows = inputs["features"].rows()
     if ("neighbors" in inputs) != ("neighbor_counts" in inputs):
-        raise BadRequest("inputs 'neighbors' and 'neighbor_counts' go together")
+        raise BadRequest("inputs 'neighbors' and 'neighbor_counts' must be sent together")
     if "neighbors" not in inputs:
         return [InlineNode(row) for row in rows]
     ids, counts = inputs["neighbors"].ids(), inputs["neighbor_counts"].integers()
@@ -310,7 +310,7 @@ def _as_of(inputs: Mapping[str, Tensor], parameter: Any) -> int | datetime | Non
         raise BadRequest("as_of is both an input and a parameter; send one of them")
     tensor = inputs["as_of"]
     if len(tensor) != 1:
-        raise BadRequest(f"'as_of' holds {len(tensor)} values; one is needed")
+        raise BadRequest(f"'as_of' has {len(tensor)} values; expected one")
     (value,) = tensor.ids()
     return read_as_of(value if isinstance(value, str) else int(value))
 
@@ -337,7 +337,7 @@ def _blanked(array: AnyArray, missing: AnyArray) -> AnyArray:
 
 
 def _dims(tensor: TensorInfo) -> list[int]:
-    """Of one item. One without dimensions has a single one, as Triton has it: [n, 1] is read as [n] is."""
+    """Return the dimensions of one item; [1] if it has none, as in Triton: [n, 1] is read like [n]."""
     return list(tensor.shape[1:]) or [1]
 
 

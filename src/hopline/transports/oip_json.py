@@ -1,8 +1,8 @@
-"""The HTTP form of an inference request: JSON, with tensors in it or as binary data behind it.
+"""Inference requests over HTTP: JSON, with tensors in the JSON or as binary data after it.
 
 Follows the Open Inference Protocol v2 and Triton's "Binary Tensor Data" extension: the header
-Inference-Header-Content-Length tells where the JSON ends; each input with `binary_data_size` takes that
-many of the bytes that follow, in order.
+Inference-Header-Content-Length is the length of the JSON; each input with `binary_data_size` has that many
+of the following bytes, in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Size: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class InferInput(msgspec.Struct, forbid_unknown_fields=True):
-    """One input tensor; its values are in `data`, read once its shape is known, or behind the JSON."""
+    """One input tensor; its values are in `data`, decoded once its shape is known, or after the JSON."""
 
     name: str
     datatype: str
@@ -50,10 +50,10 @@ class InferOutput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InferBody(msgspec.Struct, forbid_unknown_fields=True):
-    """An inference request. Null is as good as absent, as in `ScoreBody`.
+    """An inference request. Null is the same as a missing field, as in `ScoreBody`.
 
     Attributes:
-        model_name, model_version: are in the path too; KServe's client sends them here besides.
+        model_name, model_version: also in the path; KServe's client sends them here too.
     """
 
     inputs: list[InferInput]
@@ -71,12 +71,12 @@ _EXAMPLE = '{"inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [1], 
 def decode_infer(
     body: bytes, json_length: bytes | None, *, is_counted: bool = False
 ) -> tuple[InferBody, list[Tensor]]:
-    """Read an inference request.
+    """Decode an inference request.
 
     Args:
         body: the whole body.
-        json_length: value of Inference-Header-Content-Length, None where it is absent.
-        is_counted: whether it is known that no name is repeated.
+        json_length: value of Inference-Header-Content-Length, None without it.
+        is_counted: whether the body was already checked for repeated names.
 
     Raises:
         BadRequest: malformed JSON, unknown fields, lengths that do not fit, unsupported parameters.
@@ -85,7 +85,7 @@ def decode_infer(
     end = len(text)
     infer = decode_body(text, _decode, InferBody, "the inference request", _EXAMPLE)
     if not is_counted:
-        # An input has four names at least, or is refused below.
+        # An input has at least four names, or is refused below.
         least = 1 + 4 * len(infer.inputs) + (0 if infer.outputs is None else 1 + len(infer.outputs))
         if text.count(b":") > least:
             refuse_repeated(text, _num_names(infer))
@@ -110,13 +110,13 @@ def decode_infer(
             raise BadRequest(f"input {quoted(item.name)} has both data and binary_data_size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(body) - end:
             raise BadRequest(
-                f"input {quoted(item.name)}: binary_data_size is {quoted(size)}, "
+                f"input {quoted(item.name)}: binary_data_size is {quoted(size)}, but "
                 f"{len(body) - end} bytes are left"
             )
         tensors.append(decode_raw(item.name, item.datatype, item.shape, view[end : end + size]))
         end += size
     if end != len(body):
-        raise BadRequest(f"{len(body) - end} bytes after the inputs belong to none of them")
+        raise BadRequest(f"{len(body) - end} bytes follow the data of the last input")
     for output in infer.outputs or ():
         parameters = output.parameters or {}
         check_parameters(parameters)
@@ -124,7 +124,7 @@ def decode_infer(
 
 
 def _num_names(infer: InferBody) -> int:
-    """Names of all objects that were read."""
+    """Return the number of names of all decoded objects."""
     count = sum(value is not None for value in msgspec.structs.astuple(infer)) + len(infer.parameters or ())
     for item in infer.inputs:
         count += 3 + (item.parameters is not None) + len(item.parameters or ()) + bool(bytes(item.data))
@@ -134,38 +134,38 @@ def _num_names(infer: InferBody) -> int:
 
 
 def check_names(infer: InferBody, model: str, version: str | None) -> str | None:
-    """The version that a request asks for, which its path or its body names.
+    """Return the version that a request selects in its path or its body.
 
     Raises: BadRequest: its path and its body contradict each other.
     """
     if infer.model_name and infer.model_name != model:
-        raise BadRequest(f"the path says model {quoted(model)}, the body {quoted(infer.model_name)}")
+        raise BadRequest(f"the path has model {quoted(model)}, but the body has {quoted(infer.model_name)}")
     if version and infer.model_version and infer.model_version != version:
         raise BadRequest(f"the path says version {quoted(version)}, the body {quoted(infer.model_version)}")
     return version or infer.model_version
 
 
 def json_part(body: bytes, length: bytes | None) -> bytes:
-    """The JSON of a request.
+    """Return the JSON part of a request's body.
 
     Args:
-        length: value of Inference-Header-Content-Length, None where it is absent.
+        length: value of Inference-Header-Content-Length, None without it.
 
-    Raises: BadRequest: the header does not fit.
+    Raises: BadRequest: the header is invalid.
     """
     if length is None:
         return body
-    # As many digits as a body's own length may have, with zeros before them.
+    # Digits of any possible length, including leading zeros.
     if not length.isdigit() or len(length) > 20 or int(length) > len(body):
         raise BadRequest(
-            f"Inference-Header-Content-Length is {quoted(length.decode('latin-1'))}, "
+            f"Inference-Header-Content-Length is {quoted(length.decode('latin-1'))}, but "
             f"the body has {len(body)} bytes"
         )
     return body[: int(length)]
 
 
 def encode_infer(infer: InferBody, result: ScoreResult, headers: bytes) -> Response:
-    """The response, each output as JSON or binary as its request said."""
+    """Build the response, each output as JSON or binary as requested."""
     by_default = bool((infer.parameters or {}).get("binary_data_output", False))
     binary = {
         output.name: bool((output.parameters or {}).get("binary_data", by_default))

@@ -1,4 +1,4 @@
-"""The plain page at `/`: which models there are and where to go. Server-rendered, no script."""
+"""The HTML page at `/`: the models and links to other pages. Rendered on the server, without scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def index_page(service: ScoringService) -> bytes:
     rows = "".join(_row(service.describe(name)) for name in service.model_names())
     rows += "".join(_unavailable(name, why) for name, why in service.unavailable().items())
     rollouts = _rollouts(service)
-    # A page on which something moves is fetched again.
+    # A page with a running rollout reloads.
     refresh = f'<meta http-equiv="refresh" content="{_REFRESH_S}">' if rollouts else ""
     links = " · ".join(f'<a href="{path}">{text}</a>' for path, text in _LINKS)
     return (
@@ -46,7 +46,7 @@ def index_page(service: ScoringService) -> bytes:
 
 
 def _rollouts(service: ScoringService) -> str:
-    """What is rolled out now, with what both versions do; "" where nothing is."""
+    """Return HTML of the running rollouts with the figures of both versions; "" if there are none."""
     describe: Callable[[str], dict[str, Any]] | None = getattr(service, "describe_rollout", None)
     if describe is None:
         return ""

@@ -1,8 +1,8 @@
-"""Synthetic requests that warm up the server before the first real one.
+"""Pre-flight: requests that the server sends to itself before the first real one.
 
-A path through the code is slow the first time: the interpreter has not seen it, libraries make what they
-keep. Preflights go all the way, from a connection's bytes to its answer's, and leave no trace: not in
-metrics, nor in logs, nor in what is recorded.
+A code path is slow the first time: the interpreter has not run it, and libraries create their caches.
+Pre-flight requests use the whole path, from a connection's bytes to the response's bytes. They leave no
+trace in metrics, logs or recorded requests.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hopline.transports.http_endpoint import HttpEndpoint
 from hopline.transports.interface import ScoringService
 from hopline.types import Deliver, ModelInfo, ScoreRequest, Ticket
 
-#: Seconds that all pre-flights may take, and that an answer is waited for.
+#: Seconds: limit for all pre-flight requests, and timeout of one response.
 _LONGEST_S, _PATIENCE_S = 0.1, 2.0
 _ANSWER_BYTES = 1 << 20
 
 
 async def preflight(service: ScoringService, config: Config, examples: Iterable[ScoreRequest]) -> int:
-    """Ask examples as clients do, as many as a tenth of a second allows; returns how many.
+    """Send example requests as a client would, for a tenth of a second; return how many were sent.
 
     Args:
-        service: that is preflight.
-        examples: about nodes or pairs, each with its model and version.
+        service: receives the requests.
+        examples: requests for nodes or pairs, each with its model and version.
     """
     stage = _Stage(service)
     app = HttpApp(stage, config)
@@ -51,12 +51,12 @@ async def preflight(service: ScoringService, config: Config, examples: Iterable[
                 if loop.time() > end:
                     break
                 stage.example = example
-                # Every other client's head is a new one, which is parsed; the rest are looked up.
+                # Every second request has a new head, which is parsed; the others hit the cache of heads.
                 await loop.sock_sendall(theirs, _message(example, f"client-{count // 2}"))
                 async with asyncio.timeout(_PATIENCE_S):
                     await loop.sock_recv(theirs, _ANSWER_BYTES)
                 count += 1
-        except (OSError, TimeoutError):  # a server that is slow to begin with is a server all the same
+        except (OSError, TimeoutError):  # a slow start is not a reason to stop
             pass
         finally:
             transport.abort()
@@ -64,7 +64,7 @@ async def preflight(service: ScoringService, config: Config, examples: Iterable[
 
 
 class _Stage:
-    """The service as pre-flights see it, with metrics that are discarded."""
+    """The service for pre-flight requests, with metrics that are not exported."""
 
     def __init__(self, service: ScoringService) -> None:
         self._service = service
@@ -72,7 +72,7 @@ class _Stage:
         self.example = ScoreRequest("")
 
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
-        """To the version that the example is of, whatever a rollout would choose."""
+        """Submit to the version of the example, regardless of rollouts."""
         version = self.example.version
         deadline = time.monotonic() + _PATIENCE_S
         return self._service.submit(
@@ -80,35 +80,35 @@ class _Stage:
         )
 
     async def score(self, request: ScoreRequest) -> Any:
-        """Not asked for."""
-        raise HoplineError("pre-flights are submitted")
+        """Not used by pre-flight requests."""
+        raise HoplineError("pre-flight requests use submit")
 
     def live(self) -> bool:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.live()
 
     def ready(self) -> bool:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.ready()
 
     def model_names(self) -> tuple[str, ...]:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.model_names()
 
     def describe(self, name: str, version: str | None = None) -> ModelInfo:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.describe(name, version)
 
     def unavailable(self) -> Any:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.unavailable()
 
     def index(self) -> Any:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.index()
 
     def statistics(self, name: str) -> Any:
-        """As the service."""
+        """Delegate to the service."""
         return self._service.statistics(name)
 
 
@@ -123,6 +123,6 @@ def _message(example: ScoreRequest, host: str) -> bytes:
 
 
 def _plain(ids: Any) -> list[Any]:
-    """Of an array, or a list."""
+    """Convert an array or a list to a list."""
     found: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return found

@@ -1,8 +1,8 @@
-"""Protobuf's wire format, counted before anything is built of it.
+"""Counting of Protobuf messages before objects are built from them.
 
-A field of two bytes becomes an object of a hundred, and a large message has any number of them.
-Compiled, and done as soon as a count is above what may be: a message of any size takes no longer than one
-that is just allowed. The format: https://protobuf.dev/programming-guides/encoding/
+A field of two bytes becomes an object of a hundred bytes, and a large message may have any number of
+fields. Compiled, and stops when a count exceeds its limit: a message of any size needs no longer than the
+largest allowed one. The format: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from hopline.kernels.jit import njit
 from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sent_bytes
 
-#: Of one piece of 64 KiB that was sent: messages inside the message, and values.
+#: Limits per 64 KiB sent: messages inside the message, and values.
 _MESSAGES, _VALUES = 2**13, 2**16
-#: Field numbers that are told apart; ours are below it.
+#: Limit of known field numbers; those of our messages are below.
 _MAX_FIELDS = 64
-#: What a field holds: a value, packed numbers, or a message: its own number is added.
+#: Kinds of fields: a value, packed numbers, or a message, whose number is added.
 _VALUE, _VARINTS, _FIXED32, _FIXED64, _MESSAGE = range(5)
 _MAX_DEPTH = 16
 _PACKED = {1: _FIXED64, 2: _FIXED32, 6: _FIXED64, 7: _FIXED32, 15: _FIXED32, 16: _FIXED64}
@@ -27,7 +27,7 @@ _MESSAGE_TYPE, _STRING_TYPE, _BYTES_TYPE = 11, 9, 12
 
 
 class Layout(NamedTuple):
-    """What the fields of a message, and of the messages in it, hold.
+    """The kinds of fields of a message and of the messages in it.
 
     Attributes:
         kinds: int64 [messages, fields].
@@ -37,9 +37,9 @@ class Layout(NamedTuple):
 
 
 def layout_of(descriptor: Any) -> Layout:
-    """The layout of a message type."""
+    """Return the layout of a message type."""
     numbers, rows, waiting = {descriptor.full_name: 0}, [], [descriptor]
-    for each in waiting:  # grows meanwhile
+    for each in waiting:  # the list grows in the loop
         row = np.zeros(_MAX_FIELDS, np.int64)
         for field in each.fields:
             if field.type == _MESSAGE_TYPE:
@@ -55,7 +55,7 @@ def layout_of(descriptor: Any) -> Layout:
 
 
 def check_message(layout: Layout, data: bytes) -> None:
-    """Refuse a large or compressed message that holds more than its sender's share; size bounds others.
+    """Refuse a large or compressed message above its sender's share; others are limited by their size.
 
     Raises: RequestTooLarge.
     """
@@ -64,18 +64,18 @@ def check_message(layout: Layout, data: bytes) -> None:
         return
     most_messages, most_values = most_objects(_MESSAGES, sent, size), most_objects(_VALUES, sent, size)
     messages, values = _count(np.frombuffer(data, np.uint8), layout.kinds, most_messages, most_values)
-    check_share("the message", messages, "messages in it, or more", most_messages, sent)
-    check_share("the message", values, "values outside raw_input_contents, or more", most_values, sent)
+    check_share("the message", messages, "or more nested messages", most_messages, sent)
+    check_share("the message", values, "or more values outside raw_input_contents", most_values, sent)
 
 
 def warm_up() -> None:
-    """Have the kernel ready."""
+    """Load the compiled kernel."""
     _count(np.frombuffer(b"\x0a\x00", np.uint8), np.zeros((1, _MAX_FIELDS), np.int64), 1, 1)
 
 
 @njit(nogil=True, cache=True)
 def _varint(data, at, end):  # type: ignore[no-untyped-def]
-    """A varint, and where it ends; -1 where it does not."""
+    """Return a varint and its end; -1 as the end if it is incomplete."""
     value, shift = np.uint64(0), np.uint64(0)
     while at < end and shift < np.uint64(64):
         byte = np.uint64(data[at])
@@ -89,7 +89,7 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _count(data, kinds, most_messages, most_values):  # type: ignore[no-untyped-def]
-    """Messages and values, until there are more than so many, or what follows is no message."""
+    """Count messages and values, until a limit is exceeded or the input is invalid."""
     messages, values, depth, at = 0, 0, 0, 0
     ends, layouts = np.empty(_MAX_DEPTH, np.int64), np.empty(_MAX_DEPTH, np.int64)
     ends[0], layouts[0] = data.shape[0], 0
@@ -134,7 +134,7 @@ def _count(data, kinds, most_messages, most_values):  # type: ignore[no-untyped-
                 values += 1
             at += size
         elif wire in (3, 4):
-            values += 1  # a group, which no message of ours has: its fields count as those around it
+            values += 1  # a group, unused in our messages: its fields count as fields of the message
         else:
             break
         if at < 0:

@@ -3,8 +3,9 @@
     poll → request → service → answer ─┐
               └ no request → dead letter ┴→ sink → settle
 
-A request that is killed on its way, with the server or the broker, is delivered and answered again, with
-the same request id. This file knows no broker; messages are read and written in `queue_message.py`.
+If the server or the broker stops while a request is in progress, the request is delivered and answered
+again, with the same request id. This file does not depend on a broker; `queue_message.py` reads and writes
+messages.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ log = logging.getLogger(__name__)
 
 _SETTING = "queues.requests"
 _POLL_S = 0.5
-#: How often the lag is asked for.
+#: Seconds between two reads of the lag.
 _LOOK_S = 5.0
 #: A message of this size is read within a millisecond.
 _SMALL_BYTES = 64 * 1024
-#: Kafka's longest; of NATS, blanks would begin another argument of its protocol.
+#: 249 is Kafka's limit. In NATS, a blank would begin another argument of the protocol.
 _TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*>]{1,249}")
 _PASSING = (Overloaded, ModelNotReady, FeatureStoreUnavailable, Unavailable)
 
 
 class _Done(NamedTuple):
-    """A message and what is to be written before it is settled."""
+    """A message and the messages to write before it is settled."""
 
     message: Message
     writes: list[Outgoing]
 
 
 class QueueServer:
-    """Reads requests of one topic, together with the other readers of its group.
+    """A reader of the requests of one topic; other readers of its group share the topic.
 
     Args:
-        service: answers them.
+        service: answers the requests.
         config: `queues`.
 
     Raises: ConfigError: an address that cannot be used.
@@ -79,26 +80,26 @@ class QueueServer:
         self._tasks: list[asyncio.Task[None]] = []
         metrics = service.metrics
         self._outcomes = metrics.counter(
-            "hopline_broker_requests_total", "Messages that were settled.", ("outcome",)
+            "hopline_broker_requests_total", "Messages that were settled, by outcome.", ("outcome",)
         )
         self._seconds = metrics.histogram(
             "hopline_broker_request_seconds", "From a message's arrival at the broker to its answer."
         )()
         self._retries = metrics.counter(
             "hopline_broker_retries_total",
-            "Requests that were tried again, as the server could not take them.",
+            "Requests that were retried because the server could not accept them.",
         )()
         metrics.gauge("hopline_broker_requests_open", "Messages read and not settled.")().set_function(
             lambda: len(self._running) + len(self._done)
         )
         self._lag = metrics.gauge(
             "hopline_broker_lag",
-            "Unread messages; the largest count of all workers.",
+            "Unread messages; the largest value of all workers.",
             merge="max",
         )()
         metrics.gauge(
             "hopline_broker_down_seconds",
-            "How long the broker cannot be reached; 0 if it can.",
+            "Seconds since the broker became unreachable; 0 while it is reachable.",
             merge="max",
         )().set_function(self._down_s)
 
@@ -114,7 +115,7 @@ class QueueServer:
             task.add_done_callback(self._ended)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Read no more, and finish what was read; whether all of it was settled in time."""
+        """Stop reading and finish the messages that were read; return whether all were settled in time."""
         self._stopping = True
         self._free.set()
         self._written.set()
@@ -122,12 +123,12 @@ class QueueServer:
             return True
         reading, writing, looking = self._tasks
         looking.cancel()
-        # The reader looks up after each poll; what that brings is finished too.
+        # The reader checks `_stopping` after each poll; the messages of the last poll are finished too.
         _, late = await asyncio.wait({reading, writing}, timeout=timeout_s)
         return not late
 
     async def close(self) -> None:
-        """Close the connection to the broker; unsettled messages are delivered again."""
+        """Close the connections to the broker; unsettled messages are delivered again."""
         for task in (*self._tasks, *self._running):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._running, return_exceptions=True)
@@ -137,7 +138,7 @@ class QueueServer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             log.critical(
-                "%s ended; requests from the broker are read no more",
+                "%s failed; requests from the broker are no longer read",
                 task.get_name(),
                 exc_info=task.exception(),
             )
@@ -162,7 +163,7 @@ class QueueServer:
         self._written.set()
 
     async def _handle(self, message: Message) -> None:
-        """From a message to what is to be written."""
+        """Answer a message, and queue the messages to write."""
         settings = self._settings
         topic = settings.results
         try:
@@ -172,7 +173,7 @@ class QueueServer:
                 raise BadRequest(f"it was delivered {message.num_deliveries} times and never settled")
             if len(message.payload) <= _SMALL_BYTES:
                 request = queue_message.request_of(message, self._max_bytes)
-            else:  # other requests do not wait for it
+            else:  # without blocking other requests
                 request = await asyncio.to_thread(queue_message.request_of, message, self._max_bytes)
         except BadRequest as error:
             self._put_aside(message, error, topic)
@@ -188,15 +189,15 @@ class QueueServer:
             except _PASSING as error:
                 wait_s = backoff.next()
                 if self._stopping:
-                    return  # another reader gets it
+                    return  # the message is delivered to another reader
                 if time.monotonic() + wait_s >= try_until:
                     self._refuse(message, error, topic)
                     return
                 self._retries.inc()
                 await asyncio.sleep(wait_s)
-            except Exception as error:  # one request, of which the others must not hear
+            except Exception as error:  # a failure of one request must not affect others
                 known = as_hopline_error(error, request.request_id)
-                # Wrong in itself, whatever the graph and the models are.
+                # Invalid for every graph and model.
                 if isinstance(known, BadRequest) and not isinstance(known, NodeNotFound | RequestTooLarge):
                     self._put_aside(message, known, topic)
                 else:
@@ -206,27 +207,28 @@ class QueueServer:
         self._finish(message, answer, "ok")
 
     def _answer_topic(self, message: Message) -> str:
-        """Where the answer goes; "" for nowhere.
+        """Return the topic for the answer; "" for none.
 
-        Raises: BadRequest: the message names a forbidden topic: otherwise any producer could have the
-            server write to every topic that the server may write to.
+        Raises: BadRequest: the message names a topic that is not allowed. Otherwise any sender of requests
+            could make the server write to every topic that the server may write to.
         """
         wanted, prefix = message.reply_to, self._settings.reply_prefix
         if not wanted:
             return self._settings.results
         if not prefix:
             raise BadRequest(
-                f"reply-to {wanted[:100]!r} is not followed: queues.reply_prefix is not set; set it to "
-                "what topics of replies begin with, or send the request without reply-to"
+                f"reply-to {wanted[:100]!r} is not allowed: queues.reply_prefix is not set; set it to the "
+                "prefix of reply topics, or send the request without reply-to"
             )
         if not wanted.startswith(prefix):
             raise BadRequest(
-                f"reply-to {wanted[:100]!r} is not followed: topics of replies begin with {prefix!r} "
+                f"reply-to {wanted[:100]!r} is not allowed: reply topics must begin with {prefix!r} "
                 "(queues.reply_prefix)"
             )
         if not _TOPIC.fullmatch(wanted):
             raise BadRequest(
-                f"reply-to {wanted[:100]!r} is no topic: up to 249 characters, without blanks, * and >"
+                f"reply-to {wanted[:100]!r} is an invalid topic: use up to 249 characters without "
+                "blanks, * and >"
             )
         return wanted
 
@@ -239,7 +241,7 @@ class QueueServer:
         if dead:
             writes.append(queue_message.dead_letter(message, dead, str(error)))
         else:
-            log.warning("%s is no request: %s", queue_message.request_id(message), error)
+            log.warning("%s is not a valid request: %s", queue_message.request_id(message), error)
         self._finish(message, writes, "dead_letter")
 
     def _finish(self, message: Message, writes: list[Outgoing], outcome: str) -> None:
@@ -262,13 +264,13 @@ class QueueServer:
             done, self._done = self._done, []
             writes = [one for item in done for one in item.writes]
             if await self._send(writes) is not None:
-                # One of them is refused: each for itself, and the refused ones are dead letters.
+                # The broker refused one: write each item alone; refused ones become dead letters.
                 for item in done:
                     await self._send_one(item)
             await self._queue.settle([item.message for item in done])
 
     async def _send(self, writes: list[Outgoing]) -> BrokerError | None:
-        """Write all, however long the broker is away; the error where it refuses one."""
+        """Write all messages, and wait for the broker if needed; return the error if it refuses one."""
         backoff = Backoff()
         while True:
             try:
@@ -284,7 +286,9 @@ class QueueServer:
             refused = await self._send([write])
             if refused is None:
                 continue
-            log.error("%s: no answer was written: %s", queue_message.request_id(item.message), refused)
+            log.error(
+                "writing the answer to %s failed: %s", queue_message.request_id(item.message), refused
+            )
             dead = self._settings.dead_letters
             if dead and write.topic != dead:
                 await self._send([queue_message.dead_letter(item.message, dead, str(refused))])

@@ -1,7 +1,7 @@
-"""Messages of a broker as score requests, and answers as messages.
+"""Broker messages as score requests, and answers as messages.
 
-The payload of a request is the JSON of `POST /v1/models/<m>/score` and `model` in it; that of an answer is
-what HTTP answers, errors included.
+The payload of a request is the JSON of `POST /v1/models/<m>/score` with an additional `model`. The payload
+of an answer is the body of the HTTP response, for errors too.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from hopline.errors import BadRequest, HoplineError, RequestTooLarge, public_tex
 from hopline.transports.http_errors import encode_json, error_details
 from hopline.transports.json_body import decode_body
 from hopline.transports.score_json import (
-    SAID,
-    AskedBody,
+    OPTIONS,
+    InputsBody,
     deadline_after,
     encode_result,
-    refuse_twice,
+    refuse_repeated_names,
     score_request,
 )
 from hopline.transports.traces import join_trace
 from hopline.types import ScoreRequest, ScoreResult
 
 REQUEST_ID = "request-id"
-#: Of an answer that is an error: its code, as HTTP's header of that name.
+#: Header of an error answer: its code, as in the HTTP header of that name.
 ERROR = "hopline-error"
-#: Of a dead letter: why it is one, and where it was.
+#: Headers of a dead letter: the reason, and the original position.
 REASON = "hopline-reason"
 ORIGIN = "hopline-origin"
 _LONGEST_REASON = 1000
 _LONGEST_ID = 256
 
 
-class _ModelBody(AskedBody, kw_only=True, forbid_unknown_fields=True, gc=False):
+class _ModelBody(InputsBody, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A score request that names its model."""
 
     model: str
 
 
 QueuedBody: Any = msgspec.defstruct(
-    "QueuedBody", SAID, bases=(_ModelBody,), forbid_unknown_fields=True, gc=False, module=__name__
+    "QueuedBody", OPTIONS, bases=(_ModelBody,), forbid_unknown_fields=True, gc=False, module=__name__
 )
 
 _decode: Callable[[bytes | memoryview], _ModelBody]
@@ -52,21 +52,21 @@ _decode = msgspec.json.Decoder(QueuedBody).decode
 
 
 def request_of(message: Message, max_bytes: int) -> ScoreRequest:
-    """The request in a message; its time limit runs from now.
+    """Return the request in a message; its time limit starts now.
 
-    Raises: BadRequest: there is none, and why. RequestTooLarge: it has more than `max_bytes`.
+    Raises: BadRequest: the message is not a valid request. RequestTooLarge: it has more than `max_bytes`.
     """
     if message.problem:
         raise BadRequest(message.problem)
     if len(message.payload) > max_bytes:
         raise RequestTooLarge(
-            f"a message of {len(message.payload)} bytes; at most {max_bytes} are read "
+            f"the message has {len(message.payload)} bytes; the limit is {max_bytes} "
             "(server.max_body_bytes)"
         )
     body = decode_body(
         message.payload, _decode, QueuedBody, "the message", '{"model": "risk", "nodes": [42]}'
     )
-    refuse_twice(body, message.payload)
+    refuse_repeated_names(body, message.payload)
     deadline = deadline_after(body.timeout_ms, None, time.monotonic())
     request = score_request(body.model, None, body, deadline, request_id(message))
     traceparent = message.headers.get("traceparent")
@@ -76,10 +76,9 @@ def request_of(message: Message, max_bytes: int) -> ScoreRequest:
 
 
 def request_id(message: Message) -> str:
-    """The sender's, or the message's own place, which is the same however often it comes.
+    """Return the sender's request id, or the message's position, which is the same for each delivery.
 
-    One that is too long or cannot be printed is none: it would stand in each line of the log and of the
-    prediction log.
+    An id that is too long or not printable is ignored: it would be in each line of the logs.
     """
     own = message.headers.get(REQUEST_ID, "")
     return (
@@ -90,19 +89,19 @@ def request_id(message: Message) -> str:
 
 
 def answer(message: Message, topic: str, request: ScoreRequest, result: ScoreResult) -> Outgoing:
-    """The message that answers a request."""
+    """Return the message that answers a request."""
     headers = _headers(message)
     return Outgoing(encode_result(result, request), topic, message.key, headers)
 
 
 def refusal(message: Message, topic: str, error: HoplineError) -> Outgoing:
-    """The message that answers a request with an error."""
+    """Return the message that answers a request with an error."""
     body = {"error": {"code": error.code, "message": public_text(str(error)), **error_details(error)}}
     return Outgoing(encode_json(body), topic, message.key, {**_headers(message), ERROR: error.code})
 
 
 def dead_letter(message: Message, topic: str, reason: str) -> Outgoing:
-    """The message as it came, with the reason why it is a dead letter."""
+    """Return a copy of the message with the reason why it became a dead letter."""
     headers = {**message.headers, REASON: reason[:_LONGEST_REASON], ORIGIN: _origin(message)}
     return Outgoing(message.payload, topic, message.key, headers)
 

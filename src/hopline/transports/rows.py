@@ -1,4 +1,4 @@
-"""Rows, and fields of a request in parameters: to what a request holds, and checked."""
+"""Conversion and checks of rows, and of request options in parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopline.request_fields import RequestField
 from hopline.transports.json_body import refuse_repeated
 from hopline.types import Priority
 
-#: What a column or an attribute may hold.
+#: A value of a column or an attribute.
 Scalar: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | float | str | bool | None
 
 #: Triton's numbers: 0 is the default, 1 is the most urgent.
@@ -25,18 +25,18 @@ _PRIORITIES: dict[object, Priority] = {
     1: "high",
 }
 
-#: What JSON in a parameter may hold, in words.
-_WANTED: dict[Any, str] = {dict: "object of strings, numbers and truth values", tuple: "list of strings"}
+#: Types of JSON parameters, for messages.
+_WANTED: dict[Any, str] = {dict: "object of strings, numbers and booleans", tuple: "list of strings"}
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows of equal columns as columns.
+    """Convert rows with equal columns to columns.
 
     Raises:
-        BadRequest: there are none, or one has other columns than the first; both are named.
+        BadRequest: there are no rows, or one has other columns than the first; with both names.
     """
     if not rows:
-        raise BadRequest("rows: there are none; at least one is needed")
+        raise BadRequest("rows is empty; send at least one row")
     first = rows[0]
     if len(rows) == 1:
         return {name: [value] for name, value in first.items()}
@@ -49,15 +49,15 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
                     f"rows[{number}] has no column {quoted(absent[0])}, which rows[0] has; send null"
                 )
             added = next(name for name in row if name not in names)
-            raise BadRequest(f"rows[{number}] has column {quoted(added)}, which rows[0] has not")
+            raise BadRequest(f"rows[{number}] has column {quoted(added)}, which rows[0] does not have")
     return {name: [row[name] for row in rows] for name in names}
 
 
 def priority_of(value: object) -> Priority:
-    """A priority by its name, or by Triton's number.
+    """Return a priority from its name or Triton's number.
 
     Raises:
-        BadRequest: it is neither.
+        BadRequest: the value is neither.
     """
     if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdecimal():
         value = int(value)
@@ -73,22 +73,22 @@ def priority_of(value: object) -> Priority:
 
 
 def time_limit_of(value: object) -> float | None:
-    """A time limit from a number or its text; None where it is not above 0, infinite or no number."""
+    """Return a time limit from a number or text; None if it is not positive, infinite or not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         limit = math.nan if isinstance(value, str) and "_" in value else float(value)
-    except (ValueError, OverflowError):  # an integer beyond floats is no time either
+    except (ValueError, OverflowError):  # an integer may be too large for a float
         return None
     return limit if 0 < limit < math.inf else None
 
 
 def option_of(field: RequestField, value: object) -> Any:
-    """A field of a request from a parameter, which holds a string, a number or a truth value.
+    """Read an option of a request from a parameter, which is a string, a number or a bool.
 
-    Raises: BadRequest: it is no value of the field.
+    Raises: BadRequest: the value is invalid for the field.
     """
-    if field.name == "priority":  # Triton has numbers for it
+    if field.name == "priority":  # Triton has numbers for priorities
         return priority_of(value)
     kind = get_origin(field.sent_as)
     kind = get_origin(get_args(field.sent_as)[0]) if kind is Annotated else kind
@@ -116,7 +116,7 @@ def option_of(field: RequestField, value: object) -> Any:
 
 
 def named_place(text: str, body: bytes) -> str:
-    """msgspec's message with the name of the column or attribute where it only says [...]."""
+    """Replace [...] in msgspec's message by the name of the column or attribute."""
     if "[...]" not in text:
         return text
     try:

@@ -1,9 +1,9 @@
-"""The JSON of `POST /v1/models/<m>/score`: body to `ScoreRequest`, `ScoreResult` to answer.
+"""The JSON of `POST /v1/models/<m>/score`: body to `ScoreRequest`, `ScoreResult` to response body.
 
-Typed decoding (msgspec) names the place of what is wrong. Arrays are written by orjson, which reads
-them in place and writes float32 in the shortest form that reads back as the same float32: 0.1, where
-going through Python floats gives 0.10000000149011612. Measured for [1024, 2]: 108 µs and 24 kB, against
-196 µs and 42 kB for `tolist` and msgspec.
+Typed decoding (msgspec) reports the place of an error. orjson writes arrays without a copy, and float32 in
+the shortest form that reads back as the same float32: 0.1, where Python floats would give
+0.10000000149011612. Measured for [1024, 2]: 108 µs and 24 kB, against 196 µs and 42 kB for `tolist` and
+msgspec.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A node that the graph does not have. Lists are for the only edge type, mappings name edge types."""
+    """A node that is not in the graph. Lists are for the only edge type; mappings are by edge type."""
 
     features: list[float]
     neighbors: list[_Id] | dict[str, list[_Id]] = []
@@ -41,14 +41,14 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     edge_weight: list[float] | dict[str, list[float]] = []
 
 
-class AskedBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """What a request is about. Ids in JSON keep their kind: 42 is an integer, "42" a string.
+class InputsBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The inputs of a request. Ids in JSON keep their type: 42 is an integer, "42" a string.
 
     Attributes:
-        version: may also stand in the path.
-        rows: column name -> value, for each row; or the same as `columns`.
+        version: may also be in the path.
+        rows: column name -> value, for each row; an alternative to `columns`.
 
-    Null is as good as absent, since clients made by generators write it for what they do not set.
+    Null is the same as a missing field, since generated clients write null for unset fields.
     """
 
     nodes: list[_Id] | None = None
@@ -60,47 +60,47 @@ class AskedBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     columns: dict[str, list[Scalar]] | None = None
 
 
-#: JSON names and types of a request's options, as `msgspec.defstruct` takes them.
-SAID: list[tuple[str, Any, None]] = [(field.name, field.sent_as | None, None) for field in FIELDS]
+#: JSON names and types of the options of a request, in the form of `msgspec.defstruct`.
+OPTIONS: list[tuple[str, Any, None]] = [(field.name, field.sent_as | None, None) for field in FIELDS]
 #: The body of POST /v1/models/<model>/score.
 ScoreBody: Any = msgspec.defstruct(
-    "ScoreBody", SAID, bases=(AskedBody,), forbid_unknown_fields=True, gc=False, module=__name__
+    "ScoreBody", OPTIONS, bases=(InputsBody,), forbid_unknown_fields=True, gc=False, module=__name__
 )
-_names_said = attrgetter(*[field.name for field in FIELDS])
-_NOTHING_SAID = (None,) * len(FIELDS)
+_options_of = attrgetter(*[field.name for field in FIELDS])
+_NO_OPTIONS = (None,) * len(FIELDS)
 
-_decode: Callable[[bytes | memoryview], AskedBody] = msgspec.json.Decoder(ScoreBody).decode
+_decode: Callable[[bytes | memoryview], InputsBody] = msgspec.json.Decoder(ScoreBody).decode
 
 
-def decode_score(body: bytes, *, is_counted: bool = False) -> AskedBody:
-    """Read a body.
+def decode_score(body: bytes, *, is_counted: bool = False) -> InputsBody:
+    """Decode a body.
 
     Args:
-        is_counted: whether it is known that no name is repeated.
+        is_counted: whether the body was already checked for repeated names.
 
     Raises:
         BadRequest: not JSON (with the position), an unknown field or a wrong type (with its path), or a
-            name that is repeated.
+            repeated name.
     """
     try:
         found = decode_body(body, _decode, ScoreBody)
     except BadRequest as error:
-        if len(body) > PIECE_BYTES:  # naming the place takes as long as reading
+        if len(body) > PIECE_BYTES:  # finding the place needs as long as decoding
             raise
         raise BadRequest(named_place(str(error), body)) from None
-    if not is_counted and body.count(b":") > 1:  # the usual request has one
-        refuse_twice(found, body)
+    if not is_counted and body.count(b":") > 1:  # a typical request has one
+        refuse_repeated_names(found, body)
     return found
 
 
-def refuse_twice(found: AskedBody, body: bytes) -> None:
-    """Refuse a body in which a name is repeated.
+def refuse_repeated_names(found: InputsBody, body: bytes) -> None:
+    """Refuse a body in which an object repeats a name.
 
-    Raises: BadRequest: names it.
+    Raises: BadRequest: with the name.
     """
     names = sum(value is not None for value in msgspec.structs.astuple(found))
     names += sum(map(len, found.rows or ())) + len(found.columns or ())
-    names += sum(len(value) for value in _names_said(found) if type(value) is dict)
+    names += sum(len(value) for value in _options_of(found) if type(value) is dict)
     for node in found.inline or ():
         names += 1 if node.id is None else 2
         for each in (node.neighbors, node.edge_attr, node.edge_weight):
@@ -110,46 +110,50 @@ def refuse_twice(found: AskedBody, body: bytes) -> None:
 
 
 def may_name_version(body: bytes) -> bool:
-    """Whether a body may name a version, found without decoding: True may be wrong."""
-    # Looking through a large body takes as long as reading it.
+    """Return whether a body may select a version, without decoding it; True may be wrong."""
+    # Searching a large body needs as long as decoding it.
     return len(body) > PIECE_BYTES or b"version" in body or b"\\u" in body
 
 
 def score_request(
-    model: str, version: str | None, body: AskedBody, deadline: float | None, request_id: str
+    model: str, version: str | None, body: InputsBody, deadline: float | None, request_id: str
 ) -> ScoreRequest:
-    """The transport-neutral request.
+    """Build the transport-neutral request.
 
     Args:
         model: from the path.
-        version: from the path; must not contradict the body's.
-        body: as decoded.
+        version: from the path; must not contradict the body's version.
+        body: the decoded body.
         deadline: on time.monotonic()'s clock.
         request_id: for logs.
 
     Raises:
-        BadRequest: path and body name different versions, rows have different columns, or as_of is no time.
+        BadRequest: path and body name different versions, rows have different columns, or as_of is invalid.
     """
     if body.version is not None:
         if version is not None and version != body.version:
-            raise BadRequest(f"the path says version {quoted(version)}, the body {quoted(body.version)}")
+            raise BadRequest(
+                f"the path has version {quoted(version)}, but the body has {quoted(body.version)}"
+            )
         version = body.version
     columns: Any = body.columns
     if body.rows is not None:
         if columns is not None:
-            raise BadRequest("send either rows or columns")
+            raise BadRequest("send either rows or columns, not both")
         columns = columns_of(body.rows)
     pairs: Any = body.pairs
-    nodes: Any = body.nodes  # a mixture of integers and strings is the id index's to refuse
+    nodes: Any = body.nodes  # the id index refuses a mixture of integers and strings
     inline = [_inline_node(node) for node in body.inline] if body.inline else ()
     both = None if pairs is None else ([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    said = _names_said(body)
-    if said == _NOTHING_SAID:  # the usual request
+    options_sent = _options_of(body)
+    if options_sent == _NO_OPTIONS:  # the usual request
         return ScoreRequest(
             model, nodes or (), inline, both, version,
             deadline=deadline, request_id=request_id, columns=columns,
         )  # fmt: skip
-    options = {field.name: value for field, value in zip(FIELDS, said, strict=True) if value is not None}
+    options = {
+        field.name: value for field, value in zip(FIELDS, options_sent, strict=True) if value is not None
+    }
     if "as_of" in options:
         options["as_of"] = read_as_of(options["as_of"])
     return ScoreRequest(
@@ -159,7 +163,7 @@ def score_request(
 
 
 def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -> float | None:
-    """The earlier of the two time limits that a request may name, as an absolute time.
+    """Return the earlier of the two time limits of a request, as an absolute time.
 
     Raises:
         BadRequest: not a positive number.
@@ -180,17 +184,17 @@ def deadline_after(timeout_ms: float | None, header: bytes | None, now: float) -
 
 
 def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
-    """The answer's body; rows of unknown nodes are null and their ids are listed in `missing`.
+    """Encode the response body; rows of unknown nodes are null and their ids are listed in `missing`.
 
-    `parts` is there for pipelines: which version answered each of their steps.
+    For pipelines, `parts` contains the version that answered each step.
     """
     missing = result.missing
-    # The usual answer, without a detour.
+    # Fast path for a typical answer.
     if missing is None and not (result.degraded or result.parts or result.graph_through_ms):
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
-        except orjson.JSONEncodeError:  # strings, or rows that are not contiguous
+        except orjson.JSONEncodeError:  # strings, or an array that is not contiguous
             pass
     parts = [
         b'"%b":%b' % (name.encode(), encode_rows(array) if missing is None else _with_nulls(array, missing))
@@ -207,7 +211,7 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
 
 
 def encode_rows(array: AnyArray) -> bytes:
-    """An array as nested JSON lists; NaN and infinities become null."""
+    """Encode an array as nested JSON lists; NaN and infinities become null."""
     if array.dtype.kind in "OUS":
         return orjson.dumps(array.tolist())
     if not array.flags.c_contiguous:
@@ -230,7 +234,7 @@ def _with_nulls(array: AnyArray, missing: AnyArray) -> bytes:
 
 
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:
-    """Ids of the rows; numbers of the rows where a pipeline took its ids from columns."""
+    """Encode the ids of the missing rows; row numbers if a pipeline read its ids from columns."""
     ids: Any = request.nodes if request.pairs is None else list(zip(*request.pairs, strict=True))
     if not len(ids):
         ids = range(len(missing))
@@ -248,9 +252,9 @@ def _inline_node(node: InlineBody) -> InlineNode:
 
 
 def _by_edge_type(value: Any) -> Any:
-    """A bare list belongs to the node type's only edge type, whose key is left empty."""
+    """Return values by edge type; a list is for the only edge type, with the key ""."""
     if isinstance(value, dict):
-        if "" in value and len(value) > 1:  # one of the two lists would be lost
-            raise BadRequest("an inline node has edges of type '' and of other types; name all types")
+        if "" in value and len(value) > 1:  # otherwise one of the two lists would be ignored
+            raise BadRequest("an inline node has edge type '' and others; name all edge types")
         return value
     return {"": value} if value else {}

@@ -1,9 +1,9 @@
-"""Keeps an event loop awake for a moment after an answer, where the next request follows immediately.
+"""Keeps an event loop awake for a moment after an answer, if the next request is likely to follow.
 
-A loop that has nothing to do sleeps, and waking it takes longer than looking a node up: with one client
-that asks, reads and asks again, that was half of each answer's time (docs/log.md). Waiting awake is only
-worth its processor time where it pays, so each time it was useless, more answers pass before the next try,
-as hypervisors do before they halt a processor (KVM's adaptive halt polling).
+An idle loop sleeps, and waking it needs longer than answering a lookup. With one client that sends its next
+request after each answer, that was half of the time of each answer (docs/log.md). Waiting awake is only
+worth its CPU time if a request comes. After each wait without a request, more answers pass before the next
+wait, as in hypervisors before they halt a processor (KVM's adaptive halt polling).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 import time
 
-#: Answers that pass at most between two tries.
+#: Most answers between two waits.
 _MOST_SKIPPED = 1023
 
 
 class Spinner:
-    """Decides when and how long an event loop waits awake.
+    """Waits awake for the next request after an answer.
 
     Args:
-        spin_s: how long to wait awake for the next request; 0 never does.
+        spin_s: how long to wait awake, seconds; 0 never waits.
 
     Attributes:
         is_on: whether it ever waits awake.
-        num_pending: requests that something else works on: those threads need the interpreter more.
+        num_pending: requests that other threads work on. Those threads need the interpreter more.
     """
 
     def __init__(self, spin_s: float) -> None:
@@ -36,11 +36,11 @@ class Spinner:
         self._penalty = self._skip = 0
 
     def came(self) -> None:
-        """A request came."""
+        """Record that a request arrived."""
         self._came = True
 
     def answered(self) -> None:
-        """An answer left: wait awake for what follows it."""
+        """Record that an answer was sent, and maybe wait awake for the next request."""
         if self._spinning:
             if self._came:
                 self._came = False
@@ -55,7 +55,7 @@ class Spinner:
         self._wait(asyncio.get_running_loop())
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Be called in the loop's next turn, which for that looks for input without sleeping."""
+        """Reschedule in the loop's next turn; for that, the loop polls for input without sleeping."""
         if not self.num_pending:
             if time.monotonic() < self._until:
                 loop.call_soon(self._wait, loop)

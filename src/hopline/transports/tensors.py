@@ -1,10 +1,10 @@
-"""Tensors of the Open Inference Protocol, whatever carried them.
+"""Tensors of the Open Inference Protocol, for all transports.
 
-Both transports share this: HTTP brings JSON or binary data, gRPC raw or typed contents. Knows the
-protocol's datatypes, nothing of models.
+HTTP requests contain JSON or binary data, gRPC requests raw or typed contents. This file handles the
+protocol's datatypes and does not depend on models.
 
-BYTES elements are each preceded by their length, 4 bytes little-endian (the protocol's "Binary Tensor
-Data" extension).
+Each BYTES element is preceded by its length, 4 bytes little-endian (the protocol's "Binary Tensor Data"
+extension).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-#: Floats below these are one integer each. The limit itself is also what its neighbour is rounded to, in
-#: JSON or in the client's own code, before anything here can see it.
+#: Integers below these are exact as floats. The limit itself is excluded: JSON or the client may already
+#: have rounded its neighbour to it.
 _EXACT = {"FP16": 2**11, "FP32": 2**24, "FP64": 2**53}
-#: Dimensions of a shape, fewer than NumPy's own bound, and elements, far below those that overflow there.
+#: Limits of a shape: dimensions, below NumPy's limit, and elements, far below an overflow.
 _MAX_DIMS, _MAX_ELEMENTS = 32, 2**48
 _NESTED = re.compile(rb"\s*\[\s*\[")
-#: What JSON has for a kind of dtype; "S" is BYTES.
+#: JSON type for each kind of dtype; "S" is BYTES.
 _JSON_TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "S": str}
 
 
@@ -54,8 +54,8 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         datatype: protocol name.
         shape: as sent.
-        values: flat array in the datatype's dtype, or for BYTES a list of bytes.
-        exact: float64, as sent, where the datatype rounds what JSON says; else None.
+        values: flat array with the datatype's dtype; for BYTES a list of bytes.
+        exact: float64 values as sent, if the datatype rounds the JSON numbers; else None.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         return len(self.values)
 
     def ids(self) -> list[str] | IdArray:
-        """As external ids: str for BYTES, int64 for numbers where nothing is lost.
+        """Return external ids: str for BYTES, int64 for numbers that convert without loss.
 
         Raises: BadRequest: not [n] or [n, 1], not whole numbers, beyond 64 bits, not UTF-8.
         """
@@ -82,7 +82,7 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
         return self.integers()
 
     def column(self) -> list[str] | AnyArray:
-        """As a column of a table: str for BYTES, else an array as sent.
+        """Return a table column: str for BYTES, otherwise an array as sent.
 
         Raises: BadRequest: not [n] or [n, 1], or not UTF-8.
         """
@@ -96,13 +96,13 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
             raise self._not_utf8("strings", error) from None
 
     def integers(self) -> IdArray:
-        """As int64 [n].
+        """Return the values as int64 [n].
 
         Raises: BadRequest: not whole numbers, or beyond 64 bits.
         """
         values = self.values
         if isinstance(values, list) or values.dtype.kind == "b":
-            raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; INT64 is needed")
+            raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; expected INT64")
         if values.dtype.kind == "f":
             limit = _EXACT[self.datatype]
             values = values if self.exact is None else self.exact
@@ -111,34 +111,34 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
             )
             if not lossless:
                 raise BadRequest(
-                    f"tensor {quoted(self.name)} is {self.datatype} and holds values that are not whole "
-                    f"numbers below {limit}, where such floats stop being exact; send INT64"
+                    f"tensor {quoted(self.name)} is {self.datatype} and has values that are not whole "
+                    f"numbers below {limit}, the limit of exact integers; send INT64"
                 )
         elif self.datatype == "UINT64" and (values > np.uint64(2**63 - 1)).any():
-            raise BadRequest(f"tensor {quoted(self.name)} holds values above 2^63 - 1; send INT64")
+            raise BadRequest(f"tensor {quoted(self.name)} has values above 2^63 - 1; send INT64")
         return values.astype(np.int64)
 
     def rows(self) -> FloatArray:
-        """As float32 [n, d].
+        """Return the values as float32 [n, d].
 
-        Raises: BadRequest: not two-dimensional, rows of no values, or not numbers.
+        Raises: BadRequest: not two-dimensional, rows without values, or not numbers.
         """
         if isinstance(self.values, list) or self.values.dtype.kind == "b":
-            raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; FP32 is needed")
-        if len(self.shape) != 2 or (self.shape[0] and not self.shape[1]):  # any number of rows of nothing
+            raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; expected FP32")
+        if len(self.shape) != 2 or (self.shape[0] and not self.shape[1]):  # rows without values
             raise self._misshapen("[n, features]")
         return self.values.astype(np.float32).reshape(self.shape)
 
     def _misshapen(self, needed: str) -> BadRequest:
-        return BadRequest(f"tensor {quoted(self.name)} has shape {quoted(self.shape)}; {needed} is needed")
+        return BadRequest(f"tensor {quoted(self.name)} has shape {quoted(self.shape)}; expected {needed}")
 
     def _not_utf8(self, what: str, error: UnicodeDecodeError) -> BadRequest:
-        found = f"byte {error.start} of one is {error.object[error.start]:#04x}"
-        return BadRequest(f"tensor {quoted(self.name)} holds {what} that are not UTF-8: {found}")
+        position = f"byte {error.start} of one is {error.object[error.start]:#04x}"
+        return BadRequest(f"tensor {quoted(self.name)} has {what} that are not UTF-8: {position}")
 
 
 def tensor_from_array(name: str, array: AnyArray) -> Tensor:
-    """An output as a tensor; strings become BYTES."""
+    """Return an output as a tensor; strings become BYTES."""
     if array.dtype.kind in "OUS":
         values = [
             item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()
@@ -146,26 +146,26 @@ def tensor_from_array(name: str, array: AnyArray) -> Tensor:
         return Tensor(name, "BYTES", array.shape, values)
     datatype = _NAMES.get(array.dtype)
     if datatype is None:
-        raise TypeError(f"output {name!r} has dtype {array.dtype}, which the protocol has no name for")
+        raise TypeError(f"output {name!r} has dtype {array.dtype}, which is not a datatype of the protocol")
     return Tensor(name, datatype, array.shape, np.ascontiguousarray(array).ravel())
 
 
 def checked_shape(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """A shape and its number of elements.
+    """Return a shape as a tuple, and its number of elements.
 
-    Raises: BadRequest: no dimension, too many of them, a negative one, or too many elements.
+    Raises: BadRequest: no dimension, too many dimensions, a negative one, or too many elements.
     """
-    if len(shape) == 1 and 0 <= shape[0] <= _MAX_ELEMENTS:  # nearly always
+    if len(shape) == 1 and 0 <= shape[0] <= _MAX_ELEMENTS:  # the typical case
         return (shape[0],), shape[0]
     if len(shape) > _MAX_DIMS:
         raise BadRequest(
-            f"tensor {quoted(name)} has a shape of {len(shape)} dimensions; at most {_MAX_DIMS} are read"
+            f"tensor {quoted(name)} has a shape of {len(shape)} dimensions; at most {_MAX_DIMS} are allowed"
         )
     dims = tuple(shape)
     if not dims or min(dims) < 0:
-        raise BadRequest(f"tensor {quoted(name)} has shape {quoted(dims)}; positive dimensions are needed")
+        raise BadRequest(f"tensor {quoted(name)} has shape {quoted(dims)}; expected positive dimensions")
     if math.prod(max(size, 1) for size in dims) > _MAX_ELEMENTS:
-        raise BadRequest(f"tensor {quoted(name)} has shape {quoted(dims)}, which no request can fill")
+        raise BadRequest(f"tensor {quoted(name)} has shape {quoted(dims)}, larger than any request")
     return dims, math.prod(dims)
 
 
@@ -175,8 +175,8 @@ def check_amount(name: str, heads: Iterable[tuple[str, int]], num_bytes: int, se
     Args:
         name: of the request, for messages.
         heads: datatype and number of values of each tensor.
-        num_bytes: of the request as it is read.
-        sent_bytes: as it came.
+        num_bytes: size of the decompressed request.
+        sent_bytes: size as sent.
 
     Raises: RequestTooLarge.
     """
@@ -194,11 +194,11 @@ def check_amount(name: str, heads: Iterable[tuple[str, int]], num_bytes: int, se
 
 
 class TensorHead(msgspec.Struct, frozen=True, eq=False):
-    """What a tensor is, without its values: checked once for all tensors that look alike.
+    """The description of a tensor without its values, checked once for all tensors that share it.
 
     Attributes:
         datatype: protocol name.
-        shape: as sent; `count` elements.
+        shape: as sent; has `count` elements.
         dtype: None for BYTES.
     """
 
@@ -209,7 +209,7 @@ class TensorHead(msgspec.Struct, frozen=True, eq=False):
     dtype: np.dtype[Any] | None
 
     def decode(self, data: bytes | memoryview) -> Tensor:
-        """The tensor with values from binary data.
+        """Return the tensor with values from binary data.
 
         Raises: BadRequest: the bytes do not match the shape.
         """
@@ -219,13 +219,13 @@ class TensorHead(msgspec.Struct, frozen=True, eq=False):
         if len(data) != self.count * dtype.itemsize:
             raise BadRequest(
                 f"tensor {quoted(self.name)} {self.datatype}{quoted(self.shape)} needs "
-                f"{self.count * dtype.itemsize} bytes, {len(data)} were sent"
+                f"{self.count * dtype.itemsize} bytes, but {len(data)} were sent"
             )
         return Tensor(self.name, self.datatype, self.shape, np.frombuffer(data, dtype))
 
 
 def tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
-    """A head from what a request says.
+    """Build a head from the fields of a request.
 
     Raises: BadRequest: unknown datatype, no dimension, or a negative one.
     """
@@ -234,7 +234,7 @@ def tensor_head(name: str, datatype: str, shape: Sequence[int]) -> TensorHead:
 
 
 def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-    """A tensor from binary data.
+    """Decode a tensor from binary data.
 
     Raises: BadRequest: unknown datatype, or the bytes do not match the shape.
     """
@@ -242,9 +242,9 @@ def decode_raw(name: str, datatype: str, shape: Sequence[int], data: bytes | mem
 
 
 def decode_json(name: str, datatype: str, shape: Sequence[int], text: bytes) -> Tensor:
-    """A tensor from a JSON list of values, flat or nested as its shape is.
+    """Decode a tensor from a JSON list of values, flat or nested according to its shape.
 
-    Raises: BadRequest: unknown datatype, a value of another type, or the wrong number of them.
+    Raises: BadRequest: unknown datatype, a value of another type, or a wrong number of values.
     """
     dims, count = checked_shape(name, shape)
     dtype = None if datatype == "BYTES" else _dtype(name, datatype)
@@ -252,7 +252,7 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], text: bytes) -> 
     try:
         values = _decoder("S" if dtype is None else dtype.kind, len(dims) if is_nested else 1)(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        return decode_values(name, datatype, shape, _any_values(name, text))  # says what is wrong
+        return decode_values(name, datatype, shape, _any_values(name, text))  # raises the exact error
     flat = _flatten(name, dims, values) if is_nested else values
     if len(flat) != count:
         raise _uneven(name, dims, count, len(flat))
@@ -262,9 +262,9 @@ def decode_json(name: str, datatype: str, shape: Sequence[int], text: bytes) -> 
 
 
 def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
-    """A tensor from Python values, nested or flat.
+    """Build a tensor from Python values, nested or flat.
 
-    Raises: BadRequest: unknown datatype, a value of another type, or the wrong number of them.
+    Raises: BadRequest: unknown datatype, a value of another type, or a wrong number of values.
     """
     dims, count = checked_shape(name, shape)
     flat = _flatten(name, dims, values)
@@ -281,9 +281,9 @@ def decode_values(name: str, datatype: str, shape: Sequence[int], values: Sequen
 
 
 def decode_typed(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Tensor:
-    """The same where the values' type is known to be right, as that of gRPC's typed contents is.
+    """Build a tensor from values of a known type, for gRPC's typed contents.
 
-    Raises: BadRequest: the wrong number of values, or one that a narrower datatype does not hold.
+    Raises: BadRequest: a wrong number of values, or one that does not fit the datatype.
     """
     dims, count = checked_shape(name, shape)
     if len(values) != count:
@@ -294,7 +294,7 @@ def decode_typed(name: str, datatype: str, shape: Sequence[int], values: list[An
 
 
 def encode_raw(tensor: Tensor) -> bytes:
-    """Binary data of a tensor."""
+    """Encode a tensor as binary data."""
     if isinstance(tensor.values, list):
         return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
     return tensor.values.tobytes()
@@ -334,7 +334,7 @@ def _of_numbers(
         with np.errstate(over="raise"):
             return Tensor(name, datatype, dims, np.array(exact, dtype), exact)
     except (FloatingPointError, OverflowError, ValueError):
-        raise BadRequest(f"tensor {quoted(name)} holds values that do not fit {datatype}") from None
+        raise BadRequest(f"tensor {quoted(name)} has values that do not fit {datatype}") from None
 
 
 def _dtype(name: str, datatype: str) -> np.dtype[Any]:
@@ -354,24 +354,24 @@ def _split_bytes(name: str, count: int, data: bytes | memoryview) -> list[bytes]
     while at < end and len(values) < count:
         if at + 4 > end:
             raise BadRequest(
-                f"tensor {quoted(name)}: byte {at} begins a length, but only {end - at} bytes follow"
+                f"tensor {quoted(name)}: a length begins at byte {at}, but only {end - at} bytes follow"
             )
         start = at + 4
         at = start + int.from_bytes(whole[at:start], "little")
         if at > end:
             raise BadRequest(
-                f"tensor {quoted(name)}: a value of {at - start} bytes begins at {start}, "
-                f"{end - start} follow"
+                f"tensor {quoted(name)}: a value of {at - start} bytes begins at byte {start}, "
+                f"but only {end - start} bytes follow"
             )
         values.append(whole[start:at])
     if len(values) != count or at < end:
-        more = f"{len(values)} were sent" if at == end else f"{end - at} bytes follow them"
-        raise BadRequest(f"tensor {quoted(name)} needs {count} BYTES values, {more}")
+        more = f"{len(values)} were sent" if at == end else f"{end - at} bytes follow the last one"
+        raise BadRequest(f"tensor {quoted(name)} needs {count} BYTES values, but {more}")
     return values
 
 
 def _flatten(name: str, dims: tuple[int, ...], values: Sequence[Any]) -> list[Any]:
-    """Values without nesting. Raises: BadRequest: their nesting does not match the shape."""
+    """Return values without nesting. Raises: BadRequest: they are nested differently from the shape."""
     flat: list[Any] = list(values)
     if not any(isinstance(value, list) for value in flat):
         return flat
@@ -383,8 +383,8 @@ def _flatten(name: str, dims: tuple[int, ...], values: Sequence[Any]) -> list[An
         flat = [item for value in flat for item in value]
     if not fits or any(isinstance(value, list) for value in flat):
         raise BadRequest(
-            f"tensor {quoted(name)} has shape {quoted(dims)}, but its data is nested otherwise; send it "
-            "flat, or nested as the shape is"
+            f"tensor {quoted(name)} has shape {quoted(dims)}, but its data is nested differently; send it "
+            "flat, or nested according to the shape"
         )
     return flat
 

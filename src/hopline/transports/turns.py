@@ -1,14 +1,14 @@
-"""Turns: a burst of one connection is not read to its end before others get a turn.
+"""Turns: a large amount of input of one connection is read in parts.
 
-        a turn of the loop      read ▸ read ▸ read ▸ │ others' callbacks │ what was left over ▸ │ poll
+        a turn of the loop      read ▸ read ▸ read ▸ │ other callbacks │ postponed work ▸ │ poll
 
-A client may write thousands of requests at a time. Each connection, and each stream of requests, is read
-for a bounded time; what is left waits here, behind what others sent. All that waits shares one such time
-in each turn of the loop, first come, first served.
+A client may write thousands of requests at a time. Each connection, and each stream of requests, works for
+a bounded time; then its work is postponed and waits here, behind the input of other clients. All postponed
+work shares one such time in each turn of the loop, first come, first served.
 
-A loop reads up to 256 KB of each connection in each of its turns, and of one that sends more than that up
-to 8 MB. So a connection that sends much is read once, and again when its turn has come: only a few of them
-in each turn of the loop.
+An event loop reads up to 256 KB of each connection per turn, and up to 8 MB of a connection that sends
+more. So a connection that sends much is read once, and again when its turn has come: only a few of them in
+each turn of the loop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-#: Seconds that a connection, or a stream of requests, may take before others have their turn. A request
-#: takes some tens of microseconds, and callers wait for a few milliseconds.
+#: Seconds that a connection, or a stream of requests, may work before the others have their turn. A request
+#: needs some tens of microseconds, and callers wait for a few milliseconds.
 TURN_S = 1e-3
 #: A read that fills most of a loop's buffer: more has arrived.
 LONG_READ_BYTES = 128 * 1024
@@ -30,10 +30,10 @@ LARGE_BYTES = 1 << 20
 
 
 class Waiting(Protocol):
-    """What continues later."""
+    """Work that continues in a later turn."""
 
     def go_on(self) -> None:
-        """Take a turn; and wait again if that was not enough."""
+        """Work for one turn; wait again if that was not enough."""
 
 
 class _Dropped:
@@ -47,13 +47,13 @@ class _Dropped:
 
 
 class Turns:
-    """See the module; of one listener.
+    """The postponed work of one listener; see the module docstring.
 
     Args:
         clock: seconds, monotonic.
 
     Attributes:
-        clock: as given.
+        clock: the clock of the constructor.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -81,7 +81,7 @@ class Turns:
         self.wait(_Dropped(memory))
 
     def leave(self, item: Waiting) -> None:
-        """Remove an item from the queue."""
+        """Remove an item that no longer has to continue."""
         self._waiting.pop(item, None)
 
     def _turn(self) -> None:
@@ -90,7 +90,7 @@ class Turns:
         num_reads = 0
         try:
             for item in list(self._waiting):
-                if item in self._waiting:  # it has not left meanwhile
+                if item in self._waiting:  # it was not removed meanwhile
                     num_reads += self._waiting.pop(item)
                     item.go_on()
                     if num_reads >= MOST_READS or self.clock() > until:

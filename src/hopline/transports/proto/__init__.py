@@ -1,9 +1,9 @@
-"""Message classes of the .proto files beside this one, and of other descriptor sets.
+"""Message classes of the .proto files in this folder, and of other descriptor sets.
 
-Made at run time from `descriptors.binpb` (written by `scripts/protos`), not from generated Python, for
-two reasons: generated code is refused by Protobuf runtimes two major versions newer, while a descriptor
-set is not; and the classes live in a pool of their own, so that a process may also import tritonclient,
-whose messages bear the same names.
+The classes are created at run time from `descriptors.binpb` (written by `scripts/protos`), not from
+generated Python, for two reasons. Protobuf runtimes two major versions newer refuse generated code but not
+a descriptor set. And the classes are in a separate pool, so that a process may also import tritonclient,
+whose messages have the same names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DESCRIPTORS = Path(__file__).with_name("descriptors.binpb")
 
 @cache
 def pool(descriptors: Path = DESCRIPTORS) -> Any:
-    """The descriptor pool of all files of a descriptor set."""
+    """Return a descriptor pool with all files of a descriptor set."""
     own = DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors.read_bytes()).file:
         own.Add(file)
@@ -29,7 +29,7 @@ def pool(descriptors: Path = DESCRIPTORS) -> Any:
 
 @cache
 def message(name: str, descriptors: Path = DESCRIPTORS) -> Any:
-    """The class of a message, by its full name ("inference.ModelInferRequest").
+    """Return the class of a message by its full name ("inference.ModelInferRequest").
 
     Raises: KeyError: no such message.
     """
@@ -37,5 +37,6 @@ def message(name: str, descriptors: Path = DESCRIPTORS) -> Any:
 
 
 def methods(service: str, descriptors: Path = DESCRIPTORS) -> list[Any]:
-    """Method descriptors of a service, by its full name."""
+    """Return the method descriptors of a service by its full name."""
+
     return list(pool(descriptors).FindServiceByName(service).methods)
