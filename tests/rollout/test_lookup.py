@@ -380,7 +380,7 @@ class Disk:
         self.num_read = 0
         for name in ("near_row", "near_rows"):
             monkeypatch.setattr(self.residency, name, lambda *_: not self.is_cold)
-        monkeypatch.setattr(self.residency, "read_ahead", self.fetch)
+        monkeypatch.setattr(self.residency, "read_ahead", self.read_ahead)
 
     def read_ahead(self, sections, ids):
         assert threading.current_thread() is not threading.main_thread()

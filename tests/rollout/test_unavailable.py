@@ -75,7 +75,7 @@ def bad_limits(folder):
 BREAK = {
     "corrupted": (corrupt, "artifact_corrupted.*sha256"),
     "unreadable": (no_model_json, "artifact_error.*model.json"),
-    "another graph": (of_another_graph, "schema_mismatch.*node type 'user' is absent.*'node'"),
+    "another graph": (of_another_graph, "schema_mismatch.*node type 'user' is missing.*'node'"),
     "another name": (of_another_name, "artifact_error.*'somebody'"),
     "bad serving.toml": (bad_limits, "config_error.*no_such_limit"),
 }

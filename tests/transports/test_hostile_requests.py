@@ -27,6 +27,8 @@ from tests.transports.hostile import Hostile
 
 #: Processor time of the loop's thread, in seconds, and bytes.
 MOST_S, MOST_BYTES = 0.010, 16 * 2**20
+#: Medians that must all be above the bound for a failure.
+ROUNDS = 4
 #: Bytes of an answer: what an error says, with nothing of what was sent but a few names.
 MOST_ANSWER = 16 * 1024
 
@@ -137,11 +139,18 @@ def loop() -> Iterator[Loop]:
 
 
 def held(loop: Loop, ask: Callable[[Hostile], Any], sent: Hostile) -> None:
-    """Ask three times, and look at what it took."""
+    """Ask three times, and look at what it took.
+
+    A neighbour on the same processor only adds to a thread's time, for some milliseconds. So what took
+    too long is asked again; work that takes too long does so in every round.
+    """
     assert len(sent.body) <= hostile.SENT_BYTES
-    seen = [loop.runner.run(ask(sent)) for _ in range(3)]
-    assert statistics.median(took for took, _ in seen) <= MOST_S
-    assert max(size for _, size in seen) <= MOST_ANSWER
+    for _ in range(ROUNDS):
+        seen = [loop.runner.run(ask(sent)) for _ in range(3)]
+        assert max(size for _, size in seen) <= MOST_ANSWER
+        if (took := statistics.median(took for took, _ in seen)) <= MOST_S:
+            break
+    assert took <= MOST_S
     tracemalloc.start()
     try:
         loop.runner.run(ask(sent))

@@ -24,6 +24,12 @@ def test_a_byte_order_mark_is_ignored() -> None:
         assert decode_infer(marked, length)[1][0].ids().tolist() == [42]
 
 
+def test_several_byte_order_marks_are_refused() -> None:
+    for count in (2, 1_000_000):
+        with pytest.raises(BadRequest, match="several byte order marks; send one at most"):
+            decode_score(codecs.BOM_UTF8 * count + b'{"nodes":[42]}')
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_other_encodings_of_text_are_named(encoding: str) -> None:
     with pytest.raises(BadRequest, match="UTF-16 or UTF-32; send JSON as UTF-8"):

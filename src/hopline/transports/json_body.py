@@ -59,7 +59,10 @@ def decode_body(
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         sent = bytes(body)
         if sent.startswith(codecs.BOM_UTF8):
-            return decode_body(sent[len(codecs.BOM_UTF8) :], decode, kind, what, example)
+            rest = sent[len(codecs.BOM_UTF8) :]
+            if rest.startswith(codecs.BOM_UTF8):
+                raise BadRequest(f"{what} has several byte order marks; send one at most") from None
+            return decode_body(rest, decode, kind, what, example)
         if not sent or sent.isspace():  # without a copy, unlike strip
             raise BadRequest(f"{what} is empty; send JSON such as {example}") from None
         if sent.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in sent[:2]:
