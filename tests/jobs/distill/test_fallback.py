@@ -170,7 +170,7 @@ def test_a_teacher_answers_alike_with_and_without_a_student(teacher, places, tmp
     ("damage", "error", "match"),
     [
         (lambda f: (f / "student.onnx").write_bytes(b"x"), ArtifactCorrupted, "sha256 is"),
-        (lambda f: (f / "student.onnx").unlink(), ArtifactCorrupted, "but not the student"),
+        (lambda f: (f / "student.onnx").unlink(), ArtifactCorrupted, "but student.onnx does not"),
         (lambda f: (f / "student.json").write_text("{}"), ArtifactError, r"not a valid student\.json"),
         (
             lambda f: (f / "student.json").write_text(
