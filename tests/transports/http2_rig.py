@@ -57,6 +57,12 @@ class Transport:
     def abort(self) -> None:
         self.aborted = True
 
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high == 0
+
     def get_extra_info(self, name: str) -> None:
         return None
 

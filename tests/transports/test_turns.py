@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -11,10 +12,11 @@ from hopline.config.reader import load_config
 from hopline.testing.service import FakeService
 from hopline.transports.grpc import HEALTH, INFERENCE, GrpcApp
 from hopline.transports.proto import message
-from hopline.transports.turns import MOST_READS, TURN_S, Turns
+from hopline.transports.turns import LONG_READ_BYTES, MOST_READS, TURN_S, Turns
 from hopline.types import Deliver, ScoreRequest, Ticket
+from tests.transports import http_rig
 from tests.transports.grpc_rig import endpoint_of
-from tests.transports.http2_rig import Client, Served
+from tests.transports.http2_rig import Client, Served, Transport
 from tests.transports.test_grpc_call import framed, infer_request
 
 
@@ -175,6 +177,36 @@ async def test_a_client_that_does_not_read_has_no_turns() -> None:
     client.server.resume_writing()
     await turns_until(lambda: client.transport.is_reading)
     assert num_answered(client) == 50
+
+
+@pytest.mark.parametrize("protocol", ["HTTP/1.1", "HTTP/2"])
+async def test_what_a_refused_client_still_sends_is_dropped_in_turns(protocol: str) -> None:
+    config = load_config(overrides={"server.max_body_bytes": 1000})
+    host, served = http_rig.Host(config), Served(turns=Turns())
+    transports = []
+    for _ in range(MOST_READS + 2):
+        if protocol == "HTTP/1.1":
+            server: asyncio.Protocol = host.endpoint()
+            transport = Transport()
+            server.connection_made(cast(asyncio.Transport, transport))
+            server.data_received(
+                b"POST /v1/models/sage/score HTTP/1.1\r\nHost: a\r\nContent-Length: 9000\r\n\r\n"
+            )
+            assert b"413" in transport.written
+        else:
+            client = Client(served)
+            server, transport = client.server, client.transport
+            server.data_received(b"no preface")
+        assert transport.at_eof
+        server.data_received(b"x" * 1000)
+        assert transport.is_reading
+        server.data_received(b"x" * LONG_READ_BYTES)
+        assert not transport.is_reading
+        transports.append(transport)
+    transports[0].abort()  # it is closed, and cannot be read again
+    await asyncio.sleep(0)
+    assert [each.is_reading for each in transports] == [False] + [True] * (MOST_READS - 1) + [False] * 2
+    await turns_until(lambda: all(each.is_reading for each in transports[1:]))
 
 
 @pytest.mark.parametrize("aborted", [False, True])

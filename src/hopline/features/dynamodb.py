@@ -6,10 +6,8 @@ finds the credentials.
 
 One item is one row. The table's partition key is the string `key`, "<group>:<id>"; the attribute `row`
 (binary) has the row's numbers, raw and little-endian. A group's schema is the attribute `schema` of the
-item "<group>:schema", and the item ":groups" lists the groups; an item "#<name>" is a note
-(`published.py`). A row with the id "schema" shares its item with the schema without conflict.
-
-Serving needs only the permission dynamodb:BatchGetItem, which `open`, `describe` and `fetch` use.
+item "<group>:schema", which a row with the id "schema" may share. The item ":groups" lists the groups; an
+item "#<name>" is a note (`published.py`). Serving needs only the permission dynamodb:BatchGetItem.
 """
 
 from __future__ import annotations

@@ -204,6 +204,7 @@ class Http2Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle complete frames until this turn is over."""
         if self._closed:
+            self._endpoint.turns.skip(self._transport, len(data))
             return
         if self._is_waiting:
             self._buffer += data

@@ -164,9 +164,10 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, or look the head up if they are one complete request with a cached head."""
-        if self._closed or self._is_deaf:
-            return
         endpoint = self._endpoint
+        if self._closed or self._is_deaf:
+            endpoint.turns.skip(self._transport, len(data))
+            return
         endpoint.spinner.came()
         if self._is_late:
             endpoint.lane.hold(self, data)

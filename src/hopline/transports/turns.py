@@ -46,6 +46,17 @@ class _Dropped:
         self._memory = None
 
 
+class _Skipped:
+    """A transport whose input is dropped; it may be read again."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def go_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
 class Turns:
     """The postponed work of one listener; see the module docstring.
 
@@ -79,6 +90,15 @@ class Turns:
     def drop(self, memory: object) -> None:
         """Hold something large until its turn comes: giving 64 MiB back takes some milliseconds."""
         self.wait(_Dropped(memory))
+
+    def skip(self, transport: asyncio.Transport, num_bytes: int) -> None:
+        """Note that a read of so many bytes was dropped; a transport that sends more is read in turns.
+
+        The senders of refused requests are read until they close, or they would not see the refusal.
+        """
+        if num_bytes >= LONG_READ_BYTES:
+            transport.pause_reading()
+            self.wait(_Skipped(transport), to_be_read=True)
 
     def leave(self, item: Waiting) -> None:
         """Remove an item that no longer has to continue."""
