@@ -54,7 +54,13 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> str:
         )
         parts.append(_table(("Parameter", "In", "Type", ""), rows))
     if "requestBody" in operation:
-        parts.append(f"<p>Body: {_content(operation['requestBody']['content'])}</p>")
+        content = operation["requestBody"]["content"]
+        parts.append(f"<p>Body: {_content(content)}</p>")
+        parts += [
+            f"<pre>{escape(json.dumps(each['example'], indent=1))}</pre>"
+            for each in content.values()
+            if "example" in each
+        ]
     responses = operation["responses"]
     parts.append(f"<p>Answer: {_content(responses['200']['content'])}</p>")
     errors = ", ".join(status for status in responses if status != "200")

@@ -47,6 +47,7 @@ class Operation:
         body: type of the request's JSON body, as `answer`; None without one.
         body_types: media types of the request's body.
         body_required: an empty body is refused.
+        example: a JSON body.
         statuses: errors of this route; `openapi` adds those of all routes.
         negative: 503 may be a negative answer, with the body of 200.
         versioned: `/versions/{version}` may follow `{model}`.
@@ -65,6 +66,7 @@ class Operation:
     body: Any = None
     body_types: tuple[str, ...] = (JSON,)
     body_required: bool = False
+    example: Any = None
     statuses: tuple[int, ...] = ()
     versioned: bool = False
     negative: bool = False
@@ -111,6 +113,7 @@ _SCORE = Operation(
     summary="Score nodes, pairs or rows.",
     required="score",
     answer=answers.Scores,
+    example={"nodes": [42, 7], "outputs": ["label"]},
     body=ScoreBody,
     body_required=True,
     statuses=(404, 504),
@@ -216,7 +219,8 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Change the live graph. Answers when the changes are durable and visible.",
         required="admin",
         answer=answers.Applied,
-        body=(dict[str, Any], list[dict[str, Any]]),
+        example=[{"id": "e-4", "op": "add_edge", "src": 3, "dst": 42}],
+        body=(dict[str, Any], list[Any]),  # a bad event of a list is listed in the answer
         body_types=(JSON, NDJSON, ARROW),
         body_required=True,
         statuses=(504,),
@@ -238,6 +242,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Begin a rollout.",
         required="admin",
         answer=Rollout,
+        example={"model": "risk", "version": "2", "kind": "canary", "steps": [5, 50, 100]},
         body=RolloutRequest,
         body_required=True,
         statuses=(404, 409, 422, 504),
@@ -337,6 +342,10 @@ OPERATIONS: tuple[Operation, ...] = (
         required="score",
         answer=answers.Inference,
         answer_types=(JSON, BINARY),
+        example={
+            "inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [2], "data": [42, 7]}],
+            "outputs": [{"name": "probabilities"}],
+        },
         body=InferBody,
         body_types=(JSON, BINARY),
         body_required=True,
@@ -352,6 +361,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="All versions with their states.",
         required="any",
         answer=list[answers.IndexEntry],
+        example={"ready": True},
         body=IndexBody,
         tag="repository",
     ),
@@ -362,6 +372,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Load a version and make it current.",
         required="admin",
         answer=answers.Empty,
+        example={"parameters": {"version": "2"}},
         body=LoadBody,
         statuses=(404, 409, 422, 504),
         tag="repository",
@@ -411,6 +422,7 @@ def _prediction_at(path: str) -> Operation:
         path=path,
         summary="Score with the server's only model.",
         answer=(answers.Scores, answers.Predictions),
+        example={"instances": [42, 7]},
         body=(ScoreBody, InstancesBody),
         versioned=False,
     )

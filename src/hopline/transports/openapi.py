@@ -156,6 +156,8 @@ def _operation(
             media: {"schema": _one_of(operation.body, schemas) if media == JSON else {}}
             for media in operation.body_types
         }
+        if operation.example is not None:
+            content[JSON]["example"] = operation.example
         described["requestBody"] = {"required": operation.body_required, "content": content}
     if guarded:
         roles = [] if operation.required == "any" else [operation.required]
