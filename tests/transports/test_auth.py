@@ -25,6 +25,7 @@ from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
 from hopline.transports.http_messages import Request
 from hopline.transports.proto import message, methods
+from tests.ingress.issuers import AUDIENCE, issuing
 from tests.servers import RunningServer, running, spawn
 
 SECRET = "a secret of thirty-two bytes or more"
@@ -488,3 +489,43 @@ def test_who_is_not_let_in_has_nothing_read(tmp_path: Path) -> None:
     for headers, body in [({}, b"not json"), ({b"content-encoding": b"gzip"}, b"no gzip")]:
         answer: Any = app(Request(b"POST", b"/v1/models/sage/score", headers, body))
         assert answer.status == 401
+
+
+def test_tokens_of_an_issuer_are_accepted_by_both_transports_also_while_it_is_down() -> None:
+    with issuing() as issuer:
+        issuer.rotate("a")
+        settings = {
+            "auth__jwt_discovery": True,
+            "auth__jwt_issuer": issuer.url,
+            "auth__jwt_audience": AUDIENCE,
+        }
+        with running(**settings) as server:
+            door = Door(server, Path(), {})
+            assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
+            issuer.is_up = False
+            headers = {"authorization": f"Bearer {issuer.token('a', scope='hopline:score:sage')}"}
+            answer = httpx.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]}, headers=headers)
+            assert answer.status_code == 200
+            assert door.call(f"{INFER}/ModelInfer", infer("sage"), **headers)[0] == "OK"
+            stranger = issuer.token("a", aud="elsewhere")
+            assert door.call(f"{INFER}/ModelInfer", infer("sage"), authorization=f"Bearer {stranger}")[0] == (
+                "UNAUTHENTICATED"
+            )
+
+
+def test_a_token_whose_keys_are_not_there_yet_is_to_be_sent_again() -> None:
+    with issuing() as issuer:
+        issuer.rotate("a")
+        issuer.is_up = False
+        with running(
+            auth__jwt_jwks_url=f"{issuer.url}/keys",
+            auth__jwt_issuer=issuer.url,
+            auth__jwt_audience=AUDIENCE,
+        ) as server:
+            headers = {"authorization": f"Bearer {issuer.token('a')}"}
+            answer = httpx.get(f"{server.url}/v1/models", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "issuer_unavailable")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert httpx.get(f"{server.url}/readyz", headers=headers).json() == {"ready": True}
+            status, _, trailers = Door(server, Path(), {}).call(f"{INFER}/ServerMetadata", {}, **headers)
+            assert (status, trailers["hopline-error"]) == ("UNAVAILABLE", "issuer_unavailable")

@@ -256,6 +256,18 @@ class AuthConfig:
         None, "PEM public key of the issuer, or a file with the secret of HS256 (at least 32 bytes)"
     )
     jwt_jwks_file: Path | None = setting(None, "JSON Web Key Set of the issuer instead, chosen by `kid`")
+    jwt_jwks_url: str = setting("", "https URL of the key set instead; fetched again, see jwt_refresh_s")
+    jwt_discovery: bool = setting(
+        False, "find the key set by OpenID Connect Discovery at jwt_issuer, an https URL"
+    )
+    jwt_refresh_s: float = setting(
+        300.0,
+        "seconds between fetches of a key set from a URL; an unknown key id fetches sooner",
+        minimum=5,
+    )
+    jwt_ca_file: Path | None = setting(
+        None, "PEM certificates that the URL of the key set is trusted by; empty: those of the system"
+    )
     jwt_algorithms: tuple[str, ...] = setting(
         ("RS256", "ES256", "EdDSA"), "accepted algorithms; the key must be of the algorithm's type"
     )
@@ -266,7 +278,12 @@ class AuthConfig:
     @property
     def tokens(self) -> bool:
         """Whether JSON Web Tokens are accepted."""
-        return self.jwt_key_file is not None or self.jwt_jwks_file is not None
+        return self.jwt_key_file is not None or self.jwt_jwks_file is not None or self.is_remote
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the keys of tokens are at a URL."""
+        return bool(self.jwt_jwks_url) or self.jwt_discovery
 
     @property
     def enabled(self) -> bool:

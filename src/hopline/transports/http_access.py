@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hopline.errors import Unauthenticated
+from hopline.errors import IssuerUnavailable, Unauthenticated
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
@@ -76,7 +76,7 @@ class Guard:
         headers = request.headers
         try:
             return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
-        except Unauthenticated:
+        except (Unauthenticated, IssuerUnavailable):
             return None
 
 
