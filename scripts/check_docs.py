@@ -327,7 +327,7 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
     """(kind of name, page, names that stand there)."""
     from hopline.observe.metrics import Metrics
     from hopline.transports import proto
-    from hopline.transports.grpc import HEALTH, INFERENCE
+    from hopline.transports.grpc import HEALTH, INFERENCE, REFLECTIONS
     from hopline_mesh import proto as mesh_proto
     from hopline_mesh.out.grpc import MESH
     from hopline_mesh.out.metrics import MeshMetrics
@@ -337,7 +337,7 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
     yield "route", "docs/http-api.md", paths
     paths = [path for path in mesh_routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
     yield "route", "mesh/docs/api.md", paths
-    for service in (INFERENCE, HEALTH):
+    for service in (INFERENCE, HEALTH, REFLECTIONS[0]):
         yield "method", "docs/grpc-api.md", [method.name for method in proto.methods(service)]
     for service in (MESH, HEALTH):
         yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]

@@ -508,9 +508,9 @@ def test_tokens_of_an_issuer_are_accepted_by_both_transports_also_while_it_is_do
             assert answer.status_code == 200
             assert door.call(f"{INFER}/ModelInfer", infer("sage"), **headers)[0] == "OK"
             stranger = issuer.token("a", aud="elsewhere")
-            assert door.call(f"{INFER}/ModelInfer", infer("sage"), authorization=f"Bearer {stranger}")[0] == (
-                "UNAUTHENTICATED"
-            )
+            assert door.call(f"{INFER}/ModelInfer", infer("sage"), authorization=f"Bearer {stranger}")[
+                0
+            ] == ("UNAUTHENTICATED")
 
 
 def test_a_token_whose_keys_are_not_there_yet_is_to_be_sent_again() -> None:

@@ -20,6 +20,7 @@ _METHODS: dict[str, Asked] = {
     "Check": "open",
     "Watch": "open",
     "ServerMetadata": "list",
+    "ServerReflectionInfo": "list",
     "RepositoryIndex": "list",
     "ModelStatistics": "list",
     "ModelMetadata": "read",

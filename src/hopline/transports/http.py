@@ -2,8 +2,6 @@
 
 This file handles paths, headers and bodies; `http_connection.py` handles sockets, and the service scores.
 The score route answers in the same loop iteration if the service can.
-
-This file is long because each route has a method in it.
 """
 
 from __future__ import annotations
