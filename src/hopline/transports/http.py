@@ -22,7 +22,7 @@ import msgspec
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.observe.exposition import CONTENT_TYPE
+from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
@@ -271,7 +271,10 @@ class HttpApp:
         return Response(body, 200 if ready else 503, headers=id_line)
 
     def _metrics(self, request: Request, id_line: bytes) -> Response:
-        return Response(self._service.metrics.render(), 200, CONTENT_TYPE, id_line)
+        is_open = wants_open_metrics(request.headers.get(b"accept"))
+        kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
+        body = self._service.metrics.render(open_metrics=is_open)
+        return Response(body, 200, kind, b"%bvary: accept\r\n" % id_line)
 
     def _options(self, request: Request, id_line: bytes) -> Response:
         return Response(b"", headers=id_line + b"allow: GET, HEAD, POST, OPTIONS\r\n")

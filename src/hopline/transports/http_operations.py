@@ -27,7 +27,7 @@ Required: TypeAlias = Literal["open", "any"] | Permission
 
 JSON = "application/json"
 HTML = "text/html"
-METRICS = "text/plain"
+METRICS, OPEN_METRICS = "text/plain", "application/openmetrics-text"
 BINARY = "application/octet-stream"
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -164,9 +164,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         id="metrics",
         path="/metrics",
-        summary="Metrics in Prometheus' text format.",
+        summary="Metrics in Prometheus' text format, or in OpenMetrics by the header Accept.",
         required="read",
-        answer_types=(METRICS,),
+        answer_types=(METRICS, OPEN_METRICS),
     ),
     Operation(
         id="models",
