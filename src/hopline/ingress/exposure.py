@@ -25,7 +25,7 @@ def check_exposure(config: Config) -> None:
     _check_auth(config)
     if is_loopback(host):
         return
-    if auth.enabled:
+    if config.authenticates:
         if not config.tls.enabled:
             logger.warning(
                 "keys and tokens are sent unencrypted to server.host %r: set tls.cert_file and "
@@ -35,8 +35,8 @@ def check_exposure(config: Config) -> None:
     elif not auth.allow_anonymous:
         raise ConfigError(
             f"server.host: {host!r} can be reached by other machines without authentication; set "
-            "auth.clients_file (create it with `hopline auth new-key`) or auth.jwt_key_file, or "
-            "auth.allow_anonymous = true if the network keeps strangers out"
+            "auth.clients_file (create it with `hopline auth new-key`), auth.jwt_key_file or "
+            "tls.client_ca_file, or auth.allow_anonymous = true if the network keeps strangers out"
         )
 
 
@@ -58,10 +58,10 @@ def is_loopback(host: str, setting: str = "server.host") -> bool:
 
 def _check_auth(config: Config) -> None:
     auth = config.auth
-    if auth.allow_anonymous and auth.enabled:
+    if auth.allow_anonymous and config.authenticates:
         raise ConfigError(
-            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, which require "
-            "authentication; set one or the other"
+            "auth.allow_anonymous: contradicts auth.clients_file, auth.jwt_* and tls.client_ca_file, which "
+            "require authentication; set one or the other"
         )
     given = {name: bool(getattr(auth, name)) for name in _KEYS}
     named = [f"auth.{name}" for name, is_set in given.items() if is_set]

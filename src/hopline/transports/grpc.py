@@ -158,7 +158,9 @@ class GrpcApp:
         find = guard.recognise if method == "ModelStreamInfer" else guard.enter
 
         def admit(call: Call) -> None:
-            call.client = find(method, call.metadata("authorization"), call.metadata("x-api-key"))
+            call.client = find(
+                method, call.metadata("authorization"), call.metadata("x-api-key"), call.peer
+            )
 
         return admit
 
@@ -319,7 +321,7 @@ class GrpcApp:
                 return
             # Check again: the credentials may have expired.
             headers = call.metadata("authorization"), call.metadata("x-api-key")
-            call.client = client = self._guard.recognise("ModelInfer", *headers)
+            call.client = client = self._guard.recognise("ModelInfer", *headers, call.peer)
             self._permit(request, client)
             if client is not None:
                 client.admit()

@@ -65,7 +65,7 @@ class Guard:
         Raises: Unauthenticated, PermissionDenied.
         """
         headers = request.headers
-        client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"), request.peer)
         permission = access.tell if request.method in _TELLING else access.change
         if permission is not None:
             client.check(permission, access.model)
@@ -75,7 +75,7 @@ class Guard:
         """Return the client of a request to an open path, if it has valid credentials; else None."""
         headers = request.headers
         try:
-            return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
+            return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"), request.peer)
         except (Unauthenticated, IssuerUnavailable):
             return None
 

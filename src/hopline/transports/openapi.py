@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -74,6 +74,7 @@ _SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a JSON Web Token."},
 }
+_CERTIFICATES = {"certificate": {"type": "mutualTLS", "description": "A client certificate."}}
 _ERROR, _OIP_ERROR = http_answers.Error.__name__, http_answers.InferenceError.__name__
 _ATTRIBUTE = re.compile(r"^    (?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 
@@ -109,7 +110,8 @@ class Description:
 def describe(operations: Sequence[Operation], config: Config) -> dict[str, Any]:
     """Return the OpenAPI document of operations."""
     is_open = config.auth.open_metrics
-    secured = config.auth.enabled
+    schemes = _SCHEMES if config.tls.client_ca_file is None else _SCHEMES | _CERTIFICATES
+    secured = config.authenticates
     kinds = [*dict.fromkeys(kind for each in operations for kind in (*_all(each.body), *_all(each.answer)))]
     errors = [http_answers.Error, http_answers.InferenceError]
     found, components = msgspec.json.schema_components([*kinds, *errors], ref_template=_REF)
@@ -118,7 +120,7 @@ def describe(operations: Sequence[Operation], config: Config) -> dict[str, Any]:
     for each in operations:
         guarded = secured and each.required != "open" and not (each.id == "metrics" and is_open)
         for number, path in enumerate(each.paths):
-            described = _operation(each, path, schemas, guarded=guarded)
+            described = _operation(each, path, schemas, schemes if guarded else {})
             described["operationId"] = f"{each.id}_version" if number else each.id
             paths.setdefault(path, {})[each.method.lower()] = described
     document = {
@@ -138,16 +140,16 @@ def describe(operations: Sequence[Operation], config: Config) -> dict[str, Any]:
             "responses": _errors(),
             "headers": _HEADERS,
         }
-        | ({"securitySchemes": _SCHEMES} if secured else {}),
+        | ({"securitySchemes": schemes} if secured else {}),
     }
     plain: dict[str, Any] = msgspec.json.decode(encode_json(document))  # without tuples
     return plain
 
 
 def _operation(
-    operation: Operation, path: str, schemas: dict[Any, Any], *, guarded: bool
+    operation: Operation, path: str, schemas: dict[Any, Any], schemes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return an Operation Object; `guarded` if it needs credentials."""
+    """Return an Operation Object; `schemes` are the credentials that it needs, one of them."""
     described: dict[str, Any] = {"tags": [operation.tag], "summary": operation.summary}
     if parameters := list(_parameters(operation, path)):
         described["parameters"] = parameters
@@ -159,12 +161,12 @@ def _operation(
         if operation.example is not None:
             content[JSON]["example"] = operation.example
         described["requestBody"] = {"required": operation.body_required, "content": content}
-    if guarded:
+    if schemes:
         roles = [] if operation.required == "any" else [operation.required]
-        described["security"] = [{name: roles} for name in _SCHEMES]
+        described["security"] = [{name: roles} for name in schemes]
     statuses = {*_ALWAYS, *operation.statuses}
     statuses |= {415} if operation.takes_body else set()
-    statuses |= set(_GUARDED) if guarded else set()
+    statuses |= set(_GUARDED) if schemes else set()
     error = _OIP_ERROR if operation.is_oip else _ERROR
     responses = {"200": _answer(operation, schemas)}
     for status in sorted(statuses):
