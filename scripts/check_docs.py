@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
 MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
@@ -201,21 +200,20 @@ def _described(names: Iterable[str]) -> str:
     return "\n\n".join(parts)
 
 
-def routes(source: str) -> list[str]:
-    """Every path that `HttpApp` resolves, from the patterns of its `_find` functions."""
+def routes() -> list[str]:
+    """Every path of the server, as pages write it: `/v1/models/<model>`."""
+    from hopline.transports.http_operations import OPERATIONS
+
+    paths = [path for each in OPERATIONS for path in each.paths]
+    return [path.replace("{", "<").replace("}", ">") for path in dict.fromkeys(paths)]
+
+
+def mesh_routes(source: str) -> list[str]:
+    """Every path that the mesh watch resolves, from the patterns of its `_find`."""
     functions = {
         node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)
     }
-    found: list[str] = []
-    for elements in _cases(functions["_find"]):
-        if not elements or not isinstance(elements[-1], ast.MatchStar):
-            found += _paths(elements)
-            continue
-        (prefix,) = _paths(elements[:-1])
-        version = prefix.split("/")[1]
-        for rest in _rests(functions[f"_find_{version}"]):
-            found += [prefix + rest, f"{prefix}/versions/<version>{rest}"]
-    return found
+    return [path for elements in _cases(functions["_find"]) for path in _paths(elements)]
 
 
 def _cases(function: ast.FunctionDef) -> Iterator[list[ast.pattern]]:
@@ -235,19 +233,6 @@ def _paths(elements: list[ast.pattern]) -> list[str]:
         if not names and isinstance(element, ast.MatchAs):
             names = [f"<{element.name}>"]
         found = [f"{path}/{name}" for path in found for name in names]
-    return found
-
-
-def _rests(function: ast.FunctionDef) -> list[str]:
-    """What may follow `/models/<model>`: from cases, a table of names, or `rest == [...]`."""
-    found = [path for elements in _cases(function) for path in _paths(elements)]
-    for node in ast.walk(function):
-        if isinstance(node, ast.Dict):
-            keys = [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
-            found += [f"/{key}" if key else "" for key in keys]
-        elif isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.List):
-            names = node.comparators[0].elts
-            found += [f"/{ast.literal_eval(name)}" for name in names]
     return found
 
 
@@ -342,17 +327,17 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
     """(kind of name, page, names that stand there)."""
     from hopline.observe.metrics import Metrics
     from hopline.transports import proto
-    from hopline.transports.grpc import HEALTH, INFERENCE
+    from hopline.transports.grpc import HEALTH, INFERENCE, REFLECTIONS
     from hopline_mesh import proto as mesh_proto
     from hopline_mesh.out.grpc import MESH
     from hopline_mesh.out.metrics import MeshMetrics
 
     # `/versions/<version>` is said once for all routes below a model.
-    paths = [path for path in routes(HTTP_SOURCE.read_text()) if "/versions/<version>" not in path]
+    paths = [path for path in routes() if "/versions/<version>" not in path]
     yield "route", "docs/http-api.md", paths
-    paths = [path for path in routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
+    paths = [path for path in mesh_routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
     yield "route", "mesh/docs/api.md", paths
-    for service in (INFERENCE, HEALTH):
+    for service in (INFERENCE, HEALTH, REFLECTIONS[0]):
         yield "method", "docs/grpc-api.md", [method.name for method in proto.methods(service)]
     for service in (MESH, HEALTH):
         yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]

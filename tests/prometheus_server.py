@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.answering import answering, free_port
@@ -20,7 +20,9 @@ def promtool(*arguments: object, cwd: Path | None = None) -> str:
 
 
 @contextlib.contextmanager
-def prometheus(data: Path, config: str = "", *, files: dict[str, str] | None = None) -> Iterator[str]:
+def prometheus(
+    data: Path, config: str = "", *, files: dict[str, str] | None = None, options: Sequence[str] = ()
+) -> Iterator[str]:
     """Its URL, with this data and this configuration; `files` lie beside the configuration."""
     folder = data.parent / "prometheus-config"
     folder.mkdir(exist_ok=True)
@@ -33,6 +35,7 @@ def prometheus(data: Path, config: str = "", *, files: dict[str, str] | None = N
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={data}",
         f"--web.listen-address=127.0.0.1:{port}",
+        *options,
     ]
     with answering(command, port, "/-/ready", folder / "log") as url:
         yield url

@@ -13,6 +13,7 @@
     ├── PermissionDenied (PermissionError) the client is known but not allowed to do this
     ├── Conflict                           a change that the current state does not allow (a second rollout)
     ├── Unavailable                        draining or shutting down; has `retry_after_s`
+    │   ├── IssuerUnavailable (ConnectionError)  the keys of a token's issuer are not known yet
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository does not respond now
     │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
     │   ├── LogFull                    no disk space for a live graph's log; the change was not made
@@ -202,6 +203,12 @@ class Unavailable(HoplineError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class IssuerUnavailable(Unavailable, ConnectionError):
+    """The keys of a token's issuer are not known yet; retry."""
+
+    code = "issuer_unavailable"
 
 
 class RepositoryUnavailable(Unavailable, ConnectionError):

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
+from hopline.ingress.tls import TlsFiles
 from hopline.process.cgroup import usable_cpus
-from hopline.process.listeners import hold_new_connections, join, reserve, tls_context, url_host
+from hopline.process.listeners import hold_new_connections, join, reserve, url_host
 from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
 
@@ -119,6 +120,7 @@ class Server:
         self._endpoint: HttpEndpoint | None = None
         self._grpc_endpoint: GrpcEndpoint | None = None
         self._gate: Gatekeeper | None = None
+        self._tls = TlsFiles(config.tls)
         server = config.server
         #: For the large requests of all listeners together.
         pending = server.max_pending_bytes
@@ -158,7 +160,7 @@ class Server:
         grpc_socket = None
         if self.config.server.grpc_port >= 0:
             grpc_socket = self._bind(self.config.server.grpc_port, "server.grpc_port")
-        tls = tls_context(self.config.tls, "http/1.1")
+        tls = self._tls.context("http/1.1")
         self._gate = open_gate(self.config)
         self._service = load(self._service_name)(self.config)
         if self.config.queues.requests:
@@ -172,7 +174,7 @@ class Server:
         if grpc_socket is not None:
             # HTTP is answered meanwhile: gRPC takes a tenth of a second to import.
             await asyncio.to_thread(importlib.import_module, "hopline.transports.grpc")
-            await self._open_grpc(grpc_socket, tls_context(self.config.tls, "h2"))
+            await self._open_grpc(grpc_socket, self._tls.context("h2"))
         if hasattr(self._service, "preflight"):
             from hopline.transports.preflight import preflight
 
@@ -260,6 +262,7 @@ class Server:
             self._grpc_endpoint.tick(now)
         if self._gate is not None:
             self._gate.tick()
+        self._tls.tick()
         self._service.metrics.flush()
 
     async def _drain(self) -> bool:
@@ -358,7 +361,7 @@ def open_gate(config: Config) -> Gatekeeper | None:
 
     Raises: ConfigError: files of clients or keys that cannot be used.
     """
-    if not config.auth.enabled:
+    if not config.authenticates:
         return None
     from hopline.ingress.gatekeeper import Gatekeeper
 

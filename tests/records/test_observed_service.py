@@ -94,6 +94,13 @@ async def test_a_request_leaves_its_trace_its_line_and_its_numbers(observed):
     assert (first["request_id"], first["status"], first["model"]) == ("r-7", "ok", "plain")
     assert first["version"] == found[-1].attributes["hopline.version"]
     assert second["request_id"] != "r-7"
+    page = service.metrics.render(open_metrics=True).decode()
+    (exemplar,) = re.findall(r'hopline_stage_seconds_bucket{(.*)} \d+ # {trace_id="(\w+)"} (\S+)', page)
+    assert 'model="plain"' in exemplar[0]
+    assert 'stage="total"' in exemplar[0]
+    assert exemplar[1] == TRACE
+    lasted_s = (found[-1].end_time - found[-1].start_time) / 1e9
+    assert float(exemplar[2]) == pytest.approx(lasted_s)
     scrape = Scrape(service.metrics.render().decode())
     for stage in ("queue", "sample", "compute", "post"):
         assert scrape.total("hopline_stage_seconds_count", model="plain", stage=stage) == 2

@@ -222,10 +222,18 @@ class ModelsConfig:
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """TLS for HTTP and gRPC; both files or neither."""
+    """TLS for HTTP and gRPC; the first two files or neither. Changed files are loaded within a second."""
 
     cert_file: Path | None = setting(None, "PEM certificate chain")
     key_file: Path | None = setting(None, "PEM private key")
+    client_ca_file: Path | None = setting(
+        None, "PEM certificates of the authorities whose client certificates identify clients"
+    )
+    client_certificates: Literal["optional", "required"] = setting(
+        "optional",
+        "with client_ca_file: optional lets clients without a certificate send a key or token instead; "
+        "required refuses their connections, also those of probes",
+    )
 
     @property
     def enabled(self) -> bool:
@@ -256,6 +264,18 @@ class AuthConfig:
         None, "PEM public key of the issuer, or a file with the secret of HS256 (at least 32 bytes)"
     )
     jwt_jwks_file: Path | None = setting(None, "JSON Web Key Set of the issuer instead, chosen by `kid`")
+    jwt_jwks_url: str = setting("", "https URL of the key set instead; fetched again, see jwt_refresh_s")
+    jwt_discovery: bool = setting(
+        False, "find the key set by OpenID Connect Discovery at jwt_issuer, an https URL"
+    )
+    jwt_refresh_s: float = setting(
+        300.0,
+        "seconds between fetches of a key set from a URL; an unknown key id fetches sooner",
+        minimum=5,
+    )
+    jwt_ca_file: Path | None = setting(
+        None, "PEM certificates that the URL of the key set is trusted by; empty: those of the system"
+    )
     jwt_algorithms: tuple[str, ...] = setting(
         ("RS256", "ES256", "EdDSA"), "accepted algorithms; the key must be of the algorithm's type"
     )
@@ -266,11 +286,16 @@ class AuthConfig:
     @property
     def tokens(self) -> bool:
         """Whether JSON Web Tokens are accepted."""
-        return self.jwt_key_file is not None or self.jwt_jwks_file is not None
+        return self.jwt_key_file is not None or self.jwt_jwks_file is not None or self.is_remote
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the keys of tokens are at a URL."""
+        return bool(self.jwt_jwks_url) or self.jwt_discovery
 
     @property
     def enabled(self) -> bool:
-        """Whether clients must authenticate."""
+        """Whether clients authenticate with keys or tokens; see also `Config.authenticates`."""
         return self.clients_file is not None or self.tokens
 
 
@@ -469,6 +494,11 @@ class Config:
     queues: QueuesConfig = field(default_factory=QueuesConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
 
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients must authenticate."""
+        return self.auth.enabled or self.tls.client_ca_file is not None
+
     def replace(self, **settings: Any) -> Config:
         """A copy with other values; names are "section__key"."""
         changes = {name.replace("__", ".", 1): value for name, value in settings.items()}
@@ -499,3 +529,10 @@ def check_tls(config: Config) -> None:
             raise ConfigError(f"tls.{name}: {str(path)!r} does not exist or is not a file")
         if getattr(config.tls, other) is None:
             raise ConfigError(f"tls.{other}: must be set together with tls.{name}")
+    authority = config.tls.client_ca_file
+    if authority is not None and not authority.is_file():
+        raise ConfigError(f"tls.client_ca_file: {str(authority)!r} does not exist or is not a file")
+    if authority is not None and not config.tls.enabled:
+        raise ConfigError("tls.client_ca_file: also needs tls.cert_file and tls.key_file")
+    if authority is None and config.tls.client_certificates == "required":
+        raise ConfigError("tls.client_certificates: also needs tls.client_ca_file")

@@ -8,6 +8,7 @@
     burst = 100
     priority = "high"                # its highest priority
     subject = "service|payments"     # tokens with this `sub` are this client
+    certificate = "spiffe://prod/payments"  # certificates with this name are this client
 
     [[clients.payments.keys]]
     id = "3f9a1c07"
@@ -31,6 +32,7 @@ import msgspec
 
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
+from hopline.ingress.certificates import normalized
 from hopline.ingress.limiter import Rate
 from hopline.ingress.permissions import Permissions, globs_of
 
@@ -38,6 +40,8 @@ from hopline.ingress.permissions import Permissions, globs_of
 NEVER = math.inf
 #: Prefix of client names from tokens (before the `sub`); clients of the file must not have it.
 TOKEN_PREFIX = "token:"
+#: The same for certificates without a client of the file (before their name).
+CERTIFICATE_PREFIX = "certificate:"
 #: Limits within which nanoseconds fit in 63 bits.
 RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -92,10 +96,12 @@ class ClientEntry(Grant, frozen=True, forbid_unknown_fields=True):
     Attributes:
         keys: each is valid, so that one can be replaced without a gap.
         subject: tokens with this `sub` are this client, regardless of other claims; "" for none.
+        certificate: client certificates with this name are this client; "" for none.
     """
 
     keys: tuple[KeyEntry, ...] = ()
     subject: str = ""
+    certificate: str = ""
 
 
 def read_clients(path: Path) -> dict[str, ClientEntry]:
@@ -134,8 +140,9 @@ def _entry(name: str, values: Any, source: str) -> ClientEntry:
     place = f"{source}: client {name!r}"
     if not name or not name.isprintable():
         raise ConfigError(f"{place}: a name must be printable text")
-    if name.startswith(TOKEN_PREFIX):
-        raise ConfigError(f"{place}: names that begin with {TOKEN_PREFIX!r} are reserved for tokens")
+    for prefix, what in ((TOKEN_PREFIX, "tokens"), (CERTIFICATE_PREFIX, "certificates")):
+        if name.startswith(prefix):
+            raise ConfigError(f"{place}: names that begin with {prefix!r} are reserved for {what}")
     try:
         entry = msgspec.convert(values, ClientEntry)
     except msgspec.ValidationError as error:
@@ -156,6 +163,8 @@ def _check_distinct(clients: Mapping[str, ClientEntry], source: str) -> None:
         marks = [("key", key.sha256) for key in entry.keys]
         if entry.subject:
             marks.append(("subject", entry.subject))
+        if entry.certificate:
+            marks.append(("certificate", normalized(entry.certificate)))
         for mark in marks:
             if mark in owners:
                 raise ConfigError(

@@ -9,6 +9,9 @@ import socket
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
 
+#: Settings of the keys of tokens, of which one may be set.
+_KEYS = ("jwt_key_file", "jwt_jwks_file", "jwt_jwks_url", "jwt_discovery")
+
 logger = logging.getLogger(__name__)
 
 
@@ -22,7 +25,7 @@ def check_exposure(config: Config) -> None:
     _check_auth(config)
     if is_loopback(host):
         return
-    if auth.enabled:
+    if config.authenticates:
         if not config.tls.enabled:
             logger.warning(
                 "keys and tokens are sent unencrypted to server.host %r: set tls.cert_file and "
@@ -32,8 +35,8 @@ def check_exposure(config: Config) -> None:
     elif not auth.allow_anonymous:
         raise ConfigError(
             f"server.host: {host!r} can be reached by other machines without authentication; set "
-            "auth.clients_file (create it with `hopline auth new-key`) or auth.jwt_key_file, or "
-            "auth.allow_anonymous = true if the network keeps strangers out"
+            "auth.clients_file (create it with `hopline auth new-key`), auth.jwt_key_file or "
+            "tls.client_ca_file, or auth.allow_anonymous = true if the network keeps strangers out"
         )
 
 
@@ -55,17 +58,22 @@ def is_loopback(host: str, setting: str = "server.host") -> bool:
 
 def _check_auth(config: Config) -> None:
     auth = config.auth
-    if auth.allow_anonymous and auth.enabled:
+    if auth.allow_anonymous and config.authenticates:
         raise ConfigError(
-            "auth.allow_anonymous: contradicts auth.clients_file and auth.jwt_*, which require "
-            "authentication; set one or the other"
+            "auth.allow_anonymous: contradicts auth.clients_file, auth.jwt_* and tls.client_ca_file, which "
+            "require authentication; set one or the other"
         )
-    if auth.jwt_key_file is not None and auth.jwt_jwks_file is not None:
-        raise ConfigError("auth.jwt_key_file: set it or auth.jwt_jwks_file, not both")
+    given = {name: bool(getattr(auth, name)) for name in _KEYS}
+    named = [f"auth.{name}" for name, is_set in given.items() if is_set]
+    if len(named) > 1:
+        raise ConfigError(f"{named[0]}: set it or {named[1]}, not both")
     for name in ("jwt_issuer", "jwt_audience"):
         if bool(getattr(auth, name)) > auth.tokens:
-            raise ConfigError(f"auth.{name}: also needs auth.jwt_key_file or auth.jwt_jwks_file")
+            *others, last = (f"auth.{key}" for key in _KEYS)
+            raise ConfigError(f"auth.{name}: also needs {', '.join(others)} or {last}")
         if bool(getattr(auth, name)) < auth.tokens:
             raise ConfigError(
                 f"auth.{name}: must be set for tokens: without it, tokens of others would be accepted"
             )
+    if auth.jwt_ca_file is not None and not auth.is_remote:
+        raise ConfigError("auth.jwt_ca_file: also needs auth.jwt_jwks_url or auth.jwt_discovery")

@@ -1,7 +1,7 @@
 """The gatekeeper: finds the client of credentials.
 
-It handles keys, tokens and the clients file, and does not depend on transports. Identified credentials are
-cached until they expire, so that a request costs one lookup.
+It handles keys, tokens, certificates and the clients file, and does not depend on transports. Identified
+credentials are cached until they expire, so that a request costs one lookup.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress import keys
+from hopline.ingress.certificates import Peer, normalized
 from hopline.ingress.client import Client
-from hopline.ingress.clients_file import NEVER, TOKEN_PREFIX, ClientEntry, Grant, read_clients
+from hopline.ingress.clients_file import (
+    CERTIFICATE_PREFIX,
+    NEVER,
+    TOKEN_PREFIX,
+    ClientEntry,
+    Grant,
+    read_clients,
+)
 from hopline.ingress.limiter import Limits, LocalLimits, Rate
 from hopline.ingress.watched import Watched
 
@@ -44,7 +52,7 @@ class Gatekeeper:
     """Authenticates clients.
 
     Args:
-        config: `auth.*`, enabled (see `AuthConfig.enabled`).
+        config: its clients must authenticate (see `Config.authenticates`).
         limits: the buckets of all clients; None creates them for the number of workers.
         now: seconds since the epoch, for the expiry of keys and tokens.
         clock: nanoseconds, monotonic, for rates.
@@ -74,26 +82,39 @@ class Gatekeeper:
         self._keys: dict[str, _Key] = {}
         #: `sub` -> client of the file
         self._subjects: dict[str, str] = {}
+        #: Name in a certificate -> client of the file
+        self._certificates: dict[str, str] = {}
         #: Credentials -> client, one cache for each header.
         self._by_authorization: dict[str | bytes, _Identified] = {}
         self._by_api_key: dict[str | bytes, _Identified] = {}
+        self._by_peer: dict[Peer, _Identified] = {}
+        self._takes_certificates = config.tls.client_ca_file is not None
         if self._file is not None:
             self._take(read_clients(self._file.path))
 
-    def identify(self, authorization: str | bytes | None, api_key: str | bytes | None) -> Client:
+    def identify(
+        self, authorization: str | bytes | None, api_key: str | bytes | None, peer: Peer | None = None
+    ) -> Client:
         """Return the client of these credentials.
 
         Args:
             authorization: `Bearer` and a token or key.
             api_key: a key.
+            peer: holder of the connection's client certificate; counts if a request has neither of the
+                others.
 
-        Raises: Unauthenticated: with what is missing or wrong.
+        Raises:
+            Unauthenticated: with what is missing or wrong.
+            IssuerUnavailable: the keys for a token are not known yet.
         """
         if authorization is None:
             if api_key is None:
+                if peer is not None:
+                    return self._of_peer(peer)
+                certificate = ", or use a client certificate" if self._takes_certificates else ""
                 raise Unauthenticated(
                     "authentication required: send an API key as x-api-key, or a key or token as "
-                    "authorization: Bearer …"
+                    f"authorization: Bearer …{certificate}"
                 )
             known, presented = self._by_api_key, api_key
         elif api_key is None:
@@ -124,6 +145,7 @@ class Gatekeeper:
         if renewed:
             self._by_authorization.clear()
             self._by_api_key.clear()
+            self._by_peer.clear()
 
     def _take(self, entries: dict[str, ClientEntry]) -> None:
         """Replace all clients by those of a valid file."""
@@ -132,6 +154,9 @@ class Gatekeeper:
             key.sha256: _Key(name, key.until) for name, entry in entries.items() for key in entry.keys
         }
         self._subjects = {entry.subject: name for name, entry in entries.items() if entry.subject}
+        self._certificates = {
+            normalized(entry.certificate): name for name, entry in entries.items() if entry.certificate
+        }
 
     def _client(self, name: str, bucket: str, grant: Grant) -> Client:
         rate = grant.rate or self._default_rate
@@ -160,6 +185,22 @@ class Gatekeeper:
         subject = f"{TOKEN_PREFIX}{claims.subject}"
         client = self._client(subject, subject, claims.grant or Grant())
         return _Identified(client, claims.until)
+
+    def _of_peer(self, peer: Peer) -> Client:
+        """Return the client of a certificate: that of the file with one of its names, or its own."""
+        if self._now() >= peer.until:
+            raise Unauthenticated("the client certificate has expired; connect again with a new one")
+        found = self._by_peer.get(peer)
+        if found is None:
+            known = next(
+                (self._certificates[name] for name in peer.names if name in self._certificates), None
+            )
+            own = f"{CERTIFICATE_PREFIX}{peer.names[0]}"
+            client = self._client(own, own, Grant()) if known is None else self._clients[known]
+            if len(self._by_peer) >= _MAX_REMEMBERED:
+                self._by_peer.clear()
+            found = self._by_peer[peer] = _Identified(client, peer.until)
+        return found.client
 
     def _of_key(self, text: str) -> _Identified:
         known = self._keys.get(keys.digest(text))

@@ -6,6 +6,7 @@ Each key has the algorithms that it may be used for; a token cannot change them.
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 #: Algorithms by type of key; a curve has one.
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
@@ -50,13 +53,68 @@ def read_keys(config: AuthConfig) -> dict[str, TokenKey]:
         return {"": _usable(_from_file(content, place), config, place)}
     assert config.jwt_jwks_file is not None
     place = f"auth.jwt_jwks_file: {config.jwt_jwks_file}"
-    found = {
-        name: _usable(key, config, f"{place}: key {name!r}")
-        for name, key in _from_set(_read(config.jwt_jwks_file, "auth.jwt_jwks_file"), place)
-    }
+    return read_set(_read(config.jwt_jwks_file, "auth.jwt_jwks_file"), config, place)
+
+
+def read_set(
+    content: bytes, config: AuthConfig, place: str, *, is_public: bool = False
+) -> dict[str, TokenKey]:
+    """Read a JSON Web Key Set (RFC 7517): key id -> key.
+
+    Args:
+        content: the set.
+        config: accepted algorithms.
+        place: for messages.
+        is_public: others can read the set, so that a shared secret in it is no key. Keys that cannot be
+            used are ignored, as RFC 7517, section 5, asks; else they are errors.
+
+    Raises: ConfigError: with what is wrong.
+    """
+    try:
+        listed = [data for data in json.loads(content)["keys"] if data.get("use", "sig") == "sig"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{place}: not a JSON Web Key Set: {type(error).__name__}") from None
+    found: dict[str, TokenKey] = {}
+    for data in listed:
+        try:
+            name, key = _of_set(data, config, place, is_public=is_public)
+        except ConfigError as error:
+            if not is_public:
+                raise
+            logger.debug("ignored: %s", error)
+            continue
+        if name in found:
+            raise ConfigError(f"{place}: two keys have the same kid")
+        found[name] = key
     if not found:
-        raise ConfigError(f"{place}: has no key for signatures")
+        raise ConfigError(
+            f"{place}: has no key for signatures with {', '.join(config.jwt_algorithms) or 'no algorithm'} "
+            "(auth.jwt_algorithms)"
+        )
     return found
+
+
+def _of_set(
+    data: dict[str, Any], config: AuthConfig, place: str, *, is_public: bool
+) -> tuple[str, TokenKey]:
+    """Return id and key of an entry of a set."""
+    name = data.get("kid")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{place}: a key has no kid")
+    if is_public and data.get("kty") == "oct":
+        raise ConfigError(f"{place}: key {name!r} is a shared secret that others can read")
+    try:
+        key = jwt.PyJWK(data).key
+    except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{place}: not a JSON Web Key Set: {type(error).__name__}") from None
+    usable = _usable(key, config, f"{place}: key {name!r}")
+    declared = data.get("alg")
+    if declared is not None and declared not in usable.algorithms:
+        raise ConfigError(
+            f"{place}: key {name!r} is for {declared!r}, but auth.jwt_algorithms accepts "
+            f"{', '.join(usable.algorithms)} for it"
+        )
+    return name, usable if declared is None else TokenKey(key, (declared,))
 
 
 def _usable(key: Any, config: AuthConfig, place: str) -> TokenKey:
@@ -101,26 +159,6 @@ def _from_file(content: bytes, place: str) -> Any:
         return load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{place}: not a PEM public key: {error}") from None
-
-
-def _from_set(content: bytes, place: str) -> list[tuple[str, Any]]:
-    try:
-        keys = json.loads(content)["keys"]
-        found = []
-        for data in keys:
-            if data.get("use", "sig") != "sig":
-                continue
-            name = data.get("kid")
-            if not isinstance(name, str) or not name:
-                raise ConfigError(f"{place}: a key has no kid")
-            found.append((name, jwt.PyJWK(data).key))
-    except (ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{place}: not a JSON Web Key Set: {type(error).__name__}") from None
-    if len({name for name, _ in found}) < len(found):
-        raise ConfigError(f"{place}: two keys have the same kid")
-    return found
 
 
 def _read(path: Path, setting: str) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jwt
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, Unauthenticated
 from hopline.ingress.clients_file import Grant
+from hopline.ingress.issuer import IssuerKeys
 from hopline.ingress.token_keys import TokenKey, read_keys
 from hopline.ingress.watched import Watched
 
@@ -27,6 +28,55 @@ logger = logging.getLogger(__name__)
 _MAX_TOKEN_BYTES = 16 * 1024
 #: Words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
 _SCOPE = "hopline:"
+
+
+class Keys(Protocol):
+    """The issuer's keys."""
+
+    @property
+    def keys(self) -> Mapping[str, TokenKey]:
+        """The keys by id; the only key of a key file has the id "", which matches any id."""
+        ...
+
+    def tick(self) -> bool:
+        """Take up changed keys; called once a second. Return whether there are new ones."""
+        ...
+
+    def missing(self, name: object) -> TokenKey | None:
+        """Return the key of an id that is not in `keys`, None if there is none.
+
+        Raises: IssuerUnavailable: it may be found soon.
+        """
+        ...
+
+
+class FileKeys:
+    """The keys in a file, which is read again when it changes.
+
+    Raises: ConfigError: keys that cannot be used, with the reason.
+    """
+
+    def __init__(self, config: AuthConfig) -> None:
+        path = config.jwt_key_file or config.jwt_jwks_file
+        assert path is not None
+        self._config = config
+        self._watched = Watched(path)
+        self.keys: Mapping[str, TokenKey] = read_keys(config)
+
+    def tick(self) -> bool:
+        """Read the keys again if their file has changed."""
+        if not self._watched.changed():
+            return False
+        try:
+            self.keys = read_keys(self._config)
+        except ConfigError as error:
+            logger.error("the token keys are invalid and were not loaded: %s", error)
+            return False
+        logger.info("token keys reloaded from %s", self._watched.path)
+        return True
+
+    def missing(self, name: object) -> None:
+        """Return None: a file has all keys."""
 
 
 class Claims(NamedTuple):
@@ -49,34 +99,26 @@ class TokenVerifier:
     Args:
         config: `auth.jwt_*`.
         now: seconds since the epoch.
+        keys: the issuer's; None reads them where `config` says.
 
     Raises: ConfigError: keys that cannot be used, with the reason.
     """
 
-    def __init__(self, config: AuthConfig, now: Callable[[], float]) -> None:
-        path = config.jwt_key_file or config.jwt_jwks_file
-        assert path is not None
+    def __init__(self, config: AuthConfig, now: Callable[[], float], keys: Keys | None = None) -> None:
         self._config = config
         self._now = now
-        self._watched = Watched(path)
-        self._keys = read_keys(config)
+        self._keys: Keys = keys or (IssuerKeys(config) if config.is_remote else FileKeys(config))
 
     def tick(self) -> bool:
-        """Read the keys again if their file has changed; return whether there are new ones."""
-        if not self._watched.changed():
-            return False
-        try:
-            self._keys = read_keys(self._config)
-        except ConfigError as error:
-            logger.error("the token keys are invalid and were not loaded: %s", error)
-            return False
-        logger.info("token keys reloaded from %s", self._watched.path)
-        return True
+        """Take up changed keys; return whether there are new ones."""
+        return self._keys.tick()
 
     def verify(self, token: str) -> Claims:
         """Verify a token, and return its claims.
 
-        Raises: Unauthenticated: with the failed check, without details of keys.
+        Raises:
+            Unauthenticated: with the failed check, without details of keys.
+            IssuerUnavailable: the keys are at a URL that does not answer, or are being fetched.
         """
         if len(token) > _MAX_TOKEN_BYTES:
             raise Unauthenticated(f"the token is longer than {_MAX_TOKEN_BYTES} bytes")
@@ -106,13 +148,16 @@ class TokenVerifier:
     def _key(self, header: Mapping[str, Any]) -> TokenKey:
         """Return the key of the token's kid, if it supports the token's algorithm."""
         name = header.get("kid")
-        keys = self._keys
+        keys = self._keys.keys
         if len(keys) == 1 and (name is None or "" in keys):
             key = next(iter(keys.values()))
         elif isinstance(name, str) and name in keys:
             key = keys[name]
         else:
-            raise Unauthenticated("the token has no kid of the issuer's keys")
+            found = self._keys.missing(name)
+            if found is None:
+                raise Unauthenticated("the token has no kid of the issuer's keys")
+            key = found
         if header.get("alg") not in key.algorithms:
             raise Unauthenticated(
                 f"the token is not signed with an algorithm of its key: {', '.join(key.algorithms)}"

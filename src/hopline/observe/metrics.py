@@ -19,7 +19,7 @@ import msgspec
 
 from hopline.config.schema import CostConfig
 from hopline.files import write_atomically
-from hopline.observe.exposition import Sample, render_family
+from hopline.observe.exposition import END, Exemplar, Sample, render_family
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 LabelValues: TypeAlias = tuple[str, ...]
@@ -98,13 +98,14 @@ class MaxGauge(Gauge):
 
 
 class Histogram:
-    """Counts by bucket, and the sum."""
+    """Counts by bucket, the sum, and for some buckets an exemplar."""
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: tuple[float, ...] = LATENCY_BUCKETS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
+        self.exemplars: dict[int, Exemplar] = {}
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -119,6 +120,13 @@ class Histogram:
             counts[bisect_left(bounds, value)] += 1
             total += value
         self.sum += total
+
+    def exemplify(self, exemplar: Exemplar) -> None:
+        """Make a request the example of its bucket, unless the bucket has a later one."""
+        bucket = bisect_left(self.bounds, exemplar.value)
+        known = self.exemplars.get(bucket)
+        if known is None or known.at <= exemplar.at:
+            self.exemplars[bucket] = exemplar
 
     def state(self) -> list[float]:
         """The sum, then the counts."""
@@ -166,9 +174,11 @@ class Family:
             labels = tuple(zip(self.label_names, values, strict=True))
             if isinstance(child, Histogram):
                 total = 0
-                for bound, count in zip((*child.bounds, float("inf")), child.counts, strict=True):
+                bounds = (*child.bounds, float("inf"))
+                for bucket, (bound, count) in enumerate(zip(bounds, child.counts, strict=True)):
                     total += count
-                    yield Sample("_bucket", (*labels, ("le", _bound_text(bound))), total)
+                    exemplar = child.exemplars.get(bucket)
+                    yield Sample("_bucket", (*labels, ("le", _bound_text(bound))), total, exemplar)
                 yield Sample("_sum", labels, child.sum)
                 yield Sample("_count", labels, total)
             else:
@@ -181,6 +191,13 @@ class _Saved(msgspec.Struct, array_like=True):
     family: str
     labels: LabelValues
     state: list[float]
+    exemplars: list[Exemplar] = []
+
+    def add_to(self, child: Child) -> None:
+        """Add the state to a child."""
+        child.add_state(self.state)
+        for exemplar in self.exemplars:
+            child.exemplify(exemplar)  # type: ignore[union-attr]
 
 
 class ModelMetrics:
@@ -347,23 +364,34 @@ class Metrics:
             return
         self._update()
         saved = [
-            _Saved(family.name, labels, child.state())
+            _Saved(family.name, labels, child.state(), _exemplars(child))
             for family in self._families.values()
             for labels, child in list(family.children.items())
         ]
         write_atomically(self._file(self._slot), msgspec.json.encode(saved), durable=False)
 
-    def render(self) -> bytes:
-        """The Prometheus text of all workers."""
+    def render(self, *, open_metrics: bool = False) -> bytes:
+        """The metrics of all workers, in Prometheus' text format or in OpenMetrics."""
         families: Iterable[Family] = self._families.values()
         if self._directory is None:
             self._update()
         else:
             self.flush()
             families = self._merged()
-        return "".join(
-            render_family(family.name, family.help, family.kind, family.samples()) for family in families
-        ).encode()
+        texts = [
+            render_family(each.name, each.help, each.kind, each.samples(), open_metrics=open_metrics)
+            for each in families
+        ]
+        return "".join([*texts, END] if open_metrics else texts).encode()
+
+    def exemplify(self, model: str, version: str, exemplar: Exemplar) -> None:
+        """Make a request an example of its bucket in the latency histogram of a known model version.
+
+        May be called by any thread.
+        """
+        found = self._models.get((model, version))
+        if found is not None:
+            found.total.exemplify(exemplar)
 
     def _update(self) -> None:
         used = time.process_time()
@@ -375,7 +403,7 @@ class Metrics:
     def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:
         known = self._families.setdefault(family.name, family)
         for saved in self._left.pop(family.name, ()) if family.kind != "gauge" else ():
-            known.child(saved.labels).add_state(saved.state)
+            saved.add_to(known.child(saved.labels))
         if (known.kind, known.label_names) != (family.kind, family.label_names):
             raise ValueError(f"{family.name} is already declared as {known.kind} of {known.label_names}")
 
@@ -394,7 +422,7 @@ class Metrics:
         for file in sorted(self._directory.glob("worker-*.json")):
             for saved in _read(file):
                 if saved.family in merged:
-                    merged[saved.family].child(saved.labels).add_state(saved.state)
+                    saved.add_to(merged[saved.family].child(saved.labels))
         return list(merged.values())
 
     def _restore(self, file: Path) -> None:
@@ -403,7 +431,7 @@ class Metrics:
             if family is None:
                 self._left.setdefault(saved.family, []).append(saved)
             elif family.kind != "gauge":
-                family.child(saved.labels).add_state(saved.state)
+                saved.add_to(family.child(saved.labels))
 
 
 def _read(file: Path) -> list[_Saved]:
@@ -412,6 +440,10 @@ def _read(file: Path) -> list[_Saved]:
         return msgspec.json.decode(file.read_bytes(), type=list[_Saved])
     except FileNotFoundError:
         return []
+
+
+def _exemplars(child: Child) -> list[Exemplar]:
+    return list(child.exemplars.values()) if isinstance(child, Histogram) else []
 
 
 def _bound_text(bound: float) -> str:

@@ -133,7 +133,7 @@ def tls_context(config: TlsConfig, protocol: str = "http/1.1") -> ssl.SSLContext
         config: where its files are.
         protocol: that is agreed on (ALPN).
 
-    Raises: ConfigError: files that are not a certificate and its key.
+    Raises: ConfigError: files that are not a certificate and its key, or not certificates.
     """
     if not config.enabled:
         return None
@@ -147,6 +147,16 @@ def tls_context(config: TlsConfig, protocol: str = "http/1.1") -> ssl.SSLContext
             f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate "
             f"and its key: {error}"
         ) from None
+    if config.client_ca_file is not None:
+        try:
+            context.load_verify_locations(config.client_ca_file)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"tls.client_ca_file: {str(config.client_ca_file)!r} does not hold PEM certificates: "
+                f"{error}"
+            ) from None
+        is_required = config.client_certificates == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
     return context
 
 

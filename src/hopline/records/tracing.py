@@ -5,7 +5,8 @@
 
 A request of a caller that traces is traced if the caller's trace is sampled (the flag of `traceparent`);
 of all other requests a share is sampled. Spans are built and sent on a thread, after the answer, from
-times that are measured anyway. The SDK is imported only if tracing is on.
+times that are measured anyway. Sent traces become exemplars of the latency histogram. The SDK is imported
+only if tracing is on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
+from hopline.observe.exposition import Exemplar
 from hopline.observe.metrics import Metrics
 from hopline.records.background import BackgroundQueue
 from hopline.records.pace import Pace
@@ -60,6 +62,9 @@ class TraceRecorder:
         settings = config.tracing
         self._exporter = exporter or open_exporter(settings.endpoint)
         self._spans: list[ReadableSpan] = []
+        self._metrics = metrics
+        #: Of the spans that are not sent yet: model, version and exemplar.
+        self._exemplars: list[tuple[str, str, Exemplar]] = []
         self._tracer = _tracer(settings.service_name, config.worker.index, self._spans)
         self._share = settings.sample_share
         self._draw = draw
@@ -166,6 +171,10 @@ class TraceRecorder:
             begun = until
         if isinstance(outcome, HoplineError):
             span.set_status(Status(StatusCode.ERROR, str(outcome)))
+        elif not request.is_copy:
+            trace_id = f"{span.get_span_context().trace_id:032x}"
+            exemplar = Exemplar(trace_id, (ended - queued) / 1e9, ran.ended)
+            self._exemplars.append((ran.served.name, ran.served.version, exemplar))
         span.end(ended)
 
     def _export(self, num_traces: int) -> None:
@@ -173,10 +182,13 @@ class TraceRecorder:
 
         if not self._spans:
             return
-        spans = list(self._spans)
+        spans, exemplars = list(self._spans), list(self._exemplars)
         self._spans.clear()
+        self._exemplars.clear()
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
             self._sent.inc(len(spans))
+            for model, version, exemplar in exemplars:  # only traces that can be found
+                self._metrics.exemplify(model, version, exemplar)
             return
         self._refused.inc(num_traces)
         if not self._complained:

@@ -31,7 +31,7 @@ _MAX_HOLD_S, _MAX_PREFLIGHT = 10 * 365 * 86_400.0, 1_000_000
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked for.
+    """A request for a rollout.
 
     Attributes:
         model: name.
@@ -92,7 +92,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Rollout(msgspec.Struct, frozen=True):
-    """See the module.
+    """A rollout of a model, and how far it is.
 
     Attributes:
         id: unique; also salts who is in the candidate's share, so that a key stays in as the share grows.

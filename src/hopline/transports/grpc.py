@@ -1,4 +1,4 @@
-"""gRPC services `inference.GRPCInferenceService` and `grpc.health.v1.Health` on the server's event loop.
+"""gRPC services for inference, health and reflection, on the server's event loop.
 
 This file handles messages and calls. `oip.py` translates tensors and requests, as for HTTP. The trailing
 metadata of an error contain its stable code, `hopline-error`, and `retry-after-ms`.
@@ -7,14 +7,12 @@ metadata of an error contain its stable code, `hopline-error`, and `retry-after-
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hopline.errors import (
     BadRequest,
@@ -37,19 +35,21 @@ from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError, grpc_code
 from hopline.transports.grpc_names import check_name, check_names
-from hopline.transports.grpc_request import RequestReader, parameters_of
+from hopline.transports.grpc_reflection import SERVICES as REFLECTIONS
+from hopline.transports.grpc_reflection import Reflection
+from hopline.transports.grpc_request import RequestReader, parameters_of, parsed
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
-from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.tensors import encode_raw
 from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 INFERENCE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
+_REFLECT = "ServerReflectionInfo"
 #: Limit of messages that contain only names.
 _MAX_NAMING_BYTES = 64 * 1024
 #: Methods of the published interface that are not implemented.
@@ -65,7 +65,7 @@ _UNIMPLEMENTED = {
 
 
 class GrpcApp:
-    """The methods of both gRPC services.
+    """The methods of the gRPC services.
 
     Args:
         service: answers the requests.
@@ -102,6 +102,8 @@ class GrpcApp:
         for service, prefix in ((INFERENCE, ""), (HEALTH, "health_")):
             for method in methods(service):
                 found[f"/{service}/{method.name}".encode()] = self._method(method, prefix)
+        for service in REFLECTIONS:
+            found[f"/{service}/{_REFLECT}".encode()] = self._reflection(service)
         for name, text in _UNIMPLEMENTED.items():
             found[f"/{INFERENCE}/{name}".encode()] = self._unimplemented(name, text)
         return found
@@ -156,9 +158,21 @@ class GrpcApp:
         find = guard.recognise if method == "ModelStreamInfer" else guard.enter
 
         def admit(call: Call) -> None:
-            call.client = find(method, call.metadata("authorization"), call.metadata("x-api-key"))
+            call.client = find(
+                method, call.metadata("authorization"), call.metadata("x-api-key"), call.peer
+            )
 
         return admit
+
+    def _reflection(self, service: str) -> Method:
+        listed = (INFERENCE, HEALTH, *REFLECTIONS)
+        steps = Reflection(service, listed, lambda: self._count(StatusCode.OK)).steps()
+
+        def begin(call: Call, data: bytes) -> None:
+            self._stream(call, steps)
+
+        admit = self._entrance(_REFLECT)
+        return Method(_REFLECT, begin, streams=True, admit=admit, max_bytes=_MAX_NAMING_BYTES)
 
     def _unimplemented(self, name: str, text: str) -> Method:
         def refuse(call: Call) -> None:
@@ -187,7 +201,7 @@ class GrpcApp:
     ) -> None:
         """Answer a call once; a failure becomes a status, and a cancelled call stays cancelled."""
         try:
-            asked = _parsed(request, data)
+            asked = parsed(request, data)
             check_names(asked)
             if call.client is not None:
                 assert self._guard is not None
@@ -209,7 +223,7 @@ class GrpcApp:
     ) -> None:
         """Answer a call repeatedly; a failure becomes a status."""
         try:
-            asked = _parsed(request, data)
+            asked = parsed(request, data)
             check_names(asked)
             async for answer in behaviour(asked, call):
                 call.write(answer.SerializeToString())
@@ -307,7 +321,7 @@ class GrpcApp:
                 return
             # Check again: the credentials may have expired.
             headers = call.metadata("authorization"), call.metadata("x-api-key")
-            call.client = client = self._guard.recognise("ModelInfer", *headers)
+            call.client = client = self._guard.recognise("ModelInfer", *headers, call.peer)
             self._permit(request, client)
             if client is not None:
                 client.admit()
@@ -322,6 +336,10 @@ class GrpcApp:
         # Without clients and traces there is nothing to add to a request.
         hand_in = submit if self._guard is not None or self._traces else self._service.submit
         steps = Steps(self._reader.read, permit, self._read, hand_in, respond)
+        self._stream(call, steps)
+
+    def _stream(self, call: Call, steps: Steps) -> None:
+        """Answer the requests of a call in their order."""
         stream = InferStream(call, steps, self._stream_ended)
         call.listener = stream
         self._streams.add(stream)
@@ -459,25 +477,6 @@ def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
     for tensor in oip.tensors_from_result(result):
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         response.raw_output_contents.append(encode_raw(tensor))
-
-
-def _parsed(kind: Any, data: bytes) -> Any:
-    """Parse a message.
-
-    Raises:
-        BadRequest: the bytes are not such a message.
-        RequestTooLarge: it was compressed, and contains more than its sender's share.
-    """
-    check_message(_layout(kind.DESCRIPTOR.full_name), data)
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise BadRequest(f"the message ({len(data)} bytes) is not a {kind.DESCRIPTOR.name}") from None
-
-
-@functools.cache
-def _layout(name: str) -> Layout:
-    return layout_of(message(name).DESCRIPTOR)
 
 
 def _snake_case(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
+from hopline.ingress.certificates import Peer
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
@@ -20,6 +21,7 @@ _METHODS: dict[str, Asked] = {
     "Check": "open",
     "Watch": "open",
     "ServerMetadata": "list",
+    "ServerReflectionInfo": "list",
     "RepositoryIndex": "list",
     "ModelStatistics": "list",
     "ModelMetadata": "read",
@@ -41,7 +43,9 @@ class GrpcGuard:
         self._gate = gate
         self._permission_of = permission_of
 
-    def enter(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
+    def enter(
+        self, method: str, authorization: str | None, api_key: str | None, peer: Peer | None = None
+    ) -> Client | None:
         """Admit a call before a message has arrived; return its client, None for an open method.
 
         Checks what does not depend on the message, and counts the call.
@@ -49,15 +53,18 @@ class GrpcGuard:
         Args:
             method: its name.
             authorization, api_key: from the call's metadata.
+            peer: holder of the connection's client certificate.
 
         Raises: Unauthenticated, PermissionDenied, RateLimited.
         """
-        client = self.recognise(method, authorization, api_key)
+        client = self.recognise(method, authorization, api_key, peer)
         if client is not None:
             client.admit()
         return client
 
-    def recognise(self, method: str, authorization: str | None, api_key: str | None) -> Client | None:
+    def recognise(
+        self, method: str, authorization: str | None, api_key: str | None, peer: Peer | None = None
+    ) -> Client | None:
         """Return the client of a call with many requests, each of which is admitted and counted alone.
 
         Raises: Unauthenticated, PermissionDenied.
@@ -65,7 +72,7 @@ class GrpcGuard:
         asked = self._permission_of(method)
         if asked == "open":
             return None
-        client = self._gate.identify(authorization, api_key)
+        client = self._gate.identify(authorization, api_key, peer)
         if asked != "list" and not client.permissions.has(asked):
             client.check(asked, SERVER)
         return client

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 from hopline.errors import BadRequest
+from hopline.ingress.certificates import Peer
 from hopline.transports.grpc_arriving import Arriving
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
@@ -224,6 +225,11 @@ class Call:
         self._stream.send(b"", b"", block_of(headers))
         if code in _REFUSALS:
             self._stream.be_late()
+
+    @property
+    def peer(self) -> Peer | None:
+        """The holder of the connection's client certificate; None without one."""
+        return self._stream.connection.peer
 
     @property
     def num_unsent_bytes(self) -> int:

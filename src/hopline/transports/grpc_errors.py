@@ -34,6 +34,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.PermissionDenied: StatusCode.PERMISSION_DENIED,
     errors.Conflict: StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: StatusCode.UNAVAILABLE,
+    errors.IssuerUnavailable: StatusCode.UNAVAILABLE,
     errors.RepositoryUnavailable: StatusCode.UNAVAILABLE,
     errors.StoreUnavailable: StatusCode.UNAVAILABLE,
     errors.LogFull: StatusCode.UNAVAILABLE,

@@ -7,6 +7,7 @@ reading a dozen of them needs a third of the time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from hopline.errors import BadRequest, RequestTooLarge, quoted
 from hopline.transports import oip
 from hopline.transports.proto import message
-from hopline.transports.proto_scan import check_message, layout_of
+from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.share import PIECE_BYTES, Decompressed, check_share, sent_bytes, share
 from hopline.transports.tensors import Tensor, TensorHead, check_amount, decode_typed, tensor_head
 
@@ -164,3 +165,22 @@ def _from_contents(item: Any) -> Tensor:
                 f"send only {field}"
             )
     return decode_typed(item.name, item.datatype, item.shape, getattr(item.contents, field)[:])
+
+
+def parsed(kind: Any, data: bytes) -> Any:
+    """Parse a message.
+
+    Raises:
+        BadRequest: the bytes are not such a message.
+        RequestTooLarge: it was compressed, and contains more than its sender's share.
+    """
+    check_message(_layout(kind.DESCRIPTOR.full_name), data)
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise BadRequest(f"the message ({len(data)} bytes) is not a {kind.DESCRIPTOR.name}") from None
+
+
+@functools.cache
+def _layout(name: str) -> Layout:
+    return layout_of(message(name).DESCRIPTOR)

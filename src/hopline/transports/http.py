@@ -2,8 +2,6 @@
 
 This file handles paths, headers and bodies; `http_connection.py` handles sockets, and the service scores.
 The score route answers in the same loop iteration if the service can.
-
-This file is long because each route has a method in it.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, ConfigError, HoplineError, ModelNotFound
+from hopline.errors import BadRequest, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.observe.exposition import CONTENT_TYPE
+from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error, without_frames
-from hopline.transports.http_access import client_of, guard_of, named_model
+from hopline.transports.http_access import Guard, client_of, named_model
 from hopline.transports.http_bodies import (
     Reading,
     check_change,
@@ -40,14 +38,17 @@ from hopline.transports.http_bodies import (
 )
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
-from hopline.transports.http_routes import Route, split_version, unsupported, without_fields
+from hopline.transports.http_operations import Operation, operations_of, table_of
+from hopline.transports.http_routes import Handler, Route, route_of, unsupported, without_fields
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
-from hopline.transports.lifecycle_requests import LifecycleRequests, graph_updates
+from hopline.transports.lifecycle_requests import DECISIONS, IndexBody, LifecycleRequests, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
+from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
-from hopline.transports.platform_routes import Predicting, only_model, own_parts, score_body
+from hopline.transports.path_table import Match
+from hopline.transports.platform_routes import Predicting, only_model, score_body
 from hopline.transports.score_json import (
     deadline_after,
     decode_score,
@@ -58,20 +59,9 @@ from hopline.transports.share import PIECE_BYTES
 from hopline.transports.traces import join_trace
 
 _HTML = b"text/html; charset=utf-8"
-_READ = (b"GET", b"HEAD")
 #: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.
 _MAX_ROUTES = 1024
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-
-
-class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of the repository index.
-
-    Attributes:
-        ready: list only versions that accept requests.
-    """
-
-    ready: bool = False
 
 
 _decode_index = msgspec.json.Decoder(IndexBody).decode
@@ -94,20 +84,20 @@ class HttpApp:
         self.draining = False
         self.opening = False
         self._service = service
-        self._guard = None if gate is None else guard_of(gate, open_metrics=config.auth.open_metrics)
+        self._guard = None if gate is None else Guard(gate)
+        self._open_metrics = config.auth.open_metrics
         self._max_body_bytes = config.server.max_body_bytes
         self._max_nodes = config.limits.max_nodes_per_request
-        self._check_score = check_score(self._max_nodes)
         load_kernels()
         self._submit = service.submit
         self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = LifecycleRequests(service)
         self._routes: dict[bytes, Route] = {}
-        self._platform = own_parts(config.server)
-        for kind, parts in self._platform.items():
-            if self._find(parts) is not None:
-                raise ConfigError(f"server.{kind}_route: /{'/'.join(parts)} is a route of Hopline's own")
+        operations = operations_of(config.server)
+        self._table = table_of(operations)
+        self._description = Description(operations, config)
+        self._handlers = self._make_handlers(self._max_nodes)
         self._id_prefix = secrets.token_hex(6).encode()
         self._ids = itertools.count()
         self._answers: dict[int, Counter] = {}
@@ -281,13 +271,22 @@ class HttpApp:
         return Response(body, 200 if ready else 503, headers=id_line)
 
     def _metrics(self, request: Request, id_line: bytes) -> Response:
-        return Response(self._service.metrics.render(), 200, CONTENT_TYPE, id_line)
+        is_open = wants_open_metrics(request.headers.get(b"accept"))
+        kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
+        body = self._service.metrics.render(open_metrics=is_open)
+        return Response(body, 200, kind, b"%bvary: accept\r\n" % id_line)
 
     def _options(self, request: Request, id_line: bytes) -> Response:
         return Response(b"", headers=id_line + b"allow: GET, HEAD, POST, OPTIONS\r\n")
 
     def _index(self, request: Request, id_line: bytes) -> Response:
         return Response(index_page(self._service), 200, _HTML, id_line)
+
+    def _openapi(self, request: Request, id_line: bytes) -> Response:
+        return Response(self._description.json, headers=id_line)
+
+    def _docs(self, request: Request, id_line: bytes) -> Response:
+        return Response(self._description.page, 200, _HTML, id_line)
 
     def _list_models(self, request: Request, id_line: bytes) -> Response:
         names = self._service.model_names()
@@ -350,11 +349,12 @@ class HttpApp:
         deadline = deadline_after(None, request.headers.get(b"timeout-ms"), time.monotonic())
         return self._work(graph_updates(self._service).apply(request.body, deadline), id_line)
 
-    def _rollouts(self, request: Request, id_line: bytes) -> Response | Pending:
-        if request.method == b"POST":
-            if self._guard is not None:
-                client_of(request).check("admin", named_model(request.body))
-            return self._work(self._lifecycle.begin(request.body), id_line)
+    def _begin_rollout(self, request: Request, id_line: bytes) -> Pending:
+        if self._guard is not None:
+            client_of(request).check("admin", named_model(request.body))
+        return self._work(self._lifecycle.begin(request.body), id_line)
+
+    def _rollouts(self, request: Request, id_line: bytes) -> Response:
         names = [name for name in self._service.model_names() if self._shows(request, name)]
         found = [self._lifecycle.describe(name) for name in names]
         return Response(encode_json({"rollouts": found}), headers=id_line)
@@ -392,12 +392,8 @@ class HttpApp:
             return Route(self._options, (b"OPTIONS",), oip=False)
         path, _, query = target.partition(b"?")
         parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
-        if parts == self._platform.get("health"):
-            parts = ["readyz"]
-        is_predict = parts == self._platform.get("predict")
-        if is_predict:  # access is that of the model's own route
-            parts = ["v1", "models", next(iter(self._service.model_names()), ""), "score"]
-        route = self._find(parts) or unsupported(parts)
+        found = self._table.find(parts)
+        route = unsupported(parts) if found is None else self._route_of(found)
         if route is None:
             text = f"unknown path {path.decode('latin-1')}; see / for an overview"
             is_oip = parts[0] == "v2"
@@ -407,96 +403,60 @@ class HttpApp:
 
             # Not cached: their number is unlimited.
             return Route(missing, (), is_oip)
-        if is_predict:
-            route = Route(self._predict, (b"POST",), oip=False, check=check_json)
         if query and b"POST" in route.methods:
             route = without_fields(route, query)
-        if self._guard is not None:
-            route = dataclasses.replace(route, access=self._guard.access_of(parts))
-        if is_predict:  # another model may be the only one by the next request
-            return route
+        if found is not None and found.entries[0].id == "predict":
+            # Not cached: another model may be the only one by the next request.
+            model = next(iter(self._service.model_names()), "")
+            return dataclasses.replace(route, access=route.access._replace(model=model))
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
         self._routes[target] = route
         return route
 
-    def _find(self, parts: list[str]) -> Route | None:
-        post = (b"POST",)
-        match parts:
-            case [""]:
-                return Route(self._index, _READ, oip=False)
-            case ["healthz"]:
-                return Route(self._live, _READ, oip=False)
-            case ["readyz"]:
-                return Route(self._ready, _READ, oip=False)
-            case ["metrics"]:
-                return Route(self._metrics, _READ, oip=False)
-            case ["v1", "models"]:
-                return Route(self._list_models, _READ, oip=False)
-            case ["v1", "models", model, *rest]:
-                return self._find_v1(model, rest)
-            case ["v1", "drift"]:
-                return Route(functools.partial(self._drift, None), _READ, oip=False)
-            case ["v1", "drift", model]:
-                return Route(functools.partial(self._drift, model), _READ, oip=False)
-            case ["v1", "graph"]:
-                return Route(self._graph, _READ, oip=False)
-            case ["v1", "graph", "events"]:
-                return Route(self._events, post, oip=False)  # limits its own bodies
-            case ["v1", "rollouts"]:
-                return Route(self._rollouts, (*_READ, b"POST"), oip=False, check=check_change)
-            case ["v1", "rollouts", model]:
-                return Route(functools.partial(self._rollout, model), _READ, oip=False)
-            case [
-                "v1",
-                "rollouts",
-                model,
-                ("promote" | "rollback" | "pause" | "resume" | "advance" | "end") as verb,
-            ]:
-                decide = functools.partial(self._decide, verb, model)
-                return Route(decide, post, oip=False, check=check_change)
-            case ["v2"]:
-                return Route(self._server_metadata, _READ, oip=True)
-            case ["v2", "health", "live"]:
-                return Route(self._live, _READ, oip=True)
-            case ["v2", "health", "ready"]:
-                return Route(self._ready, _READ, oip=True)
-            case ["v2", "models", "stats"]:
-                return Route(functools.partial(self._statistics, None, None), _READ, oip=True)
-            case ["v2", "models", model, *rest]:
-                return self._find_v2(model, rest)
-            case ["v2", "repository", "index"]:
-                return Route(self._repository_index, post, oip=True, check=check_change)
-            case ["v2", "repository", "models", model, ("load" | "unload") as verb]:
-                change = functools.partial(self._repository_change, verb, model)
-                return Route(change, post, oip=True, check=check_change)
-        return None
+    def _route_of(self, found: Match[Operation]) -> Route:
+        return route_of(found, self._handlers, open_metrics=self._open_metrics)
 
-    def _find_v1(self, model: str, rest: list[str]) -> Route | None:
-        version, rest = split_version(rest)
-        match rest:
-            case []:
-                return Route(functools.partial(self._describe, model, version), _READ, oip=False)
-            case ["score"]:
-                score = functools.partial(self._score, model, version)
-                return Route(score, (b"POST",), oip=False, check=self._check_score)
-        return None
-
-    def _find_v2(self, model: str, rest: list[str]) -> Route | None:
-        version, rest = split_version(rest)
-        handlers: dict[str, Any] = {
-            "": self._metadata,
-            "ready": self._model_ready,
-            "config": self._config,
-            "stats": self._statistics,
+    def _make_handlers(self, max_nodes: int) -> dict[str, Handler]:
+        """Return the handler of each operation."""
+        statistics = functools.partial(self._statistics, None, None)
+        score_check = check_score(max_nodes)
+        return {
+            "index": Handler(self._index),
+            "openapi": Handler(self._openapi),
+            "docs": Handler(self._docs),
+            "healthz": Handler(self._live),
+            "readyz": Handler(self._ready),
+            "platform_ready": Handler(self._ready),
+            "metrics": Handler(self._metrics),
+            "models": Handler(self._list_models),
+            "model": Handler(self._describe),
+            "score": Handler(self._score, score_check),
+            "predict": Handler(self._predict, check_json),
+            "drift": Handler(functools.partial(self._drift, None)),
+            "model_drift": Handler(self._drift),
+            "graph": Handler(self._graph),
+            "graph_events": Handler(self._events),  # limits its own bodies
+            "rollouts": Handler(self._rollouts),
+            "begin_rollout": Handler(self._begin_rollout, check_change),
+            "rollout": Handler(self._rollout),
+            **{
+                f"rollout_{verb}": Handler(functools.partial(self._decide, verb), check_change)
+                for verb in DECISIONS
+            },
+            "server_metadata": Handler(self._server_metadata),
+            "server_live": Handler(self._live),
+            "server_ready": Handler(self._ready),
+            "statistics": Handler(statistics),
+            "model_metadata": Handler(self._metadata),
+            "model_ready": Handler(self._model_ready),
+            "model_config": Handler(self._config),
+            "model_statistics": Handler(self._statistics),
+            "infer": Handler(self._infer, check_json),
+            "repository_index": Handler(self._repository_index, check_change),
+            "load": Handler(functools.partial(self._repository_change, "load"), check_change),
+            "unload": Handler(functools.partial(self._repository_change, "unload"), check_change),
         }
-        if rest == ["infer"]:
-            infer = functools.partial(self._infer, model, version)
-            return Route(infer, (b"POST",), oip=True, check=check_json)
-        name = rest[0] if rest else ""
-        if len(rest) > 1 or name not in handlers:
-            return None
-        return Route(functools.partial(handlers[name], model, version), _READ, oip=True)
 
     # Outcomes
 

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from hopline.ingress.certificates import Peer, peer_of_transport
 from hopline.transports.http2_closed import ClosedStreams
 from hopline.transports.http2_fields import content_length
 from hopline.transports.http2_frames import (
@@ -123,6 +124,7 @@ class Http2Connection(asyncio.Protocol):
     def __init__(self, endpoint: GrpcEndpoint) -> None:
         self._endpoint = endpoint
         self._transport: Any = None
+        self.peer: Peer | None = None
         self._buffer = b""
         self._greeted = self._knows_settings = False
         self._heads = HeadReader()
@@ -167,6 +169,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the new connection."""
         self._transport = transport
+        self.peer = peer_of_transport(transport)
         self._endpoint.connections.add(self)
         if self._endpoint.closing:
             self.begin_close("the server is shutting down")

@@ -1,18 +1,16 @@
-"""Permissions of HTTP paths and the check of requests.
+"""The check of HTTP requests: who sends them, and what their path requires.
 
-One table covers all paths. A route that is not in the table requires `read` for the server if it only
-reads, and `admin` if it changes something. So a new route is closed by default.
+A path that declares nothing requires `read` for the server if it only reads, and `admin` if it changes
+something.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from hopline.errors import Unauthenticated
+from hopline.errors import IssuerUnavailable, Unauthenticated
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
@@ -42,49 +40,15 @@ class Access(NamedTuple):
 OPEN = Access(open=True)
 
 
-def access_of(parts: list[str], *, open_metrics: bool = False) -> Access:
-    """Return what a path of the server requires.
-
-    Args:
-        parts: the decoded path, split at its slashes.
-        open_metrics: the setting of that name.
-    """
-    match parts:
-        case ["healthz"] | ["readyz"] | ["v2", "health", _]:
-            return OPEN
-        case ["v2", "models", _, "ready"] | ["v2", "models", _, "versions", _, "ready"]:
-            return OPEN
-        case ["metrics"] if open_metrics:
-            return OPEN
-        case ["v2"] | ["v1", "models"] | ["v2", "models", "stats"]:
-            return Access(tell=None)
-        case ["v2", "repository", "index"]:  # requested with POST
-            return Access(tell=None, change=None)
-        case ["v1", "rollouts"]:  # the model of a new one is in the body: see `named_model`
-            return Access(tell=None, change=None)
-        case ["v1" | "v2", "models", model, *_, "score" | "infer"]:
-            return Access("score", "score", model)
-        case ["v1" | "v2", "models", model, *_] | ["v2", "repository", "models", model, *_]:
-            return Access(model=model)
-        case ["v1", "rollouts" | "drift", model, *_]:
-            return Access(model=model)
-    return Access()
-
-
 class Guard:
     """Authenticates requests and checks their permissions.
 
     Args:
         gate: authenticates clients.
-        access_of: what a path requires, by its parts.
-
-    Attributes:
-        access_of: what a path requires, by its parts.
     """
 
-    def __init__(self, gate: Gatekeeper, access_of: Callable[[list[str]], Access]) -> None:
+    def __init__(self, gate: Gatekeeper) -> None:
         self._identify = gate.identify
-        self.access_of = access_of
 
     def admit(self, request: Request, access: Access) -> None:
         """Set the client of a request, and count the request.
@@ -101,7 +65,7 @@ class Guard:
         Raises: Unauthenticated, PermissionDenied.
         """
         headers = request.headers
-        client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
+        client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"), request.peer)
         permission = access.tell if request.method in _TELLING else access.change
         if permission is not None:
             client.check(permission, access.model)
@@ -111,14 +75,9 @@ class Guard:
         """Return the client of a request to an open path, if it has valid credentials; else None."""
         headers = request.headers
         try:
-            return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"))
-        except Unauthenticated:
+            return self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"), request.peer)
+        except (Unauthenticated, IssuerUnavailable):
             return None
-
-
-def guard_of(gate: Gatekeeper, *, open_metrics: bool) -> Guard:
-    """Return the guard for the server's own paths."""
-    return Guard(gate, functools.partial(access_of, open_metrics=open_metrics))
 
 
 class _Named(msgspec.Struct):

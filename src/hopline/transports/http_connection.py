@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from hopline.ingress.certificates import Peer, peer_of_transport
 from hopline.transports.budget import Budget
 from hopline.transports.http_chunks import OpenChunk
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
@@ -79,6 +80,7 @@ class HttpConnection(asyncio.Protocol):
         self._handler = endpoint.handler
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
+        self._peer: Peer | None = None
         self._pending: Pending | None = None
         self._current: Request | None = None
         self._waiting: deque[Request] = deque()
@@ -139,6 +141,8 @@ class HttpConnection(asyncio.Protocol):
             # Answers are written immediately, not at the end of the loop's turn with those still to come.
             # (An encrypted transport with this limit would pause for ever.)
             self._transport.set_write_buffer_limits(high=0)
+        else:
+            self._peer = peer_of_transport(transport)
         self._endpoint.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -181,9 +185,8 @@ class HttpConnection(asyncio.Protocol):
             known = endpoint.known_heads.get(data[:end])
             if known is not None and len(data) - end == known.body_bytes and not self._is_busy:
                 self._since = endpoint.now
-                self._start(
-                    Request(known.method, known.target, known.headers, data[end:], known.connection)
-                )
+                method, target, headers, _, connection = known
+                self._start(Request(method, target, headers, data[end:], connection, self._peer))
                 return
         self._read(data)
 
@@ -406,7 +409,7 @@ class HttpConnection(asyncio.Protocol):
             return False
         if int(length) <= _SMALL_BYTES if length is not None else b"transfer-encoding" not in headers:
             return False
-        refusal = screen(Request(self._parser.get_method(), self._target, headers))
+        refusal = screen(Request(self._parser.get_method(), self._target, headers, peer=self._peer))
         if refusal is None:
             return False
         self._refuse_with(refusal)
@@ -483,6 +486,7 @@ class HttpConnection(asyncio.Protocol):
             else _KEEP
             if parser.get_http_version() == "1.0"
             else b"",
+            self._peer,
         )
         request.reserved_bytes, self._reserved = self._reserved, 0
         offers_upgrade = parser.should_upgrade() and int(self._headers.get(b"content-length", b"0")) > 0

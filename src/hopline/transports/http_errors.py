@@ -29,6 +29,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.PermissionDenied: 403,
     errors.Conflict: 409,
     errors.Unavailable: 503,
+    errors.IssuerUnavailable: 503,
     errors.RepositoryUnavailable: 503,
     errors.StoreUnavailable: 503,
     errors.LogFull: 503,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from hopline.ingress.certificates import Peer
+
 JSON = b"application/json"
 #: Header line of the last message of a connection.
 LAST = b"connection: close\r\n"
@@ -23,6 +25,7 @@ class Request:
         reserved_bytes: bytes reserved in the listener's budget until the answer.
         client: the authenticated client; not set without authentication, which costs nothing.
         is_counted: whether its JSON was counted and has no repeated names.
+        peer: holder of the connection's client certificate; None without one.
     """
 
     __slots__ = (
@@ -32,6 +35,7 @@ class Request:
         "headers",
         "is_counted",
         "method",
+        "peer",
         "reserved_bytes",
         "target",
     )
@@ -45,6 +49,7 @@ class Request:
         headers: dict[bytes, bytes],
         body: bytes = b"",
         connection: bytes = b"",
+        peer: Peer | None = None,
     ) -> None:
         self.method = method
         self.target = target
@@ -53,6 +58,7 @@ class Request:
         self.connection = connection
         self.reserved_bytes = 0
         self.is_counted = False
+        self.peer = peer
 
 
 class CachedRequestHead(NamedTuple):

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from hopline.errors import BadRequest
+from hopline.ingress.permissions import SERVER
 from hopline.transports import oip
 from hopline.transports.http_access import OPEN, Access
 from hopline.transports.http_bodies import Check
 from hopline.transports.http_errors import plain_error
 from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.http_operations import Operation
+from hopline.transports.path_table import Match
 from hopline.transports.score_json import ScoreBody
 
 #: Fields of bodies. In a query string they would be ignored, which no client intends.
 _BODY_FIELDS = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
+_METHODS = {"GET": (b"GET", b"HEAD"), "POST": (b"POST",)}
+
+
+class Handler(NamedTuple):
+    """The handling of an operation.
+
+    Attributes:
+        handle: called with the path's model and version, if it has them, the request and its id line.
+        check: counts large bodies before they are decoded.
+    """
+
+    handle: Callable[..., Response | Pending]
+    check: Check | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +44,7 @@ class Route:
         handle: called with the request and its id line.
         methods: others are answered with 405; empty if all methods have the same answer.
         oip: errors have the Open Inference Protocol's form.
-        access: required permissions if clients are authenticated; set from the path.
+        access: required permissions if clients are authenticated.
         check: counts large bodies before they are decoded.
     """
 
@@ -55,14 +73,60 @@ def unsupported(parts: list[str]) -> Route | None:
     def handle(request: Request, id_line: bytes) -> Response:
         return plain_error(404, text, id_line, oip=True)
 
-    return Route(handle, (), oip=True)
+    return Route(handle, (), oip=True, access=Access())
 
 
-def split_version(rest: list[str]) -> tuple[str | None, list[str]]:
-    """Split `versions/<v>/…` into (v, …)."""
-    if len(rest) >= 2 and rest[0] == "versions":
-        return rest[1], rest[2:]
-    return None, rest
+def route_of(
+    found: Match[Operation], handlers: Mapping[str, Handler], *, open_metrics: bool = False
+) -> Route:
+    """Return the route of a path.
+
+    Args:
+        found: the operations of the path, one for each method, and its parameters.
+        handlers: by id of operation.
+        open_metrics: the setting of that name.
+    """
+    operations, values = found
+    methods: list[bytes] = []
+    by_method: dict[bytes, Callable[..., Response | Pending]] = {}
+    check = None
+    for each in operations:
+        handler = handlers[each.id]
+        check = check or handler.check
+        bound = functools.partial(handler.handle, *_arguments(each, values))
+        for method in _METHODS[each.method]:
+            methods.append(method)
+            by_method[method] = bound
+    handle: Callable[..., Response | Pending] = bound
+    if len(operations) > 1:
+
+        def by_its_method(request: Request, id_line: bytes) -> Response | Pending:
+            return by_method[request.method](request, id_line)
+
+        handle = by_its_method
+
+    access = access_of(operations, values.get("model", SERVER), open_metrics=open_metrics)
+    return Route(handle, tuple(methods), operations[0].is_oip, access, check)
+
+
+def access_of(operations: Iterable[Operation], model: str, *, open_metrics: bool = False) -> Access:
+    """Return what the operations of one path require, for a model or for the server."""
+    access = Access(model=model)
+    for each in operations:
+        if each.required == "open" or (open_metrics and each.id == "metrics"):
+            return OPEN
+        permission = None if each.required == "any" or each.names_model else each.required
+        if each.method == "GET":
+            access = access._replace(tell=permission)
+        else:
+            access = access._replace(change=permission)
+    return access
+
+
+def _arguments(operation: Operation, values: Mapping[str, str]) -> list[str | None]:
+    """Return the arguments of a handler: the model, and the version if the path may have one."""
+    arguments: list[str | None] = [values["model"]] if "model" in values else []
+    return [*arguments, values.get("version")] if operation.versioned else arguments
 
 
 def without_fields(route: Route, query: bytes) -> Route:

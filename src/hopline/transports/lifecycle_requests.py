@@ -14,6 +14,15 @@ from hopline.transports.json_body import decode_body, refuse_repeated
 
 #: Linux's limit for a file name, bytes, and a limit for a path, characters.
 _MAX_PART, _MAX_PATH = 255, 1000
+#: Decisions about a rollout.
+DECISIONS = {
+    "promote": "Make the candidate current.",
+    "rollback": "Make the previous version current.",
+    "pause": "Stay at the current step. Gates still roll back.",
+    "resume": "Continue a paused rollout.",
+    "advance": "Move to the next step now.",
+    "end": "End a shadow or an A/B test. The current version stays.",
+}
 
 
 class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -25,6 +34,16 @@ class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     parameters: dict[str, Any] = {}
+
+
+class IndexBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the repository index; may be empty.
+
+    Attributes:
+        ready: list only versions that accept requests.
+    """
+
+    ready: bool = False
 
 
 class DecisionBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -39,7 +39,7 @@ class InferInput(msgspec.Struct, forbid_unknown_fields=True):
     datatype: str
     shape: list[_Size]
     parameters: _Parameters | None = None
-    data: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class InferOutput(msgspec.Struct, forbid_unknown_fields=True):

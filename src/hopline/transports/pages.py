@@ -16,8 +16,10 @@ _LINKS = (
     ("/metrics", "metrics"),
     ("/v2", "server metadata"),
     ("/v2/models/stats", "statistics"),
+    ("/docs", "HTTP API"),
 )
-_STYLE = (
+#: Style of all pages.
+STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.4rem .8rem .4rem 0;"
     "border-bottom:1px solid #ddd}.bar{background:#eee;height:.8rem;border-radius:.4rem;overflow:hidden}"
@@ -36,7 +38,7 @@ def index_page(service: ScoringService) -> bytes:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width">{refresh}'
-        f"<title>Hopline</title><style>{_STYLE}</style></head><body>"
+        f"<title>Hopline</title><style>{STYLE}</style></head><body>"
         f"<h1>Hopline {escape(__version__)}</h1><p>{links}</p>"
         "<table><thead><tr><th>Model</th><th>Version</th><th>State</th><th>Takes</th><th>Answers</th>"
         f"<th>Graph</th></tr></thead><tbody>{rows or _NO_MODELS}</tbody></table>"

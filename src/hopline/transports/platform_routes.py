@@ -34,6 +34,8 @@ class InstancesBody(msgspec.Struct, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
 
 
+#: Characters that a path does not have.
+_OTHER = frozenset("?{}")
 _decode = msgspec.json.Decoder(InstancesBody).decode
 
 
@@ -50,28 +52,22 @@ class Predicting(Scoring):
         return Response(msgspec.json.encode({"predictions": predictions}), 200, JSON, self._id_line)
 
 
-def route_parts(route: str, setting: str) -> list[str] | None:
-    """The parts of a path that a setting names; None where it is not set.
-
-    Raises: ConfigError: it is not a path.
-    """
-    if not route:
-        return None
-    if not route.startswith("/") or not route.strip("/") or "?" in route:
-        raise ConfigError(f"{setting}: {route!r} is not a path such as /ping")
-    return route.strip("/").split("/")
-
-
-def own_parts(server: ServerConfig) -> dict[str, list[str]]:
-    """What is asked there ("health", "predict") -> parts of the path, of those that are set.
+def own_paths(server: ServerConfig) -> dict[str, str]:
+    """What is asked there ("health", "predict") -> path, of those that are set.
 
     Raises: ConfigError: one is not a path, or both are the same.
     """
     named = {"health": server.health_route, "predict": server.predict_route}
-    found = {kind: route_parts(route, f"server.{kind}_route") for kind, route in named.items()}
-    if found["health"] and found["health"] == found["predict"]:
+    found = {kind: _path(route, f"server.{kind}_route") for kind, route in named.items() if route}
+    if len(set(found.values())) < len(found):
         raise ConfigError(f"server.predict_route: {server.predict_route!r} is server.health_route as well")
-    return {kind: parts for kind, parts in found.items() if parts}
+    return found
+
+
+def _path(route: str, setting: str) -> str:
+    if not route.startswith("/") or not route.strip("/") or not _OTHER.isdisjoint(route):
+        raise ConfigError(f"{setting}: {route!r} is not a path such as /ping")
+    return "/" + route.strip("/")
 
 
 def only_model(names: tuple[str, ...]) -> str:

@@ -62,8 +62,8 @@ class MeshHttp:
 
     def __init__(self, board: Board, gate: Gatekeeper | None = None, *, open_metrics: bool = False) -> None:
         self._board = board
-        opened = functools.partial(access_of, open_metrics=open_metrics)
-        self._guard = None if gate is None else Guard(gate, opened)
+        self._access_of = functools.partial(access_of, open_metrics=open_metrics)
+        self._guard = None if gate is None else Guard(gate)
         self._num_waiting = 0
 
     def __call__(self, request: Request) -> Response | Pending:
@@ -83,7 +83,7 @@ class MeshHttp:
                 lines = b"allow: GET, HEAD\r\n" + _POLICY + _NO_STORE
                 return self._counted(plain_error(405, "this path accepts only GET and HEAD", lines))
             if self._guard is not None:
-                self._guard.admit(request, self._guard.access_of(parts))
+                self._guard.admit(request, self._access_of(parts))
             answer = handle(_options(query))
         except Exception as error:
             return self._failed(error)
@@ -196,7 +196,7 @@ class MeshHttp:
             lines = b"allow: POST\r\n" + _POLICY + _NO_STORE
             return plain_error(405, "this path accepts only POST", lines)
         if self._guard is not None:
-            self._guard.admit(request, self._guard.access_of(parts))
+            self._guard.admit(request, self._access_of(parts))
         if request.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/json":
             # A page of another origin cannot send this type without a CORS preflight.
             raise BadRequest("events need the header content-type: application/json")

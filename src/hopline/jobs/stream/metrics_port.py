@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 from hopline.errors import BadRequest
-from hopline.observe.exposition import CONTENT_TYPE
+from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Metrics
 
 _LONGEST_HEAD = 16 << 10
+_ACCEPT = re.compile(rb"^accept:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _PATIENCE_S = 5.0
 
 
@@ -52,18 +54,22 @@ class MetricsPort:
             async with asyncio.timeout(_PATIENCE_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 method, _, rest = head.partition(b" ")
-                writer.write(self._response(method, rest.split(b" ", 1)[0].split(b"?", 1)[0]))
+                path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
+                accepted = _ACCEPT.search(head)
+                writer.write(self._response(method, path, accepted[1] if accepted else None))
                 await writer.drain()
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
 
-    def _response(self, method: bytes, path: bytes) -> bytes:
+    def _response(self, method: bytes, path: bytes, accept: bytes | None) -> bytes:
         status, kind, body = b"200 OK", b"text/plain; charset=utf-8", b"ok\n"
         if method not in (b"GET", b"HEAD"):
             status, body = b"405 Method Not Allowed", b"GET only\n"
         elif path == b"/metrics":
-            kind, body = CONTENT_TYPE, self._metrics.render()
+            is_open = wants_open_metrics(accept)
+            kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
+            body = self._metrics.render(open_metrics=is_open)
         elif path != b"/healthz":
             status, body = b"404 Not Found", b"/metrics and /healthz are here\n"
         head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (

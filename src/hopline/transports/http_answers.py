@@ -1,0 +1,306 @@
+"""The JSON bodies of HTTP answers, as types: the schemas of `/openapi.json`.
+
+The answers of hot routes are written by hand (`score_json`, `oip_json`). A test compares all answers with
+these types.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from hopline.types import ModelInfo
+
+_Id: TypeAlias = int | str
+
+
+class ErrorDetails(msgspec.Struct):
+    """What failed.
+
+    Attributes:
+        code: the stable name of the error, also in the header `hopline-error`.
+        message: what is wrong, and what would be right.
+        missing: unknown node ids.
+        differences: how a schema differs from the expected one.
+        retry_after_s: when a retry may succeed, seconds.
+    """
+
+    code: str
+    message: str
+    missing: list[_Id] | UnsetType = UNSET
+    differences: list[str] | UnsetType = UNSET
+    retry_after_s: float | UnsetType = UNSET
+
+
+class Error(msgspec.Struct):
+    """An error of `/v1`."""
+
+    error: ErrorDetails
+
+
+class InferenceError(msgspec.Struct):
+    """An error of `/v2`, in the form of the Open Inference Protocol.
+
+    Attributes:
+        error: what is wrong, and what would be right.
+    """
+
+    error: str
+
+
+class Live(msgspec.Struct):
+    """Whether the process works."""
+
+    live: bool
+
+
+class Ready(msgspec.Struct):
+    """Whether requests are accepted.
+
+    Attributes:
+        reasons: why not; absent for clients that are not authenticated.
+        models: model -> state; only models that the client may read.
+    """
+
+    ready: bool
+    reasons: list[str] | UnsetType = UNSET
+    models: dict[str, str] | UnsetType = UNSET
+
+
+class ModelReady(msgspec.Struct):
+    """Whether a model accepts requests."""
+
+    ready: bool
+
+
+class Models(msgspec.Struct):
+    """The models that the client may read."""
+
+    models: list[ModelInfo]
+
+
+class Scores(msgspec.Struct):
+    """Scores, one row for each requested item.
+
+    Attributes:
+        outputs: output name -> rows in request order; null for an unknown id.
+        degraded: fallbacks that were used.
+        missing: ids that became null.
+        graph_age_ms: time since the live graph last contained all events.
+        parts: step of a pipeline -> model/version that answered it.
+    """
+
+    model: str
+    version: str
+    graph_version: str
+    outputs: dict[str, list[Any]]
+    degraded: list[str]
+    missing: list[_Id | list[_Id]] | UnsetType = UNSET
+    graph_age_ms: int | UnsetType = UNSET
+    parts: dict[str, str] | UnsetType = UNSET
+
+
+class Predictions(msgspec.Struct):
+    """Predictions, one for each instance."""
+
+    predictions: list[dict[str, Any]]
+
+
+class OutputTensor(msgspec.Struct):
+    """An output tensor; its values are in `data`, or binary after the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] | UnsetType = UNSET
+    data: list[Any] | UnsetType = UNSET
+
+
+class Inference(msgspec.Struct):
+    """The answer of an inference request.
+
+    Attributes:
+        parameters: `graph_version` and others.
+    """
+
+    model_name: str
+    model_version: str
+    parameters: dict[str, str]
+    outputs: list[OutputTensor]
+    id: str | UnsetType = UNSET
+
+
+class ServerMetadata(msgspec.Struct):
+    """The server.
+
+    Attributes:
+        prediction_log: id of the prediction log.
+    """
+
+    name: str
+    version: str
+    extensions: list[str]
+    prediction_log: str | UnsetType = UNSET
+
+
+class TensorMetadata(msgspec.Struct):
+    """A tensor; -1 is a variable dimension."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(msgspec.Struct):
+    """A model in the terms of the Open Inference Protocol."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelConfig(msgspec.Struct):
+    """A model configuration in Triton's form, with the fields that clients read."""
+
+    name: str
+    platform: str
+    backend: str
+    version_policy: dict[str, Any]
+    max_batch_size: int
+    input: list[dict[str, Any]]
+    output: list[dict[str, Any]]
+    dynamic_batching: dict[str, Any]
+    parameters: dict[str, dict[str, str]]
+    model_transaction_policy: dict[str, bool]
+
+
+class Duration(msgspec.Struct):
+    """A number of requests and their total time."""
+
+    count: int
+    ns: int
+
+
+class ModelStatistics(msgspec.Struct):
+    """Counters of a version.
+
+    Attributes:
+        last_inference: time of the last request, ms since 1970.
+    """
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: dict[str, Duration]
+
+
+class Statistics(msgspec.Struct):
+    """Counters of versions."""
+
+    model_stats: list[ModelStatistics]
+
+
+class IndexEntry(msgspec.Struct):
+    """A version in the repository index."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Empty(msgspec.Struct, forbid_unknown_fields=True):
+    """Done."""
+
+
+class RolloutState(msgspec.Struct):
+    """Versions and rollouts of a model.
+
+    Attributes:
+        serving: the unit that answers requests that select no version.
+        previous: the unit that served before.
+        units: versions that can serve.
+        rollout: the running rollout, with the results of both versions in the current step.
+        past: ended rollouts, newest first.
+        store: condition of the store that the hosts of a fleet share.
+    """
+
+    model: str
+    serving: str | None
+    previous: str | None
+    units: list[dict[str, Any]]
+    rollout: dict[str, Any] | None
+    past: list[dict[str, Any]]
+    store: dict[str, Any] | UnsetType = UNSET
+
+
+class Rollouts(msgspec.Struct):
+    """Versions and rollouts of the models that the client may read."""
+
+    rollouts: list[RolloutState]
+
+
+class GraphState(msgspec.Struct):
+    """The live graph.
+
+    Attributes:
+        sequence: number of the last change.
+        age_ms: time since the graph last contained all events.
+        nodes, edges: counts by type.
+    """
+
+    graph_version: str
+    sequence: int
+    age_ms: int
+    nodes: dict[str, int]
+    edges: dict[str, int]
+    writer: Literal["up", "away"]
+
+
+class RefusedEvent(msgspec.Struct):
+    """An event that was refused.
+
+    Attributes:
+        index: its place in the body.
+        id: the id of the event; "" without one.
+    """
+
+    index: int
+    id: str
+    code: str
+    reason: str
+
+
+class Applied(msgspec.Struct):
+    """The changes are durable, and visible to all workers.
+
+    Attributes:
+        applied: number of changes.
+        duplicates: places of events that were applied before.
+        num_refused: number of refused events if not all are listed.
+    """
+
+    sequence: int
+    graph_version: str
+    applied: int
+    duplicates: list[int]
+    refused: list[RefusedEvent]
+    num_refused: int | UnsetType = UNSET
+
+
+class Drift(msgspec.Struct):
+    """Drift of versions against their reference.
+
+    Attributes:
+        model: if the request was for one model.
+    """
+
+    thresholds: dict[str, float]
+    versions: list[dict[str, Any]]
+    model: str | UnsetType = UNSET

@@ -1,0 +1,132 @@
+"""Names in client certificates, and the clients that they are."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopline.config.reader import load_config
+from hopline.errors import ConfigError, Unauthenticated
+from hopline.ingress.certificates import Peer, peer_of
+from hopline.ingress.clients_file import parse_clients
+from hopline.ingress.exposure import check_exposure
+from hopline.ingress.gatekeeper import Gatekeeper
+from tests.ingress.certificates import Authority
+from tests.ingress.clocks import Clock
+
+END = "Nov 26 08:00:00 2036 GMT"
+UNTIL = ssl.cert_time_to_seconds(END)
+
+
+def certificate(*alternatives: tuple[str, str], common: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {"subject": ((("organizationName", "x"),), (("commonName", common),))}
+    return found | {"notAfter": END} | ({"subjectAltName": alternatives} if alternatives else {})
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        (
+            certificate(("DNS", "Shop.Example"), ("URI", "spiffe://p/shop")),
+            ("spiffe://p/shop", "shop.example"),
+        ),
+        (certificate(("email", "ada@example")), ("ada@example",)),
+        (
+            certificate(
+                ("email", "Ada@example"),
+            ),
+            ("Ada@example",),
+        ),
+        (certificate(common="Shop"), ("shop",)),
+        (certificate(("DNS", "a.example"), common="admin"), ("a.example",)),
+        (certificate(("DNS", "a\nb"), ("DNS", "b.example")), ("b.example",)),
+    ],
+)
+def test_names_are_those_of_the_alternative_name_or_else_the_common_name(
+    found: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    assert peer_of(found) == Peer(names, UNTIL)
+
+
+@pytest.mark.parametrize("found", [None, {}, certificate(), certificate(("IP Address", "10.0.0.1"))])
+def test_a_certificate_without_a_usable_name_is_nobody(found: dict[str, Any] | None) -> None:
+    assert peer_of(found) is None
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> dict[str, Any]:
+    authority = Authority(tmp_path)
+    cert, key = authority.for_localhost()
+    return {"tls.cert_file": cert, "tls.key_file": key, "tls.client_ca_file": authority.file}
+
+
+def gatekeeper(settings: dict[str, Any], clock: Clock, clients: Path | None = None) -> Gatekeeper:
+    if clients is not None:
+        clients.write_text('[clients.shop]\nscore = ["fraud"]\ncertificate = "spiffe://p/shop"\n')
+        settings = settings | {"auth.clients_file": clients}
+    return Gatekeeper(load_config(overrides=settings), now=clock, clock=clock.monotonic_ns)
+
+
+def test_a_certificate_is_the_client_of_the_file_with_one_of_its_names(
+    tls: dict[str, Any], tmp_path: Path
+) -> None:
+    clock = Clock()
+    gate = gatekeeper(tls, clock, tmp_path / "clients.toml")
+    shop = gate.identify(None, None, Peer(("other.example", "spiffe://p/shop"), clock() + 60))
+    assert (shop.name, shop.may("score", "fraud")) == ("shop", True)
+    other = gate.identify(None, None, Peer(("spiffe://p/other",), clock() + 60))
+    assert (other.name, other.may("read", "fraud")) == ("certificate:spiffe://p/other", False)
+
+
+def test_a_header_counts_before_the_certificate(tls: dict[str, Any], tmp_path: Path) -> None:
+    clock = Clock()
+    gate = gatekeeper(tls, clock, tmp_path / "clients.toml")
+    with pytest.raises(Unauthenticated, match="unknown API key"):
+        gate.identify(None, "hopline_absent", Peer(("spiffe://p/shop",), clock() + 60))
+
+
+def test_an_expired_certificate_is_refused_on_an_open_connection(tls: dict[str, Any]) -> None:
+    clock = Clock()
+    gate = gatekeeper(tls, clock)
+    peer = Peer(("a",), clock() + 60)
+    assert gate.identify(None, None, peer).name == "certificate:a"
+    clock.now += 60
+    with pytest.raises(Unauthenticated, match="has expired"):
+        gate.identify(None, None, peer)
+
+
+def test_who_has_nothing_is_told_of_certificates_where_they_count(tls: dict[str, Any]) -> None:
+    with pytest.raises(Unauthenticated, match="or use a client certificate"):
+        gatekeeper(tls, Clock()).identify(None, None)
+
+
+def test_two_clients_cannot_have_one_certificate() -> None:
+    text = '[clients.a]\ncertificate = "x"\n[clients.b]\ncertificate = "x"\n'
+    with pytest.raises(ConfigError, match="'a' and 'b' have the same certificate"):
+        parse_clients(text, "f")
+    with pytest.raises(ConfigError, match="have the same certificate"):
+        parse_clients(text.replace('"x"', '"X"', 1), "f")
+    with pytest.raises(ConfigError, match="reserved for certificates"):
+        parse_clients('[clients."certificate:a"]\n', "f")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tls.client_ca_file": "absent.pem"}, "does not exist"),
+        ({"tls.client_certificates": "required"}, "also needs tls.client_ca_file"),
+        ({"tls.client_ca_file": __file__}, "also needs tls.cert_file"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(overrides=settings)
+
+
+def test_a_client_authority_is_authentication(tls: dict[str, Any]) -> None:
+    check_exposure(load_config(overrides=tls | {"server.host": "0.0.0.0"}))
+    with pytest.raises(ConfigError, match="contradicts"):
+        check_exposure(load_config(overrides=tls | {"auth.allow_anonymous": True}))
