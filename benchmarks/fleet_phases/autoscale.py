@@ -27,7 +27,7 @@ from benchmarks import hopline_server, workload
 from benchmarks.fleet_phases.hpa import SYNC_S, Autoscaler
 from benchmarks.fleet_phases.network import temporary
 from benchmarks.fleet_phases.pods import QUOTA, Fleet, Load, cost_s
-from benchmarks.fleet_phases.scraped import Metrics, prometheus
+from benchmarks.fleet_phases.scraped import OVERLAY, Metrics, prometheus
 
 _AHEAD = "hopline_cpus_in_30s"
 #: Share of their quota that the first pods need before the load rises; how far and how fast it rises.
