@@ -1,12 +1,15 @@
-"""A fleet of several hosts, each a network namespace of this machine.
+"""A fleet of several hosts on this machine.
 
     rollouts    versions, hosts and the store fail under steady load: requests lost, answers of a version
-                that was rolled back more than 2 s before, rollouts that ended in two ways
+                that was rolled back more than 2 s before, rollouts that ended in two ways; each host is a
+                network namespace
+    autoscale   load rises fivefold in 30 s: when the shipped autoscaler asks for pods, when p99 doubles,
+                and whether it flaps afterwards; metrics come from a real Prometheus
 
-    python -m benchmarks.fleet [--quick] [--phases rollouts]
+    python -m benchmarks.fleet [--quick] [--phases rollouts,autoscale]
 
-Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server and haproxy (Debian,
-Ubuntu: apt-get install redis-server haproxy).
+Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server, haproxy and
+prometheus (Debian, Ubuntu: apt-get install redis-server haproxy prometheus).
 """
 
 from __future__ import annotations
@@ -18,8 +21,15 @@ import sys
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("rollouts",)
-_FIGURES = ("lost", "answered_by_rolled_back_after_2s", "split_decisions")
+PHASES = ("rollouts", "autoscale")
+_PROGRAMS = ("ip", "redis-server", "haproxy", "prometheus")
+_FIGURES = (
+    "lost",
+    "answered_by_rolled_back_after_2s",
+    "split_decisions",
+    "autoscale_in_time",
+    "autoscale_flaps",
+)
 
 
 def main() -> None:
@@ -30,7 +40,9 @@ def main() -> None:
     parser.add_argument("--phases", default="", help="names, separated by commas")
     asked = parser.parse_args()
     phases = chosen(parser, asked.phases, PHASES)
-    missing = [name for name in ("ip", "redis-server", "haproxy") if shutil.which(name) is None]
+    missing = [
+        name for name in ("ip", "redis-server", "haproxy", "prometheus") if shutil.which(name) is None
+    ]
     if missing or os.geteuid() != 0:
         parser.error(f"needs root, and these programs: {', '.join(missing) or 'all are installed'}")
 

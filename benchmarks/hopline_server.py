@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,9 @@ from benchmarks.load import ID, Request
 
 REQUEST = Request("/v1/models/sage/score", f'{{"nodes":[{ID}]}}')
 #: Holds every layer-1 row of the workload: 1 M rows of 512 bytes.
-TABLE_BYTES = 1 << 30
+STATE_CACHE_BYTES = 1 << 30
+#: Nodes of one request of `fill`.
+_FILL_NODES = 1000
 
 
 def prepare(workload_dir: Path) -> Path:
@@ -31,12 +36,31 @@ def prepare(workload_dir: Path) -> Path:
 
 
 def command(serve_dir: Path, port: int) -> list[str]:
-    """The command line of one Hopline worker on loopback, its table empty at the start."""
+    """The command line of one Hopline worker on loopback, its state cache empty at the start."""
     return [
         *(sys.executable, "-m", "hopline.cli", "serve"),
         *("--graph", str(serve_dir / "graph"), "--repository", str(serve_dir / "repository")),
-        *("--port", str(port), "--grpc-port", "-1", "--set", f"state_cache.memory_bytes={TABLE_BYTES}"),
+        *(
+            "--port",
+            str(port),
+            "--grpc-port",
+            "-1",
+            "--set",
+            f"state_cache.memory_bytes={STATE_CACHE_BYTES}",
+        ),
     ]
+
+
+def fill(port: int, num_ids: int) -> None:
+    """Ask for every node once, so that the state cache holds every row that a request can read."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        for first in range(0, num_ids, _FILL_NODES):
+            nodes = list(range(first, min(first + _FILL_NODES, num_ids)))
+            connection.request("POST", REQUEST.path, json.dumps({"nodes": nodes}))
+            answer = connection.getresponse()
+            body = answer.read()
+            if answer.status != 200:
+                raise RuntimeError(f"filling the state cache: status {answer.status}: {body[:300]!r}")
 
 
 def build(workload_dir: Path) -> None:

@@ -45,7 +45,7 @@ def main() -> None:
         is_cold = number % 2 == 0
         if is_cold:
             _drop_page_cache()
-        with _limits() as files:
+        with control_groups(1, _MEMORY) as files:
             found = _start(root, models, files)
         rows.append({"page_cache": "cold" if is_cold else "warm", **found})
     names = ("ready_s", "first_ms", "second_ms", "tenth_ms", "memory_mb", "throttled")
@@ -126,20 +126,22 @@ def _command(root: Path, models: Path, files: list[Path]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _limits() -> Iterator[list[Path]]:
-    """Control groups of one CPU and 1 GiB; files to enter them by."""
-    name = f"hopline-image-{uuid.uuid4().hex[:8]}"
+def control_groups(cpus: float, memory: int | None, period_us: int = 100_000) -> Iterator[list[Path]]:
+    """Control groups with limits of CPUs and, unless None, bytes of memory; files to enter them by."""
+    name = f"hopline-bench-{uuid.uuid4().hex[:8]}"
+    quota, period = str(round(cpus * period_us)), str(period_us)
     if (_TREE / "cgroup.controllers").exists():
-        wanted = {_TREE / name: {"cpu.max": "100000 100000", "memory.max": str(_MEMORY)}}
+        wanted = {_TREE / name: {"cpu.max": f"{quota} {period}", "memory.max": memory}}
     else:
         wanted = {
-            _TREE / "cpu" / name: {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "100000"},
-            _TREE / "memory" / name: {"memory.limit_in_bytes": str(_MEMORY)},
+            _TREE / "cpu" / name: {"cpu.cfs_period_us": period, "cpu.cfs_quota_us": quota},
+            _TREE / "memory" / name: {"memory.limit_in_bytes": memory},
         }
     for folder, limits in wanted.items():
         folder.mkdir()
         for file, value in limits.items():
-            (folder / file).write_text(value)
+            if value is not None:
+                (folder / file).write_text(str(value))
     try:
         yield [folder / "cgroup.procs" for folder in wanted]
     finally:

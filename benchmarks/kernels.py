@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from benchmarks.hopline_server import TABLE_BYTES, prepare
+from benchmarks.hopline_server import STATE_CACHE_BYTES, prepare
 from benchmarks.machine import commit, machine
 from benchmarks.workload import FULL, SMALL, ensure
 from hopline.artifact import read_spec
@@ -53,7 +53,7 @@ class Hopline:
         prefault(self.graph)
         folder = serve_dir / "repository" / "sage" / "1"
         spec = read_spec(folder)
-        plan = StateCachePlan(spec, self.graph, TABLE_BYTES)
+        plan = StateCachePlan(spec, self.graph, STATE_CACHE_BYTES)
         self.cold = Model(folder, spec, self.graph)
         self.warm = Model(folder, spec, self.graph, plan.build(Arena(plan.num_bytes)))
         self.num_nodes = self.graph.num_nodes

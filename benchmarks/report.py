@@ -8,7 +8,8 @@ from statistics import median
 
 from benchmarks.load import Load
 
-HOPLINE_ROWS = ("hopline", "hopline_warm")
+HOPLINE_ROWS = ("hopline", "hopline_warm", "hopline_filled")
+_RATIOS = ("ratio", "ratio_warm", "ratio_filled")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def result(rows: dict[str, Row], failed: dict[str, str]) -> dict[str, object]:
 
     Args:
         failed: servers that gave no row at all, and why.
+
+    `cold_p99_over_peer_p50` is p99 of the cold server with one connection, over the best peer's p50.
     """
     sound = {name: row for name, row in rows.items() if not row.failed}
     peers = {name: row for name, row in sound.items() if name not in HOPLINE_ROWS}
@@ -97,8 +100,12 @@ def result(rows: dict[str, Row], failed: dict[str, str]) -> dict[str, object]:
     for name in HOPLINE_ROWS:
         answer[name] = sound[name].figures() if name in sound else None
     answer["peers"] = {name: row.figures() for name, row in peers.items()}
-    for name, key in zip(HOPLINE_ROWS, ("ratio", "ratio_warm"), strict=True):
+    for name, key in zip(HOPLINE_ROWS, _RATIOS, strict=True):
         answer[key] = ratios(sound[name], list(peers.values())) if name in sound else None
+    answer["cold_p99_over_peer_p50"] = None
+    if peers and "hopline" in sound:
+        best = min(row.c1.p50_ms for row in peers.values())
+        answer["cold_p99_over_peer_p50"] = round(sound["hopline"].c1.p99_ms / best, 4)
     with_errors = {name: f"errors: {row.errors()}" for name, row in rows.items() if row.failed}
     answer["failed"] = failed | with_errors
     answer["ok"] = not answer["failed"] and "hopline" in sound

@@ -2,8 +2,9 @@
 
 Same graph, model, load and machine; one worker each, one server at a time, on
 loopback. c1 is one connection, c32 is 32; every request asks for one node,
-drawn uniformly. Hopline starts with an empty state cache (`hopline`) and is
-measured again after that first pass (`hopline_warm`); it is measured again before
+drawn uniformly. Hopline starts with an empty state cache (`hopline`), is measured
+again after that first pass (`hopline_warm`), and once more when requests for all
+nodes have filled the state cache (`hopline_filled`). It is measured again before
 each peer, and its figures are medians, since the machine's speed drifts over a
 run. Set the peers up with `benchmarks/setup`; those not installed are skipped and
 named.
@@ -36,7 +37,7 @@ from benchmarks.server_process import Running, ServerFailed, free_port, serve
 ROOT = Path(__file__).resolve().parents[1]
 
 NUM_WARMUP_IDS = 100
-"""Warm-up asks for these ids only: code paths warm up, Hopline's table as good as not."""
+"""Warm-up asks for these ids only: code paths warm up, Hopline's state cache as good as not."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,10 @@ def measure_peer(bench: Bench, peer: Peer) -> Row:
     )
 
 
-def measure_hopline(bench: Bench) -> tuple[Row, Row]:
-    """Cold on a fresh process for each load; warm on the second, after its cold pass.
+def measure_hopline(bench: Bench) -> tuple[Row, Row, Row]:
+    """Cold on a fresh process for each load; warm and filled on the second, after its cold pass.
 
-    Returns: the cold row and the warm row.
+    Returns: the cold, the warm and the filled row.
     """
     serve_dir = hopline_server.prepare(bench.folder)
     request = hopline_server.REQUEST
@@ -127,10 +128,14 @@ def measure_hopline(bench: Bench) -> tuple[Row, Row]:
             return measure(server)
 
     (cold_c1,) = on_fresh_server(1, lambda server: [bench.measure(server, request, 1)])
-    cold_c32, warm_c32, warm_c1 = on_fresh_server(
-        32, lambda server: [bench.measure(server, request, connections) for connections in (32, 32, 1)]
-    )
-    return Row(cold_c1, cold_c32), Row(warm_c1, warm_c32)
+
+    def all_on_one(server: Running) -> list[Load]:
+        loads = [bench.measure(server, request, connections) for connections in (32, 32, 1)]
+        hopline_server.fill(server.port, bench.num_ids)
+        return loads + [bench.measure(server, request, connections) for connections in (32, 1)]
+
+    cold_c32, warm_c32, warm_c1, filled_c32, filled_c1 = on_fresh_server(32, all_on_one)
+    return Row(cold_c1, cold_c32), Row(warm_c1, warm_c32), Row(filled_c1, filled_c32)
 
 
 def run(bench: Bench, peers: list[str]) -> dict[str, object]:
@@ -148,11 +153,11 @@ def run(bench: Bench, peers: list[str]) -> dict[str, object]:
 
     installed = [name for name in peers if is_installed(PEERS[name])]
     skipped = [name for name in peers if name not in installed]
-    rounds: list[tuple[Row, Row]] = []
+    rounds: list[tuple[Row, Row, Row]] = []
 
     def hopline() -> dict[str, Row]:
         rounds.append(measure_hopline(bench))
-        medians = [report.median_row([each[k] for each in rounds]) for k in range(2)]
+        medians = [report.median_row([each[k] for each in rounds]) for k in range(len(report.HOPLINE_ROWS))]
         return dict(zip(report.HOPLINE_ROWS, medians, strict=True))
 
     # Hopline again before each peer: the machine's speed drifts, and the median is of the whole run.

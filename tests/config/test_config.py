@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ def test_values_are_read_by_type(tmp_path: Path) -> None:
         ("server.http_port", 70000, "between 0 and 65535"),
         ("server.http_port", True, "not an integer"),
         ("server.workers", 0, "between 1 and 1024"),
+        ("server.workers", "many", "is not an integer or 'auto'"),
+        ("server.http_port", "auto", "'auto' .flag. is not an integer$"),
         ("server.drain_timeout_s", "nan", "not a number"),
         ("server.drain_timeout_s", -1, "at least 0"),
         ("state_cache.memory_bytes", "lots", "a size such as"),
@@ -173,6 +176,17 @@ def test_variables_of_commands_and_of_kubernetes_are_no_settings():
             "HOPLINE_SERVER_PORT_8700_TCP_PROTO": "tcp",
         }
     )
+
+
+def test_automatic_workers_are_one_for_each_cpu_or_for_the_threads_of_each(tmp_path):
+    file = toml(tmp_path, "[server]\nworkers = 'auto'\n")
+    assert load_config(file, cpus=6).server.workers == 6
+    assert load_config(file, {"HOPLINE__COMPUTE__THREADS": "4"}, cpus=6).server.workers == 1
+    assert load_config(file, {"HOPLINE__COMPUTE__THREADS": "2"}, cpus=6).server.workers == 3
+    assert load_config(file, {"HOPLINE__SERVER__WORKERS": "2"}, cpus=6).server.workers == 2
+    assert load_config(file, overrides={"server.workers": 5}, cpus=6).server.workers == 5
+    assert load_config(overrides={"server.workers": " Auto "}, cpus=3).server.workers == 3
+    assert load_config(overrides={"server.workers": "auto"}).server.workers == os.cpu_count()
 
 
 def test_memory_of_a_container_bounds_defaults_and_nothing_that_was_set():

@@ -71,6 +71,7 @@ def test_a_server_of_half_a_cpu_and_little_memory_bounds_its_caches_by_them(pack
     with limited(cpus=0.5, memory_bytes=1 << 30) as files:
         shown = subprocess.run(
             entering(files, [sys.executable, "-m", "hopline", "config", "show", "--json"]),
+            env={**os.environ, "HOPLINE__SERVER__WORKERS": "auto"},
             capture_output=True,
             text=True,
             check=True,
@@ -81,3 +82,4 @@ def test_a_server_of_half_a_cpu_and_little_memory_bounds_its_caches_by_them(pack
     if files:  # tests may make groups here
         assert f'"features.memory_bytes": {128 << 20}' in shown.stdout
         assert f'"limits.max_request_bytes": {256 << 20}' in shown.stdout
+        assert '"server.workers": 1,' in shown.stdout

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hopline.graph import Graph, residency
+from hopline.graph import Graph
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.testing.graphs import power_law_graph
 
@@ -33,10 +33,3 @@ def test_prefault_maps_every_page_of_what_requests_read(tmp_path):
     edges = graph.edges["node__to__node"]
     read = graph.nodes["node"].features.nbytes + edges.indptr.nbytes + edges.indices.nbytes
     assert prefault(graph) == read
-
-
-def test_a_containers_limit_counts(monkeypatch):
-    monkeypatch.setattr(residency.Cgroup, "memory_left", lambda self: 700_000)
-    assert residency.available_bytes() == 700_000
-    monkeypatch.setattr(residency.Cgroup, "memory_left", lambda self: None)
-    assert residency.available_bytes() > 1_000_000

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hopline.config.schema import Config
-from hopline.process.cgroup import Cgroup, memory_bytes, overcommitted, usable_cpus
+from hopline.process.cgroup import Cgroup, available_bytes, memory_bytes, overcommitted, usable_cpus
 from tests.containers import limited
 
 
@@ -124,3 +124,8 @@ def test_a_real_group_bounds_the_process_in_it():
     if files:  # tests may make groups here
         assert (cpus, usable, memory) == ("0.5", "1", str(256 << 20))
     assert int(usable) >= 1
+
+
+def test_available_memory_is_the_machines_or_what_the_group_has_left(cgroup):
+    assert available_bytes(cgroup("0::/", {})) > 1_000_000
+    assert available_bytes(cgroup("0::/", v2(".", 1_000_000, 300_000))) == 700_000

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
 from hopline.config.reader import config_table, load_config, process_env, show_config
-from hopline.process.cgroup import memory_bytes
+from hopline.process.cgroup import memory_bytes, usable_cpus
 
 _CAPTION = "hopline.toml, HOPLINE__SECTION__KEY in the environment, or --set section.key=value"
 
@@ -34,7 +34,9 @@ def show(
 ) -> None:
     """Resolve defaults, file and environment, and print every setting."""
     file = config or (Path("hopline.toml") if Path("hopline.toml").is_file() else None)
-    values = dict(show_config(load_config(file, process_env(), memory_bytes=memory_bytes())))
+    values = dict(
+        show_config(load_config(file, process_env(), memory_bytes=memory_bytes(), cpus=usable_cpus()))
+    )
     if as_json:
         typer.echo(json.dumps(values, indent=1, default=str))
         return

@@ -48,7 +48,10 @@ def serve(
         typer.Option(help="gRPC port; 0 picks a free one, -1 turns gRPC off.", show_default=False),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes, which share the ports.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Worker processes, which share the ports; auto: one for each CPU.", show_default=False
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")

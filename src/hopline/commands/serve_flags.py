@@ -13,7 +13,7 @@ from typing import Any
 from hopline.config.reader import load_config, process_env
 from hopline.config.schema import Config
 from hopline.errors import ConfigError
-from hopline.process.cgroup import memory_bytes
+from hopline.process.cgroup import memory_bytes, usable_cpus
 
 _DEFAULT_FILE = Path("hopline.toml")
 
@@ -28,7 +28,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
     "--host": ("server.host", str),
     "--port": ("server.http_port", int),
     "--grpc-port": ("server.grpc_port", int),
-    "--workers": ("server.workers", int),
+    "--workers": ("server.workers", str),
     "--config": ("config", Path),
     "--set": ("set", str),
 }
@@ -75,4 +75,4 @@ def resolve_config(file: Path | None, overrides: dict[str, Any], settings: Seque
         if not equals:
             raise ConfigError(f"--set {item}: write section.key=value")
         overrides = {**overrides, path.strip(): value}
-    return load_config(file, process_env(), overrides, memory_bytes())
+    return load_config(file, process_env(), overrides, memory_bytes(), usable_cpus())

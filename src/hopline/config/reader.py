@@ -22,6 +22,8 @@ from hopline.config.values import apply, fields, flags, flatten
 from hopline.errors import ConfigError
 
 ENV_PREFIX = "HOPLINE__"
+#: The setting whose value "auto" is replaced by a number of CPUs.
+_WORKERS = "server.workers"
 #: Ends of variables such as HOPLINE_SERVER_SERVICE_HOST and HOPLINE_SERVER_PORT_8700_TCP_ADDR.
 _SERVICE_LINK = re.compile(
     r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?$"
@@ -61,6 +63,7 @@ def load_config(
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     memory_bytes: int | None = None,
+    cpus: int | None = None,
 ) -> Config:
     """Resolve all sources into one config.
 
@@ -69,13 +72,25 @@ def load_config(
         env: environment variables; None reads none (pass `os.environ` to take the process's own).
         overrides: "section.key" -> value, from flags; None values are ignored.
         memory_bytes: memory that the process may use, which bounds some defaults; None bounds none.
+        cpus: that the process can keep busy, for `server.workers = "auto"`; None for those of the machine.
 
     Raises:
         ConfigError: an unknown key (with the closest known one) or a bad value, named by its path.
     """
     config = Config() if memory_bytes is None else apply(Config(), _bounded(memory_bytes))
+    automatic = False
+
+    def applied(values: Mapping[str, tuple[Any, str]]) -> Config:
+        nonlocal automatic
+        values = dict(_check_public(values))
+        if _WORKERS in values:
+            automatic = str(values[_WORKERS][0]).strip().lower() == "auto"
+            if automatic:
+                del values[_WORKERS]
+        return apply(config, values)
+
     if file is not None:
-        config = apply(config, _check_public(flatten(_read_toml(Path(file)), str(file))))
+        config = applied(flatten(_read_toml(Path(file)), str(file)))
     if env is not None:
         _check_spelling(env)
         config = apply(config, platform_settings(env))
@@ -84,9 +99,12 @@ def load_config(
             for name, value in env.items()
             if name.startswith(ENV_PREFIX)
         }
-        config = apply(config, _check_public(values))
+        config = applied(values)
     if overrides is not None:
-        config = apply(config, _check_public(flags(overrides)))
+        config = applied(flags(overrides))
+    if automatic:  # after the last source: it may set compute.threads
+        workers = (cpus or os.cpu_count() or 1) // config.compute.threads
+        config = config.replace(server__workers=min(max(1, workers), 1024))
     check_tls(config)
     return config
 

@@ -26,7 +26,14 @@ class ServerConfig:
     grpc_port: int = setting(
         8701, "gRPC port; 0 picks a free one, -1 turns gRPC off", minimum=-1, maximum=65535
     )
-    workers: int = setting(1, "worker processes, which share the ports", minimum=1, maximum=1024)
+    workers: int = setting(
+        1,
+        "worker processes, which share the ports; auto: as many as the process has CPUs (its quota, rounded"
+        " down), divided by compute.threads",
+        minimum=1,
+        maximum=1024,
+        auto=True,
+    )
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
     max_pending_bytes: int = setting(
         0,

@@ -38,6 +38,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     memory_share: float = 0.0,
+    auto: bool = False,
     hidden: bool = False,
     internal: bool = False,
 ) -> Any:
@@ -51,13 +52,14 @@ def setting(
         help: one line for `hopline config show` and the docs table.
         minimum, maximum: inclusive bounds of numbers.
         memory_share: the default is at most this share of the memory that the process may use; 0 is any.
+        auto: the value "auto" is accepted; the reader replaces it by a number of CPUs.
         hidden: left out of tables.
         internal: set only by Hopline, between its processes; hidden, and refused from every other source.
     """
     if memory_share:
         help += f"; the default is at most 1/{1 / memory_share:g} of the memory that the process may use"
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "memory_share": memory_share}
-    metadata |= {"hidden": hidden or internal, "internal": internal}
+    metadata |= {"auto": auto, "hidden": hidden or internal, "internal": internal}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -106,7 +108,8 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
     if annotation is int:
         number = _read_int(value, is_size=path.endswith("_bytes"))
         if number is None:
-            raise wrong("a size such as 1048576 or '512 MiB'" if path.endswith("_bytes") else "an integer")
+            integer = "an integer or 'auto'" if field.metadata["auto"] else "an integer"
+            raise wrong("a size such as 1048576 or '512 MiB'" if path.endswith("_bytes") else integer)
         return _bounded(number, field, wrong)
     if annotation is float:
         try:

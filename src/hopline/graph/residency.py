@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import mmap
-import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -20,7 +19,7 @@ from hopline.graph.codec import PACKED
 from hopline.graph.narrow import Features, NarrowMatrix, stored
 from hopline.graph.parts import Adjacency
 from hopline.graph.snapshot import Graph
-from hopline.process.cgroup import Cgroup, usable_cpus
+from hopline.process.cgroup import available_bytes, usable_cpus
 from hopline.types import AnyArray
 
 #: Linux 5.14; Python 3.11 has no name for it.
@@ -52,25 +51,6 @@ def prefault(graph: Graph, max_share: float = 0.5, *, features: bool = True) -> 
             break
         done += array.nbytes
     return done
-
-
-def available_bytes() -> int:
-    """Free memory and page cache, of the machine or of the container's limit if that is less; all physical
-    memory where the kernel does not say.
-    """
-    left = Cgroup().memory_left()
-    return _machine_bytes() if left is None else min(_machine_bytes(), left)
-
-
-def _machine_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def in_huge_pages(graph: Graph, max_share: float = 0.25, *, features: bool = True) -> Graph:

@@ -23,20 +23,23 @@ class Arena:
         num_bytes: size of the region.
         fd: file descriptor of a memfd, which is grown to that size; None maps private memory.
         offset: where in the file the region begins; a multiple of 4096.
+
+    Attributes:
+        mapping: the region; every array refers to it.
     """
 
     def __init__(self, num_bytes: int, fd: int | None = None, offset: int = 0) -> None:
         self.num_bytes = max(_ALIGN, -(-num_bytes // _ALIGN) * _ALIGN)
         self.shared = fd is not None
         if fd is None:
-            self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.mapping = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
             end = offset + self.num_bytes
             if os.fstat(fd).st_size < end:
                 os.ftruncate(fd, end)  # another process may do the same: the size is the same
-            self._map = mmap.mmap(fd, self.num_bytes, offset=offset)
+            self.mapping = mmap.mmap(fd, self.num_bytes, offset=offset)
         # Random rows over 4 KiB pages are bound by TLB misses; the kernel may still decline.
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.mapping.madvise(mmap.MADV_HUGEPAGE)
         self._used = 0
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> AnyArray:
@@ -52,7 +55,7 @@ class Arena:
         count = int(np.prod(shape, dtype=np.int64))
         if count == 0:
             return np.empty(shape, dtype)
-        array = np.frombuffer(self._map, dtype, count, self._used).reshape(shape)
+        array = np.frombuffer(self.mapping, dtype, count, self._used).reshape(shape)
         self._used += num_bytes
         return array
 

@@ -122,6 +122,14 @@ def memory_bytes(cgroup: Cgroup | None = None) -> int:
     return machine if limit is None else min(machine, limit)
 
 
+def available_bytes(cgroup: Cgroup | None = None) -> int:
+    """Free memory and page cache, of the machine or of the container's limit if that is less; all physical
+    memory where the kernel does not say.
+    """
+    left = (cgroup or Cgroup()).memory_left()
+    return _machine_bytes() if left is None else min(_machine_bytes(), left)
+
+
 def overcommitted(config: Config, cgroup: Cgroup | None = None) -> list[str]:
     """What a server's settings ask for beyond the limits of its control group, each in a sentence."""
     group = cgroup or Cgroup()
@@ -141,6 +149,17 @@ def overcommitted(config: Config, cgroup: Cgroup | None = None) -> list[str]:
             "to (state_cache.memory_bytes, features.memory_bytes): it may be killed for lack of memory"
         )
     return found
+
+
+def _machine_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _number(*files: Path, missing: int = 0) -> int:

@@ -29,6 +29,7 @@ from hopline.files import expanded
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
+from hopline.process.populate import Populator
 from hopline.rollout.computer import Computer
 from hopline.rollout.graph_computer import GraphComputer
 from hopline.rollout.limits import ModelLimits, read_limits
@@ -93,7 +94,8 @@ class Loader:
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
         self._threads = ThreadPoolExecutor(_LOADING_THREADS, thread_name_prefix="hopline-load")
         #: graphs and feature stores that are open
-        self.inputs = SharedInputs(config, metrics, self._threads)
+        self._populator = Populator()
+        self.inputs = SharedInputs(config, metrics, self._threads, self._populator)
         #: shares the event loop out between the queues of all units
         self.turnstile = Turnstile()
         place_models(Placement(config.compute.device, config.compute.compiled))
@@ -244,6 +246,7 @@ class Loader:
         """Close stores, threads and what starts model processes."""
         if self._starter is not None:
             await self._starter.close()
+        await self._in_thread(self._populator.close)
         await self.inputs.close()
         for threads in (self._executor, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -326,6 +329,8 @@ class Loader:
             key, self._share, lambda share: StateCachePlan(spec, graph, share, self.config.worker.count)
         )
         load.hold(lambda: self._regions.give_back(key))
+        self._populator.add(arena.mapping)
+        load.hold_async(lambda: self._in_thread(self._populator.remove, arena.mapping))
         tables = plan.build(arena, self.config.worker.index)
         sources = inputs.sources
         l1_rows = {} if sources is None else sources.l1_rows

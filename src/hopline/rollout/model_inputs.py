@@ -28,6 +28,7 @@ from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
+from hopline.process.populate import Populator
 from hopline.rollout.unit import Unit
 
 if TYPE_CHECKING:
@@ -72,16 +73,18 @@ class SharedInputs:
         config: of the server.
         metrics: of the server.
         threads: for what blocks.
+        populator: populates the memory of caches.
 
     Attributes:
         own_failure: why the server's own graph or store cannot be opened: no fault of a model.
         on_sources: connects sources to the prefetcher; set by who knows about it.
     """
 
-    def __init__(self, config: Config, metrics: Metrics, threads: Executor) -> None:
+    def __init__(self, config: Config, metrics: Metrics, threads: Executor, populator: Populator) -> None:
         self._config = config
         self._metrics = metrics
         self._threads = threads
+        self._populator = populator
         self._open: dict[_Key, _Opening] = {}
         self.own_failure: HoplineError | None = None
         self.on_sources: Callable[[Sources, Graph], object] | None = None
@@ -188,7 +191,7 @@ class SharedInputs:
             config = config.replace(
                 worker__rows_fd=-1, features__shared_file=None, features__prefetcher=None
             )
-        return Sources(config, self._metrics)
+        return Sources(config, self._metrics, self._populator)
 
 
 async def _closed(opening: _Opening) -> None:

@@ -20,7 +20,7 @@ from hopline.engine.precomputed_file.header import PrecomputedPlan
 from hopline.engine.precomputed_file.identity import hashes_of_nodes
 from hopline.engine.precomputed_file.reader import read_header
 from hopline.errors import ConfigError, PrecomputedFileError
-from hopline.graph.residency import available_bytes
+from hopline.process.cgroup import available_bytes
 from hopline.rollout.listed_nodes import listed_nodes
 from hopline.types import IdArray
 

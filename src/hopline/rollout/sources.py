@@ -30,6 +30,7 @@ from hopline.features.tier import Tier
 from hopline.graph import Graph
 from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
+from hopline.process.populate import Populator
 from hopline.rollout.prefetcher import Prefetcher
 from hopline.types import FloatArray
 
@@ -52,9 +53,14 @@ class Sources:
         fetched_rows: histogram by model and version.
         shared: the file that L1 lives in, where it has one.
         prefetcher: fetches for this process; set before models are loaded.
+
+    Args:
+        config: of the server.
+        metrics: of the server.
+        populator: populates L1's memory, where it does not lie in a file with a name; None does not.
     """
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
+    def __init__(self, config: Config, metrics: Metrics, populator: Populator | None = None) -> None:
         self.l1_rows: dict[str, L1Rows] = {}
         self.shared: SharedFile | None = None
         self.prefetcher: Prefetcher | None = None
@@ -69,6 +75,8 @@ class Sources:
         self._registry = metrics
         self._stores: list[FeatureStore] = []
         self._counted: dict[tuple[str, str], int] = {}
+        self._populator = populator
+        self._arenas: list[Arena] = []
 
     async def open(self, graph: Graph, threads: Executor | None = None) -> None:
         """Connect, compare schemas and map L1.
@@ -157,6 +165,10 @@ class Sources:
     async def close(self) -> None:
         """Release the stores, and count no more."""
         self._registry.not_before_reading(self._record)
+        if self._populator is not None:
+            for arena in self._arenas:
+                await asyncio.to_thread(self._populator.remove, arena.mapping)
+            self._arenas.clear()
         for l1_rows in self.l1_rows.values():
             await l1_rows.client.close()
         for store in self._stores:
@@ -203,7 +215,11 @@ class Sources:
         num_bytes = sum(plan.num_bytes for plan in plans.values())
         settings, worker = self._config.features, self._config.worker
         if settings.shared_file is None:
-            return Arena(num_bytes, worker.rows_fd if worker.rows_fd >= 0 else None)
+            arena = Arena(num_bytes, worker.rows_fd if worker.rows_fd >= 0 else None)
+            if self._populator is not None:
+                self._populator.add(arena.mapping)
+                self._arenas.append(arena)
+            return arena
         described = {name: [group.name, group.hash] for name, group in groups.items()}
         layout = {
             "graph.path": graph.version,

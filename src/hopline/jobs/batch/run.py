@@ -18,7 +18,6 @@ from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, BatchError
 from hopline.graph import Graph
-from hopline.graph.residency import available_bytes
 from hopline.jobs.batch import needed as needs
 from hopline.jobs.batch.budget import Reads, pace
 from hopline.jobs.batch.goal import BatchOptions, Goal
@@ -37,6 +36,7 @@ from hopline.jobs.batch.spans import Span, count, leading, merged, missing
 from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Shaper, Worker
 from hopline.live.snapshots import open_graph
+from hopline.process.cgroup import available_bytes
 from hopline.runtimes.processor import warn_of_overflow
 
 __all__ = ["BatchOptions", "BatchRun"]
