@@ -56,7 +56,7 @@ FIELDS = (
     RequestField("as_of", _Int64 | float | str, int | datetime | None, True, True),
     RequestField("on_missing", OnMissing, OnMissing, True, True),
     RequestField("degraded", Literal["allow", "refuse"], Literal["allow", "refuse"], True, True),
-    # These two choose the version. The answer cache is per version.
+    # These two choose the version. The response cache is per version.
     RequestField("attributes", dict[str, int | float | str | bool], dict[str, Any] | None, False, True),
     RequestField("key", str, str, False, False),
     RequestField("priority", Priority, Priority, False, False),

@@ -513,7 +513,7 @@ async def test_it_is_what_it_holds():
 
 
 def test_pipelines_keep_no_answers():
-    with pytest.raises(ConfigError, match=r"serving.toml of m: cache_bytes: a pipeline keeps no answers"):
+    with pytest.raises(ConfigError, match=r"serving.toml of m: cache_bytes: a pipeline caches no answers"):
         CachedVersion(Inner("pipeline"), ModelLimits(cache_bytes=1), Config(), Metrics())
 
 
