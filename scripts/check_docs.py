@@ -140,6 +140,28 @@ def limits_table() -> str:
     return "\n".join(lines)
 
 
+def fallbacks_table() -> str:
+    """Every fallback that the answer of one model may name, in the order in which they are tried."""
+    from hopline.engine.fallbacks import FALLBACKS
+
+    return _fallbacks(FALLBACKS)
+
+
+def pipeline_fallbacks_table() -> str:
+    """Every fallback of the steps of a pipeline."""
+    from hopline.engine.fallbacks import OF_PIPELINES
+
+    return _fallbacks(OF_PIPELINES)
+
+
+def _fallbacks(fallbacks: Iterable[Any]) -> str:
+    lines = ["| label | the answer used | tried in |", "|---|---|---|"]
+    for each in fallbacks:
+        modules = ", ".join(f"`{module}`" for module in each.modules)
+        lines.append(f"| `{each.name}` | {each.text} | {modules} |")
+    return "\n".join(lines)
+
+
 def errors_table() -> str:
     """Every error class of the server with its code, HTTP status and gRPC code."""
     from hopline.errors import HoplineError
@@ -294,6 +316,10 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "docs/configuration.md": {"settings": settings_table},
     "docs/bad-input.md": {"errors": errors_table},
     "docs/cli.md": {"commands": commands_table},
+    "docs/guides/store-failures.md": {
+        "fallbacks": fallbacks_table,
+        "pipeline-fallbacks": pipeline_fallbacks_table,
+    },
     "docs/guides/isolation.md": {"limits": limits_table},
     "mesh/docs/configuration.md": {"mesh-settings": mesh_settings_table},
     "mesh/docs/bad-input.md": {"mesh-errors": mesh_errors_table},

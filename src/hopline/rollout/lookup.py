@@ -119,6 +119,8 @@ class LookUp:
         seconds = time.perf_counter() - began
         direct.seconds.append(seconds)
         work.finish(result)
+        if result.degraded:
+            version.count_fallbacks((result,))
         if len(direct.seconds) >= _TOGETHER:
             version.flush_metrics()
         if self._recorders:

@@ -269,6 +269,7 @@ class ProcessVersion(CountedVersion):
                 result = wire.unpack_result(fields)
                 self.graph_version = result.graph_version  # that of a live graph moves on
                 ended[number] = work, result
+                self.count_fallbacks((result,))
                 self._ended(work, "")
                 work.tell(result)
         for number, packed in tell.errors:

@@ -185,7 +185,11 @@ class CachedVersion:
         if outcome is None:
             self._metrics.outcome("cancelled")
             return
-        self._metrics.outcome(outcome.code if isinstance(outcome, HoplineError) else "ok")
+        if isinstance(outcome, HoplineError):
+            self._metrics.outcome(outcome.code)
+        else:
+            self._metrics.outcome("ok")
+            self._metrics.degraded(outcome.degraded)
         if self._recorders:
             self._tell(request, outcome, waited_s)
 
