@@ -420,9 +420,7 @@ class ProcessVersion(CountedVersion):
                     continue
                 if process.overdue_since is None:
                     process.overdue_since = now
-                self._fail(
-                    work, DeadlineExceeded("the request's deadline passed before its answer was ready")
-                )
+                self._fail(work, DeadlineExceeded())
         if later < self._timer_at:
             self._watch_deadline(later, now)
 

@@ -143,7 +143,7 @@ class ModelStep(Step):
             own = self._clock() + question.timeout_s
             deadline = own if deadline is None else min(own, deadline)
         if deadline is not None and deadline <= self._clock():
-            raise DeadlineExceeded("the request's deadline passed before its answer was ready")
+            raise DeadlineExceeded()
         attributes = request.attributes
         if question.is_pipeline:
             attributes = Lineage(attributes or {})
