@@ -2,8 +2,8 @@
 """Check that the pages of both packages say what the code does; with --write, renew the generated tables.
 
 Checked: settings, error classes with their codes, commands and options, HTTP routes, gRPC methods and
-metrics are all there; links and anchors lead somewhere; Python blocks parse and are tagged. Prints what
-is missing and exits with 1. Imports neither torch nor any model runtime.
+metrics are all there, and every module in the architecture; links and anchors lead somewhere; Python blocks
+parse and are tagged. Prints what is missing and exits with 1. Imports neither torch nor any model runtime.
 
 A generated table stands between `<!-- name:start -->` and `<!-- name:end -->`. A Python block is tagged
 `python` (tests/docs runs it) or `py`.
@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-HTTP_SOURCE = ROOT / "src" / "hopline" / "transports" / "http.py"
+SOURCE = ROOT / "src" / "hopline"
+HTTP_SOURCE = SOURCE / "transports" / "http.py"
 MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _PUBLIC = "docs/index.md"
+_MODULES = "docs/architecture.md"
+_FOR_DEVELOPERS = (_MODULES, "docs/extending.md", "CONTRIBUTING.md", "docs/guides/store-failures.md")
 #: Folder of pages -> the page that links to all of them; the site's description is beside the folder.
 INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
 
@@ -386,6 +389,45 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
     yield "metric", "mesh/docs/operations.md", MeshMetrics().names()
 
 
+def check_modules(texts: dict[str, str]) -> Iterator[str]:
+    """The list of modules has every file and folder of the package, and names none that is not there."""
+    entries = {}
+    for line in next(
+        block.text for block in blocks(texts[_MODULES]) if "errors.py" in block.text
+    ).splitlines():
+        if not line.startswith(" "):
+            name = line.split()[0]
+            entries[name] = line.removeprefix(name)
+        else:
+            entries[name] += line
+    wanted = {file.name for file in SOURCE.glob("*.py")}
+    wanted |= {f"{file.parent.relative_to(SOURCE)}/" for file in SOURCE.glob("*/**/*.py")}
+    listed = {*entries, *re.findall(r"__\w+__\.py", " ".join(entries.values())), "__init__.py"}
+    for name in sorted(wanted - listed):
+        yield f"{_MODULES}: the list of modules lacks {name}"
+    for name, text in entries.items():
+        if not (SOURCE / name).exists():
+            yield f"{_MODULES}: the list of modules has {name}, which is not there"
+            continue
+        folder = (SOURCE / name) if name.endswith("/") else SOURCE
+        for file in re.findall(r"[\w/]+\.py\b", text):
+            if not any((base / file).exists() for base in (folder, folder.parent, SOURCE)):
+                yield f"{_MODULES}: the list of modules has {file} at {name}, which is not there"
+
+
+def check_files(texts: dict[str, str]) -> Iterator[str]:
+    """Python files that pages for developers name are there."""
+    there = [
+        file.relative_to(ROOT).as_posix()
+        for folder in ("src", "tests", "scripts", "benchmarks", "mesh/src")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    for page in _FOR_DEVELOPERS:
+        for name in re.findall(r"`([\w/.-]+\.py)`", prose(texts.get(page, ""))):
+            if not any(f"/{file}".endswith(f"/{name}") for file in there):
+                yield f"{page}: {name} is not there"
+
+
 def check_links(texts: dict[str, str]) -> Iterator[str]:
     """Links inside the repository lead to files and headings."""
     for page, text in texts.items():
@@ -482,7 +524,16 @@ def problems(*, write: bool = False) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found = list(check_generated(write=write))
     texts = {name: file.read_text() for name, file in pages().items()}
-    for check in (check_mentions, check_links, check_reachable, check_nav, check_blocks, check_commands):
+    for check in (
+        check_mentions,
+        check_modules,
+        check_files,
+        check_links,
+        check_reachable,
+        check_nav,
+        check_blocks,
+        check_commands,
+    ):
         found += check(texts)
     return found
 
