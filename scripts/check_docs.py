@@ -2,8 +2,8 @@
 """Check that the pages of both packages say what the code does; with --write, renew the generated tables.
 
 Checked: settings, error classes with their codes, commands and options, HTTP routes, gRPC methods and
-metrics are all there; links and anchors lead somewhere; Python blocks parse and are tagged. Prints what
-is missing and exits with 1. Imports neither torch nor any model runtime.
+metrics are all there, and every module in the architecture; links and anchors lead somewhere; Python blocks
+parse and are tagged. Prints what is missing and exits with 1. Imports neither torch nor any model runtime.
 
 A generated table stands between `<!-- name:start -->` and `<!-- name:end -->`. A Python block is tagged
 `python` (tests/docs runs it) or `py`.
@@ -22,11 +22,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "hopline"
 MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _PUBLIC = "docs/index.md"
+_MODULES = "docs/architecture.md"
+_FOR_DEVELOPERS = (_MODULES, "docs/extending.md", "CONTRIBUTING.md", "docs/guides/store-failures.md")
 #: Folder of pages -> the page that links to all of them; the site's description is beside the folder.
 INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
 
@@ -136,6 +139,28 @@ def limits_table() -> str:
             f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | {_shown(row.name, row.default)} "
             f"| {row.help} |"
         )
+    return "\n".join(lines)
+
+
+def fallbacks_table() -> str:
+    """Every fallback that the answer of one model may name, in the order in which they are tried."""
+    from hopline.engine.fallbacks import FALLBACKS
+
+    return _fallbacks(FALLBACKS)
+
+
+def pipeline_fallbacks_table() -> str:
+    """Every fallback of the steps of a pipeline."""
+    from hopline.engine.fallbacks import OF_PIPELINES
+
+    return _fallbacks(OF_PIPELINES)
+
+
+def _fallbacks(fallbacks: Iterable[Any]) -> str:
+    lines = ["| label | the answer used | tried in |", "|---|---|---|"]
+    for each in fallbacks:
+        modules = ", ".join(f"`{module}`" for module in each.modules)
+        lines.append(f"| `{each.name}` | {each.text} | {modules} |")
     return "\n".join(lines)
 
 
@@ -279,6 +304,10 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "docs/configuration.md": {"settings": settings_table},
     "docs/bad-input.md": {"errors": errors_table},
     "docs/cli.md": {"commands": commands_table},
+    "docs/guides/store-failures.md": {
+        "fallbacks": fallbacks_table,
+        "pipeline-fallbacks": pipeline_fallbacks_table,
+    },
     "docs/guides/isolation.md": {"limits": limits_table},
     "mesh/docs/configuration.md": {"mesh-settings": mesh_settings_table},
     "mesh/docs/bad-input.md": {"mesh-errors": mesh_errors_table},
@@ -343,6 +372,45 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
         yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]
     yield "metric", "docs/operations.md", Metrics()._families
     yield "metric", "mesh/docs/operations.md", MeshMetrics().names()
+
+
+def check_modules(texts: dict[str, str]) -> Iterator[str]:
+    """The list of modules has every file and folder of the package, and names none that is not there."""
+    entries = {}
+    for line in next(
+        block.text for block in blocks(texts[_MODULES]) if "errors.py" in block.text
+    ).splitlines():
+        if not line.startswith(" "):
+            name = line.split()[0]
+            entries[name] = line.removeprefix(name)
+        else:
+            entries[name] += line
+    wanted = {file.name for file in SOURCE.glob("*.py")}
+    wanted |= {f"{file.parent.relative_to(SOURCE)}/" for file in SOURCE.glob("*/**/*.py")}
+    listed = {*entries, *re.findall(r"__\w+__\.py", " ".join(entries.values())), "__init__.py"}
+    for name in sorted(wanted - listed):
+        yield f"{_MODULES}: the list of modules lacks {name}"
+    for name, text in entries.items():
+        if not (SOURCE / name).exists():
+            yield f"{_MODULES}: the list of modules has {name}, which is not there"
+            continue
+        folder = (SOURCE / name) if name.endswith("/") else SOURCE
+        for file in re.findall(r"[\w/]+\.py\b", text):
+            if not any((base / file).exists() for base in (folder, folder.parent, SOURCE)):
+                yield f"{_MODULES}: the list of modules has {file} at {name}, which is not there"
+
+
+def check_files(texts: dict[str, str]) -> Iterator[str]:
+    """Python files that pages for developers name are there."""
+    there = [
+        file.relative_to(ROOT).as_posix()
+        for folder in ("src", "tests", "scripts", "benchmarks", "mesh/src")
+        for file in (ROOT / folder).rglob("*.py")
+    ]
+    for page in _FOR_DEVELOPERS:
+        for name in re.findall(r"`([\w/.-]+\.py)`", prose(texts.get(page, ""))):
+            if not any(f"/{file}".endswith(f"/{name}") for file in there):
+                yield f"{page}: {name} is not there"
 
 
 def check_links(texts: dict[str, str]) -> Iterator[str]:
@@ -441,7 +509,16 @@ def problems(*, write: bool = False) -> list[str]:
     """Everything that is wrong, one sentence each."""
     found = list(check_generated(write=write))
     texts = {name: file.read_text() for name, file in pages().items()}
-    for check in (check_mentions, check_links, check_reachable, check_nav, check_blocks, check_commands):
+    for check in (
+        check_mentions,
+        check_modules,
+        check_files,
+        check_links,
+        check_reachable,
+        check_nav,
+        check_blocks,
+        check_commands,
+    ):
         found += check(texts)
     return found
 

@@ -12,9 +12,11 @@ import pytest
 from hopline.brokers.base import Message
 from hopline.client.wire import nodes_body
 from hopline.errors import BadRequest
+from hopline.jobs.targets import _options
 from hopline.records.inputs import Inputs, inputs_of
-from hopline.request_fields import FIELDS, RequestField, default_of
+from hopline.request_fields import FIELDS, LOGGED, RequestField, default_of
 from hopline.rollout.process_wire import pack_request, unpack_request
+from hopline.transports import oip
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.queue_message import request_of
 from hopline.transports.score_json import decode_score, score_request
@@ -70,6 +72,22 @@ def test_json_the_protocol_and_brokers_say_the_same(field: RequestField) -> None
 def test_nothing_and_null_are_the_default(field: RequestField) -> None:
     for body in ({}, {field.name: None}):
         assert getattr(over_http(body), field.name) == default_of(field)
+
+
+@pytest.mark.parametrize("field", LOGGED, ids=lambda field: field.name)
+def test_a_replay_sends_the_logged_fields_that_the_request_sets(field: RequestField) -> None:
+    plain = ScoreRequest("m", [1], version="3")
+    assert _options(plain) == {"version": "3"}
+    value = SAID[field.name][2]
+    assert _options(msgspec.structs.replace(plain, **{field.name: value})) == {
+        "version": "3",
+        field.name: value,
+    }
+
+
+@pytest.mark.parametrize("name", [field.name for field in FIELDS if field.is_parameter])
+def test_the_protocols_docstring_names_every_parameter(name: str) -> None:
+    assert f"`{name}`" in str(oip.__doc__)
 
 
 @pytest.mark.parametrize(

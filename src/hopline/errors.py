@@ -246,6 +246,9 @@ class DeadlineExceeded(HoplineError, TimeoutError):
 
     code = "deadline_exceeded"
 
+    def __init__(self, message: str = "the request's deadline passed before its answer was ready") -> None:
+        super().__init__(message)
+
 
 class ArtifactError(HoplineError, ValueError):
     """A model folder that cannot be used."""

@@ -1,10 +1,11 @@
 """Options of a scoring request, in addition to its inputs: one line per field.
 
 All code that reads, hashes, logs or sends a `ScoreRequest` derives from this list: JSON bodies and broker
-messages (`transports/score_json.py`), Open Inference Protocol parameters (`transports/oip.py`), the answer
-cache (`rollout/request_key.py`), the prediction log (`records/inputs.py`) and replays (`jobs/targets.py`).
+messages (`transports/score_json.py`), Open Inference Protocol parameters (`transports/oip.py`), the
+response cache (`rollout/request_key.py`), the prediction log (`records/inputs.py`) and replays
+(`jobs/targets.py`).
 A new option is a line here, a field of `types.ScoreRequest`, and an option of the Python client
-(`client/wire.py`).
+(`client/wire.py`); docs/extending.md lists the tests and pages that follow.
 
 The inputs (nodes, inline, pairs, rows or columns), the version, the time limit and the fields that the
 server adds are not options: each has its own reader.
@@ -56,7 +57,7 @@ FIELDS = (
     RequestField("as_of", _Int64 | float | str, int | datetime | None, True, True),
     RequestField("on_missing", OnMissing, OnMissing, True, True),
     RequestField("degraded", Literal["allow", "refuse"], Literal["allow", "refuse"], True, True),
-    # These two choose the version. The answer cache is per version.
+    # These two choose the version. The response cache is per version.
     RequestField("attributes", dict[str, int | float | str | bool], dict[str, Any] | None, False, True),
     RequestField("key", str, str, False, False),
     RequestField("priority", Priority, Priority, False, False),

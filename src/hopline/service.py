@@ -73,7 +73,7 @@ class Service:
         self._loader = Loader(self.config, self.metrics, self.recorders, self._resolve)
         self._loader.inputs.on_sources = self._connect_prefetcher
         self._lifecycle = Lifecycle(self.config, self.metrics, self._loader, self.recorders)
-        self._serving = self._lifecycle.fleet.serving
+        self._serving = self._lifecycle.loaded.serving
         self._records.start()
         if self.config.graph.path is not None:
             log.info("opening graph %s", self.config.graph.path)
@@ -84,7 +84,7 @@ class Service:
         self._ready = True
         names = "; ".join(
             f"{name}: version {self._serving[name].version} answers, loaded are {', '.join(units)}"
-            for name, units in self._lifecycle.fleet.units.items()
+            for name, units in self._lifecycle.loaded.units.items()
             if name in self._serving
         )
         if unavailable := self.unavailable():
@@ -234,13 +234,13 @@ class Service:
         """Models that cannot serve, though the others do: name -> why."""
         if self._lifecycle is None:
             return {}
-        failed = self._lifecycle.fleet.unavailable()
+        failed = self._lifecycle.loaded.unavailable()
         return {named.rpartition("/")[0]: f"{error.code}: {error}" for named, error in failed.items()}
 
     def index(self) -> list[dict[str, str]]:
         """Every version of every model in the repository with its state, as the protocol's index has it."""
         assert self._lifecycle is not None
-        return self._lifecycle.fleet.index()
+        return self._lifecycle.loaded.index()
 
     def statistics(self, name: str) -> list[dict[str, Any]]:
         """Counters of each version, in the form of the protocol's ModelStatistics."""
@@ -290,7 +290,7 @@ class Service:
         if served is not None:
             return served
         assert self._lifecycle is not None
-        self._lifecycle.fleet.check_wanted(name, version)
+        self._lifecycle.loaded.check_wanted(name, version)
         units = self._units(name)
         if not units:
             known = ", ".join(self._serving) or "none"
@@ -303,10 +303,10 @@ class Service:
 
     def _units(self, name: str) -> dict[str, Served]:
         assert self._lifecycle is not None
-        return self._lifecycle.fleet.units.get(name, {})
+        return self._lifecycle.loaded.units.get(name, {})
 
     def _all(self) -> list[Served]:
-        return [] if self._lifecycle is None else self._lifecycle.fleet.all()
+        return [] if self._lifecycle is None else self._lifecycle.loaded.all()
 
     def _flush_metrics(self) -> None:
         """Have every version bring the counts that it keeps apart into the metrics."""

@@ -43,6 +43,28 @@ def test_what_is_left_out_is_named(check_docs, page, cut, said):
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("files.py        files", "", "lacks files.py"),
+        ("jobs/distill/ ", "", "lacks jobs/distill/"),
+        ("lifecycle.py, loaded_units.py", "lifecycle.py, fleet.py", "has fleet.py at rollout/"),
+        ("sampling/ ", "samples/ ", "has samples/, which is not there"),
+    ],
+)
+def test_a_module_that_the_list_lacks_or_invents_is_named(check_docs, old, new, said):
+    page = "docs/architecture.md"
+    text = (check_docs.ROOT / page).read_text()
+    assert old in text
+    found = list(check_docs.check_modules({page: text.replace(old, new)}))
+    assert any(said in each for each in found)
+
+
+def test_a_file_that_a_page_for_developers_invents_is_named(check_docs):
+    found = list(check_docs.check_files({"CONTRIBUTING.md": "`engine/plan.py` and `engine/absent.py`"}))
+    assert found == ["CONTRIBUTING.md: engine/absent.py is not there"]
+
+
+@pytest.mark.parametrize(
     "text", ["[a](absent.md)", "[a](docs/index.md#absent)", "[a](#absent)", "# A\n\n[a](#b)"]
 )
 def test_a_link_to_nowhere_is_named(check_docs, text):

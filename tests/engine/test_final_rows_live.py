@@ -9,7 +9,7 @@ from hopline.engine.outputs import default_outputs
 from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.errors import PrecomputedFileError
 from hopline.rollout.direct import DirectAnswers
-from hopline.rollout.precomputed_files import tables_of
+from hopline.rollout.precomputed_files import precomputed_rows
 from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests.engine.test_live import Live
@@ -39,7 +39,7 @@ def test_answers_with_precomputed_rows_are_those_of_a_fresh_build_after_any_chan
     spec = model.spec
     node_type, names = spec.head.node_type, default_outputs(spec.task)
     hybrid = Answerer(model, names, 1000)
-    hybrid.rows = tables_of([path], case.folder, spec, live.view, PrecomputedConfig())
+    hybrid.rows = precomputed_rows([path], case.folder, spec, live.view, PrecomputedConfig())
     direct = DirectAnswers(hybrid.rows, model, name, "1", names, model.output_names)
     looked_up = []
     for round_ in range(4):
@@ -81,7 +81,7 @@ def test_precomputed_rows_of_a_later_version_hold_for_earlier_changes(cases, tmp
         graph_version=f"{case.graph.version}+1",
     )
     model = live.model()
-    (rows,) = tables_of([path], case.folder, model.spec, live.view, PrecomputedConfig()).values()
+    (rows,) = precomputed_rows([path], case.folder, model.spec, live.view, PrecomputedConfig()).values()
     assert rows.good(np.arange(rows.num_rows)).all()
     live.change(6)
     good = rows.good(np.arange(rows.num_rows))
@@ -101,5 +101,5 @@ def test_a_precomputed_file_that_a_live_graph_cannot_check_is_refused(cases, tmp
     model = live.model()
     for path, graph in ((future, live.view), (other, live.view), (own, blind.view)):
         with pytest.raises(PrecomputedFileError, match="is served on"):
-            tables_of([path], case.folder, model.spec, graph, Config().precomputed)
+            precomputed_rows([path], case.folder, model.spec, graph, Config().precomputed)
     assert PrecomputedFile.open(own).header.plan.graph_version == live.view.version

@@ -66,17 +66,6 @@ async def test_calls_rows_and_breakers_are_shown() -> None:
     await client.close()
 
 
-def test_degraded_answers_are_counted_once_for_each_rung() -> None:
-    metrics = Metrics()
-    features = FeatureMetrics(metrics)
-    features.degraded("risk", ("stale_features", "mean_features"))
-    features.degraded("risk", ("mean_features",))
-    features.degraded("risk", ())
-    seen = samples(metrics)
-    assert seen["hopline_degraded_answers_total", "risk", "stale_features"] == 1
-    assert seen["hopline_degraded_answers_total", "risk", "mean_features"] == 2
-
-
 def test_open_breakers_of_all_workers_are_added_up(tmp_path: Path) -> None:
     workers = [Metrics(tmp_path, slot) for slot in range(3)]
     for slot, worker in enumerate(workers):

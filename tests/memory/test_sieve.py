@@ -10,7 +10,7 @@ from hopline.features import l1
 from hopline.kernels.jit import njit
 from hopline.memory import sieve
 from hopline.memory.arena import Arena
-from hopline.rollout.kept_answers import KeptAnswers
+from hopline.rollout.cached_answers import CachedAnswers
 from hopline.types import ScoreResult
 
 N, DIM = 40, 3
@@ -81,13 +81,13 @@ class Features:
 
 
 class Answers:
-    """The answer cache, with answers of one size."""
+    """The response cache, with answers of one size."""
 
     def __init__(self, size: int) -> None:
         self.answer = ScoreResult("m", "1", "g", {"logits": np.zeros((1, 2), np.float32)})
-        probe = KeptAnswers(10**6, 60)
+        probe = CachedAnswers(10**6, 60)
         probe.keep(b"00", self.answer, 0, 0)
-        self.cache = KeptAnswers(size * probe.num_bytes, 60)
+        self.cache = CachedAnswers(size * probe.num_bytes, 60)
 
     def access(self, key: int) -> bool:
         entry = self.cache.entries.get(b"%02d" % key)

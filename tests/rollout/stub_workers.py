@@ -167,7 +167,7 @@ class Worker:
 
     def answers(self, count: int = 1) -> set[str]:
         """Versions that answer requests which name none; "" where nothing does."""
-        scorer = self.lifecycle.fleet.serving.get(MODEL)
+        scorer = self.lifecycle.loaded.serving.get(MODEL)
         if scorer is None:
             return {""}
         found: set[str] = set()
@@ -191,7 +191,7 @@ class Worker:
         return state._followed == state.store.read()[1]
 
     def ready(self) -> frozenset[str]:
-        return frozenset(self.lifecycle.fleet.units.get(MODEL, {}))
+        return frozenset(self.lifecycle.loaded.units.get(MODEL, {}))
 
 
 def silence(store: RedisStore) -> None:

@@ -155,7 +155,7 @@ async def test_what_was_unloaded_gives_its_memory_back(root):
     gc.freeze()  # as a server does once it is ready: no collector looks at what was loaded by then
     try:
         await service.score(ScoreRequest("sage", nodes=["n1"], version="1"))
-        model = weakref.ref(service._lifecycle.fleet.units["sage"]["1"].computer.model)
+        model = weakref.ref(service._lifecycle.loaded.units["sage"]["1"].computer.model)
         await service.unload("sage", "1")
         await rig.until(lambda: model() is None, 5)
     finally:
@@ -414,7 +414,7 @@ async def test_a_model_in_a_process_of_its_own_answers_the_same(root):
     await rig.stop(service)
 
 
-async def test_kept_answers_are_the_same_and_are_not_another_versions(root):
+async def test_cached_answers_are_the_same_and_are_not_another_versions(root):
     (root / "models" / "sage" / "serving.toml").write_text('cache_bytes = "1 MiB"\n')
     service = await rig.started(root)
     first = await service.score(ScoreRequest("sage", nodes=["n1"]))

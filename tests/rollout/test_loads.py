@@ -71,7 +71,7 @@ async def test_a_unit_that_is_loaded_anew_while_it_drains_keeps_its_memory(root,
     rig.publish(root, "2")
     first, second = workers
     await first.load("sage", "2")
-    old = first._lifecycle.fleet.units["sage"]["1"]
+    old = first._lifecycle.loaded.units["sage"]["1"]
     drained = asyncio.Event()
     monkeypatch.setattr(old, "join", drained.wait)
     await first.unload("sage", "1")

@@ -178,7 +178,7 @@ async def test_rows_beyond_the_ttl_are_computed(places, tmp_path):
 async def test_changed_and_new_nodes_are_computed(places, tmp_path):
     async with Running(config(places)) as plain, Running(config(places, table(places, tmp_path))) as hybrid:
         served = hybrid._resolve("sage", None)
-        own = served.look_up._tables["node"]
+        own = served.look_up._precomputed["node"]
         own.unchanged = lambda ids: ids % 3 != 0
         own.num_rows = 100  # as if 20 nodes had come since
         request = ScoreRequest("sage", nodes=[f"n{i}" for i in range(N)])
@@ -320,6 +320,9 @@ async def test_a_table_of_another_snapshot_is_computed_or_served_as_told(places,
             service.score(refusing), service.score(REQUESTS[5]), service.score(REQUESTS[6])
         )
         assert (whole.degraded, mixed.degraded, inline.degraded) == ((), ("stale_row",), ())
+        text = service.metrics.render().decode()
+        # one was looked up before the queue, and one in a batch
+        assert 'hopline_degraded_answers_total{model="sage",reason="stale_row"} 2' in text
 
 
 async def test_stale_rows_of_nodes_with_other_numbers_are_computed(places, tmp_path):
@@ -374,7 +377,7 @@ class Disk:
     """Makes rows of a service's table cold until `read_ahead` may continue."""
 
     def __init__(self, service, monkeypatch):
-        self.residency = service._resolve("sage", None).look_up._tables["node"].residency
+        self.residency = service._resolve("sage", None).look_up._precomputed["node"].residency
         self.may_read = threading.Event()
         self.is_cold = True
         self.num_read = 0

@@ -111,6 +111,8 @@ async def test_answers_and_errors_are_those_of_the_model():
         assert (type(failed), failed.code) == (RuntimeFailure, "runtime_failure")
         objects = await rig.ask(1, objects=True)
         assert objects.outputs["y"].tolist() == [{"v": 1}, None]
+        assert (await rig.ask(1, degraded="student")).degraded == ("student",)
+        assert rig.metrics.degraded_answers("m", "student").value == 1
         info = rig.version.info(("0", "1"))
         assert (info.state, info.versions, info.properties) == ("READY", ("0", "1"), {"pi": 3})
         assert rig.version.pid != os.getpid()

@@ -212,3 +212,24 @@ def test_the_processor_time_of_the_whole_process_is_there_to_compare_with():
     assert first > 0
     sum(range(10**6))
     assert first < total() < first + 60
+
+
+class Degraded(Squaring):
+    """Answers with the fallbacks that the test names."""
+
+    def run(self, batch):
+        used = {1: ("stale_features", "mean_features"), 2: ("mean_features",)}
+        return [
+            ScoreResult("m", "1", "", {"x": np.zeros(1)}, None, used.get(item.request.nodes[0], ()))
+            for item in batch
+        ]
+
+
+async def test_every_degraded_answer_is_counted_once_for_each_fallback(pool):
+    metrics = Metrics()
+    version = QueuedVersion(Degraded(), load_config(), metrics.model("m", "1"), pool, [])
+    await answered(version, 1, 2, 3)
+    with version.preflight():
+        await answered(version, 2)
+    assert metrics.degraded_answers("m", "stale_features").value == 1
+    assert metrics.degraded_answers("m", "mean_features").value == 2

@@ -464,6 +464,16 @@ async def test_joining_tells_what_was_not_told_yet():
     assert len(rig.ran) == 1
 
 
+async def test_a_degraded_answer_counts_for_each_request_that_waited_for_it():
+    rig = Rig()
+    for _ in range(3):
+        rig.ask()
+    work = rig.inner.taken[0]
+    rig.inner.give(0, answer(work.request, degraded=("mean_features",)))
+    # The version that computed it counts the first one.
+    assert rig.metric("hopline_degraded_answers_total", 'model="m",reason="mean_features"') == 2
+
+
 async def test_counts():
     rig = Rig()
     for node in (1, 2):
@@ -513,7 +523,7 @@ async def test_it_is_what_it_holds():
 
 
 def test_pipelines_keep_no_answers():
-    with pytest.raises(ConfigError, match=r"serving.toml of m: cache_bytes: a pipeline keeps no answers"):
+    with pytest.raises(ConfigError, match=r"serving.toml of m: cache_bytes: a pipeline caches no answers"):
         CachedVersion(Inner("pipeline"), ModelLimits(cache_bytes=1), Config(), Metrics())
 
 

@@ -220,10 +220,10 @@ async def test_another_change_does_not_hide_that_a_worker_cannot_load_a_version(
     read = store.acknowledgements
     monkeypatch.setattr(store, "acknowledgements", lambda: read() if may_look.wait(PATIENCE_S) else {})
     beginning = asyncio.ensure_future(first.run(lambda: first.lifecycle.load(MODEL, "5")))
-    await rig.until(lambda: (MODEL, "5") in second.lifecycle.fleet.failed)
+    await rig.until(lambda: (MODEL, "5") in second.lifecycle.loaded.failed)
     host.turns = 20_000  # trying again takes long
     loading = asyncio.ensure_future(second.run(lambda: second.lifecycle.load(MODEL, "3", serve=False)))
-    await rig.until(lambda: "3" in second.lifecycle.fleet.model(MODEL).wanted)
+    await rig.until(lambda: "3" in second.lifecycle.loaded.model(MODEL).wanted)
     may_look.set()
     try:
         with pytest.raises(HoplineError, match=r"by every worker: .*5 is broken here"):

@@ -1,31 +1,110 @@
-"""Fallbacks that answers use when rows are missing. Names, order and texts are defined only here.
+"""Fallbacks that answers use when data is missing. Names, order and texts are defined only here.
 
-    full quality → stale row → smaller fanout → student → mean row → refusal
+    full quality → stale row → stale features → smaller fanout → student → mean features → refusal
 
-Stale rows come first, since they belong to the node itself. Omitting neighbours changes a sample that
-is random anyway. A student reads only the node's own row. The mean row knows nothing of the node.
+A precomputed row of another snapshot comes first: precomputed rows are looked up before other rows are
+read. Old feature rows come next, since they belong to the node itself. Omitting neighbours changes a sample
+that is random anyway. A student reads only the node's own row. The mean row knows nothing of the node.
 A request with `degraded: "refuse"` goes from full quality directly to the refusal.
+
+The steps of a pipeline have further fallbacks (`OF_PIPELINES`); their labels name the step. A deadline
+that has passed and a full queue have no fallback: such a request gets an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-#: A feature row older than its time to live was used, since no newer one was available.
-STALE_FEATURES: Final = "stale_features"
-#: Neighbours were omitted, since their rows were not available.
-SMALLER_FANOUT: Final = "smaller_fanout"
-#: A student answered from the node's own row: less than half of the rows of its teacher were available.
-STUDENT: Final = "student"
-#: The mean row replaced a node's own row.
-MEAN_FEATURES: Final = "mean_features"
-#: A precomputed row from another snapshot of the graph was used (`precomputed.stale = "serve"`).
 STALE_ROW: Final = "stale_row"
+STALE_FEATURES: Final = "stale_features"
+SMALLER_FANOUT: Final = "smaller_fanout"
+STUDENT: Final = "student"
+MEAN_FEATURES: Final = "mean_features"
 
-#: In the order in which they are tried. Precomputed rows are looked up before other rows are read.
-ORDER: Final = (STALE_ROW, STALE_FEATURES, SMALLER_FANOUT, STUDENT, MEAN_FEATURES)
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """One fallback, as the documentation shows it.
+
+    Attributes:
+        name: the label in `ScoreResult.degraded`.
+        text: what the answer used instead.
+        modules: where it is tried, below `src/hopline`.
+    """
+
+    name: str
+    text: str
+    modules: tuple[str, ...]
 
 
-def in_order(used: set[str]) -> tuple[str, ...]:
-    """The fallbacks that an answer used, in the order in which they are tried."""
-    return tuple(name for name in ORDER if name in used)
+#: In the order in which they are tried.
+FALLBACKS: Final = (
+    Fallback(
+        STALE_ROW,
+        'a precomputed row of another snapshot of the graph, with `precomputed.stale = "serve"`',
+        ("rollout/direct.py", "engine/answer.py"),
+    ),
+    Fallback(
+        STALE_FEATURES,
+        "a feature row that is older than its time to live, because no newer row was available",
+        ("engine/source.py", "engine/stand_in.py"),
+    ),
+    Fallback(
+        SMALLER_FANOUT,
+        "a sample without the neighbours whose rows were not available",
+        ("engine/source.py",),
+    ),
+    Fallback(
+        STUDENT,
+        "a student answered from the node's own row, because fewer than half of the rows that the model "
+        "reads were available, including the smaller fanout",
+        ("engine/stand_in.py",),
+    ),
+    Fallback(
+        MEAN_FEATURES,
+        "the mean row, because the node's own row was not available",
+        ("engine/source.py", "engine/stand_in.py"),
+    ),
+)
+
+_FILLED, _WITHOUT_MEMBER = "filled:", "ensemble_member:"
+
+#: Of the steps of a pipeline, without an order between steps.
+OF_PIPELINES: Final = (
+    Fallback(
+        f"{_FILLED}<step>",
+        "the step's `fill` value, because its model does not know the node",
+        ("rollout/pipeline/ask.py",),
+    ),
+    Fallback(
+        f"{_WITHOUT_MEMBER}<step>",
+        "an ensemble without this member, because the member's step failed",
+        ("rollout/pipeline/ensemble.py",),
+    ),
+)
+
+_PLACES = {each.name: place for place, each in enumerate(FALLBACKS)}
+
+
+def in_order(used: Iterable[str]) -> tuple[str, ...]:
+    """The fallbacks that an answer used, in the order in which they are tried.
+
+    Raises: ValueError: one of them is not in `FALLBACKS`.
+    """
+    used = set(used)
+    for name in used:
+        if name not in _PLACES:
+            raise ValueError(f"unknown fallback {name!r}; known are {', '.join(_PLACES)}")
+    return tuple(sorted(used, key=_PLACES.__getitem__))
+
+
+def filled(step: str) -> str:
+    """The label of an answer with a step's `fill` value."""
+    return _FILLED + step
+
+
+def without_member(step: str) -> str:
+    """The label of an answer of an ensemble that lacks a member."""
+    return _WITHOUT_MEMBER + step

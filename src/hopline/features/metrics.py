@@ -6,7 +6,7 @@ like `observe.metrics.Metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -111,13 +111,6 @@ class FeatureMetrics:
                 ("tier",),
             )
         )
-        self._degraded = _Children(
-            registry.counter(
-                "hopline_degraded_answers_total",
-                "Answers below full quality by fallback.",
-                ("model", "reason"),
-            )
-        )
 
     def called(self, store: str, tier: str, outcome: str, seconds: float) -> None:
         """See `ClientMetrics.called`."""
@@ -135,11 +128,6 @@ class FeatureMetrics:
     def breaker(self, tier: str, change: int) -> None:
         """See `ClientMetrics.breaker`."""
         self._breakers.of(tier).inc(change)
-
-    def degraded(self, model: str, reasons: Iterable[str]) -> None:
-        """Count an answer once for each fallback that it used (`ScoreResult.degraded`)."""
-        for reason in reasons:
-            self._degraded.of(model, reason).inc()
 
 
 class _Children(Generic[ChildT]):

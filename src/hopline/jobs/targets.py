@@ -11,7 +11,7 @@ import msgspec
 from hopline.client import AsyncClient
 from hopline.client.wire import ScoreOptions
 from hopline.config.schema import Config
-from hopline.request_fields import LOGGED
+from hopline.request_fields import LOGGED, default_of
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 
@@ -134,6 +134,10 @@ class ServerTarget:
 
 
 def _options(request: ScoreRequest) -> ScoreOptions:
-    fields = {field.name: getattr(request, field.name) for field in LOGGED}
-    options: Any = {name: value for name, value in fields.items() if value not in (None, ())}
+    """The options that the request sets; the client knows the defaults of the others."""
+    options: Any = {
+        field.name: value
+        for field in LOGGED
+        if (value := getattr(request, field.name)) != default_of(field)
+    }
     return cast(ScoreOptions, {"version": request.version, **options})

@@ -5,8 +5,8 @@ were visited since its last pass (and clears their flags), and evicts the first 
 A hit moves nothing: readers only set a flag, and so need no locks.
 
 The module handles slots, not their content. No other code contains the policy: the state cache and the L1
-feature cache compile these functions into their kernels (`place`), and the answer cache
-(`rollout/kept_answers.py`) calls them from Python.
+feature cache compile these functions into their kernels (`place`), and the response cache
+(`rollout/cached_answers.py`) calls them from Python.
 
 The queue is plain arrays, or lists where no kernel walks it:
 

@@ -217,6 +217,7 @@ class ModelMetrics:
         self._outcomes = metrics.requests
         self._labels = (model, version)
         self._known: dict[str, Child] = {}
+        self._degraded_answers = metrics.degraded_answers
         self._stage_seconds = metrics.stage_seconds
         self._stages: dict[str, Histogram] = {}
         self.queue, self.fetch = self.stage("queue"), self.stage("fetch")
@@ -256,6 +257,11 @@ class ModelMetrics:
             child = self._known[code] = self._outcomes(*self._labels, code)
         child.value += count  # type: ignore[union-attr]
 
+    def degraded(self, fallbacks: Iterable[str]) -> None:
+        """Count an answer once for each fallback that it used (`ScoreResult.degraded`)."""
+        for name in fallbacks:
+            self._degraded_answers(self._labels[0], name).inc()
+
 
 class Metrics:
     """All metrics of one process.
@@ -276,6 +282,9 @@ class Metrics:
         per_model = ("model", "version")
         self.requests = self.counter(
             "hopline_requests_total", "Finished requests by outcome.", (*per_model, "outcome")
+        )
+        self.degraded_answers = self.counter(
+            "hopline_degraded_answers_total", "Answers that used a fallback.", ("model", "reason")
         )
         self.stage_seconds = self.histogram(
             "hopline_stage_seconds", "Time of each stage.", (*per_model, "stage"), LATENCY_BUCKETS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add, mul
 from typing import Any
 
@@ -97,6 +97,12 @@ class CountedVersion:
             self.num_failed += count
         if count:
             self._metrics.outcome(code, count)
+
+    def count_fallbacks(self, outcomes: Iterable[object]) -> None:
+        """Count the answers among these outcomes that used a fallback."""
+        for outcome in outcomes:
+            if isinstance(outcome, ScoreResult) and outcome.degraded and not self._is_in_preflight:
+                self._metrics.degraded(outcome.degraded)
 
     def flush_metrics(self) -> None:
         """Bring the batches that ran since into the metrics: together they cost a third of one by one."""

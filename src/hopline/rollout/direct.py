@@ -3,7 +3,7 @@
 A request for rows of a precomputed file takes a few microseconds: less than a queue, a prediction of its
 cost and a batch would take. It bypasses them, and waits for no other request. What is not wholly a look-up
 (an unknown, new or changed node, an inline node, a time cut) goes the ordinary way, where the rows that the
-table has are looked up all the same.
+file has are looked up all the same.
 
 A row that is not in memory would stop the loop until the disk has it. Such a request waits for a thread
 that reads it, and then continues as the others do.
@@ -30,7 +30,7 @@ class DirectAnswers:
     """Answers from precomputed rows, given in the turn of the request.
 
     Args:
-        tables: node type -> rows.
+        precomputed: node type -> rows of the file.
         model: what they are rows of.
         name, version: as answers have them.
         default_outputs, output_names: of the model.
@@ -42,7 +42,7 @@ class DirectAnswers:
 
     def __init__(
         self,
-        tables: Mapping[str, FinalRows],
+        precomputed: Mapping[str, FinalRows],
         model: Model | EgoModel,
         name: str,
         version: str,
@@ -51,7 +51,7 @@ class DirectAnswers:
     ) -> None:
         self.counts = no_counts()
         self.seconds: list[float] = []
-        self._tables = tables
+        self._precomputed = precomputed
         graph: Any = model.graph
         self._live: Any = None
         if getattr(graph, "is_live", False):  # the computer pins its own versions, perhaps on a thread
@@ -60,7 +60,7 @@ class DirectAnswers:
         head = model.spec.head
         self._is_link = head.kind == "link"
         self._types = (head.node_type, head.dst_node_type or head.node_type)
-        self._rows = tables.get(head.node_type)
+        self._rows = precomputed.get(head.node_type)
         self._index = graph.nodes[head.node_type].ids
         self._name = name
         self._version = version
@@ -132,7 +132,7 @@ class DirectAnswers:
         """Pairs are for the head to compute; what it needs of the disk is read before."""
         found = []
         for node_type, external in zip(self._types, pairs, strict=False):
-            rows = self._tables.get(node_type)
+            rows = self._precomputed.get(node_type)
             if rows is not None and len(external):
                 ids = self._graph.nodes[node_type].ids.lookup(external)
                 cold = rows.cold(("embedding",), ids, now)

@@ -100,7 +100,6 @@ class GraphComputer(Computer):
             self._feature_fetcher = FeatureFetcher(
                 sources.l1_rows, config.features.fetch_timeout_ms / 1e3, sources.prefetcher
             )
-            self._feature_metrics = sources.metrics
             self._fetched_rows = sources.fetched_rows(self.name, self.version)
 
     def attach(self, queue: Batcher) -> None:
@@ -327,8 +326,6 @@ class GraphComputer(Computer):
                 results.append(None)
             else:
                 results.append(outcome)
-                if isinstance(outcome, ScoreResult) and outcome.degraded:
-                    self._feature_metrics.degraded(self.name, outcome.degraded)
         return results
 
     def fetch(self, work: Work, resume: Callable[[Work], object]) -> None:

@@ -68,7 +68,7 @@ class Lifecycle:
         clock: seconds since the epoch; the store's by default.
 
     Attributes:
-        fleet: what is loaded in this process.
+        loaded: the units in this process.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Lifecycle:
             "Workers that have an answer of the store that the hosts of a fleet share.",
         )
         self._was_up = True
-        self.fleet = self._fleet = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
+        self.loaded = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
 
     # Life
 
@@ -106,17 +106,17 @@ class Lifecycle:
             HoplineError: what all models stand on cannot be opened; or no model can serve, or with
                 `models.require_all` not every one, and why.
         """
-        saved = await self._state.open(self._fleet)
-        state = self._fleet.state
+        saved = await self._state.open(self.loaded)
+        state = self.loaded.state
         self._loader.expect(sum(len(model.units) for model in state.models.values()))
         # Pipelines last: their steps are checked against what is loaded.
         for name in sorted(state.models, key=self._loader.nesting):
             for unit in state.models[name].units:
                 log.info("loading %s/%s", name, unit.id)
                 await self._load_first(name, unit, saved)
-            self._fleet.route(name)
+            self.loaded.route(name)
         self._check_start()
-        self._fleet.load_missing()  # what other workers try just now
+        self.loaded.load_missing()  # what other workers try just now
         await self._state.join()
         self._task = asyncio.ensure_future(self._follow())
 
@@ -127,7 +127,7 @@ class Lifecycle:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._changes.close()
         self._rollouts.close()
-        await self._fleet.close()
+        await self.loaded.close()
         await self._loader.close()
         await self._state.close()
 
@@ -162,7 +162,7 @@ class Lifecycle:
 
     async def _load(self, model: str, unit: Unit, serve: bool) -> None:
         await self._look()
-        changes.check_no_rollout(self._fleet.model(model) or ModelState(), model)  # before a useless load
+        changes.check_no_rollout(self.loaded.model(model) or ModelState(), model)  # before a useless load
 
         await self._with_unit(
             model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), serves=serve
@@ -183,7 +183,7 @@ class Lifecycle:
         if version is None or loaded == [version]:
             asking = [
                 served.name
-                for served in self._fleet.all()
+                for served in self.loaded.all()
                 if served.name != model and model in served.info(()).properties.get("models", ())
             ]
             if asking:
@@ -328,7 +328,7 @@ class Lifecycle:
         No other version takes the place of one that serves: it would give other answers, unasked.
         """
         try:
-            await self._fleet.load(name, unit)
+            await self.loaded.load(name, unit)
         except RepositoryUnavailable:  # worth another try, of the whole start
             raise
         except HoplineError as error:
@@ -346,21 +346,21 @@ class Lifecycle:
                     return state
                 return changes.settled(state, steps.rolled_back(state.rollout, why, now))
 
-            self._fleet.state = await self._state.update(name, change)
+            self.loaded.state = await self._state.update(name, change)
 
     def _check_start(self) -> None:
         """Whether enough can serve to begin.
 
         Raises: HoplineError: see `start`.
         """
-        failed = self._fleet.unavailable()
-        if not failed or (self._fleet.serving and not self._config.models.require_all):
+        failed = self.loaded.unavailable()
+        if not failed or (self.loaded.serving and not self._config.models.require_all):
             return
         first = next(iter(failed.values()))
-        if len(failed) == 1 and not self._fleet.serving:
+        if len(failed) == 1 and not self.loaded.serving:
             raise first
         listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
-        if self._fleet.serving:
+        if self.loaded.serving:
             raise ModelNotReady(f"models.require_all: not every model can serve: {listed}")
         raise ModelNotReady(f"no model can serve: {listed}")
 
@@ -407,12 +407,12 @@ class Lifecycle:
         Raises: HoplineError: one cannot load it, or the change is refused; nothing changed.
         """
         trial = self._state.trial(unit)
-        with self._fleet.needed(model, unit.id):
-            await self._fleet.load(model, unit)
+        with self.loaded.needed(model, unit.id):
+            await self.loaded.load(model, unit)
             try:
                 if self._state.store.has_others:
                     await self._try_everywhere(model, trial)
-                if serves or model not in self._fleet.serving:
+                if serves or model not in self.loaded.serving:
                     self._check_fit(model, unit)
                 await self._state.publish(
                     model, lambda state: changes.without_trial(change(state), trial.id), adds=True
@@ -446,8 +446,8 @@ class Lifecycle:
 
         Raises: PipelineInvalid: one cannot, and why.
         """
-        info = self._fleet.served(model, unit.id).info((unit.id,))
-        for served in self._fleet.all():
+        info = self.loaded.served(model, unit.id).info((unit.id,))
+        for served in self.loaded.all():
             if isinstance(served, AsksModels):
                 served.check_model(info)
 
@@ -456,8 +456,8 @@ class Lifecycle:
         self._rollouts.forget(rollout)
 
     def _model_state(self, model: str) -> ModelState:
-        state = self._fleet.model(model)
+        state = self.loaded.model(model)
         if state is None:
-            known = ", ".join(self._fleet.state.models) or "none"
+            known = ", ".join(self.loaded.state.models) or "none"
             raise ModelNotFound(f"no model {quoted(model)}; there are: {known}")
         return state

@@ -36,7 +36,7 @@ from hopline.rollout.limits import ModelLimits, read_limits
 from hopline.rollout.load import Load
 from hopline.rollout.local_repository import LocalRepository
 from hopline.rollout.model_inputs import ModelInputs, SharedInputs
-from hopline.rollout.precomputed_files import check_named, tables_of
+from hopline.rollout.precomputed_files import check_named, precomputed_rows
 from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.regions import Regions
 from hopline.rollout.repositories import configured_repository
@@ -112,7 +112,7 @@ class Loader:
         self._starter: ProcessStarter | None = None
 
     def expect(self, num_units: int) -> None:
-        """Divide the tables' memory among so many units; later ones get as much as these."""
+        """Divide the memory of the state caches among so many units; later ones get as much as these."""
         self._share = self.config.state_cache.memory_bytes // max(1, num_units)
 
     def available(self, model: str) -> list[str]:
@@ -238,7 +238,7 @@ class Loader:
             if isinstance(computer.model, EgoModel):
                 await computer.warm_up_here()
             await self._prewarm(computer)
-            if files := self._table_files(limits):
+            if files := self._precomputed_files(limits):
                 await self._look_up(served, computer, folder, files)
         load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
 
@@ -268,7 +268,7 @@ class Loader:
         if (limits.isolate or unit.shadow) and not self.config.worker.isolated:
             return await self._process(load, limits)
         if not isinstance(spec, ModelSpec):
-            return await self._in_thread(self._table, load, folder, spec, limits)
+            return await self._in_thread(self._tabular, load, folder, spec, limits)
         warn_of_overflow(spec)
         inputs = await self.inputs.take(unit)
         load.hold_async(lambda: self.inputs.give_back(unit))
@@ -285,7 +285,7 @@ class Loader:
             limits,
         )  # fmt: skip
 
-    def _table(self, load: Load, folder: Path, spec: TabularSpec, limits: ModelLimits) -> Served:
+    def _tabular(self, load: Load, folder: Path, spec: TabularSpec, limits: ModelLimits) -> Served:
         from hopline.rollout.tabular_computer import TabularComputer
         from hopline.runtimes.tabular import TabularModel
 
@@ -331,10 +331,10 @@ class Loader:
         load.hold(lambda: self._regions.give_back(key))
         self._populator.add(arena.mapping)
         load.hold_async(lambda: self._in_thread(self._populator.remove, arena.mapping))
-        tables = plan.build(arena, self.config.worker.index)
+        state_caches = plan.build(arena, self.config.worker.index)
         sources = inputs.sources
         l1_rows = {} if sources is None else sources.l1_rows
-        loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, l1_rows)
+        loaded = load_model(folder, spec, graph, state_caches, self.config.compute.threads, l1_rows)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
         return self._queued(GraphComputer(loaded, self.config, sources, load.unit.id), limits)
@@ -368,13 +368,13 @@ class Loader:
         if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served
         if self.config.worker.live_memory and not unit.graph:
-            log.info("%s: cache_bytes has no effect: answers on a live graph are not kept", served.name)
+            log.info("%s: cache_bytes has no effect: answers on a live graph are not cached", served.name)
             return served
         from hopline.rollout.response_cache import CachedVersion
 
         return CachedVersion(served, limits, self.config, self._metrics, self._recorders)
 
-    def _table_files(self, limits: ModelLimits) -> list[Path]:
+    def _precomputed_files(self, limits: ModelLimits) -> list[Path]:
         """Files that may have final rows of a model."""
         own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
         return [expanded(name, "precomputed.file") for name in own or self.config.precomputed.file]
@@ -391,20 +391,20 @@ class Loader:
             ("model", "version", "outcome"),
         )
 
-        def open_tables() -> dict[str, FinalRows]:
-            return tables_of(files, folder, model.spec, model.graph, settings)
+        def open_rows() -> dict[str, FinalRows]:
+            return precomputed_rows(files, folder, model.spec, model.graph, settings)
 
-        tables = await self._in_thread(open_tables)
+        rows = await self._in_thread(open_rows)
         served.look_up = LookUp(
             served,
             computer,
-            tables,
+            rows,
             functools.partial(rows_total, served.name, served.version),
             self._executor,
             self._recorders,
             self.config.limits.max_nodes_per_request,
         )
-        served.look_up.follow(open_tables)
+        served.look_up.follow(open_rows)
 
     async def _prewarm(self, computer: GraphComputer) -> None:
         settings = self.config.features

@@ -35,7 +35,7 @@ _TOGETHER = 256
 #: Seconds between looks whether a file has been replaced.
 _LOOK_S = 2.0
 
-Tables = Mapping[str, FinalRows]
+RowsByType = Mapping[str, FinalRows]
 
 
 class LookUp:
@@ -44,7 +44,7 @@ class LookUp:
     Args:
         version: queues what is not wholly a look-up.
         computer: of that version; takes the rows of requests that are look-ups in part.
-        tables: node type -> final rows.
+        precomputed: node type -> final rows.
         rows_total: outcome -> counter of rows.
         executor: has threads that wait for disks.
         recorders: as for the version.
@@ -55,7 +55,7 @@ class LookUp:
         self,
         version: QueuedVersion,
         computer: GraphComputer,
-        tables: Tables,
+        precomputed: RowsByType,
         rows_total: Callable[[str], Counter],
         executor: Executor,
         recorders: Sequence[Recorder],
@@ -68,7 +68,7 @@ class LookUp:
         self._recorders = recorders
         self._max_nodes = max_nodes
         self._direct: DirectAnswers | None = None
-        self._tables: Tables = {}
+        self._precomputed: RowsByType = {}
         #: Requests whose rows are read from a disk.
         self._reading: dict[Work, tuple[asyncio.TimerHandle, asyncio.Future[None]]] = {}
         self._following: asyncio.Task[None] | None = None
@@ -76,7 +76,7 @@ class LookUp:
         self._untold: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
             [], [], [],
         )  # fmt: skip
-        self._use(tables)
+        self._use(precomputed)
 
     def takes(self, work: Work) -> bool:
         """Answer a request, or read its rows first; False where it is not wholly a look-up.
@@ -119,6 +119,8 @@ class LookUp:
         seconds = time.perf_counter() - began
         direct.seconds.append(seconds)
         work.finish(result)
+        if result.degraded:
+            version.count_fallbacks((result,))
         if len(direct.seconds) >= _TOGETHER:
             version.flush_metrics()
         if self._recorders:
@@ -175,7 +177,7 @@ class LookUp:
 
     # Files
 
-    def follow(self, reopen: Callable[[], Tables]) -> None:
+    def follow(self, reopen: Callable[[], RowsByType]) -> None:
         """Take up files that replace those in use, from now on; `reopen` is called on a thread."""
         self._following = asyncio.ensure_future(self._follow(reopen))
 
@@ -191,19 +193,19 @@ class LookUp:
         direct, self._direct = self._direct, None
         if direct is not None:
             direct.close()
-        self._tables = self._computer.answerer.rows = {}
+        self._precomputed = self._computer.answerer.rows = {}
 
-    def _use(self, tables: Tables) -> None:
+    def _use(self, precomputed: RowsByType) -> None:
         self.count()
         before, self._direct = self._direct, None
         if before is not None:
             before.close()
         computer = self._computer
-        self._tables = tables
-        computer.answerer.rows = tables
-        if tables:
+        self._precomputed = precomputed
+        computer.answerer.rows = precomputed
+        if precomputed:
             self._direct = DirectAnswers(
-                tables,
+                precomputed,
                 computer.model,
                 computer.name,
                 computer.version,
@@ -211,19 +213,19 @@ class LookUp:
                 computer.output_names,
             )
 
-    async def _follow(self, reopen: Callable[[], Tables]) -> None:
+    async def _follow(self, reopen: Callable[[], RowsByType]) -> None:
         name = f"{self._computer.name}/{self._computer.version}"
         while True:
             await asyncio.sleep(_LOOK_S)
-            if not replaced(self._tables):
+            if not replaced(self._precomputed):
                 continue
             try:
-                tables = await asyncio.to_thread(reopen)
+                precomputed = await asyncio.to_thread(reopen)
             except HoplineError as error:
                 log.error("%s keeps the precomputed answers that it has: %s", name, error)
                 await asyncio.sleep(30 * _LOOK_S)
                 continue
-            self._use(tables)
+            self._use(precomputed)
             log.info("%s has new precomputed answers", name)
 
     # Counts

@@ -74,7 +74,7 @@ class RolloutMonitor:
         for ran in uncounted:
             tally = self._tallies.get(ran.served.version)
             if tally is None or "cache" in ran.stages:
-                continue  # a kept answer tells nothing of who would compute it
+                continue  # a cached answer says nothing of the version that would compute it
             copies_count = self._counts_copies and ran.served.version == self.rollout.candidate
             for request, outcome, waited in zip(ran.requests, ran.outcomes, ran.queue_s, strict=True):
                 if outcome is None or request.is_copy != copies_count:

@@ -48,10 +48,10 @@ def check_named(files: Sequence[str], models: Sequence[str]) -> None:
             )
 
 
-def tables_of(
+def precomputed_rows(
     files: Sequence[Path], folder: Path, spec: ModelSpec, graph: Any, settings: PrecomputedConfig
 ) -> dict[str, FinalRows]:
-    """The tables that a version reads: node type -> rows.
+    """The precomputed rows that a version reads: node type -> rows.
 
     Args:
         files: of any models.
@@ -132,7 +132,7 @@ def _pin(path: Path, rows: FinalRows, graph: Any, settings: PrecomputedConfig) -
 
 
 def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[bool, Unchanged | None]:
-    """Whether rows of a table hold on a graph, but for those that the second result says have changed."""
+    """Whether rows of a file hold on a graph, but for those that the second result says have changed."""
     if not getattr(graph, "is_live", False):
         return plan.graph_version == graph.version, None
     lineage, _, sequence = plan.graph_version.partition("+")
@@ -159,6 +159,6 @@ def _known_rows(file: PrecomputedFile, graph: Any) -> NDArray[np.bool_]:
     return known
 
 
-def replaced(tables: Mapping[str, FinalRows]) -> bool:
+def replaced(rows: Mapping[str, FinalRows]) -> bool:
     """Whether one of the files has a successor under its path."""
-    return any(rows.file.is_replaced() for rows in tables.values())
+    return any(each.file.is_replaced() for each in rows.values())

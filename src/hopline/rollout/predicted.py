@@ -4,9 +4,9 @@
     (`engine.size`)                 where it was larger than predicted
 
 `direct` is counted from the degrees of the request's own nodes, where no fanout bounds them. `share` is
-learned from batches that ran: it is below 1 where paths meet and where tables have rows. It rises faster
-than it falls, since to take much for little is the dearer error; but what was larger than predicted by far
-is no part of it: it was counted, waited and ran as what it is, and says nothing of others.
+learned from batches that ran: it is below 1 where paths meet and where state caches have rows. It rises
+faster than it falls, since to take much for little is the dearer error; but what was larger than predicted
+by far is no part of it: it was counted, waited and ran as what it is, and says nothing of others.
 """
 
 from __future__ import annotations

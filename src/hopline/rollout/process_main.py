@@ -58,7 +58,7 @@ class Orders:
         config: of the server, with `worker.isolated`.
         limits: of the model.
         arguments: whatever else the factory takes; values that JSON has.
-        metrics: of this process; table hits reach the server.
+        metrics: of this process; hits of state caches reach the server.
         recorders: get every batch; they send its times to the server.
     """
 
@@ -298,11 +298,11 @@ class ModelHost(asyncio.Protocol):
         self._transport.write(wire.frame(message))
 
     async def _beat(self) -> None:
-        table = self._metrics.model(self._orders.name, self._orders.version)
+        counts = self._metrics.model(self._orders.name, self._orders.version)
         assert self._served is not None
         while True:
             self._served.statistics()  # brings what was counted into the metrics
-            hits, misses = table.state_cache_hits.value, table.state_cache_misses.value
+            hits, misses = counts.state_cache_hits.value, counts.state_cache_misses.value
             self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
             # often enough to distinguish slow from hung
             await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))

@@ -269,6 +269,7 @@ class ProcessVersion(CountedVersion):
                 result = wire.unpack_result(fields)
                 self.graph_version = result.graph_version  # that of a live graph moves on
                 ended[number] = work, result
+                self.count_fallbacks((result,))
                 self._ended(work, "")
                 work.tell(result)
         for number, packed in tell.errors:
@@ -419,9 +420,7 @@ class ProcessVersion(CountedVersion):
                     continue
                 if process.overdue_since is None:
                     process.overdue_since = now
-                self._fail(
-                    work, DeadlineExceeded("the request's deadline passed before its answer was ready")
-                )
+                self._fail(work, DeadlineExceeded())
         if later < self._timer_at:
             self._watch_deadline(later, now)
 

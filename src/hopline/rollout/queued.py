@@ -228,6 +228,7 @@ class QueuedVersion(CountedVersion):
         away_s: Sequence[float] = ()
         if computer.fetches:
             batch, outcomes, queue_s, away_s = _settled(batch, outcomes, queue_s, compute_s)
+        self.count_fallbacks(outcomes)
         stages = computer.stages()
         self._note(len(batch), queue_s, compute_s, stages, away_s)
         if self._recorders and batch:

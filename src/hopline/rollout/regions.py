@@ -1,4 +1,4 @@
-"""Where the tables of each unit lie in the memory that all workers of a host map.
+"""Where the state caches of each unit lie in the memory that all workers of a host map.
 
 One memfd, handed to every worker; a directory at its beginning says which bytes are whose. Units come and
 go while workers die and restart: so a region is found by its key, never by the order in which
@@ -32,7 +32,7 @@ class _Region(msgspec.Struct):
     """The memory of one unit's state caches in the shared file.
 
     Attributes:
-        share: bytes that its tables were planned for. users: indices of workers that map it.
+        share: bytes that its state caches were planned for. users: indices of workers that map it.
     """
 
     offset: int
@@ -67,7 +67,7 @@ class Regions:
 
         Args:
             key: the same in every worker for the same unit, and for nothing else.
-            share: bytes for its tables, if it has no region yet.
+            share: bytes for its state caches, if it has no region yet.
             plan: how so many bytes are divided.
         """
         if self._fd < 0:
@@ -135,7 +135,7 @@ class Regions:
 
 
 def _punch(fd: int, offset: int, num_bytes: int) -> None:
-    """Give pages back; they read as zeros afterwards, which is an empty table."""
+    """Give pages back; they read as zeros afterwards, which is an empty state cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, offset, num_bytes)

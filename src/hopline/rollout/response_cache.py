@@ -19,7 +19,7 @@ from typing import Any
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.rollout.kept_answers import FROM_CACHE, KeptAnswers
+from hopline.rollout.cached_answers import FROM_CACHE, CachedAnswers
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.queued import deadlines_of
 from hopline.rollout.request_key import content_key
@@ -55,8 +55,8 @@ class CachedVersion:
     ) -> None:
         if inner.info((inner.version,)).kind == "pipeline":
             raise ConfigError(
-                f"serving.toml of {inner.name}: cache_bytes: a pipeline keeps no answers, since they hang "
-                "on which versions of its models serve; set cache_bytes for those models"
+                f"serving.toml of {inner.name}: cache_bytes: a pipeline caches no answers, since they "
+                "depend on which versions of its models serve; set cache_bytes for those models"
             )
         self.inner = inner
         self.name = inner.name
@@ -64,7 +64,7 @@ class CachedVersion:
         self.graph_version = inner.graph_version
         self._recorders = recorders
         self._clock = clock
-        self._kept = KeptAnswers(limits.cache_bytes, limits.cache_ttl_s)
+        self._kept = CachedAnswers(limits.cache_bytes, limits.cache_ttl_s)
         self._entries = self._kept.entries
         self._flights = SingleFlight(
             inner.accept, deadlines_of(limits, config), self._landed, self._waited, clock
@@ -87,7 +87,7 @@ class CachedVersion:
             ("model", "version"),
         )(*labels)
         self._bytes = metrics.gauge(
-            "hopline_response_cache_bytes", "Memory of kept answers.", ("model", "version")
+            "hopline_response_cache_bytes", "Memory of cached answers.", ("model", "version")
         )(*labels)
         self._read_bytes: Callable[[], float] = lambda: self._kept.num_bytes
         self._bytes.set_function(self._read_bytes)
@@ -185,7 +185,11 @@ class CachedVersion:
         if outcome is None:
             self._metrics.outcome("cancelled")
             return
-        self._metrics.outcome(outcome.code if isinstance(outcome, HoplineError) else "ok")
+        if isinstance(outcome, HoplineError):
+            self._metrics.outcome(outcome.code)
+        else:
+            self._metrics.outcome("ok")
+            self._metrics.degraded(outcome.degraded)
         if self._recorders:
             self._tell(request, outcome, waited_s)
 

@@ -46,7 +46,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share: of requests that a shadow gets a copy of, in percent.
         auto: False leaves advancing to people; gates still roll back.
         preflight: copies of requests that the candidate of a canary or blue/green must answer first, within
-            the gates, before any caller gets its answers; that also fills its tables. 0 goes without.
+            the gates, before any caller gets its answers; that also fills its state caches. 0 goes without.
     """
 
     model: str

@@ -69,23 +69,23 @@ class SharedState:
         self._swept_at = 0.0
         # Its own thread: loads may occupy shared threads for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
-        self._fleet: LoadedUnits | None = None
+        self._loaded: LoadedUnits | None = None
 
     @property
     def _followers(self) -> LoadedUnits:
-        assert self._fleet is not None, "the state is not open"
-        return self._fleet
+        assert self._loaded is not None, "the state is not open"
+        return self._loaded
 
-    async def open(self, fleet: LoadedUnits) -> LifecycleState:
-        """Have a fleet follow the state from what it is now; returns what is stored.
+    async def open(self, loaded: LoadedUnits) -> LifecycleState:
+        """Have loaded units follow the state from what it is now; returns what is stored.
 
         Raises:
             ConfigError: no repository, nothing in it, or a state that cannot be used.
             StoreUnavailable: the store does not answer: what the fleet serves is not known.
         """
-        self._fleet = fleet
+        self._loaded = loaded
         saved, self._first = await self._on_thread(self._open)
-        fleet.state = self._with_models(saved)
+        loaded.state = self._with_models(saved)
         return saved
 
     def _open(self) -> tuple[LifecycleState, FirstState]:
@@ -153,7 +153,7 @@ class SharedState:
             RuntimeFailure: the state cannot be written; nothing changed.
             StoreUnavailable: the store does not answer; the message says what became of the change.
         """
-        fleet = self._followers
+        loaded = self._followers
         ended: list[Rollout] = []
 
         def noting(state: ModelState) -> ModelState:
@@ -166,7 +166,7 @@ class SharedState:
         state = await self.update(model, noting, adds=adds)
         for rollout in ended:
             self._ended(rollout)
-        fleet.adopt(state)
+        loaded.adopt(state)
         if until == "written":
             return {}
         failed: Mapping[str, str] = {}
@@ -202,13 +202,15 @@ class SharedState:
 
     def acknowledge(self) -> None:
         """Tell the other members how far this one is; nothing before it has joined."""
-        fleet = self._followers
-        generation = fleet.state.generation
-        if fleet.is_settled:
+        loaded = self._followers
+        generation = loaded.state.generation
+        if loaded.is_settled:
             # Kept together: a later generation may try again what failed, which is not a success of this
             # one.
             self._settled = generation
-            self._failed = {f"{name}/{unit_id}": fleet.why(name, unit_id) for name, unit_id in fleet.failed}
+            self._failed = {
+                f"{name}/{unit_id}": loaded.why(name, unit_id) for name, unit_id in loaded.failed
+            }
         if self._joined:
             self.store.acknowledge(Ack(generation, self._settled, dict(self._failed)))
 

@@ -202,7 +202,7 @@ class SingleFlight:
             flight.waiting[work] = timer
 
     def _expire(self, flight: Flight, work: Work) -> None:
-        error = DeadlineExceeded("the request's deadline passed before its answer was ready")
+        error = DeadlineExceeded()
         if work.finish(error):
             self._ended(work.request, error, self._clock() - work.entered)
             self._without(flight, work)

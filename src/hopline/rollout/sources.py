@@ -49,7 +49,7 @@ class Sources:
 
     Attributes:
         l1_rows: node type -> its rows; empty where features lie in the graph.
-        metrics: of fetches and degraded answers.
+        metrics: of fetches.
         fetched_rows: histogram by model and version.
         shared: the file that L1 lives in, where it has one.
         prefetcher: fetches for this process; set before models are loaded.

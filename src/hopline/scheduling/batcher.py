@@ -416,7 +416,7 @@ class Batcher:
 
     def _expire(self, work: Work) -> None:
         self._end(work, DeadlineExceeded.code)
-        error = DeadlineExceeded("the request's deadline passed before its answer was ready")
+        error = DeadlineExceeded()
         work.tell(error)
         self._observer.late(work, error)
 

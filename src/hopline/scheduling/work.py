@@ -1,8 +1,8 @@
 """A request on its way to its outcome: one record from the transport to the answer.
 
-    transport ─► Work ─► split | mirror ─► answer cache ─► look-up ─► admission ─► queue ─► computer
-                  ▲                                                                            │
-                  └──────────────────────────── deliver(outcome), once ◄──────────────────────┘
+    transport ─► Work ─► split | mirror ─► response cache ─► look-up ─► admission ─► queue ─► computer
+                  ▲                                                                              │
+                  └──────────────────────────── deliver(outcome), once ◄────────────────────────┘
 
 Each stage takes a `Work` with `accept(work)`. A stage that keeps the work for later is its `holder`, and is
 notified when the request is withdrawn.

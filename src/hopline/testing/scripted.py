@@ -7,6 +7,7 @@ one. `ScoreRequest(name, columns={"x": [1.0]})` is answered with `{"y": [2.0]}`;
               "fail" raises · "refuse" answers a BadRequest · "huge" allocates 64 GiB
     leak      bytes that are never freed
     spin_ms   CPU time to spend, holding the GIL
+    degraded  the fallback that the answer names
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class ScriptedComputer(Computer):
         if script.get("do") == "refuse":
             return BadRequest("refused, as asked")
         outputs: dict[str, Any] = {"y": np.array([{"v": 1}, None]) if script.get("objects") else 2 * x}
-        return ScoreResult(self.name, self.version, self.graph_version, outputs)
+        degraded = (str(script["degraded"]),) if "degraded" in script else ()
+        return ScoreResult(self.name, self.version, self.graph_version, outputs, degraded=degraded)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """See `Computer.info`."""

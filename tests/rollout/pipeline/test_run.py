@@ -292,6 +292,9 @@ async def test_an_ensemble_does_without_members_as_far_as_it_says(when, require,
         return
     answer = await rig.score(nodes=[1])
     assert answer.degraded == tuple(f"ensemble_member:{name}" for name in broken)
+    for name in "abc":
+        counted = rig.metrics.degraded_answers("fraud", f"ensemble_member:{name}").value
+        assert counted == (name in broken)
     assert set(answer.parts) == set("abc") - set(broken)
     with_refusal = rig.score(nodes=[1], degraded="refuse")
     if broken:
@@ -348,6 +351,7 @@ async def test_unknown_nodes_can_be_filled_and_are_labelled():
     np.testing.assert_allclose(answer.outputs["score"], [0.5, 0.5])
     assert rig.models["gnn"].asked[0].request.on_missing == "null"
     await rig.score(nodes=[1], columns={"amount": [0.0]}, degraded="refuse")
+    assert rig.metrics.degraded_answers("fraud", "filled:gnn").value == 1
     assert rig.models["gnn"].asked[1].request.on_missing == "error"
 
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.engine.fallbacks import filled
 from hopline.errors import DeadlineExceeded, ModelNotReady, PipelineInvalid, RuntimeFailure
 from hopline.rollout.pipeline.compile import Expression
 from hopline.rollout.pipeline.run import Run
@@ -142,7 +143,7 @@ class ModelStep(Step):
             own = self._clock() + question.timeout_s
             deadline = own if deadline is None else min(own, deadline)
         if deadline is not None and deadline <= self._clock():
-            raise DeadlineExceeded("the request's deadline passed before its answer was ready")
+            raise DeadlineExceeded()
         attributes = request.attributes
         if question.is_pipeline:
             attributes = Lineage(attributes or {})
@@ -179,7 +180,7 @@ class ModelStep(Step):
             if question.fill is None or run.request.degraded == "refuse":
                 run.miss(self.index, result.missing)
             else:
-                run.degrade(self.index, f"filled:{self.id}")
+                run.degrade(self.index, filled(self.id))
                 for name, array in outputs.items():
                     outputs[name] = array.copy()
                     outputs[name][result.missing] = question.fill

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from hopline.engine.fallbacks import without_member
 from hopline.errors import HoplineError
 from hopline.rollout.pipeline.run import Run
 from hopline.rollout.pipeline.step import Step, StepHead
@@ -73,7 +74,7 @@ class EnsembleStep(Step):
             return
         for member in self.members:
             if member in failed:
-                run.degrade(self.index, f"ensemble_member:{self._name_of[member]}")
+                run.degrade(self.index, without_member(self._name_of[member]))
         there = [member for member in self.members if member not in failed]
         votes = [run.values.of[member][self._output] for member in there]
         weights = [self._weights[member] for member in there] if self._weights else []

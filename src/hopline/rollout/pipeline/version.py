@@ -165,6 +165,7 @@ class PipelineVersion(CountedVersion):
             return
         elapsed = self._clock() - run.started
         self.outcome(outcome.code if isinstance(outcome, HoplineError) else "ok")
+        self.count_fallbacks((outcome,))
         for step, seconds in run.seconds.items():
             self._step_seconds[step].observe(seconds)
         self._note(1, (0.0,), elapsed, _NO_STEPS)

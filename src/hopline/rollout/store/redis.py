@@ -59,7 +59,7 @@ class RedisStore(StateStore):
     """See `StateStore`.
 
     Args:
-        url: as in docs/guides/redis.md; the option `prefix` is the fleet's name.
+        url: as in docs/guides/rollouts.md; the option `prefix` is the fleet's name.
         names: models that this server serves, where the settings name them; () for all.
     """
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.rollout.kept_answers import FROM_CACHE, KeptAnswers
+from hopline.rollout.cached_answers import FROM_CACHE, CachedAnswers
 from hopline.types import ScoreResult
 
 
@@ -11,14 +11,14 @@ def answer(rows=1, value=0.0):
 
 
 def size_of(result, key=b"a"):
-    kept = KeptAnswers(10**9, 60)
+    kept = CachedAnswers(10**9, 60)
     kept.keep(key, result, 0, 0)
     return kept.num_bytes
 
 
 def test_answers_are_copies_that_nobody_can_change():
     batch = np.arange(8, dtype=np.float32).reshape(4, 2)
-    kept = KeptAnswers(10**6, 60)
+    kept = CachedAnswers(10**6, 60)
     missing = np.array([True])
     kept.keep(b"a", ScoreResult("m", "1", "g", {"logits": batch[1:2]}, missing), 0, 0)
     batch[:] = -1
@@ -38,7 +38,7 @@ def test_strings_count_with_what_they_point_to():
 
 
 def test_an_answer_too_large_is_not_kept_and_replaces_its_old_one():
-    kept = KeptAnswers(2 * size_of(answer()), 60)
+    kept = CachedAnswers(2 * size_of(answer()), 60)
     kept.keep(b"a", answer(), 0, 0)
     kept.keep(b"a", answer(10_000), 0, 0)
     assert kept.entries == {}
@@ -46,7 +46,7 @@ def test_an_answer_too_large_is_not_kept_and_replaces_its_old_one():
 
 
 def test_what_was_visited_is_spared_once():
-    kept = KeptAnswers(3 * size_of(answer()), 60)
+    kept = CachedAnswers(3 * size_of(answer()), 60)
     for key in (b"a", b"b", b"c"):
         kept.keep(key, answer(), 0, 0)
     kept.entries[b"a"].is_visited = True
@@ -60,7 +60,7 @@ def test_what_was_visited_is_spared_once():
 
 
 def test_old_answers_are_not_spared():
-    kept = KeptAnswers(2 * size_of(answer()), 10)
+    kept = CachedAnswers(2 * size_of(answer()), 10)
     kept.keep(b"a", answer(), 0, 0)
     kept.keep(b"b", answer(), 5, 5)
     kept.entries[b"a"].is_visited = kept.entries[b"b"].is_visited = True
@@ -69,7 +69,7 @@ def test_old_answers_are_not_spared():
 
 
 def test_age_counts_from_when_the_answer_was_begun():
-    kept = KeptAnswers(10**6, 10)
+    kept = CachedAnswers(10**6, 10)
     kept.keep(b"a", answer(), 3, 8)
     assert kept.entries[b"a"].expires == 13
     kept.keep(b"b", answer(), 3, 13)
@@ -114,7 +114,7 @@ class Model:
     st.lists(st.tuples(st.booleans(), st.integers(0, 8), st.integers(0, 200)), max_size=60),
 )
 def test_it_evicts_as_the_paper_does_and_never_exceeds_its_bound(max_bytes, actions):
-    kept, model = KeptAnswers(max_bytes, 1e9), Model(max_bytes)
+    kept, model = CachedAnswers(max_bytes, 1e9), Model(max_bytes)
     for is_read, number, rows in actions:
         key = b"%d" % number
         if is_read:

@@ -1,7 +1,7 @@
-"""Answers that are kept within a bound of bytes, evicted in SIEVE's order (see `hopline.memory.sieve`).
+"""The answers of the response cache, within a bound of bytes.
 
-Entries differ in size, so that room for one may take several evictions, and they grow old: an answer that
-has expired is not spared. Knows nothing of requests.
+Eviction is in SIEVE's order (see `hopline.memory.sieve`). Entries differ in size, so that room for one may
+take several evictions. Entries also expire: an expired answer is not spared. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FROM_CACHE: Mapping[str, float] = {"cache": 0.0}
 _ENTRY_BYTES, _ARRAY_BYTES = 700, 160
 
 
-class Kept:
+class CachedAnswer:
     """An answer in `slot` of the queue; `is_visited` spares it once."""
 
     __slots__ = ("expires", "is_visited", "key", "num_bytes", "result", "slot")
@@ -39,7 +39,7 @@ class _Flags:
     """The flags of the answers by slot, as `sieve.victim` reads and clears them."""
 
     def __init__(self) -> None:
-        self.slots: list[Kept | None] = []
+        self.slots: list[CachedAnswer | None] = []
         self.now = 0.0
 
     def __getitem__(self, slot: int) -> bool:
@@ -53,7 +53,7 @@ class _Flags:
         entry.is_visited = bool(is_visited)
 
 
-class KeptAnswers:
+class CachedAnswers:
     """The entries of the response cache, evicted by SIEVE.
 
     Args:
@@ -67,7 +67,7 @@ class KeptAnswers:
     """
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
-        self.entries: dict[bytes, Kept] = {}
+        self.entries: dict[bytes, CachedAnswer] = {}
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
@@ -98,7 +98,7 @@ class KeptAnswers:
             self._older.append(-1)
             self._flags.slots.append(None)
         slot = self._free.pop()
-        self.entries[key] = self._flags.slots[slot] = Kept(key, kept, num_bytes, expires, slot)
+        self.entries[key] = self._flags.slots[slot] = CachedAnswer(key, kept, num_bytes, expires, slot)
         self.num_bytes += num_bytes
         sieve.enter(self._queue, self._newer, self._older, slot)
 
@@ -122,7 +122,7 @@ class KeptAnswers:
         assert entry is not None
         self._remove(entry)
 
-    def _remove(self, entry: Kept) -> None:
+    def _remove(self, entry: CachedAnswer) -> None:
         del self.entries[entry.key]
         self.num_bytes -= entry.num_bytes
         sieve.unlink(self._queue, self._newer, self._older, entry.slot)
