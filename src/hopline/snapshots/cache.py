@@ -282,10 +282,10 @@ class SnapshotCache:
         )
         free = shutil.disk_usage(self.folder).free
         return SnapshotTooLarge(
-            f"{address.shown} needs {wanted} bytes more on this host, and {room} can be had: {self.folder}"
-            f" has {self.used_bytes()} bytes, of {len(used)} snapshots in use ({', '.join(used) or 'none'}); "
-            f"{limit}, and its disk has {free} bytes free. Unload versions on old snapshots, or give it "
-            "more room"
+            f"{address.shown} needs {wanted} bytes more on this host, and {room} can be had: "
+            f"{self.folder} has {self.used_bytes()} bytes, of {len(used)} snapshots in use "
+            f"({', '.join(used) or 'none'}); {limit}, and its disk has {free} bytes free. "
+            "Unload versions on old snapshots, or give it more room"
         )
 
     def _tidy(self) -> None:

@@ -44,6 +44,8 @@ class HeldSnapshot:
         if handle >= 0:
             os.close(handle)
 
+    close = release
+
 
 def hold(place: Path, manifest_name: str) -> HeldSnapshot | None:
     """Lock a snapshot's folder for use; None where there is none with a readable manifest."""
