@@ -12,6 +12,7 @@ from hopline.config.reader import load_config
 from hopline.errors import (
     BadRequest,
     ConfigError,
+    PrecomputedFileError,
     SnapshotDamaged,
     SnapshotNotFound,
     SnapshotTooLarge,
@@ -25,6 +26,7 @@ from hopline.rollout.unit import Unit
 from hopline.service import Service
 from hopline.snapshots.publish import point_to, publish
 from hopline.snapshots.store import SnapshotStore
+from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests.engine import zoo
 from tests.rollout import loaded_units_rig as rig
@@ -165,15 +167,35 @@ async def test_a_new_version_is_loaded_on_the_snapshot_that_serves(daily):
 
 
 async def test_precomputed_answers_come_with_the_snapshot(daily):
-    from hopline.jobs.batch.run import BatchOptions, BatchRun
+    artifact = daily.source / "models" / "sage" / "1"
+    files = [
+        write_table(daily.folder / f"sage{day}.answers", artifact, Graph.open(daily.graph(day)))
+        for day in (1, 2)
+    ]
+    daily.publish(1, precomputed=files[:1])
+    service = await daily.started()
+    daily.publish(2, precomputed=files[1:])
+    await service.load("sage", "1", graph=daily.base)
+    for version in (None, service.describe_rollout("sage")["previous"]):
+        found = await answer(service, version=version)
+        same(found, await daily.local_answer(1 if version else 2))
+        line = (
+            f'hopline_precomputed_rows_total{{model="sage",version="{found.version}",outcome="looked_up"}}'
+        )
+        assert f"{line} {len(NODES)}" in told(service)
+    await rig.stop(service)
 
-    files = {}
-    for day in (1, 2):
-        files[day] = daily.folder / f"answers{day}" / "sage.answers"
-        files[day].parent.mkdir()
-        options = BatchOptions()
-        BatchRun(daily.source / "models" / "sage" / "1", daily.graph(day), files[day].parent, options)
-    del files
+
+async def test_precomputed_answers_of_another_graph_are_refused_and_the_old_ones_serve_on(daily):
+    artifact = daily.source / "models" / "sage" / "1"
+    file = write_table(daily.folder / "sage.answers", artifact, Graph.open(daily.graph(1)))
+    daily.publish(1, precomputed=[file])
+    service = await daily.started()
+    daily.publish(2, precomputed=[file])
+    with pytest.raises(PrecomputedFileError, match="graph"):
+        await service.load("sage", "1", graph=daily.base)
+    assert (await answer(service)).graph_version == daily.version(1)
+    await rig.stop(service)
 
 
 async def test_the_watch_rolls_a_new_snapshot_out_and_unloads_what_is_older(daily):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hopline.errors import HoplineError, SnapshotDamaged, SnapshotNotFound, SnapshotUnavailable
+from hopline.files import draft_of, is_draft, publish_file, write_atomically
 from hopline.remote_address import open_address, shown
 from hopline.snapshots.manifest import (
     POINTER,
@@ -58,6 +60,7 @@ class SnapshotStore:
         self.shown = shown(base)
         self._files, root = open_address(base, setting)
         self._root = root.rstrip("/")
+        self._is_local = "file" in _protocols(self._files)
 
     # Read
 
@@ -125,8 +128,13 @@ class SnapshotStore:
         with self._foreign():
             if self._files.exists(path) and self._files.info(path)["size"] == file.size:
                 return False
-            self._make_folder("objects")
-            self._files.put_file(str(source), path)
+            if self._is_local:  # object stores show an object when it is whole
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                draft = draft_of(Path(path))
+                shutil.copyfile(source, draft)
+                publish_file(draft, Path(path), durable=True)
+            else:
+                self._files.put_file(str(source), path)
         return True
 
     def put_manifest(self, manifest: SnapshotManifest) -> str:
@@ -161,14 +169,13 @@ class SnapshotStore:
         return content
 
     def _write(self, name: str, content: bytes) -> None:
+        path = f"{self._root}/{name}"
         with self._foreign():
-            self._make_folder(name.rpartition("/")[0])
-            self._files.pipe_file(f"{self._root}/{name}", content)
-
-    def _make_folder(self, name: str) -> None:
-        """File systems need it; object stores do nothing, or would make a bucket."""
-        if "file" in _protocols(self._files):
-            self._files.makedirs(f"{self._root}/{name}", exist_ok=True)
+            if self._is_local:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(Path(path), content, durable=True)
+            else:
+                self._files.pipe_file(path, content)
 
     def _listed(self, folder: str) -> list[Listed]:
         try:
@@ -179,7 +186,9 @@ class SnapshotStore:
         return [
             Listed(entry["name"].rpartition("/")[2], int(entry.get("size") or 0), _changed(entry))
             for entry in entries
-            if entry["type"] == "file" and entry["name"].rpartition("/")[2]
+            if entry["type"] == "file"
+            and (name := entry["name"].rpartition("/")[2])
+            and not is_draft(Path(name))
         ]
 
     @contextlib.contextmanager
