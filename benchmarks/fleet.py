@@ -2,8 +2,10 @@
 
     rollouts    versions, hosts and the store fail under steady load: requests lost, answers of a version
                 that was rolled back more than 2 s before, rollouts that ended in two ways
+    snapshot    the next day's graph of 20 M edges (--quick: 2 M), with features and precomputed answers, is
+                swapped in from an S3 address (moto) under steady load: requests lost, seconds, disk, memory
 
-    python -m benchmarks.fleet [--quick] [--phases rollouts]
+    python -m benchmarks.fleet [--quick] [--phases rollouts,snapshot]
 
 Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server and haproxy (Debian,
 Ubuntu: apt-get install redis-server haproxy).
@@ -18,8 +20,11 @@ import sys
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("rollouts",)
-_FIGURES = ("lost", "answered_by_rolled_back_after_2s", "split_decisions")
+PHASES = ("rollouts", "snapshot")
+_FIGURES = (
+    *("lost", "answered_by_rolled_back_after_2s", "split_decisions"),
+    *("snapshot_lost", "snapshot_swap_s", "snapshot_disk_peak_mib", "snapshot_memory_peak_mib"),
+)
 
 
 def main() -> None:

@@ -7,13 +7,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import re
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet_phases.network import process
 
 _VERSION = re.compile(rb'"version": ?"([^"]*)"')
 _PATIENCE_S = 15.0
+
+
+@contextlib.contextmanager
+def loaded(host: str, port: int, path: str, body: Any, rate: float, out: Path) -> Iterator[None]:
+    """Requests meanwhile, from a process of its own; all have ended at the end."""
+    words = [sys.executable, "-m", "benchmarks.fleet_phases.steady_load", host, str(port), path]
+    words += [json.dumps(body), str(rate), str(out)]
+    with process(words, out.with_suffix(".log")) as running:
+        yield
+        running.send_signal(signal.SIGTERM)
+        running.wait(30)
 
 
 class Sender:

@@ -97,6 +97,7 @@ class Lifecycle:
         self._was_up = True
         self._watch: SnapshotWatch | None = None
         if config.snapshots.poll_s:
+            store.wants_lead = True
             self._watch = SnapshotWatch(
                 config, self, loader.inputs.snapshots, store.leads, metrics, self._clock
             )
