@@ -1,7 +1,7 @@
 """A daily snapshot from an S3 address (graph, features, answers), swapped on three hosts under load.
 
 The hosts follow the pointer of `s3://daily/risk` (moto's server, on the store's network). Under steady load
-through haproxy the next day's snapshot is published; then a pointer to a snapshot that is not there.
+through haproxy the next day's snapshot is published; then a pointer to a snapshot that does not exist.
 Figures: requests lost, seconds from the pointer's move until every host answers on the new snapshot alone,
 and the most disk and memory that a host took.
 """

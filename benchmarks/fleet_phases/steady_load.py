@@ -25,7 +25,7 @@ _PATIENCE_S = 15.0
 
 @contextlib.contextmanager
 def loaded(host: str, port: int, path: str, body: Any, rate: float, out: Path) -> Iterator[None]:
-    """Requests meanwhile, from a process of its own; all have ended at the end."""
+    """Requests meanwhile, from a separate process; all have ended at the end."""
     words = [sys.executable, "-m", "benchmarks.fleet_phases.steady_load", host, str(port), path]
     words += [json.dumps(body), str(rate), str(out)]
     with process(words, out.with_suffix(".log")) as running:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _TOGETHER = 4
 #: Seconds between tries to get a lock.
 _LOOK_S = 0.05
-#: Of a file system without a limit of its own, this is left free: a share, and at most so many bytes.
+#: Without `max_bytes`, this much of the file system is left free: a share, and at most so many bytes.
 _LEFT_FREE, _MOST_LEFT_FREE = 0.05, 1 << 30
 _MANIFEST = "manifest.json"
 
@@ -77,7 +77,7 @@ class SnapshotCache:
             open_store: called only if something must be fetched.
 
         Raises:
-            SnapshotNotFound, SnapshotDamaged, SnapshotUnavailable: nothing usable was there.
+            SnapshotNotFound, SnapshotDamaged, SnapshotUnavailable: nothing usable exists.
             SnapshotTooLarge: this host's disk has no room; the message gives the numbers.
             ConfigError: the folder cannot be written.
         """
@@ -163,7 +163,7 @@ class SnapshotCache:
             self._verified.write({name: known[name] for name in self._objects() if name in known})
             self._assemble(place, manifest)
         log.info(
-            "%s is on this host: %d bytes fetched, %d bytes were there, %.1f s",
+            "%s is on this host: %d bytes fetched, %d bytes present before, %.1f s",
             address.shown,
             sum(file.size for file in missing.values()),
             manifest.num_bytes - sum(file.size for file in missing.values()),

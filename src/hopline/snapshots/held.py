@@ -1,4 +1,4 @@
-"""A snapshot that a process uses: its folder is locked, so that nobody removes it.
+"""A snapshot that a process uses: its folder is locked, so that no process removes it.
 
 The lock is shared and of the folder itself; the kernel releases it when its holder ends.
 """
@@ -74,7 +74,7 @@ def is_used(place: Path) -> bool:
 
 @contextlib.contextmanager
 def lock_unused(place: Path) -> Iterator[bool]:
-    """Lock a snapshot that nobody uses, so that nobody begins to; whether that is so."""
+    """Lock an unused snapshot, so that no process begins to use it; False if it is in use."""
     handle = _opened(place)
     if handle is None:
         yield False
