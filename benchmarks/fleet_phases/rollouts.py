@@ -256,7 +256,7 @@ def measure(quick: bool) -> dict[str, Any]:
         finally:
             fleet.close()
         lines = [line.split(" ") for line in out.read_text().splitlines()]
-    answers = [(float(at), int(status), version) for at, status, version in lines]
+    answers = [(float(at), int(status), version) for at, status, version, _ in lines]
     late = sum(
         version in fleet.rolled_back and at > fleet.rolled_back[version] + _ALLOWED_S
         for at, _, version in answers

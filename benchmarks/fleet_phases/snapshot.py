@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -268,7 +269,7 @@ def measure(quick: bool) -> dict[str, Any]:
                     address = network.address("clients", 0), _BALANCED
                     before = max(memory_bytes(server.pid) for server in hosts.servers.values())
                     with Peaks(hosts) as peaks, loaded(*address, path, body, _RATE, out):
-                        time.sleep(3)
+                        time.sleep(8)
                         began = time.monotonic()
                         second = publish(store, days[1], precomputed=files[1:], name="day 2")
                         moved = time.monotonic()
@@ -286,7 +287,14 @@ def measure(quick: bool) -> dict[str, Any]:
             finally:
                 hosts.close()
         lines = [line.split(" ") for line in out.read_text().splitlines()]
-    done = [(float(at), int(status), version) for at, status, version in lines]
+        fetched = [
+            float(found[1])
+            for log in folder.glob("host*.log")
+            for found in re.finditer(rf"{second.id} is on this host: .*, (\S+) s\n", log.read_text())
+        ]
+    done = [(float(at), int(status), version) for at, status, version, _ in lines]
+    ms = np.array([(float(at), float(took)) for at, _, _, took in lines])
+    calm, busy = ms[ms[:, 0] < began, 1], ms[(ms[:, 0] >= moved) & (ms[:, 0] < swapped), 1]
     versions = Counter(version for _, _, version in done)
     last = done[-1][2]
     return {
@@ -296,6 +304,11 @@ def measure(quick: bool) -> dict[str, Any]:
         "snapshot_lost": sum(status != 200 for _, status, _ in done),
         "snapshot_publish_s": round(moved - began, 1),
         "snapshot_swap_s": round(swapped - moved, 1),
+        "snapshot_fetch_s": max(fetched),
+        "snapshot_p99_before_ms": round(float(np.percentile(calm, 99)), 1),
+        "snapshot_p99_during_ms": round(float(np.percentile(busy, 99)), 1),
+        "snapshot_p50_before_ms": round(float(np.percentile(calm, 50)), 1),
+        "snapshot_p50_during_ms": round(float(np.percentile(busy, 50)), 1),
         "snapshot_old_answers_after_swap": sum(at > swapped and version != last for at, _, version in done),
         "snapshot_disk_peak_mib": _mib(peaks.disk_bytes),
         "snapshot_memory_before_mib": _mib(before),

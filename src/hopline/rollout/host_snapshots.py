@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hopline.config.schema import Config
@@ -124,10 +124,23 @@ class HostSnapshots:
         """
         with self._counting():
             address = SnapshotAddress.parse(text)
-            held = self.cache.take(address, lambda: self._store(address.base))
+            held = self.cache.take(address, lambda: self._store(address.base), self._elsewhere(address))
             self.cache.remember(address.base, address.id)
             self._count()
             return held
+
+    def _elsewhere(self, address: SnapshotAddress) -> Callable[[], int] | None:
+        """Copies in a process that does not delay requests."""
+        if address.base.startswith("memory://"):  # which only this process has
+            return None
+
+        def copy() -> int:
+            from hopline.snapshots.fetch_process import fetch, orders_of
+
+            setting = self._setting(address.base)
+            return fetch(orders_of(str(address), setting, self.cache), self.cache.check_running)
+
+        return copy
 
     def tidy(self) -> None:
         """Remove copies that are not needed any more; a failure is logged."""
@@ -173,8 +186,11 @@ class HostSnapshots:
 
     def _store(self, base: str) -> SnapshotStore:
         if base not in self._stores:
-            self._stores[base] = SnapshotStore(base, "graph.path" if base == self.base else "graph")
+            self._stores[base] = SnapshotStore(base, self._setting(base))
         return self._stores[base]
+
+    def _setting(self, base: str) -> str:
+        return "graph.path" if base == self.base else "graph"
 
     def _groups(self, manifest: SnapshotManifest) -> tuple[str, ...]:
         return manifest.groups if self._config.features.store else ()

@@ -54,13 +54,14 @@ class SnapshotCache:
         unused: snapshots that are kept though nothing uses them, the newest ones.
 
     Attributes:
-        fetched_bytes: that were copied by this object.
+        max_bytes: as above.
+        fetched_bytes: that were copied for this object.
     """
 
     def __init__(self, folder: Path, max_bytes: int = 0, unused: int = 1) -> None:
         self.folder = folder
         self.fetched_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._unused = unused
         self._verified = VerifiedFiles(folder / "verified.json")
         self._stopped = False
@@ -69,12 +70,18 @@ class SnapshotCache:
         """Have a fetch that runs on another thread, and all later ones, end with an error."""
         self._stopped = True
 
-    def take(self, address: SnapshotAddress, open_store: Callable[[], SnapshotStore]) -> HeldSnapshot:
+    def take(
+        self,
+        address: SnapshotAddress,
+        open_store: Callable[[], SnapshotStore],
+        copy_elsewhere: Callable[[], int] | None = None,
+    ) -> HeldSnapshot:
         """A whole, verified copy of a snapshot, fetched now if this host has none; to be released.
 
         Args:
             address: with an id.
             open_store: called only if something must be fetched.
+            copy_elsewhere: calls `copy` in another process and returns its bytes; None copies here.
 
         Raises:
             SnapshotNotFound, SnapshotDamaged, SnapshotUnavailable: nothing usable exists.
@@ -88,7 +95,10 @@ class SnapshotCache:
             held = self._held(address.id)  # another process may have fetched it while this one waited
             if held is None:
                 self._remove_drafts()
-                self._copy(address, open_store)
+                if copy_elsewhere is None:
+                    self.copy(address, open_store)
+                else:
+                    self.fetched_bytes += copy_elsewhere()
                 held = self._held(address.id)
             if held is None:
                 raise SnapshotDamaged(f"{self._place(address.id)} was changed while it was opened")
@@ -142,8 +152,13 @@ class SnapshotCache:
         held.release()
         return None
 
-    def _copy(self, address: SnapshotAddress, open_store: Callable[[], SnapshotStore]) -> None:
-        """Fetch what is missing, compare every file with its hash, then give the copy its name."""
+    def copy(self, address: SnapshotAddress, open_store: Callable[[], SnapshotStore]) -> None:
+        """Fetch what is missing, compare every file with its hash, then give the copy its name.
+
+        For `take`, which holds the lock.
+
+        Raises: HoplineError: as `take`.
+        """
         began = time.perf_counter()
         place = self._place(address.id)
         found = hold(place, _MANIFEST)
@@ -177,7 +192,7 @@ class SnapshotCache:
         missing = {}
         for name, file in {file.sha256: (n, file) for n, file in manifest.files.items()}.values():
             path = self._object(file)
-            self._check_running()
+            self.check_running()
             if self._verified.holds(path, file, known) or self._verified.compare(path, file, known):
                 continue
             known.pop(file.sha256, None)
@@ -209,7 +224,7 @@ class SnapshotCache:
             draft = draft_of(path)
             try:
                 with self._disk(address, missing):
-                    store.fetch(file, draft, name, self._check_running)
+                    store.fetch(file, draft, name, self.check_running)
                     sync(draft)
                 if not self._verified.compare(draft, file, known):
                     known.pop(file.sha256, None)
@@ -271,14 +286,14 @@ class SnapshotCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             disk = shutil.disk_usage(self.folder)
         room = disk.free - min(_MOST_LEFT_FREE, int(_LEFT_FREE * disk.total))
-        if self._max_bytes:
-            room = min(room, self._max_bytes - self.used_bytes())
+        if self.max_bytes:
+            room = min(room, self.max_bytes - self.used_bytes())
         return max(0, room)
 
     def _too_large(self, address: SnapshotAddress, wanted: int, room: int) -> SnapshotTooLarge:
         used = [name for name, is_used_now in self.snapshots().items() if is_used_now]
         limit = (
-            f"snapshots.cache_bytes is {self._max_bytes}" if self._max_bytes else "no snapshots.cache_bytes"
+            f"snapshots.cache_bytes is {self.max_bytes}" if self.max_bytes else "no snapshots.cache_bytes"
         )
         free = shutil.disk_usage(self.folder).free
         return SnapshotTooLarge(
@@ -351,7 +366,8 @@ class SnapshotCache:
     def _pointer(self, base: str) -> Path:
         return self.folder / "pointers" / hashlib.sha256(base.encode()).hexdigest()[:16]
 
-    def _check_running(self) -> None:
+    def check_running(self) -> None:
+        """Raise Unavailable after `stop`."""
         if self._stopped:
             raise Unavailable("the server is shutting down")
 
@@ -363,7 +379,7 @@ class SnapshotCache:
             handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             while True:
-                self._check_running()
+                self.check_running()
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
