@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from hopline.config.schema import LogConfig
 from hopline.errors import (
     RuntimeFailure,
     SnapshotDamaged,
@@ -35,7 +36,9 @@ def take(cache, address, check=lambda: None):
     def nothing():
         raise AssertionError("the process fetches")
 
-    return cache.take(address, nothing, lambda: fetch(orders_of(str(address), "graph", cache), check))
+    return cache.take(
+        address, nothing, lambda: fetch(orders_of(str(address), "graph", cache, LogConfig()), check)
+    )
 
 
 def test_the_copy_is_whole_and_its_bytes_are_counted(folder, cache):

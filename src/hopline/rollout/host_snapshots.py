@@ -138,7 +138,8 @@ class HostSnapshots:
             from hopline.snapshots.fetch_process import fetch, orders_of
 
             setting = self._setting(address.base)
-            return fetch(orders_of(str(address), setting, self.cache), self.cache.check_running)
+            orders = orders_of(str(address), setting, self.cache, self._config.log)
+            return fetch(orders, self.cache.check_running)
 
         return copy
 

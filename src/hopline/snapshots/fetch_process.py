@@ -5,17 +5,20 @@ The parent holds the lock of the cache and waits on a thread. The process ends w
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from hopline import errors
+from hopline.config.schema import LogConfig
 from hopline.errors import HoplineError, RuntimeFailure
+from hopline.observe.logs import configure_logs
 from hopline.process.child import command, exit_reason
 from hopline.process.parent import die_with_parent, read_orders
 from hopline.snapshots.cache import SnapshotCache
@@ -45,14 +48,15 @@ class FetchOrders(msgspec.Struct, frozen=True):
     Attributes:
         address: of one snapshot, with its id. setting: that it is of, for errors.
         folder, max_bytes: of the cache.
-        log_level: lowest level that is logged.
+        log_level, log_format: as in the settings.
     """
 
     address: str
     setting: str
     folder: str
     max_bytes: int
-    log_level: int
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
 
 class _Report(msgspec.Struct):
@@ -74,12 +78,12 @@ def fetch(orders: FetchOrders, check: Callable[[], object]) -> int:
         RuntimeFailure: the process ended without a report.
     """
     entry = command(f"{__name__}:main")
-    with subprocess.Popen(entry, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(entry, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(orders) + b"\n")
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # its end says why
+                process.stdin.write(msgspec.json.encode(orders) + b"\n")
             while process.poll() is None:
                 check()
                 try:
@@ -106,11 +110,7 @@ def main() -> None:
     die_with_parent()
     orders = msgspec.json.decode(read_orders(), type=FetchOrders)
     os.nice(_NICE)
-    logging.basicConfig(
-        level=orders.log_level,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logs(LogConfig(orders.log_level, orders.log_format))
     address = SnapshotAddress.parse(orders.address)
     cache = SnapshotCache(Path(orders.folder), orders.max_bytes)
     try:
@@ -122,8 +122,6 @@ def main() -> None:
     sys.stdout.buffer.flush()
 
 
-def orders_of(address: str, setting: str, cache: SnapshotCache) -> FetchOrders:
+def orders_of(address: str, setting: str, cache: SnapshotCache, log: LogConfig) -> FetchOrders:
     """Orders for a snapshot that goes into a cache."""
-    return FetchOrders(
-        address, setting, str(cache.folder), cache.max_bytes, logging.getLogger().getEffectiveLevel()
-    )
+    return FetchOrders(address, setting, str(cache.folder), cache.max_bytes, log.level, log.format)
