@@ -5,8 +5,10 @@
                 network namespace
     autoscale   load rises fivefold in 30 s: when the shipped autoscaler asks for pods, when p99 doubles,
                 and whether it flaps afterwards; metrics come from a real Prometheus
+    snapshot    the next day's graph of 20 M edges (--quick: 2 M), with features and precomputed answers, is
+                swapped in from an S3 address (moto) under steady load: requests lost, seconds, disk, memory
 
-    python -m benchmarks.fleet [--quick] [--phases rollouts,autoscale]
+    python -m benchmarks.fleet [--quick] [--phases rollouts,autoscale,snapshot]
 
 Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server, haproxy and
 prometheus (Debian, Ubuntu: apt-get install redis-server haproxy prometheus).
@@ -21,14 +23,12 @@ import sys
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("rollouts", "autoscale")
+PHASES = ("rollouts", "autoscale", "snapshot")
 _PROGRAMS = ("ip", "redis-server", "haproxy", "prometheus")
 _FIGURES = (
-    "lost",
-    "answered_by_rolled_back_after_2s",
-    "split_decisions",
-    "autoscale_in_time",
-    "autoscale_flaps",
+    *("lost", "answered_by_rolled_back_after_2s", "split_decisions"),
+    *("autoscale_in_time", "autoscale_flaps"),
+    *("snapshot_lost", "snapshot_swap_s", "snapshot_disk_peak_mib", "snapshot_memory_peak_mib"),
 )
 
 

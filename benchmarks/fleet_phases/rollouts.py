@@ -8,19 +8,19 @@ that judges during a bad canary.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.fleet_phases.network import Network, haproxy, process, temporary
+from benchmarks.fleet_phases.steady_load import loaded
 from benchmarks.lifecycle_phases import broken
 from benchmarks.lifecycle_phases.server import wait_until
 from hopline.client import Admin, Client
@@ -155,23 +155,6 @@ class Fleet:
         self._redis.close()
 
 
-@contextlib.contextmanager
-def steady_load(network: Network, row: dict[str, float], out: Path) -> Iterator[None]:
-    """Requests through the balancer meanwhile; all have ended at the end."""
-    words = [sys.executable, "-m", "benchmarks.fleet_phases.steady_load", network.address("clients", 0)]
-    words += [
-        str(_BALANCED),
-        f"/v1/models/{MODEL}/score",
-        json.dumps({"rows": [row]}),
-        str(_RATE),
-        str(out),
-    ]
-    with process(words, out.with_suffix(".log")) as running:
-        yield
-        running.send_signal(signal.SIGTERM)
-        running.wait(30)
-
-
 def scenario(fleet: Fleet, say: Callable[[str], None]) -> dict[str, float]:
     """Everything that happens, in order; seconds of what was timed."""
     timed: dict[str, float] = {}
@@ -262,7 +245,8 @@ def measure(quick: bool) -> dict[str, Any]:
             fleet.wait_ready()
             with haproxy(network, _BALANCED, _PORT, folder):
                 time.sleep(1)
-                with steady_load(network, row, out):
+                address = network.address("clients", 0), _BALANCED
+                with loaded(*address, f"/v1/models/{MODEL}/score", {"rows": [row]}, _RATE, out):
                     timed = scenario(fleet, say)
                 splits = split_decisions(fleet)
         except BaseException:
@@ -272,7 +256,7 @@ def measure(quick: bool) -> dict[str, Any]:
         finally:
             fleet.close()
         lines = [line.split(" ") for line in out.read_text().splitlines()]
-    answers = [(float(at), int(status), version) for at, status, version in lines]
+    answers = [(float(at), int(status), version) for at, status, version, _ in lines]
     late = sum(
         version in fleet.rolled_back and at > fleet.rolled_back[version] + _ALLOWED_S
         for at, _, version in answers

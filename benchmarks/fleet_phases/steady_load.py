@@ -1,19 +1,38 @@
 """Open-loop requests at a steady rate until SIGTERM: `python -m benchmarks.fleet_phases.steady_load`.
 
-Writes a line for each request that ended: monotonic seconds, status (0: no answer), version.
+Writes a line for each request that ended: monotonic seconds, status (0: no answer), version, milliseconds
+since it was due.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import re
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet_phases.network import process
 
 _VERSION = re.compile(rb'"version": ?"([^"]*)"')
 _PATIENCE_S = 15.0
+
+
+@contextlib.contextmanager
+def loaded(host: str, port: int, path: str, body: Any, rate: float, out: Path) -> Iterator[None]:
+    """Requests meanwhile, from a separate process; all have ended at the end."""
+    words = [sys.executable, "-m", "benchmarks.fleet_phases.steady_load", host, str(port), path]
+    words += [json.dumps(body), str(rate), str(out)]
+    with process(words, out.with_suffix(".log")) as running:
+        yield
+        running.send_signal(signal.SIGTERM)
+        running.wait(30)
 
 
 class Sender:
@@ -47,15 +66,17 @@ async def _run(sender: Sender, rate: float, out: Path) -> None:
     tasks: set[asyncio.Task[None]] = set()
     with out.open("w") as file:
 
-        async def one() -> None:
+        async def one(due: float) -> None:
             status, version = await sender.ask()
-            print(f"{time.monotonic():.6f} {status} {version}", file=file, flush=True)
+            ms = (loop.time() - due) * 1e3
+            print(f"{time.monotonic():.6f} {status} {version} {ms:.2f}", file=file, flush=True)
 
         began, number = loop.time(), 0
         while not stop.is_set():
             number += 1
-            await asyncio.sleep(max(0.0, began + number / rate - loop.time()))
-            task = asyncio.ensure_future(one())
+            due = began + number / rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            task = asyncio.ensure_future(one(due))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)

@@ -49,6 +49,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "models": ("hopline.commands.models", "app", "List, load and unload versions on a running server."),
     "rollout": ("hopline.commands.rollout", "app", "Canary, blue/green, shadow and A/B rollouts."),
+    "snapshot": (
+        "hopline.commands.snapshot",
+        "app",
+        "Publish graphs, features and precomputed answers at an address.",
+    ),
     "auth": ("hopline.commands.auth", "app", "Create, list and revoke API keys."),
     "cost": ("hopline.commands.cost", "cost", "Show what requests cost, by model."),
     "slo": (

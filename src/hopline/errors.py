@@ -15,6 +15,7 @@
     ├── Unavailable                        draining or shutting down; has `retry_after_s`
     │   ├── IssuerUnavailable (ConnectionError)  the keys of a token's issuer are not known yet
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository does not respond now
+    │   ├── SnapshotUnavailable (ConnectionError)  the address of snapshots does not respond now
     │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
     │   ├── LogFull                    no disk space for a live graph's log; the change was not made
     │   ├── LogFailed                  writing a live graph's log failed; the change was not made
@@ -26,7 +27,11 @@
     │   ├── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
     │   └── PrecomputedFileError           damaged precomputed answers, or of another model or snapshot
     ├── GraphError (ValueError)            a graph that cannot be built or opened
-    │   └── LogDamaged                     a live graph's log or snapshot is damaged
+    │   ├── LogDamaged                     a live graph's log or snapshot is damaged
+    │   └── SnapshotError                  a snapshot at an address cannot be used
+    │       ├── SnapshotNotFound (LookupError)  the address has no such snapshot
+    │       ├── SnapshotDamaged            a file is missing, or is not what the manifest says
+    │       └── SnapshotTooLarge           the snapshot does not fit on this host's disk
     ├── FeatureStoreError (RuntimeError)   a feature store refuses a read, or its response is unusable
     │   ├── FeatureStoreUnavailable        it does not respond now; a retry may succeed
     │   ├── FeatureGroupNotFound (LookupError)  it does not have the group
@@ -217,6 +222,12 @@ class RepositoryUnavailable(Unavailable, ConnectionError):
     code = "repository_unavailable"
 
 
+class SnapshotUnavailable(Unavailable, ConnectionError):
+    """The address of snapshots does not respond now, or refuses access; the message says which."""
+
+    code = "snapshot_unavailable"
+
+
 class StoreUnavailable(Unavailable, ConnectionError):
     """The store of a fleet's state does not respond now; the message says what happened to the change."""
 
@@ -306,6 +317,30 @@ class LogDamaged(GraphError):
     """The log or a snapshot of a live graph is damaged; the message names the file and what to do."""
 
     code = "log_damaged"
+
+
+class SnapshotError(GraphError):
+    """A snapshot at an address that cannot be used."""
+
+    code = "snapshot_error"
+
+
+class SnapshotNotFound(SnapshotError, LookupError):
+    """The address has no such snapshot, or no pointer to one."""
+
+    code = "snapshot_not_found"
+
+
+class SnapshotDamaged(SnapshotError):
+    """A file of a snapshot is missing, truncated or changed; the message names the file."""
+
+    code = "snapshot_damaged"
+
+
+class SnapshotTooLarge(SnapshotError):
+    """A snapshot does not fit on this host's disk; the message gives the numbers."""
+
+    code = "snapshot_too_large"
 
 
 class FeatureStoreError(HoplineError, RuntimeError):

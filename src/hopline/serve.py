@@ -29,6 +29,7 @@ from hopline.process.child import Child
 from hopline.process.listeners import reserve
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 from hopline.process.supervisor import Slot, Supervisor
+from hopline.remote_address import is_address
 from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_gate, ready_line, run_process
 
 log = logging.getLogger(__name__)
@@ -57,10 +58,15 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     if config.server.workers == 1 and not config.live.enabled:
         return run_process(config, service, announce)
     if service == DEFAULT_SERVICE:  # logged once, here, rather than by every worker
+        from hopline.observe.metrics import Metrics
+        from hopline.rollout.host_snapshots import HostSnapshots
         from hopline.rollout.repositories import configured_repository
 
         if config.graph.path is not None:  # a repository of tables needs none
-            needed_folder(config, "graph.path")
+            if is_address(config.graph.path):
+                HostSnapshots(config, Metrics()).check()
+            else:
+                needed_folder(config, "graph.path")
         configured_repository(config)
     open_gate(config)
     return _run_workers(config, service)

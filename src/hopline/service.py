@@ -290,6 +290,10 @@ class Service:
         if served is not None:
             return served
         assert self._lifecycle is not None
+        if version is not None:
+            served = self._units(name).get(self._lifecycle.unit_of_version(name, version))
+            if served is not None:
+                return served
         self._lifecycle.loaded.check_wanted(name, version)
         units = self._units(name)
         if not units:

@@ -19,6 +19,7 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.load import Load
 from hopline.rollout.store.redis import RedisStore
+from hopline.rollout.unit import Unit
 from hopline.scheduling.work import Work
 from hopline.testing.served import hand_in
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
@@ -88,10 +89,14 @@ class StubLoader:
         self._host = host
         self._index = index
         self.repository = SimpleNamespace(address=str(host.folder))
-        self.inputs = SimpleNamespace(own_failure=None)
+        snapshots = SimpleNamespace(base="", stop=lambda: None)
+        self.inputs = SimpleNamespace(own_failure=None, snapshots=snapshots)
 
     def available(self, model: str) -> list[str]:
         return list(self._host.versions) if model == MODEL else []
+
+    def first_units(self, model: str) -> tuple[Unit, ...]:
+        return tuple(Unit(version) for version in self.available(model))
 
     def models(self) -> list[str]:
         return [MODEL]

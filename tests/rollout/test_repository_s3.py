@@ -1,10 +1,5 @@
 """s3://, as moto's server plays it, through s3fs."""
 
-import os
-import subprocess
-import sys
-
-import boto3
 import numpy as np
 import pytest
 
@@ -16,45 +11,14 @@ from hopline.types import ScoreRequest
 from tests.engine import zoo
 from tests.rollout import versions
 from tests.rollout.versions import FILES, version
-
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
+from tests.s3_server import bucket, s3_server
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory):
+def client(tmp_path_factory):
     nowhere = str(tmp_path_factory.mktemp("aws") / "absent")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-        patch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-        patch.setenv("AWS_CONFIG_FILE", nowhere)
-        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        patch.setenv("AWS_ENDPOINT_URL", url)
-        yield url
-        process.communicate()
-
-
-@pytest.fixture(scope="module")
-def client(endpoint):
-    client = boto3.client("s3", endpoint_url=endpoint)
-    client.create_bucket(Bucket="models", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-    yield client
-    client.close()
+    with s3_server(nowhere) as endpoint, bucket(endpoint, "models") as client:
+        yield client
 
 
 def put(client, prefix, contents):

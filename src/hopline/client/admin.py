@@ -41,7 +41,7 @@ class Admin:
         """Load a version (None: the newest) and serve it.
 
         Args:
-            graph: folder of a snapshot on the server's machine; "" for the server's own.
+            graph: folder of a snapshot on the server's machine, or its address; "" for the server's own.
             groups: feature groups as "<node type>=<group>".
             serve: False only makes it available by its version.
         """

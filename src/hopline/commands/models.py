@@ -41,7 +41,10 @@ def load(
         str | None, typer.Option(help="Version to load. Default: the newest.", show_default=False)
     ] = None,
     graph: Annotated[
-        str, typer.Option(help="Folder of a snapshot on the server. Default: the server's own graph.")
+        str,
+        typer.Option(
+            help="Snapshot: a folder on the server, or an address. Default: the server's own graph."
+        ),
     ] = "",
     serve: Annotated[
         bool, typer.Option(help="Serve all requests with it immediately; else only requests that name it.")

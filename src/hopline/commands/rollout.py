@@ -37,7 +37,13 @@ _PAUSE_S = 0.5
 @app.command()
 def start(
     model: Model,
-    version: Annotated[str, typer.Argument(help="The candidate: a version of the repository.")],
+    version: Annotated[
+        str | None,
+        typer.Argument(
+            help="The candidate: a version of the repository. Default, with --graph: the one that serves.",
+            show_default=False,
+        ),
+    ] = None,
     kind: Annotated[str, typer.Option(help="Kind: canary, blue_green, shadow or ab.")] = "canary",
     steps: Annotated[
         str | None,
@@ -46,7 +52,8 @@ def start(
     min_step_s: Annotated[float, typer.Option(help="Shortest duration of each step, in seconds.")] = 60.0,
     share: Annotated[float, typer.Option(help="Percent of requests that are copied to a shadow.")] = 100.0,
     graph: Annotated[
-        str, typer.Option(help="Graph snapshot of the candidate: a folder on the server.")
+        str,
+        typer.Option(help="Graph snapshot of the candidate: a folder on the server, or an address."),
     ] = "",
     gate: Annotated[
         list[str] | None,
@@ -77,8 +84,10 @@ def start(
         options["steps"] = [_number(part, "--steps") for part in steps.split(",")]
     if gate:
         options["gates"] = dict(_gate(item) for item in gate)
+    if version is None and not graph:
+        raise BadRequest("name the version to roll out, or a snapshot of the graph with --graph")
     with open_admin(url, api_key, token) as admin:
-        admin.begin_rollout(model, version, kind, **options)
+        admin.begin_rollout(model, version or _serving(admin, model), kind, **options)
         if watch:
             raise typer.Exit(_watch(admin, model))
         Screen().print(_panel(admin.rollout(model)))
@@ -150,6 +159,15 @@ def end(
 ) -> None:
     """End a shadow or an A/B test; the serving version does not change."""
     _decide(model, "end", reason, url, api_key, token)
+
+
+def _serving(admin: Admin, model: str) -> str:
+    """The version of the unit that serves, without its snapshot's mark."""
+    found = admin.rollout(model)
+    versions = [unit["version"] for unit in found["units"] if unit["id"] == found["serving"]]
+    if not versions:
+        raise BadRequest(f"{model} serves no version; name the one to roll out")
+    return str(versions[0])
 
 
 def _decide(

@@ -13,7 +13,10 @@ __all__ = ["resolve_config", "serve"]
 
 
 def serve(
-    graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
+    graph: Annotated[
+        str | None,
+        typer.Option(help="Graph folder, or the address of snapshots.", show_default=False),
+    ] = None,
     repository: Annotated[
         str | None,
         typer.Option(help="Folder of <model>/<version> artifacts, or a URL of one.", show_default=False),

@@ -19,7 +19,7 @@ _DEFAULT_FILE = Path("hopline.toml")
 
 #: Flag -> setting, and the function that converts the flag's value; None for a flag without a value.
 FLAGS: dict[str, tuple[str, Callable[[str], Any] | None]] = {
-    "--graph": ("graph.path", Path),
+    "--graph": ("graph.path", str),
     "--repository": ("models.repository", str),
     "--model": ("models.names", str),
     "--precomputed": ("precomputed.file", str),

@@ -33,6 +33,11 @@ def needed_folder(config: Config, path: Literal["graph.path", "models.repository
     flag = {"graph.path": "--graph", "models.repository": "--repository"}[path]
     if folder is None:
         raise ConfigError(f"{path}: not set; pass {flag} or set it in hopline.toml")
+    if isinstance(folder, str) and path == "graph.path":
+        raise ConfigError(
+            f"graph.path: {folder} is an address; this needs a local folder: `hopline snapshot fetch` "
+            "makes a copy and prints its path"
+        )
     if isinstance(folder, str):
         raise ConfigError(f"{path}: {folder} is a URL; this command needs a local folder")
     if not folder.is_dir():

@@ -154,12 +154,43 @@ class ComputeConfig:
 class GraphConfig:
     """The served graph."""
 
-    path: Path | None = setting(None, "folder written by `hopline graph build`")
+    path: Path | str | None = setting(
+        None,
+        "folder written by `hopline graph build`, or address of published snapshots (s3://, gs://, ...)",
+    )
     memory: Literal["auto", "mapped", "huge"] = setting(
         "auto",
         "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; "
         "auto: huge if there is one worker",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotsConfig:
+    """Snapshots at addresses: copies on this host, and new ones that are taken up."""
+
+    poll_s: float = setting(
+        0.0,
+        "how often the pointer at graph.path is read; a new snapshot is rolled out; 0: only on request",
+        minimum=0,
+    )
+    rollout: Literal["canary", "blue_green"] = setting(
+        "canary", "kind of the rollout of a new snapshot that the pointer names"
+    )
+    min_step_s: float = setting(60.0, "shortest duration of each step of that rollout", minimum=0)
+    preflight: int = setting(
+        100, "copies of requests that a new snapshot must answer before it serves callers", minimum=0
+    )
+    gates: tuple[str, ...] = setting(
+        (), "gates of that rollout, such as max_disagreement=0.2; others keep their defaults"
+    )
+    cache: Path | None = setting(
+        None, "folder for copies of snapshots, on a local disk; empty: ~/.cache/hopline/snapshots"
+    )
+    cache_bytes: int = setting(
+        0, "most bytes of copies; 0: what the disk has, less 5 % or 1 GiB, whichever is less", minimum=0
+    )
+    keep: int = setting(1, "snapshots that stay on this host though nothing uses them", minimum=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +519,7 @@ class Config:
     precomputed: PrecomputedConfig = field(default_factory=PrecomputedConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
+    snapshots: SnapshotsConfig = field(default_factory=SnapshotsConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
     models: ModelsConfig = field(default_factory=ModelsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

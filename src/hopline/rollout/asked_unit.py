@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hopline.config.schema import Config
 from hopline.errors import BadRequest, quoted
+from hopline.remote_address import is_address
 from hopline.rollout.unit import Unit
 
 #: Of one unit: a graph has a few node types.
@@ -23,14 +24,16 @@ def asked_unit(
 
     Args:
         version: folder in the repository.
-        graph: folder of a graph snapshot; "" is the server's own graph.
+        graph: folder of a graph snapshot, or the address of one with its id; "" is the server's own graph.
         groups: "<node type>=<group>", in any order.
         config: of the server.
         shadow: as in `Unit`.
 
     Raises: BadRequest: no such folder, or not groups that this server could read.
     """
-    return Unit(version, _folder(graph) if graph else "", _checked(groups, config), shadow)
+    if graph and not is_address(graph):
+        graph = _folder(graph)
+    return Unit(version, graph, _checked(groups, config), shadow)
 
 
 def _folder(graph: str) -> str:

@@ -36,9 +36,11 @@ from hopline.errors import (
     quoted,
 )
 from hopline.observe.metrics import Metrics
+from hopline.remote_address import is_address
 from hopline.rollout import changes
 from hopline.rollout import rollout as steps
 from hopline.rollout.asked_unit import asked_unit
+from hopline.rollout.host_snapshots import is_on
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import Loader
@@ -46,6 +48,7 @@ from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
 from hopline.rollout.served import AsksModels, Recorder
 from hopline.rollout.shared_state import Change, SharedState
 from hopline.rollout.shared_work import SharedWork
+from hopline.rollout.snapshot_watch import SnapshotWatch
 from hopline.rollout.state import LifecycleState, ModelState, Trial
 from hopline.rollout.unit import Unit, checked_name
 
@@ -92,6 +95,13 @@ class Lifecycle:
             "Workers that have an answer of the store that the hosts of a fleet share.",
         )
         self._was_up = True
+        self._watch: SnapshotWatch | None = None
+        if config.snapshots.poll_s:
+            store.wants_lead = True
+            self._watch = SnapshotWatch(
+                config, self, loader.inputs.snapshots, store.leads, metrics, self._clock
+            )
+        self._watching: asyncio.Task[None] | None = None
         self.loaded = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
 
     # Life
@@ -119,12 +129,16 @@ class Lifecycle:
         self.loaded.load_missing()  # what other workers try just now
         await self._state.join()
         self._task = asyncio.ensure_future(self._follow())
+        if self._watch is not None:
+            self._watching = asyncio.ensure_future(self._watch.run())
 
     async def close(self) -> None:
         """Stop following; after the last request."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._loader.inputs.snapshots.stop()  # a load that fetches would be waited for
+        for task in (self._watching, self._task):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._changes.close()
         self._rollouts.close()
         await self.loaded.close()
@@ -246,6 +260,18 @@ class Lifecycle:
         now = self._clock()
         await self._state.publish(model, lambda state: changes.decided_on(state, model, verb, why, now))
         return self.describe(model)
+
+    def unit_of_version(self, model: str, version: str) -> str:
+        """The unit that answers requests which name a version without a snapshot's mark; "" for none.
+
+        It is the unit that serves, if it is of that version, else the one that was loaded last.
+        """
+        state = self.loaded.model(model)
+        units = () if state is None else state.units
+        found = [unit.id for unit in units if unit.version == version and not unit.shadow]
+        if state is not None and state.serving in found:
+            return state.serving
+        return found[-1] if found else ""
 
     def describe(self, model: str) -> dict[str, Any]:
         """A model's versions and rollouts, for people: {"model", "serving", "units", "rollout", "past"}.
@@ -384,8 +410,23 @@ class Lifecycle:
         if version not in there:
             raise ModelNotFound(changes.no_version(model, version, there))
         return await asyncio.to_thread(
-            functools.partial(asked_unit, version, graph, groups, self._config, shadow=shadow)
+            functools.partial(self._unit_of, model, version, graph, groups, shadow=shadow)
         )
+
+    def _unit_of(
+        self, model: str, version: str, graph: str, groups: tuple[str, ...], *, shadow: bool
+    ) -> Unit:
+        """The unit that is meant; an address is replaced by that of one snapshot."""
+        snapshots = self._loader.inputs.snapshots
+        if snapshots.base and not graph and self._loader.reads_graph(model, version):
+            state = self.loaded.model(model)
+            serving = None if state is None else state.unit(state.serving)
+            on_own = serving is not None and is_on(serving, snapshots.base)
+            graph = serving.graph if serving is not None and on_own else snapshots.base
+        if is_address(graph):
+            graph, own_groups = snapshots.pinned(graph)
+            groups = groups or own_groups
+        return asked_unit(version, graph, groups, self._config, shadow=shadow)
 
     async def _to_the_end(
         self, change: Callable[[], Coroutine[Any, Any, ResultT]], key: Hashable = None

@@ -96,6 +96,7 @@ class Loader:
         #: graphs and feature stores that are open
         self._populator = Populator()
         self.inputs = SharedInputs(config, metrics, self._threads, self._populator)
+        self.inputs.snapshots.check()
         #: shares the event loop out between the queues of all units
         self.turnstile = Turnstile()
         place_models(Placement(config.compute.device, config.compute.compiled))
@@ -200,6 +201,30 @@ class Loader:
 
         return nesting(model, newest)
 
+    def reads_graph(self, model: str, version: str) -> bool:
+        """Whether a version is a graph model; one that cannot be read says why when it is loaded."""
+        try:
+            folder = self.repository.fetch(model, version)
+            return not (folder / "pipeline.toml").is_file() and isinstance(
+                read_artifact(folder, verify=False), ModelSpec
+            )
+        except HoplineError:
+            return False
+
+    def first_units(self, model: str) -> tuple[Unit, ...]:
+        """What a server without a state loads of a model: every version, oldest first, on its own graph.
+
+        Raises: HoplineError: the address of the graph names no snapshot now.
+        """
+        versions = self.available(model)
+        if not self.inputs.snapshots.base:
+            return tuple(Unit(version) for version in versions)
+        graph, groups = self.inputs.snapshots.own()
+        return tuple(
+            Unit(version, graph, groups) if self.reads_graph(model, version) else Unit(version)
+            for version in versions
+        )
+
     async def load(self, model: str, unit: Unit) -> Load:
         """Load and warm up a unit; nothing of it takes requests yet.
 
@@ -238,7 +263,7 @@ class Loader:
             if isinstance(computer.model, EgoModel):
                 await computer.warm_up_here()
             await self._prewarm(computer)
-            if files := self._precomputed_files(limits):
+            if files := self._precomputed_files(limits, load.unit):
                 await self._look_up(served, computer, folder, files)
         load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
 
@@ -374,8 +399,11 @@ class Loader:
 
         return CachedVersion(served, limits, self.config, self._metrics, self._recorders)
 
-    def _precomputed_files(self, limits: ModelLimits) -> list[Path]:
-        """Files that may have final rows of a model."""
+    def _precomputed_files(self, limits: ModelLimits, unit: Unit) -> list[Path]:
+        """Files that may have final rows of a unit: those of its snapshot, else those of the settings."""
+        snapshot = self.inputs.snapshot(unit)
+        if snapshot is not None and snapshot.precomputed:
+            return snapshot.precomputed
         own = [name.strip() for name in limits.precomputed_file.split(",") if name.strip()]
         return [expanded(name, "precomputed.file") for name in own or self.config.precomputed.file]
 

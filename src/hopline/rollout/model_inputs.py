@@ -23,13 +23,17 @@ from hopline.errors import (
     FeatureSchemaMismatch,
     GraphError,
     HoplineError,
+    SnapshotDamaged,
 )
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
+from hopline.remote_address import is_address
+from hopline.rollout.host_snapshots import HostSnapshots, is_on
 from hopline.rollout.unit import Unit
+from hopline.snapshots.held import HeldSnapshot
 
 if TYPE_CHECKING:
     from hopline.rollout.sources import Sources
@@ -48,10 +52,12 @@ class ModelInputs:
     Attributes:
         graph: snapshot, or the live graph.
         sources: of features that are not in it.
+        snapshot: whose copy the graph is, where it came from an address.
     """
 
     graph: Graph | LiveView
     sources: Sources | None = None
+    snapshot: HeldSnapshot | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +82,7 @@ class SharedInputs:
         populator: populates the memory of caches.
 
     Attributes:
+        snapshots: at addresses.
         own_failure: why the server's own graph or store cannot be opened: no fault of a model.
         on_sources: connects sources to the prefetcher; set by who knows about it.
     """
@@ -86,13 +93,15 @@ class SharedInputs:
         self._threads = threads
         self._populator = populator
         self._open: dict[_Key, _Opening] = {}
+        self._own = _OWN
+        self.snapshots = HostSnapshots(config, metrics)
         self.own_failure: HoplineError | None = None
         self.on_sources: Callable[[Sources, Graph], object] | None = None
 
     @property
     def own(self) -> ModelInputs | None:
         """The server's own, once a unit needed them and they are open."""
-        opening = self._open.get(_OWN)
+        opening = self._open.get(self._own)
         if opening is None or not opening.task.done() or opening.task.exception() is not None:
             return None
         return opening.task.result()
@@ -107,6 +116,8 @@ class SharedInputs:
         if opening is None:
             opening = self._open[key] = _Opening(asyncio.ensure_future(self._opened(unit)))
         opening.num_users += 1
+        if is_on(unit, self.snapshots.base):
+            self._own = key  # the newest that was asked for
         try:
             return await asyncio.shield(opening.task)
         except BaseException as error:
@@ -122,6 +133,7 @@ class SharedInputs:
 
     async def close(self) -> None:
         """Close all of them, after the last unit."""
+        self.snapshots.stop()
         for key, opening in list(self._open.items()):
             del self._open[key]
             await _closed(opening)
@@ -133,22 +145,43 @@ class SharedInputs:
             del self._open[key]  # first: a user that comes while it is closed opens it again
             if not failed:
                 await _closed(opening)
+                if is_address(key[0]):
+                    await asyncio.get_running_loop().run_in_executor(self._threads, self.snapshots.tidy)
+
+    def snapshot(self, unit: Unit) -> HeldSnapshot | None:
+        """The snapshot at an address that a unit reads, which has taken its inputs."""
+        return self._open[unit.graph, unit.groups].task.result().snapshot
 
     async def _opened(self, unit: Unit) -> ModelInputs:
         loop = asyncio.get_running_loop()
-        graph = await loop.run_in_executor(self._threads, self._open_graph, unit)
-        if isinstance(graph, LiveView):
-            return ModelInputs(graph)
-        sources = await self._open_sources(graph, unit)
-        await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
-        return ModelInputs(graph, sources)
+        snapshot = None
+        if is_address(unit.graph):
+            snapshot = await loop.run_in_executor(self._threads, self.snapshots.take, unit.graph)
+        try:
+            graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
+            if isinstance(graph, LiveView):
+                return ModelInputs(graph)
+            sources = await self._open_sources(graph, unit)
+            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
+            return ModelInputs(graph, sources, snapshot)
+        except BaseException:
+            if snapshot is not None:
+                snapshot.release()
+            raise
 
-    def _open_graph(self, unit: Unit) -> Graph | LiveView:
+    def _open_graph(self, unit: Unit, snapshot: HeldSnapshot | None) -> Graph | LiveView:
         if self._config.worker.live_memory and not unit.graph:
             from hopline.rollout.live_graph import open_live_graph
 
             return open_live_graph(self._config)
-        if unit.graph:
+        if snapshot is not None:
+            graph = Graph.open(snapshot.graph)
+            if graph.version != snapshot.manifest.graph_version:
+                raise SnapshotDamaged(
+                    f"{unit.graph}: its graph is {graph.version}, its manifest says "
+                    f"{snapshot.manifest.graph_version}; publish the snapshot again"
+                )
+        elif unit.graph:
             try:
                 graph = Graph.open(Path(unit.graph))
             except (GraphError, OSError, ValueError) as error:
@@ -202,3 +235,5 @@ async def _closed(opening: _Opening) -> None:
         return
     if inputs.sources is not None:
         await inputs.sources.close()
+    if inputs.snapshot is not None:
+        inputs.snapshot.release()

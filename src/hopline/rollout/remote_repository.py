@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hopline.config.setting import did_you_mean
 from hopline.engine.student import MODEL_FILE, SPEC_FILE
 from hopline.errors import ConfigError, HoplineError, ModelNotFound, RepositoryUnavailable
+from hopline.remote_address import open_address, shown
 from hopline.rollout.repository import absent
 from hopline.rollout.version_cache import VersionCache
 from hopline.rollout.version_folder import MARKERS, check_name, in_order, is_name, listed_files
@@ -43,8 +43,8 @@ class FsspecRepository:
     """
 
     def __init__(self, url: str, cache: Path) -> None:
-        self.address = _shown(url)
-        self._files, root = _open(url)
+        self.address = shown(url)
+        self._files, root = open_address(url, "models.repository")
         self._root = root.rstrip("/")
         self._cache = VersionCache(cache, url)
 
@@ -190,37 +190,3 @@ class FsspecRepository:
             raise RepositoryUnavailable(
                 f"models.repository: {self.address} cannot be asked: {type(error).__name__}: {said}", 5.0
             ) from error
-
-
-def _open(url: str) -> tuple[Any, str]:
-    """The driver for a URL, and the path in its terms."""
-    try:
-        import fsspec
-        from fsspec.registry import known_implementations
-    except ImportError:
-        raise ConfigError(
-            f"models.repository: {_shown(url)}: URLs need the package fsspec; install hopline[remote]"
-        ) from None
-    scheme = url.partition("://")[0]
-    try:
-        # Nothing remembered: a version that was uploaded a moment ago must be seen.
-        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except ImportError as error:
-        module = known_implementations.get(scheme, {}).get("class", "").partition(".")[0]
-        package = f"the package {module}" if module not in ("", "fsspec") else f"more ({error})"
-        raise ConfigError(
-            f"models.repository: {scheme}:// needs {package}, which is not installed"
-        ) from None
-    except ValueError as error:
-        known = sorted({*fsspec.available_protocols(), "s3", "gs"})
-        raise ConfigError(
-            f"models.repository: {_shown(url)} cannot be used: {error}{did_you_mean(scheme, known)}"
-        ) from None
-    return files, root
-
-
-def _shown(url: str) -> str:
-    """The URL without what may be a password."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")

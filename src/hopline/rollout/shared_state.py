@@ -266,7 +266,7 @@ class SharedState:
         """Every version of every model, the newest serving; models that are not served any more."""
         models = {}
         for name in self._loader.models():
-            units = tuple(Unit(version) for version in self._loader.available(name))
+            units = self._loader.first_units(name)
             models[name] = ModelState(units, units[-1].id)
         left_out = {name: model for name, model in saved.models.items() if name not in models}
         return FirstState(models, left_out)

@@ -178,6 +178,14 @@ class StateStoreSuite:
         others = [member for member in members if member is not leader]
         eventually(lambda: sum(member.leads() for member in others) == 1)
 
+    def test_a_member_that_wants_to_leads_though_nothing_is_judged(self, join: Join) -> None:
+        """One of them."""
+        members = [join() for _ in range(3)]
+        for member in members[1:]:
+            member.wants_lead = True
+        eventually(lambda: any(member.leads() for member in members[1:]))
+        assert sum(member.leads() for member in members[1:]) == 1
+
     # Counts
 
     def test_counts_of_the_others_are_read_as_they_are_now(self, join: Join) -> None:

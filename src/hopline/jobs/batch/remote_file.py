@@ -9,6 +9,7 @@ import importlib
 from typing import IO, Any
 
 from hopline.errors import SinkError
+from hopline.remote_address import shown
 
 _LONGEST_MESSAGE = 300
 
@@ -27,10 +28,9 @@ class RemoteFile:
     """
 
     def __init__(self, url: str) -> None:
-        scheme, _, rest = url.partition("://")
-        host, slash, path = rest.partition("/")
+        scheme = url.partition("://")[0]
         self._url = url
-        self.shown = f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}"
+        self.shown = shown(url)
         try:
             fsspec = importlib.import_module("fsspec")
         except ModuleNotFoundError:

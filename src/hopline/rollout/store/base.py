@@ -58,11 +58,13 @@ class StateStore(ABC):
         address: for messages; without a password.
         member: the name of this process among the members.
         has_others: whether there may be other members.
+        wants_lead: whether this member also leads while no rollout is judged, if no other one does.
     """
 
     address: str
     member: str
     has_others: bool
+    wants_lead: bool = False
 
     # May block
 

@@ -289,7 +289,7 @@ class RedisStore(StateStore):
     def _exchange(self) -> None:
         keys, began, newest = self._keys, time.monotonic(), self._newest
         places = [keys.state, keys.members, keys.acks, keys.leader, keys.pulse]
-        lead_ms = int(LEASE_S * 1e3) if self._counts.in_use else 0
+        lead_ms = int(LEASE_S * 1e3) if self._counts.in_use or self.wants_lead else 0
         generation, nonce, now_ms, leader, num = self._beat_script(
             places, [self.member, self._ack, int(_LIFETIME_S * 1e3), lead_ms]
         )
