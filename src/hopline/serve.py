@@ -34,6 +34,7 @@ from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_g
 log = logging.getLogger(__name__)
 
 _WORKER, _WRITER = "hopline.serve:worker_main", "hopline.live.process:main"
+_STREAM = "hopline.jobs.stream.process:main"
 #: Beyond the drain, until a worker that does not end is killed, in seconds.
 _GRACE_S = 10.0
 
@@ -116,6 +117,9 @@ async def _supervise(config: Config, service: str, shared: Sequence[int], live: 
     if live >= 0:
         start_writer = partial(_start_writer, config, live)
         slots.insert(0, Slot("the writer of the live graph", start_writer, is_replaced=False))
+        if config.live.stream:
+            start_stream = partial(_start_stream, config)
+            slots.append(Slot("the stream of the live graph", start_stream, is_replaced=False))
 
     def on_ready(said: Mapping[str, str]) -> None:
         grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
@@ -142,6 +146,10 @@ async def _start_worker(config: Config, service: str, index: int, shared: Sequen
 async def _start_writer(config: Config, live: int) -> Child:
     orders = writer_orders(config, "hopline serve", memory_fd=live)
     return await Child.start(_WRITER, orders, name="the writer of the live graph", pass_fds=(live,))
+
+
+async def _start_stream(config: Config) -> Child:
+    return await Child.start(_STREAM, {"config": config.to_json()}, name="the stream of the live graph")
 
 
 def worker_main() -> None:

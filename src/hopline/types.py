@@ -85,6 +85,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
         client: name of the authenticated client; "" without authentication.
         tags: the caller's labels, stored in the prediction log.
+        min_version: a `graph_version`: the answer must be of that version of the graph or of a later one.
         traceparent: W3C trace context that the request belongs to; "" without one.
         is_copy: a copy of a real request, to compare versions; no caller gets the answer.
     """
@@ -108,6 +109,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     traceparent: str = ""
     is_copy: bool = False
     tags: tuple[str, ...] = ()
+    min_version: str = ""
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):

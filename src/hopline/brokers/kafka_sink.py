@@ -36,6 +36,8 @@ class KafkaSink:
 
     def __init__(self, text: str, setting: str) -> None:
         self._address = kafka.parse(text, setting)
+        only = kafka.partition_of(self._address)
+        self._partition = {} if only is None else {"partition": only}
         self._timeout_s = self._address.number("timeout_s", 30.0, 0.1)
         self._condition = Condition(str(self._address))
         self._producer: Any = None
@@ -104,6 +106,7 @@ class KafkaSink:
                 key=_bytes(message.key) if message.key else None,
                 headers=[(name, _bytes(value)) for name, value in message.headers.items()],
                 on_delivery=partial(batch.done, at=at),
+                **self._partition,
             )
         except KafkaException as error:
             batch.failed = True

@@ -40,9 +40,7 @@ def of_stream(begin: int, end: int, *, step: int = 1, at: int | None = None) -> 
         for number in numbers
     ]
     changes = numbered(begin, end)
-    return Changes(
-        changes.edges, {}, changes.num_events, changes.event_ids, positions={MESSAGES: messages}
-    )
+    return Changes(changes.edges, {}, changes.num_events, changes.event_ids, positions={MESSAGES: messages})
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,10 @@ class Keeper:
                     found[name] = nodes.ids.external(changed)
             return view.clock.version, found
 
+    def caught_up(self) -> None:
+        """Record that the graph has everything that its stream has."""
+        self.writer.memory.set_caught_up()
+
     def confirm(self) -> None:
         """Record that the present version contains everything that happened until now."""
         self.writer.publish([], self._now_ms())
@@ -326,8 +330,8 @@ class Keeper:
             return offset
         if not offset.is_named and self.home.log.last:
             raise BadRequest(
-                f"{self.home.folder} has changes that no stream names; follow the stream with an empty live "
-                "folder, or with one that followed it before"
+                f"{self.home.folder} has changes that no stream names; follow the stream with an empty "
+                "live folder, or with one that followed it before"
             )
         outcomes = np.full(prepared.changes.num_events, APPLIED, np.uint8)
         outcomes[[each.order for each in applied.rejected]] = REJECTED
