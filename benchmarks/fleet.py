@@ -2,8 +2,10 @@
 
     rollouts    versions, hosts and the store fail under steady load: requests lost, answers of a version
                 that was rolled back more than 2 s before, rollouts that ended in two ways
+    live        hosts follow one stream of changes of the graph: answers of one version that differ, writes
+                that were not read
 
-    python -m benchmarks.fleet [--quick] [--phases rollouts]
+    python -m benchmarks.fleet [--quick] [--phases rollouts,live]
 
 Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server and haproxy (Debian,
 Ubuntu: apt-get install redis-server haproxy).
@@ -18,8 +20,15 @@ import sys
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("rollouts",)
-_FIGURES = ("lost", "answered_by_rolled_back_after_2s", "split_decisions")
+PHASES = ("rollouts", "live")
+_FIGURES = (
+    "lost",
+    "answered_by_rolled_back_after_2s",
+    "split_decisions",
+    "live_compared_across_hosts",
+    "live_equal_version_other_bytes",
+    "live_written_and_not_read",
+)
 
 
 def main() -> None:

@@ -351,7 +351,7 @@ class Service:
             live_socket(self.config),
             self.config.worker.index,
             self.metrics,
-            self.config.live,
+            self.config,
         )
         self.graph_updates.start()
         wait_s = self.config.live.min_version_wait_ms / 1e3

@@ -127,6 +127,8 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         parts: for a pipeline, step -> "model/version" that answered; empty otherwise.
         graph_through_ms: on a live graph, the answer includes all events until this time, ms since 1970; 0
             on a snapshot.
+        features_age_ms: on a live graph whose features are in a feature store, the age of the oldest row
+            that the answer read, or that another answer of its batch did; -1 elsewhere.
     """
 
     model: str
@@ -138,6 +140,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     timings_ms: Mapping[str, float] = {}
     parts: Mapping[str, str] = {}
     graph_through_ms: int = 0
+    features_age_ms: int = -1
 
     def graph_age_ms(self, now_s: float) -> int:
         """Return the age of the graph state that the answer was computed on, ms.

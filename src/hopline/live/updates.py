@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hopline.config.schema import LiveConfig
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, DeadlineExceeded, RequestTooLarge
 from hopline.events import arrow_rows
 from hopline.events.decode import Decoder
@@ -39,16 +39,17 @@ class LiveUpdates:
         socket: of the writer.
         worker: number of this process.
         metrics: of the server.
-        config: of the live graph; with a stream, changes are sent there.
+        settings: of the server; if the graph follows a stream, changes are sent there.
     """
 
     def __init__(
-        self, graph: LiveView, socket: Path, worker: int, metrics: Metrics, config: LiveConfig
+        self, graph: LiveView, socket: Path, worker: int, metrics: Metrics, settings: Config
     ) -> None:
+        config = settings.live
         self._graph = graph
         self._stream = StreamSender(config.stream) if config.stream else None
         self._patience_until = time.monotonic() + config.catch_up_s
-        self._decoder = Decoder(graph.schema)
+        self._decoder = Decoder(graph.schema, features_elsewhere=bool(settings.features.store))
         self._link = WriterLink(socket, f"worker {worker}")
         count = metrics.counter(
             "hopline_graph_events_total", "Events that clients sent to the live graph.", ("outcome",)

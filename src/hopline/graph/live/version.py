@@ -131,6 +131,11 @@ def read_version(text: str, what: str) -> GraphVersion:
     return GraphVersion(found["lineage"], _offset(found["offset"], _digest(found["digest"])))
 
 
+def lineage_of(text: str) -> str:
+    """The part of a name that says which graph it was at first."""
+    return text.partition("+")[0]
+
+
 def version_name(lineage: str, sequence: int, offset: StreamOffset = NO_OFFSET) -> str:
     """The name of a version: by the stream's offset if it has one, else by the host's count."""
     if offset.major != UNNAMED:

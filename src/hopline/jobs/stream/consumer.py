@@ -63,6 +63,7 @@ class StreamOptions:
         on_unknown_node: "add" creates missing nodes that edges name, with features of zero.
         on_schema_change: "stop" ends the stream before the first event of another schema.
         once: end when the broker has no more.
+        features_elsewhere: features are in a feature store, and events bring none.
         names_versions: the place in the stream names the versions of the graph; see `naming.py`.
     """
 
@@ -72,6 +73,7 @@ class StreamOptions:
     on_schema_change: Literal["dead-letter", "stop"] = "dead-letter"
     once: bool = False
     names_versions: bool = False
+    features_elsewhere: bool = False
 
 
 class Listener(Protocol):
@@ -132,6 +134,8 @@ class Consumer:
         self._done: dict[str, Any] = {}
         self._durable: dict[str, Any] = {}
         self._judged = Judged({})
+        #: Messages of a span that is not over.
+        self._held: list[Message] = []
         self._upserts: Upserts | None = None
         self._newest_ms = 0
         self._confirmed_s = 0.0
@@ -152,11 +156,11 @@ class Consumer:
         """
         if standing is None:
             standing = await self._patience.until_done("writer", self._writer.standing)
-        decoder = Decoder(standing.schema)
+        decoder = Decoder(standing.schema, features_elsewhere=self._options.features_elsewhere)
         self._done = dict(judged.positions_of_sources(standing.positions))
         self._durable = dict(standing.positions)
         if self._options.names_versions:
-            self._naming = Naming(standing.positions)
+            self._naming = Naming(standing.positions, self._options.max_wait_ms)
         self._judged = Judged(standing.positions)
         if self._options.on_unknown_node == "add":
             self._upserts = Upserts(standing.schema)
@@ -164,7 +168,7 @@ class Consumer:
         await self.intake.open(self._done)
         try:
             while not self.stopping.is_set():
-                messages = await self._next()
+                messages = await self._next_spans()
                 if messages:
                     await self._process(messages, decoder)
                     if self.intake.is_near_end:
@@ -177,6 +181,8 @@ class Consumer:
                             break
                         await self._confirm()
             await self.intake.stop()
+            held, self._held = self._held, []
+            await self._process(held, decoder)
             while rest := await self.intake.take(0):
                 await self._process(rest, decoder)
             await self.commit()
@@ -217,6 +223,21 @@ class Consumer:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
+
+    async def _next_spans(self) -> list[Message]:
+        """As `_next`; if the stream names versions, batches end where spans of time end."""
+        if self._naming is None:
+            return await self._next()
+        if len(self._held) < self._options.max_batch:
+            self._held += await self._next()
+        count, left_s = self._naming.complete(self._held, 1e3 * self._now())
+        if not count and self._held:
+            await self._sleep(left_s)
+            self._held += await self.intake.take(0)
+            count, _ = self._naming.complete(self._held, 1e3 * self._now())
+            count = count or len(self._held)
+        found, self._held = self._held[:count], self._held[count:]
+        return found
 
     def _linger_s(self) -> float:
         return self._took_s + self._options.max_wait_ms / 1e3 - time.monotonic()

@@ -126,7 +126,9 @@ async def follow(stream: Stream, on_current: Callable[[], object] | None = None)
         if on_current is not None:
             background.append(asyncio.create_task(_ended(consumer, running)))
         try:
-            await asyncio.wait([running, *([] if on_current else background[1:])], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [running, *([] if on_current else background[1:])], return_when=asyncio.FIRST_COMPLETED
+            )
             if not running.done():  # scoring failed permanently: results would be missing
                 consumer.stop()
             try:

@@ -3,6 +3,8 @@
 The state of the graph must then depend on the messages alone, not on how a host batches them. So the stream
 has one partition, nothing of it may be missing, and two messages that have the same event id are never in
 one batch: the outcome of the second one may depend on that of the first.
+
+Hosts that keep up also make the same versions: batches end where a span of the messages' own time ends.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from hopline.graph.live.version import MESSAGES, OFFSET, StreamMessage, digest_o
 from hopline.jobs.stream.batch import Batch
 from hopline.jobs.stream.dead_letters import StreamStopped
 
+#: From the end of a span until its last message has come, ms.
+_SLACK_MS = 5.0
 #: What to do about a stream that is not complete.
 _ADVICE = "start this host from a snapshot of a host that has them (live.snapshots)"
 
@@ -24,9 +28,11 @@ class Naming:
 
     Args:
         positions: of the writer, when the stream begins.
+        span_ms: of the messages' time in one batch, while a host keeps up.
     """
 
-    def __init__(self, positions: Mapping[str, Any]) -> None:
+    def __init__(self, positions: Mapping[str, Any], span_ms: float = 20.0) -> None:
+        self._span_ms = max(1, round(span_ms))
         self._is_first = OFFSET not in positions
         self._partition = ""
 
@@ -46,6 +52,22 @@ class Naming:
                     "no common order; follow a topic with one partition, or one partition of it "
                     "(kafka://…?partition=0)"
                 )
+
+    def complete(self, messages: Sequence[Message], now_ms: float) -> tuple[int, float]:
+        """How many of the messages make whole spans, and seconds until the others do.
+
+        The last span is whole when a later message is there, or when its time is over.
+        """
+        if not messages:
+            return 0, 0.0
+        span = messages[-1].timestamp_ms // self._span_ms
+        left_ms = (span + 1) * self._span_ms + _SLACK_MS - now_ms
+        if not 0.0 < left_ms <= 2 * self._span_ms + _SLACK_MS:  # over, or of another clock
+            return len(messages), 0.0
+        count = len(messages)
+        while count and messages[count - 1].timestamp_ms // self._span_ms == span:
+            count -= 1
+        return count, left_ms / 1e3
 
     def lost(self, gap: Gap) -> StreamStopped:
         """The error of messages that are missing."""

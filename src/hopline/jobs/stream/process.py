@@ -59,6 +59,11 @@ async def _follow(config: Config, ready: int) -> None:
         config,
         config.live.dead_letters or "discard",
         quiet=True,
-        options=StreamOptions(max_batch=_MAX_BATCH, max_wait_ms=_MAX_WAIT_MS, names_versions=True),
+        options=StreamOptions(
+            max_batch=_MAX_BATCH,
+            max_wait_ms=_MAX_WAIT_MS,
+            names_versions=True,
+            features_elsewhere=bool(config.features.store),
+        ),
     )
     await follow(stream, on_current=say)
