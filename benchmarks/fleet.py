@@ -5,7 +5,9 @@
     live        hosts follow one stream of changes of the graph: answers of one version that differ, writes
                 that were not read
 
-    python -m benchmarks.fleet [--quick] [--phases rollouts,live]
+    cold        a host whose state cache is empty, with and without the rows that other hosts share
+
+    python -m benchmarks.fleet [--quick] [--phases rollouts,live,cold]
 
 Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server and haproxy (Debian,
 Ubuntu: apt-get install redis-server haproxy).
@@ -20,7 +22,7 @@ import sys
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("rollouts", "live")
+PHASES = ("rollouts", "live", "cold")
 _FIGURES = (
     "lost",
     "answered_by_rolled_back_after_2s",
@@ -28,6 +30,10 @@ _FIGURES = (
     "live_compared_across_hosts",
     "live_equal_version_other_bytes",
     "live_written_and_not_read",
+    "cold_without_seconds_to_90_percent",
+    "cold_with_l2_seconds_to_90_percent",
+    "cold_without_p99_first_10000_ms",
+    "cold_with_l2_p99_first_10000_ms",
 )
 
 

@@ -1,7 +1,8 @@
-"""A small graph, a model of two layers for it, and requests to score: for the phases with graph models."""
+"""A small graph and a model for it: for the phases with graph models."""
 
 from __future__ import annotations
 
+from itertools import pairwise, starmap
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ class World:
         root: of both.
         sizes: nodes and edges.
         hidden: width of the hidden states.
-        fanouts: of the two layers.
+        fanouts: of the layers.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class World:
         root: Path,
         sizes: tuple[int, int] = (NUM_NODES, NUM_EDGES),
         hidden: int = 64,
-        fanouts: tuple[int, int] = (10, 5),
+        fanouts: tuple[int, ...] = (10, 5),
     ) -> None:
         import torch
         from torch_geometric.nn import SAGEConv
@@ -45,11 +46,13 @@ class World:
         class Net(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.first = SAGEConv(NUM_FEATURES, hidden)
-                self.second = SAGEConv(hidden, 8)
+                widths = [NUM_FEATURES, *[hidden] * (len(fanouts) - 1), 8]
+                self.convs = torch.nn.ModuleList(starmap(SAGEConv, pairwise(widths)))
 
             def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-                found: torch.Tensor = self.second(self.first(x, edge_index).relu(), edge_index)
+                for conv in self.convs[:-1]:
+                    x = conv(x, edge_index).relu()
+                found: torch.Tensor = self.convs[-1](x, edge_index)
                 return found
 
         torch.manual_seed(7)

@@ -93,7 +93,7 @@ async def answers(service: Service) -> list[np.ndarray]:
 
 
 def counted(service: Service, result: str) -> float:
-    text = service.metrics.render()
+    text = service.metrics.render().decode()
     lines = [line for line in text.splitlines() if line.startswith("hopline_state_l2_rows_total")]
     return sum(float(line.rpartition(" ")[2]) for line in lines if f'result="{result}"' in line)
 
@@ -122,7 +122,7 @@ async def test_a_store_that_fails_harms_no_answer(root: Path, store: FaultyStore
     alone = await started(root, **{"state_cache.l2": ""})
     wanted = await answers(alone)
     await stop(alone)
-    store.fail = True
+    store.kill()
     service = await started(root)
     assert same(await answers(service), wanted)
     assert counted(service, "hit") == 0
@@ -135,9 +135,9 @@ async def test_a_damaged_row_is_computed_instead(root: Path, store: FaultyStore)
     for shared in l2_of(first)._shared.values():
         await shared.write_back.join()
         ids = np.arange(N)
-        rows = await store.inner.fetch(shared.group, ids)
+        rows = await store._inner.fetch(shared.group, ids)
         rows.values[:, 0] += 1.0  # the checksum stays
-        await store.inner.write(shared.group, ids[rows.found], rows.values[rows.found])
+        await store._inner.write(shared.group, ids[rows.found], rows.values[rows.found])
     second = await started(root)
     assert same(await answers(second), wanted)
     assert counted(second, "hit") == 0

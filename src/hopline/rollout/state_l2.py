@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,7 @@ class StateStore:
         self.is_open = False
         self._opening = asyncio.ensure_future(self._open())
         self.loop = asyncio.get_running_loop()
+        self.writers: weakref.WeakSet[WriteBack] = weakref.WeakSet()
 
     async def _open(self) -> None:
         said = False
@@ -92,6 +94,8 @@ class StateStore:
         """Close the connection."""
         self._opening.cancel()
         await asyncio.wait({self._opening})
+        for writer in list(self.writers):
+            await writer.close()
         await self._store.close()
 
 
@@ -127,9 +131,10 @@ class _Shared:
     ) -> None:
         level, node_type = key
         digest = hash_of([name, level, node_type])
-        self.group = FeatureGroup(f"states/{digest}", dim + 1)
+        self.group = FeatureGroup(f"states-{digest}", dim + 1)
         self.seed = int(digest, 16)
         self.write_back = WriteBack(store.tier, self.group, _MAX_WAITING, store.metrics)
+        store.writers.add(self.write_back)
         self.compute_s, self.fetch_s, self.found_share = 0.0, 0.0, 1.0
         metrics = store.registry
         names = ("model", "version", "level")
@@ -241,11 +246,6 @@ class StateL2:
             if here.any():
                 ids, rows = ids[here], rows[here]
                 store.loop.call_soon_threadsafe(shared.write_back.add, ids, packed(ids, rows, shared.seed))
-
-    async def close(self) -> None:
-        """Drop what waits to be written."""
-        for shared in self._shared.values():
-            await shared.write_back.close()
 
     async def _fetch(self, trip: Trip) -> None:
         began = time.perf_counter()
