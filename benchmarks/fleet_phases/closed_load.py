@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,15 @@ class _Connection(asyncio.Protocol):
         self._load = load
         self._left = 0
         self._head = b""
-        self._transport: asyncio.Transport | None = None
+        self._transport: Any = None  # uvloop's is no asyncio.Transport
         self._sent = 0.0
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._send()
 
@@ -46,7 +51,6 @@ class _Connection(asyncio.Protocol):
             self._send()
 
     def _send(self) -> None:
-        assert self._transport is not None
         request = self._load.next_request()
         if request is None:
             self._transport.close()
@@ -87,8 +91,7 @@ async def _run(asked: argparse.Namespace) -> None:
         await loop.create_connection(lambda: _Connection(load), asked.host, int(asked.port))
         for _ in range(int(asked.connections))
     ]
-    while any(not transport.is_closing() for transport, _ in made):
-        await asyncio.sleep(0.05)
+    await asyncio.gather(*(protocol.ended for _, protocol in made))
     Path(asked.out).write_text("".join(f"{at:.4f} {took:.3f}\n" for at, took in load.lines))
 
 

@@ -1,7 +1,7 @@
 """A cold host, with and without the rows of the state cache that the fleet shares (`state_cache.l2`).
 
 Host 1 computes and writes rows until it is warm: its rate is the warm rate. Then host 2 starts cold
-without L2, and host 3 cold with it, one after the other, each under the same closed-loop load.
+without L2. When it has ended, host 3 starts cold with L2. Each has the same closed-loop load.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any
 
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
-from hopline.errors import HoplineError
+from hopline.errors import ConfigError, HoplineError
 from hopline.files import temporary_root
 from hopline.ingress.exposure import check_exposure
 from hopline.live.orders import writer_orders
@@ -53,6 +53,12 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 
     configure_logs(config.log)
     check_exposure(config)
+    if config.live.stream and not config.live.enabled:
+        raise ConfigError("live.stream: only a live graph follows a stream; set live.enabled (--live)")
+    if config.live.snapshots and not config.live.stream:
+        raise ConfigError(
+            "live.snapshots: only hosts that follow a stream share snapshots; set live.stream"
+        )
     for problem in overcommitted(config):
         log.warning("%s", problem)
     if config.server.workers == 1 and not config.live.enabled:

@@ -1,4 +1,4 @@
-"""Servers share rows of the state cache: the same answers, fewer computed rows, and no harm without the store."""
+"""Servers share rows of the state cache: the same answers, and no harm without the store."""
 
 from __future__ import annotations
 

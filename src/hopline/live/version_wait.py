@@ -28,7 +28,7 @@ from hopline.types import ScoreResult
 
 #: Seconds between looks at the version while requests wait.
 _LOOK_S = 0.001
-#: Requests that may wait at once in a worker.
+#: Requests that may wait at the same time in a worker.
 _MAX_WAITING = 10_000
 
 
@@ -76,7 +76,7 @@ class VersionWait:
 
     Args:
         memory: of the live graph.
-        accept: takes a request whose version is there. Raises: HoplineError.
+        accept: takes a request whose version the graph has. Raises: HoplineError.
         wait_s: as `live.min_version_wait_ms`.
         metrics: of the server.
     """
@@ -97,7 +97,7 @@ class VersionWait:
         self._there, self._waited, self._refused = (count(each) for each in ("there", "waited", "refused"))
 
     def submit(self, work: Work, wanted: GraphVersion) -> None:
-        """Hand a request on, now or when its version is there.
+        """Hand a request on, now or when the graph has its version.
 
         Raises: HoplineError: it was refused immediately.
         """

@@ -361,7 +361,7 @@ class GraphComputer(Computer):
             for node_type, external in zip(types, sides, strict=False):
                 try:
                     ids = self.model.graph.nodes[node_type].ids.lookup(external)
-                except BadRequest:  # its answer says so
+                except BadRequest:  # its answer reports that
                     continue
                 found.setdefault(node_type, []).append(ids[ids >= 0])
         return {name: np.unique(np.concatenate(ids)) for name, ids in found.items()}

@@ -215,7 +215,7 @@ class StateL2:
             if tries or shared.pays:
                 chosen[key] = ids
                 if shared.found_share >= _ALONE_SHARE:
-                    break  # rows below are needed for the few that are not there
+                    break  # rows below are needed for the few that are missing
         return Trip(chosen) if chosen else None
 
     def start(self, trip: Trip, then: Callable[[], object]) -> None:

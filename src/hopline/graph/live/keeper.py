@@ -319,7 +319,7 @@ class Keeper:
     ) -> StreamOffset:
         """The place in the stream after a batch.
 
-        Raises: BadRequest: the batch does not continue what is there; nothing may be kept of it.
+        Raises: BadRequest: the batch does not continue the graph; nothing may be kept of it.
         """
         applied = prepared.applied
         if messages is None:

@@ -56,7 +56,7 @@ class Naming:
     def complete(self, messages: Sequence[Message], now_ms: float) -> tuple[int, float]:
         """How many of the messages make whole spans, and seconds until the others do.
 
-        The last span is whole when a later message is there, or when its time is over.
+        The last span is whole when a later message has come, or when its time is over.
         """
         if not messages:
             return 0, 0.0
