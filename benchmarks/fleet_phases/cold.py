@@ -1,5 +1,6 @@
 """A cold host, with and without the rows of the state cache that the fleet shares (`state_cache.l2`).
 
+Twice: a wide model of three layers and requests of 64 nodes, and a narrower one with requests of one node.
 Host 1 computes and writes rows until it is warm: its rate is the warm rate. Then host 2 starts cold
 without L2. When it has ended, host 3 starts cold with L2. Each has the same closed-loop load.
 """
@@ -21,7 +22,9 @@ from benchmarks.fleet_phases.network import Network, process, temporary
 from benchmarks.lifecycle_phases.server import wait_until
 
 _PORT, _REDIS = 8700, 6379
-_SIZES, _HIDDEN, _FANOUTS = (50_000, 500_000), 128, (15, 10, 5)
+_SIZES, _FANOUTS = (50_000, 500_000), (15, 10, 5)
+#: Name of figures -> width of the model, nodes of a request.
+_CASES = {"cold": (256, 64), "cold_light": (128, 1)}
 _CONNECTIONS = 16
 _PATIENCE_S = 120.0
 _FIRST = 10_000
@@ -33,11 +36,12 @@ class _Fleet:
     """Servers of one model, and the store of L2.
 
     Args:
-        network: built. folder: of logs. world: what is served.
+        network: built. folder: of logs. world: what is served. at_once: nodes of a request.
     """
 
-    def __init__(self, network: Network, folder: Path, world: World) -> None:
+    def __init__(self, network: Network, folder: Path, world: World, at_once: int) -> None:
         self._network, self._folder, self._world = network, folder, world
+        self._at_once = at_once
         self._store = f"redis://{network.address('store', 0)}:{_REDIS}/0"
 
     def store(self) -> contextlib.AbstractContextManager[object]:
@@ -76,7 +80,8 @@ class _Fleet:
         out = self._folder / f"load{host}.txt"
         words = [sys.executable, "-m", "benchmarks.fleet_phases.closed_load"]
         words += [self._network.address("clients", host), str(_PORT), f"/v1/models/{MODEL}/score"]
-        words += [str(self._world.num_nodes), str(seconds), str(_CONNECTIONS), "5", str(out)]
+        words += [str(self._world.num_nodes), str(self._at_once), str(seconds), str(_CONNECTIONS), "5"]
+        words += [str(out)]
         subprocess.run(words, check=True)
         return np.loadtxt(out)
 
@@ -109,36 +114,46 @@ def _shared(client: httpx.Client) -> dict[str, float]:
     return found
 
 
+def _case(network: Network, folder: Path, hidden: int, at_once: int, seconds: float) -> dict[str, Any]:
+    """Figures of one model and kind of request."""
+    folder.mkdir()
+    world = World(folder, _SIZES, hidden, _FANOUTS)
+    fleet = _Fleet(network, folder, world, at_once)
+    try:
+        with fleet.store():
+            with fleet.server(1, l2=True) as client:
+                time.sleep(1.0)  # a round trip is measured
+                for begin in range(0, world.num_nodes, 500):
+                    nodes = list(range(begin, begin + 500))
+                    client.post(f"/v1/models/{MODEL}/score", json={"nodes": nodes}).raise_for_status()
+                fleet.load(1, 5.0)
+                warm = float(np.median(_rates(fleet.load(1, 10.0), 10.0)))
+                time.sleep(1.0)  # what waits is written
+            with fleet.server(2, l2=False):
+                without = _figures(fleet.load(2, seconds), seconds, warm)
+            with fleet.server(3, l2=True) as client:
+                time.sleep(1.0)
+                with_l2 = _figures(fleet.load(3, seconds), seconds, warm)
+                for line, value in _shared(client).items():
+                    print(f"    {line} {value:g}", flush=True)
+    except BaseException:
+        for log in sorted(folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text()[-2000:]}", file=sys.stderr)
+        raise
+    return {
+        "warm_requests_per_s": round(warm),
+        **{f"without_{name}": value for name, value in without.items()},
+        **{f"with_l2_{name}": value for name, value in with_l2.items()},
+    }
+
+
 def measure(quick: bool) -> dict[str, Any]:
     """See the module."""
     seconds = 20.0 if quick else 60.0
     network = Network(3)
+    found: dict[str, Any] = {}
     with temporary() as name, network.built():
-        folder = Path(name)
-        world = World(folder, _SIZES, _HIDDEN, _FANOUTS)
-        fleet = _Fleet(network, folder, world)
-        try:
-            with fleet.store():
-                with fleet.server(1, l2=True) as client:
-                    for begin in range(0, world.num_nodes, 500):
-                        nodes = list(range(begin, begin + 500))
-                        client.post(f"/v1/models/{MODEL}/score", json={"nodes": nodes}).raise_for_status()
-                    fleet.load(1, 5.0)
-                    warm = float(np.median(_rates(fleet.load(1, 10.0), 10.0)))
-                    time.sleep(1.0)  # what waits is written
-                with fleet.server(2, l2=False):
-                    without = _figures(fleet.load(2, seconds), seconds, warm)
-                with fleet.server(3, l2=True) as client:
-                    with_l2 = _figures(fleet.load(3, seconds), seconds, warm)
-                    shared = _shared(client)
-        except BaseException:
-            for log in sorted(folder.glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text()[-2000:]}", file=sys.stderr)
-            raise
-    for line, value in shared.items():
-        print(f"    {line} {value:g}", flush=True)
-    return {
-        "cold_warm_requests_per_s": round(warm),
-        **{f"cold_without_{name}": value for name, value in without.items()},
-        **{f"cold_with_l2_{name}": value for name, value in with_l2.items()},
-    }
+        for case, (hidden, at_once) in _CASES.items():
+            figures = _case(network, Path(name) / case, hidden, at_once, seconds)
+            found |= {f"{case}_{each}": value for each, value in figures.items()}
+    return found

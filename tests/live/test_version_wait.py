@@ -39,6 +39,13 @@ class Rig:
         return work
 
 
+async def until(some: list[Any]) -> None:
+    """Wait until there is something."""
+    async with asyncio.timeout(10):
+        while not some:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 @pytest.fixture
 async def rig(tmp_path: Path) -> Any:
     found = Rig(tmp_path)
@@ -60,18 +67,14 @@ async def test_a_request_waits_until_its_version_is_there(rig: Rig) -> None:
     await asyncio.sleep(0.01)
     assert rig.accepted == []
     rig.kept.apply(of_stream(2, 5))
-    async with asyncio.timeout(10):
-        while not rig.accepted:
-            await asyncio.sleep(0.001)
+    await until(rig.accepted)
     assert rig.accepted == [work]
     assert rig.outcomes == []
 
 
 async def test_a_request_that_waited_long_enough_goes_elsewhere(rig: Rig) -> None:
     rig.submit(f"{rig.lineage}+3", deadline=time.monotonic() + 0.01)
-    async with asyncio.timeout(10):
-        while not rig.outcomes:
-            await asyncio.sleep(0.001)
+    await until(rig.outcomes)
     (error,) = rig.outcomes
     assert isinstance(error, GraphBehind)
     assert error.retry_after_s > 0
@@ -99,9 +102,7 @@ async def test_what_is_refused_after_the_wait_is_delivered(
     monkeypatch.setattr(rig.wait, "_accept", refuse)
     rig.submit(f"{rig.lineage}+1")
     rig.kept.apply(of_stream(0, 1))
-    async with asyncio.timeout(10):
-        while not rig.outcomes:
-            await asyncio.sleep(0.001)
+    await until(rig.outcomes)
     assert isinstance(rig.outcomes[0], BadRequest)
 
 

@@ -56,7 +56,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
     """L2, in memory; reading it always pays."""
     faulty = FaultyStore(AnyGroup())
     monkeypatch.setattr(state_l2, "open_store", lambda url, setting: faulty)
-    monkeypatch.setattr(state_l2._Shared, "pays", True)
+    monkeypatch.setattr(state_l2._Shared, "may_pay", True)
+    monkeypatch.setattr(state_l2._Shared, "gain_s", lambda self, num_rows: 1.0)
+    monkeypatch.setattr(state_l2.StateL2, "may_pay", lambda self, num_rows: True)
+    monkeypatch.setattr(
+        state_l2.StateStore,
+        "round_trip_s",
+        property(lambda self: 0.0, lambda self, new: None),
+        raising=False,
+    )
     return faulty
 
 

@@ -39,7 +39,7 @@ class RowSource(Protocol):
         ...
 
     def oldest_s(self, ids: IdArray) -> float:
-        """Seconds since the oldest of these rows was read from where they are kept; 0 for no rows."""
+        """Seconds since the oldest of these rows was fetched; 0 for no rows."""
         ...
 
     def mean(self) -> FloatArray:

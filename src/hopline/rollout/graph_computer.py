@@ -31,6 +31,7 @@ from hopline.scheduling.work import Work
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
+    from hopline.engine.state_share import CacheKey
     from hopline.rollout.feature_fetcher import FeatureFetcher
     from hopline.rollout.sources import Sources
     from hopline.rollout.state_l2 import StateL2
@@ -333,7 +334,9 @@ class GraphComputer(Computer):
             rest.append(work)
             if fetch is not None and fetch.trip is not None:
                 l2.take(fetch.trip)
-        missing = l2.missing(self._seeds(new)) if new else {}
+        missing: dict[CacheKey, IdArray] = {}
+        if new and l2.may_pay(sum(work.rows for work in new)):
+            missing = l2.missing(self._seeds(new))
         trip = l2.trip(missing)
         if trip is not None:
             for work in new:

@@ -5,14 +5,15 @@
 
 A row is a pure function of model, graph version and node, so a row of another server is the row that this
 one would compute. Group names have the model's files, the graph version, and all that decides about the
-last bits of a result; rows have checksums. Reading pays where a row costs more to compute than to fetch.
-Both are measured, and a level where reading does not pay is not read.
+last bits of a result; rows have checksums. Reading pays where the missing rows of a batch cost more to
+compute than to fetch. Both are measured; where reading does not pay, rows are neither read nor written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from hopline.config.schema import Config
 from hopline.engine.model import Model
 from hopline.engine.state_share import CacheKey, missing_rows, packed, seconds_per_row, whole
 from hopline.errors import HoplineError
+from hopline.features.answer import Reason
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.breaker import BreakerPolicy
 from hopline.features.metrics import FeatureMetrics
@@ -44,7 +46,10 @@ _MAX_WAITING = 20_000
 _CONNECT_EVERY_S = 5.0
 #: Weight of a new measurement in an average.
 _WEIGHT = 0.1
-#: Of the batches for which reading does not pay, or which lack no rows, one in this many is tried anyway.
+#: Seconds between measurements of a round trip, and the rows of the larger one.
+_MEASURE_EVERY_S, _MEASURED_ROWS = 10.0, 256
+#: Of the batches for which too few rows were found before, or that lack no rows, one in this many is
+#: tried anyway.
 _TRY_EVERY = 32
 #: Batches in a row that lacked no row before looking for missing rows becomes rare.
 _QUIET_AFTER = 32
@@ -77,6 +82,11 @@ class StateStore:
         self._opening = asyncio.ensure_future(self._open())
         self.loop = asyncio.get_running_loop()
         self.writers: weakref.WeakSet[WriteBack] = weakref.WeakSet()
+        self.measured: weakref.WeakSet[StateL2] = weakref.WeakSet()
+        self.round_trip_s = math.inf
+        metrics.gauge(
+            "hopline_state_l2_round_trip_seconds", "Seconds of a round trip to L2.", merge="max"
+        )().set_function(lambda: self.round_trip_s if self.round_trip_s < math.inf else 0.0)
 
     async def _open(self) -> None:
         said = False
@@ -89,6 +99,15 @@ class StateStore:
                     said = True
                     log.warning("%s; rows are computed until it answers", error)
                 await asyncio.sleep(_CONNECT_EVERY_S)
+        while True:
+            for each in list(self.measured):
+                await each.measure_fetch()
+            await asyncio.sleep(_MEASURE_EVERY_S if self.round_trip_s < math.inf else 1.0)
+
+    async def ask(self, group: FeatureGroup, ids: IdArray) -> FetchedRows | Reason:
+        """Rows of a group, within the limit; or why there are none."""
+        deadline = time.monotonic() + self.timeout_s
+        return await self.tier.ask(group, ids, deadline=deadline, limit_s=self.timeout_s)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -122,7 +141,7 @@ class _Shared:
 
     Attributes:
         group: in the store. seed: of checksums.
-        compute_s, fetch_s: of a row; averages.
+        compute_s, fetch_s: of a row; the latter besides the round trip.
         found_share: of the rows that were asked for.
     """
 
@@ -135,7 +154,7 @@ class _Shared:
         self.seed = int(digest, 16)
         self.write_back = WriteBack(store.tier, self.group, _MAX_WAITING, store.metrics)
         store.writers.add(self.write_back)
-        self.compute_s, self.fetch_s, self.found_share = 0.0, 0.0, 1.0
+        self.compute_s, self.fetch_s, self.found_share = 0.0, math.inf, 1.0
         metrics = store.registry
         names = ("model", "version", "level")
         values = (*labels, f"{level}/{node_type}")
@@ -143,25 +162,39 @@ class _Shared:
             "hopline_state_l2_rows_total", "Rows asked of L2 of the state cache.", (*names, "result")
         )
         self.hits, self.misses, self.bad = (rows(*values, each) for each in ("hit", "miss", "damaged"))
-        gauges = {
-            "hopline_state_l2_compute_seconds": (
-                "Time to compute a row of this level.",
-                lambda: self.compute_s,
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "compute": ("Seconds to compute a row of this level.", lambda: self.compute_s),
+            "fetch": (
+                "Seconds to fetch a row from L2, besides the round trip.",
+                lambda: self.fetch_s if self.fetch_s < math.inf else 0.0,
             ),
-            "hopline_state_l2_fetch_seconds": ("Time to fetch a row from L2.", lambda: self.fetch_s),
-            "hopline_state_l2_pays": ("Whether reading L2 pays for this level.", lambda: float(self.pays)),
+            "pays_from": (
+                "Missing rows in a batch from which on reading L2 pays; 0: it never does.",
+                lambda: self.pays_from(store.round_trip_s),
+            ),
         }
-        for gauge, (help_, read) in gauges.items():
-            metrics.gauge(gauge, help_, names, merge="max")(*values).set_function(read)
+        for name, (help_, read) in gauges.items():
+            ending = "_rows" if name == "pays_from" else "_seconds"
+            gauge = metrics.gauge(f"hopline_state_l2_{name}{ending}", help_, names, merge="max")
+            gauge(*values).set_function(read)
+
+    def gain_s(self, num_rows: int) -> float:
+        """Seconds that fetching so many rows is expected to save, besides the round trip."""
+        return num_rows * (self.found_share * self.compute_s - self.fetch_s)
 
     @property
-    def pays(self) -> bool:
-        """Whether fetching a row is expected to cost less than computing it."""
-        return self.found_share * self.compute_s > self.fetch_s
+    def may_pay(self) -> bool:
+        """Whether reading pays for enough rows, if all are found."""
+        return self.compute_s > self.fetch_s
 
-    def measured(self, num_rows: int, num_found: int, seconds_per_row: float) -> None:
+    def pays_from(self, round_trip_s: float) -> float:
+        """Rows from which on reading pays, if all are found; 0: it never does."""
+        if not self.may_pay or round_trip_s == math.inf:
+            return 0.0
+        return math.ceil(round_trip_s / (self.compute_s - self.fetch_s))
+
+    def found(self, num_rows: int, num_found: int) -> None:
         """Count a round trip."""
-        self.fetch_s += (_WEIGHT if self.fetch_s else 1.0) * (seconds_per_row - self.fetch_s)
         self.found_share += _WEIGHT * (num_found / num_rows - self.found_share)
 
 
@@ -186,11 +219,37 @@ class StateL2:
             key: _Shared(name, key, cache.dim, store, labels) for key, cache in model.state_caches.items()
         }
         self._quiet = self._tries = 0
+        self._dearest_s = 0.0
+        store.measured.add(self)
 
     def measure(self) -> None:
         """Measure what rows cost to compute; on a thread, before requests come."""
         for key, seconds in seconds_per_row(self._model).items():
             self._shared[key].compute_s = seconds
+            self._dearest_s = max(self._dearest_s, seconds)
+
+    async def measure_fetch(self) -> None:
+        """Measure what a round trip costs, and each row of it."""
+        store = self._store
+        for key, shared in self._shared.items():
+            num_nodes = self._model.graph.nodes[key[1]].num_nodes
+            many = np.arange(min(_MEASURED_ROWS, num_nodes))
+            times = []
+            for ids in (many[:1], many):
+                began = time.perf_counter()
+                if not isinstance(await store.ask(shared.group, ids), FetchedRows):
+                    return
+                times.append(time.perf_counter() - began)
+            per_row = max(0.0, times[1] - times[0]) / max(1, len(many) - 1)
+            shared.fetch_s = _mean(shared.fetch_s, per_row)
+            store.round_trip_s = _mean(store.round_trip_s, times[0])
+
+    def may_pay(self, num_rows: int) -> bool:
+        """Whether reading may pay for a batch that lacks at most so many rows."""
+        store = self._store
+        if not store.is_open or num_rows * self._dearest_s <= store.round_trip_s:
+            return False
+        return any(shared.may_pay for shared in self._shared.values())
 
     def missing(self, wanted: Mapping[str, IdArray]) -> dict[CacheKey, IdArray]:
         """Rows that the state caches lack for final states; {} also if that is not worth finding out."""
@@ -210,13 +269,15 @@ class StateL2:
         self._tries += 1
         tries = not self._tries % _TRY_EVERY
         chosen: dict[CacheKey, IdArray] = {}
+        gain_s = 0.0
         for key, ids in missing.items():
             shared = self._shared[key]
-            if tries or shared.pays:
+            if shared.may_pay and (tries or shared.gain_s(ids.shape[0]) > 0.0):
                 chosen[key] = ids
+                gain_s += shared.gain_s(ids.shape[0])
                 if shared.found_share >= _ALONE_SHARE:
                     break  # rows below are needed for the few that are missing
-        return Trip(chosen) if chosen else None
+        return Trip(chosen) if chosen and (tries or gain_s > store.round_trip_s) else None
 
     def start(self, trip: Trip, then: Callable[[], object]) -> None:
         """Fetch, then call; on the event loop. Several callers may wait for one trip."""
@@ -238,6 +299,8 @@ class StateL2:
             return
         for key, ids in missing.items():
             cache, shared = self._model.state_caches[key], self._shared[key]
+            if not shared.may_pay:
+                continue
             rows = np.empty((ids.shape[0], cache.dim), np.float32)
             here = np.ones(ids.shape[0], np.bool_)
             hits, misses = cache.num_hits, cache.num_misses
@@ -248,16 +311,8 @@ class StateL2:
                 store.loop.call_soon_threadsafe(shared.write_back.add, ids, packed(ids, rows, shared.seed))
 
     async def _fetch(self, trip: Trip) -> None:
-        began = time.perf_counter()
-        tier, limit_s = self._store.tier, self._store.timeout_s
-        deadline = time.monotonic() + limit_s
-        asked = [
-            tier.ask(self._shared[key].group, ids, deadline=deadline, limit_s=limit_s)
-            for key, ids in trip.wanted.items()
-        ]
+        asked = [self._store.ask(self._shared[key].group, ids) for key, ids in trip.wanted.items()]
         answers = await asyncio.gather(*asked)
-        took_s = time.perf_counter() - began
-        num_rows = sum(ids.shape[0] for ids in trip.wanted.values())
         for (key, ids), answer in zip(trip.wanted.items(), answers, strict=True):
             shared = self._shared[key]
             here = np.zeros(ids.shape[0], np.bool_)
@@ -266,10 +321,14 @@ class StateL2:
                 num_bad = int(answer.found.sum() - here.sum()) + answer.num_invalid
                 shared.bad.inc(num_bad)
                 trip.found[key] = ids[here], np.ascontiguousarray(answer.values[here, :-1])
-                shared.measured(ids.shape[0], int(here.sum()), took_s / num_rows)
+                shared.found(ids.shape[0], int(here.sum()))
             shared.hits.inc(int(here.sum()))
             shared.misses.inc(ids.shape[0] - int(here.sum()))
             trip.not_found[key] = ids[~here]
+
+
+def _mean(before: float, new: float) -> float:
+    return new if before == math.inf else before + 2 * _WEIGHT * (new - before)
 
 
 def arithmetic(threads: int) -> list[str]:

@@ -150,8 +150,8 @@ class Keeper:
             self._snapshot_bytes += len(payload)
             if sequence <= writer.sequence:  # the memory has it already
                 continue
-            offset = _offset_in(entry.changes.positions)
-            prepared = writer.prepare(entry.changes, entry.skip, moves=offset is not None)
+            place = _offset_in(entry.changes.positions)
+            prepared = writer.prepare(entry.changes, entry.skip, moves=place is not None)
             if any(each.code == "full" for each in prepared.applied.rejected):
                 raise GraphError(
                     f"{self.home.folder}: the changes up to sequence {sequence} do not fit into the live "
@@ -162,7 +162,7 @@ class Keeper:
                     f"{self.home.folder}: record {sequence} does not fit the graph: it results in version "
                     f"{prepared.applied.sequence}, {prepared.applied.rejected[:1]}; {ADVICE}"
                 )
-            writer.publish([prepared], entry.through_ms, offset)
+            writer.publish([prepared], entry.through_ms, place)
             count += 1
         if writer.sequence != self.home.log.last:
             raise LogDamaged(
