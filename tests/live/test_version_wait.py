@@ -72,12 +72,19 @@ async def test_a_request_waits_until_its_version_is_there(rig: Rig) -> None:
     assert rig.outcomes == []
 
 
-async def test_a_request_that_waited_long_enough_goes_elsewhere(rig: Rig) -> None:
-    rig.submit(f"{rig.lineage}+3", deadline=time.monotonic() + 0.01)
+async def test_a_request_that_waited_long_enough_goes_elsewhere(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, wait_s=0.01)
+    rig.submit(f"{rig.lineage}+3")
     await until(rig.outcomes)
+    rig.kept.close()
     (error,) = rig.outcomes
     assert isinstance(error, GraphBehind)
     assert error.retry_after_s > 0
+
+
+async def test_a_deadline_that_has_passed_leaves_no_wait(rig: Rig) -> None:
+    with pytest.raises(GraphBehind):
+        rig.submit(f"{rig.lineage}+3", deadline=time.monotonic())
 
 
 async def test_another_graph_is_not_waited_for(rig: Rig) -> None:
