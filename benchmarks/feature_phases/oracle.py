@@ -21,6 +21,10 @@ class Nothing:
         """Report all of them as missing."""
         return np.arange(ids.shape[0])
 
+    def oldest_s(self, ids: IdArray) -> float:
+        """It has none."""
+        return 0.0
+
     def mean(self) -> FloatArray:
         """Never asked for."""
         raise NotImplementedError

@@ -19,6 +19,7 @@
     │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
     │   ├── LogFull                    no disk space for a live graph's log; the change was not made
     │   ├── LogFailed                  writing a live graph's log failed; the change was not made
+    │   ├── GraphBehind                the graph is older than the request needs; ask another host
     │   └── WriterUnavailable (ConnectionError)  a live graph's writer does not respond now
     ├── DeadlineExceeded (TimeoutError)    the request's own deadline passed
     ├── ArtifactError (ValueError)         a model folder that cannot be used
@@ -250,6 +251,12 @@ class WriterUnavailable(Unavailable, ConnectionError):
     """The writer of a live graph does not respond now; the message says what happened to the change."""
 
     code = "writer_unavailable"
+
+
+class GraphBehind(Unavailable):
+    """The graph of this server is older than the version that the request needs; ask another server."""
+
+    code = "graph_behind"
 
 
 class DeadlineExceeded(HoplineError, TimeoutError):

@@ -62,6 +62,8 @@ FIELDS = (
     RequestField("key", str, str, False, False),
     RequestField("priority", Priority, Priority, False, False),
     RequestField("tags", _Tags, tuple[str, ...], False, True),
+    # Decides whether there is an answer, not what it is.
+    RequestField("min_version", str, str, False, False),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

@@ -20,7 +20,7 @@ from typing import Any
 
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
-from hopline.errors import HoplineError
+from hopline.errors import ConfigError, HoplineError
 from hopline.files import temporary_root
 from hopline.ingress.exposure import check_exposure
 from hopline.live.orders import writer_orders
@@ -35,6 +35,7 @@ from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_g
 log = logging.getLogger(__name__)
 
 _WORKER, _WRITER = "hopline.serve:worker_main", "hopline.live.process:main"
+_STREAM = "hopline.jobs.stream.process:main"
 #: Beyond the drain, until a worker that does not end is killed, in seconds.
 _GRACE_S = 10.0
 
@@ -53,6 +54,12 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
 
     configure_logs(config.log)
     check_exposure(config)
+    if config.live.stream and not config.live.enabled:
+        raise ConfigError("live.stream: only a live graph follows a stream; set live.enabled (--live)")
+    if config.live.snapshots and not config.live.stream:
+        raise ConfigError(
+            "live.snapshots: only hosts that follow a stream share snapshots; set live.stream"
+        )
     for problem in overcommitted(config):
         log.warning("%s", problem)
     if config.server.workers == 1 and not config.live.enabled:
@@ -122,6 +129,9 @@ async def _supervise(config: Config, service: str, shared: Sequence[int], live: 
     if live >= 0:
         start_writer = partial(_start_writer, config, live)
         slots.insert(0, Slot("the writer of the live graph", start_writer, is_replaced=False))
+        if config.live.stream:
+            start_stream = partial(_start_stream, config)
+            slots.append(Slot("the stream of the live graph", start_stream, is_replaced=False))
 
     def on_ready(said: Mapping[str, str]) -> None:
         grpc_port = settings.grpc_port if settings.grpc_port >= 0 else None
@@ -148,6 +158,10 @@ async def _start_worker(config: Config, service: str, index: int, shared: Sequen
 async def _start_writer(config: Config, live: int) -> Child:
     orders = writer_orders(config, "hopline serve", memory_fd=live)
     return await Child.start(_WRITER, orders, name="the writer of the live graph", pass_fds=(live,))
+
+
+async def _start_stream(config: Config) -> Child:
+    return await Child.start(_STREAM, {"config": config.to_json()}, name="the stream of the live graph")
 
 
 def worker_main() -> None:

@@ -28,6 +28,7 @@ from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
     from hopline.live.updates import LiveUpdates
+    from hopline.live.version_wait import VersionWait
     from hopline.prefetch.client import PrefetcherClient
     from hopline.records.drift.monitor import DriftMonitor
     from hopline.rollout.sources import Sources
@@ -59,6 +60,8 @@ class Service:
         self._link: PrefetcherClient | None = None
         #: Takes changes to the graph; None where that is a snapshot.
         self.graph_updates: LiveUpdates | None = None
+        #: Holds requests that need a later version of the live graph.
+        self._version_wait: VersionWait | None = None
         self._ready = False
         self._draining = False
 
@@ -144,6 +147,8 @@ class Service:
         self._ready = False
         if self._link is not None:
             await self._link.close()
+        if self._version_wait is not None:
+            await self._version_wait.close()
         if self.graph_updates is not None:
             await self.graph_updates.close()
         await self._records.close()  # they still ask versions about themselves
@@ -159,14 +164,32 @@ class Service:
             HoplineError: it was refused immediately; nothing is delivered.
         """
         work = Work(request, deliver)
+        if request.min_version:
+            return self._submit_at(work)
+        self._accept(work)
+        return work
+
+    def _accept(self, work: Work) -> None:
+        request = work.request
         if request.version is None and not self._draining:
             served = self._serving.get(request.model)
             if served is not None:
                 served.accept(work)
-                return work
+                return
         if self._draining:
             raise Unavailable("the server is shutting down")
         self._resolve(request.model, request.version).accept(work)
+
+    def _submit_at(self, work: Work) -> Ticket:
+        """Hand in a request that needs a version of the graph, or a later one."""
+        from hopline.live.version_wait import checked, read_min_version
+
+        wanted = read_min_version(work.request.min_version)
+        work.deliver = checked(work.deliver, wanted)
+        if self._version_wait is not None and not self._draining:
+            self._version_wait.submit(work, wanted)
+        else:
+            self._accept(work)
         return work
 
     def reject_early(self, model: str) -> None:
@@ -215,7 +238,8 @@ class Service:
 
     def ready(self) -> bool:
         """Whether requests are accepted."""
-        return self._ready and not self._draining
+        is_current = self.graph_updates is None or self.graph_updates.is_current
+        return self._ready and not self._draining and is_current
 
     def model_names(self) -> tuple[str, ...]:
         """Names of the models that are served."""
@@ -320,6 +344,7 @@ class Service:
     def _follow_graph(self) -> None:
         from hopline.config.folders import live_socket
         from hopline.live.updates import LiveUpdates
+        from hopline.live.version_wait import VersionWait
         from hopline.rollout.live_graph import open_live_graph
 
         assert self._loader is not None
@@ -330,8 +355,12 @@ class Service:
             live_socket(self.config),
             self.config.worker.index,
             self.metrics,
+            self.config,
         )
         self.graph_updates.start()
+        wait_s = self.config.live.min_version_wait_ms / 1e3
+        memory = self.graph_updates.memory
+        self._version_wait = VersionWait(memory, self._accept, wait_s, self.metrics)
 
     def _connect_prefetcher(self, sources: Sources, graph: Graph) -> None:
         path, shared = self.config.features.prefetcher, sources.shared

@@ -85,6 +85,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
         priority: in a queue, "high" goes before "normal", and "low" is refused first.
         client: name of the authenticated client; "" without authentication.
         tags: the caller's labels, stored in the prediction log.
+        min_version: a `graph_version`: the answer must be of that version of the graph or of a later one.
         traceparent: W3C trace context that the request belongs to; "" without one.
         is_copy: a copy of a real request, to compare versions; no caller gets the answer.
     """
@@ -108,6 +109,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, gc=False):
     traceparent: str = ""
     is_copy: bool = False
     tags: tuple[str, ...] = ()
+    min_version: str = ""
 
 
 class ScoreResult(msgspec.Struct, frozen=True, gc=False):
@@ -125,6 +127,8 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         parts: for a pipeline, step -> "model/version" that answered; empty otherwise.
         graph_through_ms: on a live graph, the answer includes all events until this time, ms since 1970; 0
             on a snapshot.
+        features_age_ms: on a live graph whose features are in a feature store, the age of the oldest row
+            that the answer read, or that another answer of its batch did; -1 elsewhere.
     """
 
     model: str
@@ -136,6 +140,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     timings_ms: Mapping[str, float] = {}
     parts: Mapping[str, str] = {}
     graph_through_ms: int = 0
+    features_age_ms: int = -1
 
     def graph_age_ms(self, now_s: float) -> int:
         """Return the age of the graph state that the answer was computed on, ms.

@@ -79,6 +79,7 @@ def test_wrong_addresses_are_refused_by_name_and_without_the_password(text, said
         ("kafka://h:1", "must name one topic"),
         ("kafka://h:1/a/b", "must name one topic"),
         ("kafka://h:1/t?grup=g", "unknown option 'grup' of kafka://; did you mean 'group'"),
+        ("kafka://h:1/t?partition=first", "partition must be a number, 0 or more; got 'first'"),
         ("kafka://h:1/t?start=first", "start must be 'earliest' or 'latest'; got 'first'"),
         ("kafka://h:1/t?group.id=x", "group.id is set by Hopline"),
         ("kafka://h:1/t?no.such.setting=x", "no.such.setting"),

@@ -10,7 +10,7 @@ The three implementations must pass `hopline.testing.brokers`. This file depends
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -67,6 +67,17 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     topic: str = ""
     key: str = ""
     headers: dict[str, str] = {}
+
+
+class Placed(NamedTuple):
+    """Where a sent message is.
+
+    Attributes:
+        partition, position: with which a source of the topic delivers it; of Redis without the count.
+    """
+
+    partition: str
+    position: Position
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -202,8 +213,8 @@ class Sink(Protocol):
         """
         ...
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
-        """Send, and return when the broker has all of them.
+    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
+        """Send, and return when the broker has all of them: the place of each.
 
         Messages of one topic and key keep their order. After an error some may have been sent: sending
         all of them again may create duplicates, never gaps.

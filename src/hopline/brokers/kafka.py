@@ -36,13 +36,21 @@ _Result = TypeVar("_Result")
 def parse(text: str, setting: str) -> Address:
     """A Kafka address. Raises: ConfigError: see `Address.parse`; or no topic is named."""
     address = Address.parse(text, setting, ["kafka"], 9092)
-    address.expect(("timeout_s",), native=True)
+    address.expect(("timeout_s", "partition"), native=True)
     for name in address.options:
         if name in _OURS:
             raise address.wrong(f"{name} is set by Hopline; leave it out")
     if not address.path or "/" in address.path:
         raise address.wrong(f"{address} must name one topic, for example kafka://host:9092/edges")
     return address
+
+
+def partition_of(address: Address) -> int | None:
+    """The only partition that is read or written; None for all. Raises: ConfigError."""
+    text = address.text("partition")
+    if text and not text.isdecimal():
+        raise address.wrong(f"partition must be a number, 0 or more; got {text!r}")
+    return int(text) if text else None
 
 
 def driver_settings(address: Address, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ class KafkaQueue:
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = kafka.parse(text, setting)
+        if kafka.partition_of(self._address) is not None:
+            raise self._address.wrong("a queue shares all partitions of its topic; leave partition out")
         self._topic = self._address.path
         self._start = self._address.choice("start", ("earliest", "latest"))
         self._prefix = f"kafka/{self._topic}/"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from hopline.brokers import kafka
-from hopline.brokers.base import Health, Outgoing
+from hopline.brokers.base import Health, Outgoing, Placed
 from hopline.brokers.condition import Condition
 from hopline.errors import BrokerError, BrokerUnavailable
 
@@ -35,6 +36,8 @@ class KafkaSink:
 
     def __init__(self, text: str, setting: str) -> None:
         self._address = kafka.parse(text, setting)
+        only = kafka.partition_of(self._address)
+        self._partition = {} if only is None else {"partition": only}
         self._timeout_s = self._address.number("timeout_s", 30.0, 0.1)
         self._condition = Condition(str(self._address))
         self._producer: Any = None
@@ -47,15 +50,15 @@ class KafkaSink:
         self._thread = threading.Thread(target=self._serve, name="hopline-kafka-sink", daemon=True)
         self._thread.start()
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
         """As `Sink.send`."""
         if not messages:
-            return
+            return []
         batch = _Batch(len(messages), asyncio.get_running_loop())
-        for message in messages:
+        for at, message in enumerate(messages):
             while not batch.failed:
                 try:
-                    self._produce(message, batch)
+                    self._produce(message, batch, at)
                     break
                 except BufferError:  # the driver's queue is full
                     await asyncio.sleep(_FULL_S)
@@ -65,8 +68,8 @@ class KafkaSink:
         error, raw = batch.first()
         if error is None:
             self._condition.good()
-            return
-        self._raise(error, raw)
+            return [batch.placed[at] for at in range(len(messages))]
+        raise self._failure(error, raw)
 
     def health(self) -> Health:
         """As `Sink.health`."""
@@ -95,21 +98,22 @@ class KafkaSink:
         while not self._closing:
             self._producer.poll(_SLICE_S)  # calls `_Batch.done`
 
-    def _produce(self, message: Outgoing, batch: _Batch) -> None:
+    def _produce(self, message: Outgoing, batch: _Batch, at: int) -> None:
         try:
             self._producer.produce(
                 message.topic or self._address.path,
                 message.payload,
                 key=_bytes(message.key) if message.key else None,
                 headers=[(name, _bytes(value)) for name, value in message.headers.items()],
-                on_delivery=batch.done,
+                on_delivery=partial(batch.done, at=at),
+                **self._partition,
             )
         except KafkaException as error:
             batch.failed = True
             batch.refused = error.args[0], message.topic or self._address.path
             batch.done(None, None)
 
-    def _raise(self, error: KafkaError, topic: str) -> None:
+    def _failure(self, error: KafkaError, topic: str) -> BrokerError:
         reason = (
             f"{self._address}: a message to {topic!r} was rejected: {kafka.words(error, self._address)}"
         )
@@ -121,8 +125,8 @@ class KafkaSink:
             useless.poll(0)
         if error.fatal() or error.retriable() or error.code() in _PASSING:
             self._condition.bad(reason)
-            raise BrokerUnavailable(reason)
-        raise BrokerError(reason)
+            return BrokerUnavailable(reason)
+        return BrokerError(reason)
 
     def _on_error(self, error: KafkaError) -> None:
         self._condition.bad(kafka.words(error, self._address))
@@ -138,9 +142,12 @@ class _Batch:
         self._lock = threading.Lock()
         self.failed = False
         self.refused: tuple[KafkaError, str] | None = None
+        self.placed: dict[int, Placed] = {}
 
-    def done(self, error: KafkaError | None, raw: Any) -> None:
+    def done(self, error: KafkaError | None, raw: Any, at: int = -1) -> None:
         with self._lock:
+            if error is None and raw is not None:
+                self.placed[at] = Placed(f"kafka/{raw.topic()}/{raw.partition()}", raw.offset() + 1)
             if error is not None and self.refused is None:
                 self.failed = True
                 self.refused = error, raw.topic()

@@ -35,7 +35,7 @@ class KafkaSource:
     """A topic of a Kafka cluster; see `Source`.
 
     Args:
-        text: kafka://host:port/topic?group=g&start=earliest
+        text: kafka://host:port/topic?group=g&start=earliest&partition=0; without a partition, all are read.
         setting: name of the setting, for errors.
         clock: seconds, for waits and the search for new partitions.
     """
@@ -44,6 +44,7 @@ class KafkaSource:
         self._address = kafka.parse(text, setting)
         self._topic = self._address.path
         self._start = self._address.choice("start", ("earliest", "latest"))
+        self._only = kafka.partition_of(self._address)
         self._prefix = f"kafka/{self._topic}/"
         self._condition = Condition(str(self._address))
         self._backoff = Backoff()
@@ -185,7 +186,11 @@ class KafkaSource:
         topic = self._consumer.list_topics(self._topic, timeout=kafka.ASK_S).topics[self._topic]
         if topic.error is not None:
             raise BrokerUnavailable(f"topic {self._topic!r}: {topic.error.str()}")
-        return sorted(topic.partitions)
+        if self._only is None:
+            return sorted(topic.partitions)
+        if self._only not in topic.partitions:
+            raise BrokerUnavailable(f"topic {self._topic!r} has no partition {self._only}")
+        return [self._only]
 
     def _begin(self, number: int) -> int:
         # A partition that was added later is read from its first message.

@@ -12,7 +12,7 @@ import msgspec
 import nats.errors
 
 from hopline.brokers import nats_stream
-from hopline.brokers.base import Health, Outgoing
+from hopline.brokers.base import Health, Outgoing, Placed
 from hopline.brokers.condition import Backoff, Condition
 from hopline.errors import BrokerError, BrokerUnavailable
 
@@ -28,6 +28,8 @@ class _Ack(msgspec.Struct):
     """A stream's answer to a message."""
 
     error: _Refusal | None = None
+    stream: str = ""
+    seq: int = 0
 
 
 class NatsSink:
@@ -57,10 +59,12 @@ class NatsSink:
         """As `Sink.open`."""
         self._address.tls()  # raises an error for unusable files
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
         """As `Sink.send`."""
+        placed = []
         for first in range(0, len(messages), _AT_ONCE):
-            await self._send(messages[first : first + _AT_ONCE])
+            placed += await self._send(messages[first : first + _AT_ONCE])
+        return placed
 
     def health(self) -> Health:
         """As `Sink.health`."""
@@ -71,8 +75,9 @@ class NatsSink:
         self._condition.leave()
         await nats_stream.end(self._client)
 
-    async def _send(self, messages: Sequence[Outgoing]) -> None:
+    async def _send(self, messages: Sequence[Outgoing]) -> list[Placed]:
         waiting: dict[str, asyncio.Future[Any]] = {}
+        placed = []
         subject = ""
         try:
             await self._connect()
@@ -82,13 +87,15 @@ class NatsSink:
                     await self._publish(message, subject, waiting)
                 for message, answer in zip(messages, waiting.values(), strict=True):
                     subject = message.topic or self._address.text("subject") or self._address.path
-                    self._check(await answer, subject)
+                    ack = self._check(await answer, subject)
+                    placed.append(Placed(f"nats/{ack.stream}", ack.seq + 1))
         except nats_stream.FAILURES as error:
             raise self._failed(error, subject) from None
         finally:
             for token in waiting:
                 self._answers.pop(token, None)
         self._condition.good()
+        return placed
 
     async def _publish(self, message: Outgoing, subject: str, waiting: dict[str, Any]) -> None:
         self._sent += 1
@@ -98,14 +105,15 @@ class NatsSink:
         headers = nats_stream.headers_of(message.key, message.headers)
         await self._client.publish(subject, message.payload, reply=token, headers=headers)
 
-    def _check(self, raw: Any, subject: str) -> None:
+    def _check(self, raw: Any, subject: str) -> _Ack:
         if raw is None:
             raise nats.errors.ConnectionClosedError
         if (raw.headers or {}).get("Status") == "503":
             raise BrokerError(f"{self._address}: no stream stores messages of the subject {subject!r}")
-        error = msgspec.json.decode(raw.data, type=_Ack).error
+        ack = msgspec.json.decode(raw.data, type=_Ack)
+        error = ack.error
         if error is None:
-            return
+            return ack
         reason = f"{self._address}: a message to {subject!r} was rejected: {error.description}"
         raise BrokerUnavailable(reason) if error.code >= 500 else BrokerError(reason)
 

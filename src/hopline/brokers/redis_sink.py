@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hopline.brokers import redis_stream
-from hopline.brokers.base import Health, Outgoing
+from hopline.brokers.base import Health, Outgoing, Placed
 from hopline.brokers.condition import Condition
 from hopline.errors import BrokerError, BrokerUnavailable
 
@@ -34,8 +34,9 @@ class RedisSink:
         """As `Sink.open`."""
         self._connection = redis_stream.Connection(self._address)
 
-    async def send(self, messages: Sequence[Outgoing]) -> None:
+    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
         """As `Sink.send`."""
+        placed = []
         assert self._connection is not None
         for first in range(0, len(messages), _AT_ONCE):
             part = messages[first : first + _AT_ONCE]
@@ -46,9 +47,12 @@ class RedisSink:
             except redis_stream.FAILURES as error:
                 raise self._failed(error, "") from None
             for message, result in zip(part, results, strict=True):
+                stream = message.topic or self._entries.stream
                 if isinstance(result, Exception):
-                    raise self._failed(result, message.topic or self._entries.stream) from None
+                    raise self._failed(result, stream) from None
+                placed.append(Placed(f"redis/{stream}", result.decode()))
         self._condition.good()
+        return placed
 
     def health(self) -> Health:
         """As `Sink.health`."""

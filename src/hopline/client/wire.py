@@ -65,6 +65,7 @@ class _Answer(msgspec.Struct):
     missing: list[Any] | None = None
     parts: dict[str, str] = {}
     graph_age_ms: int = -1
+    features_age_ms: int = -1
 
 
 class _Failure(msgspec.Struct):
@@ -204,6 +205,7 @@ def read_result(content: bytes) -> ScoreResult:
         answer.degraded,
         parts=answer.parts,
         graph_through_ms=0 if answer.graph_age_ms < 0 else int(time.time() * 1e3) - answer.graph_age_ms,
+        features_age_ms=answer.features_age_ms,
     )
 
 

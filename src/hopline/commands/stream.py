@@ -134,6 +134,7 @@ def stream(
             on_unknown_node=on_unknown_node.value,
             on_schema_change=on_schema_change.value,
             once=once,
+            features_elsewhere=bool(resolved.features.store),
         ),
     )
     configure_logs(resolved.log)

@@ -107,6 +107,14 @@ class StateCacheConfig:
     memory_bytes: int = setting(
         256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0, memory_share=1 / 8
     )
+    l2: str = setting(
+        "",
+        "redis:// or redis-cluster:// address at which the servers of a fleet share rows of the state "
+        "cache; empty: off",
+    )
+    l2_timeout_ms: float = setting(
+        5.0, "how long a request waits for rows of state_cache.l2 before it computes them", minimum=0.1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +438,30 @@ class LiveConfig:
     """A graph that changes while it is served."""
 
     enabled: bool = setting(False, "accept changes to the graph from HTTP and from `hopline stream`")
+    stream: str = setting(
+        "",
+        "address of the stream that all servers of a fleet follow, such as kafka://host:9092/edges; the "
+        "graph's version is then named by its offset; empty: none",
+    )
+    dead_letters: str = setting(
+        "", "address or file for events of live.stream that cannot be applied; empty: they are logged"
+    )
+    snapshots: str = setting(
+        "",
+        "folder or address that servers of a fleet share: a new server starts from its newest snapshot; "
+        "empty: none",
+    )
+    catch_up_s: float = setting(
+        60.0,
+        "how long a new server takes no requests because it has not read all of live.stream",
+        minimum=0,
+    )
+    min_version_wait_ms: float = setting(
+        1000.0,
+        "how long a request waits for its min_version; after that it is refused with 503, so that another "
+        "server can answer it",
+        minimum=0,
+    )
     folder: Path | None = setting(
         None, "folder that stores the changes; default: the graph's folder with `.live` appended"
     )

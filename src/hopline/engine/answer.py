@@ -246,7 +246,16 @@ class Answerer:
         for request in requests:
             end = at + len(request.nodes)
             own = {name: values[at:end] for name, values in pairs}
-            results.append(ScoreResult(name, self._version, graph_version, own, graph_through_ms=through))
+            results.append(
+                ScoreResult(
+                    name,
+                    self._version,
+                    graph_version,
+                    own,
+                    graph_through_ms=through,
+                    features_age_ms=self.model.features_age_ms,
+                )
+            )
             at = end
         return results
 
@@ -472,6 +481,7 @@ class Answerer:
             outputs,
             missing,
             graph_through_ms=0 if self._live is None else self._live.through_ms,
+            features_age_ms=model.features_age_ms,
         )
 
 

@@ -41,7 +41,10 @@ class EgoModel:
         output_names: outputs that the model offers; it has no embedding apart from the logits.
         watch: separates sampling time from compute time.
         guard: as in `Model`.
+        features_age_ms: as in `Model`; its features are in the graph.
     """
+
+    features_age_ms = -1
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
         from hopline.runtimes.torch import WholeModel

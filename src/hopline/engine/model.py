@@ -163,6 +163,8 @@ class Model:
         state_dim: columns of a row of `states` of the head's node type.
         num_hops: message-passing layers.
         output_names: outputs that the model offers.
+        features_age_ms: on a live graph, the age of the oldest row of a source that was read since
+            `supply`; -1 for none.
         reads_attr: edge types whose attributes it reads.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
@@ -190,6 +192,8 @@ class Model:
         self._fetched_rows: FetchedRowsByType = {}
         self._used: set[str] | None = None
         self._least_share = 0.0
+        self.features_age_ms = -1
+        self._tells_age = bool(self.sources) and isinstance(graph, LiveView)
         self.student: Student | None = None
         self.watch = LapWatch()
         self.guard = Guard()
@@ -256,6 +260,7 @@ class Model:
         self._fetched_rows = fetched_rows
         self._used = used
         self._least_share = least_share
+        self.features_age_ms = -1
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
         """Rows that are missing to compute the final states of distinct ids: node type -> distinct ids."""
@@ -305,6 +310,10 @@ class Model:
         self.watch.computed()
         return found
 
+    def states(self, level: int, wanted: Mapping[str, IdArray]) -> dict[str, FloatArray]:
+        """States of one level, for measurements; as `final_states`."""
+        return self._states(level, wanted, NO_CUT)
+
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
         plan = make_plan(self.levels, level, wanted, as_of, self.guard)
         keep = True
@@ -319,6 +328,9 @@ class Model:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
                 keep = False  # state caches hold rows that any request would compute
+            if self._tells_age:
+                oldest_s = max(read.source.oldest_s(read.ids) for read in plan.reads)
+                self.features_age_ms = max(self.features_age_ms, int(1e3 * oldest_s))
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
         self.watch.computed()

@@ -38,6 +38,10 @@ class RowSource(Protocol):
         """
         ...
 
+    def oldest_s(self, ids: IdArray) -> float:
+        """Seconds since the oldest of these rows was fetched; 0 for no rows."""
+        ...
+
     def mean(self) -> FloatArray:
         """The row that replaces a missing one, float32 [dim]."""
         ...

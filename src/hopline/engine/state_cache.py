@@ -131,6 +131,7 @@ class StateCache:
     ) -> None:
         total = num_slots * num_workers
         self.num_slots = num_slots
+        self.dim = dim
         self._index = arena.take((num_nodes,), np.int32)
         self._tags = arena.take((total,), np.int64)
         self._visited = arena.take((total,), np.uint8)

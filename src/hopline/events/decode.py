@@ -13,7 +13,7 @@ The received bytes bound time and memory: declared sizes are counted first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
+from hopline.events.elsewhere import with_zeros, without_features
 from hopline.events.payloads import JsonEvents, read_json
 from hopline.events.rows import Refusals, Refused
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
@@ -80,10 +81,12 @@ class Decoder:
 
     Args:
         schema: the graph's.
+        features_elsewhere: features are in a feature store; see `elsewhere.py`.
     """
 
-    def __init__(self, schema: GraphSchema) -> None:
-        self._schema = schema
+    def __init__(self, schema: GraphSchema, *, features_elsewhere: bool = False) -> None:
+        self._whole = schema if features_elsewhere else None
+        self._schema = schema = without_features(schema) if features_elsewhere else schema
         self._edge_types = tuple(schema.edge_types)
         self._node_types = tuple(schema.node_types)
 
@@ -102,7 +105,10 @@ class Decoder:
             for segment in read(list(group), count, refusals, refused):
                 segments.append(segment)
                 count += len(segment.ids)
-        return _joined(segments, count, refusals, refused, sent_ms)
+        decoded = _joined(segments, count, refusals, refused, sent_ms)
+        if self._whole is None or not decoded.changes.nodes:
+            return decoded
+        return replace(decoded, changes=with_zeros(decoded.changes, self._whole))
 
     def _json(
         self, payloads: list[tuple[int, bytes]], first: int, refusals: Refusals, refused: list[Refused]

@@ -98,6 +98,11 @@ class L1Rows:
                         self._ages.observe(float(age))
         return missing
 
+    def oldest_s(self, ids: IdArray) -> float:
+        """See `RowSource.oldest_s`."""
+        ages = self.cache.ages(ids, time.monotonic())
+        return float(ages[ages == ages].max(initial=0.0))  # NaN: not there any more, and just fetched
+
     def mean(self) -> FloatArray:
         """See `RowSource.mean`."""
         if self._mean is None:

@@ -124,6 +124,12 @@ class WriterLink:
         message = wire.frame(wire.Ask(number, "step_aside"))
         await self._ask(number, message, wire.Status, self._timeout_s)
 
+    async def caught_up(self) -> None:
+        """Report that the graph has everything that its stream has. Raises: WriterUnavailable."""
+        number = self._number()
+        message = wire.frame(wire.Ask(number, "caught_up"))
+        await self._ask(number, message, wire.Status, self._timeout_s)
+
     async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
         """The present version, and node type -> ids of nodes whose answers changed after one.
 

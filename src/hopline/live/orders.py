@@ -37,6 +37,8 @@ def writer_orders(
         "yields": yields,
         "stand_by_s": live.stand_by_s,
         "memory_fd": memory_fd,
+        "follows": bool(live.stream),
+        "snapshots": live.snapshots,
         "spare_nodes": live.spare_nodes,
         "spare_edges": live.spare_edges,
         "num_levels": live.levels or levels_of(config.models.repository),

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -33,6 +34,7 @@ from hopline.graph.live.seen import CAPACITY
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter
 from hopline.live.server import Counts, WriterServer
+from hopline.live.shared_snapshots import SharedSnapshots
 from hopline.live.take_over import Relieved, take_over
 from hopline.process.parent import on_parent_end, read_orders, say_ready
 
@@ -68,6 +70,8 @@ class Orders(msgspec.Struct, frozen=True):
         verify: compare the hashes of the snapshot before using it.
         drain_s: seconds to answer batches that were accepted before SIGTERM.
         ready: descriptor on which it reports that it is ready; -1 for stdout.
+        snapshots: address of the snapshots that the hosts of a fleet share; "" for none.
+        follows: only a stream changes the graph, and names its versions.
         log_level: of its log, on stderr.
         nice: niceness, so that processes that answer requests run first.
     """
@@ -90,6 +94,8 @@ class Orders(msgspec.Struct, frozen=True):
     verify: bool = True
     drain_s: float = 10.0
     ready: int = -1
+    follows: bool = False
+    snapshots: str = ""
     log_level: str = "INFO"
     nice: int = 0
 
@@ -127,6 +133,9 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
     if watch_stdin:
         on_parent_end(stopping.set)
     base = await _started(stopping, Graph.open, orders.graph)
+    shared = SharedSnapshots(orders.snapshots, base.version) if orders.snapshots else None
+    if shared is not None:
+        await _started(stopping, shared.fetch, Path(orders.folder))
     try:
         home = await _taken_over(orders, base, stopping)
     except Relieved as error:
@@ -146,6 +155,7 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
             snapshot_s=orders.snapshot_s,
             clock=time.monotonic,
             yields=orders.yields,
+            publish=None if shared is None else partial(shared.publish, Path(orders.folder)),
         )
         await server.listen(Path(orders.socket))
         log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)
@@ -232,6 +242,7 @@ def _recovered(orders: Orders, home: LiveHome, base: Graph) -> Keeper:
         lambda: LiveView(shared, schema, ids),
         _now_ms,
         orders.seen_events,
+        follows=orders.follows,
     )
     count = keeper.recover()
     preflight(schema, num_levels=memory.plan.num_levels, reads_degrees=memory.plan.reads_degrees)

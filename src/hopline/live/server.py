@@ -81,6 +81,10 @@ class AppliesChanges(Protocol):
         """The present version, and nodes whose answers changed after one."""
         ...
 
+    def caught_up(self) -> None:
+        """Record that the graph has everything that its stream has."""
+        ...
+
     def confirm(self) -> None:
         """Record that the present version contains all events until now."""
         ...
@@ -130,6 +134,7 @@ class WriterServer:
         snapshot_s: and when the last one is this old, if anything changed; 0 means never.
         clock: monotonic seconds.
         yields: whether it gives up the folder when another writer asks.
+        publish: called in a thread with each snapshot that was written; None for nothing.
 
     Attributes:
         counts: since the last report; replace it to reset. totals: since the writer started.
@@ -147,7 +152,9 @@ class WriterServer:
         snapshot_s: float,
         clock: Callable[[], float],
         yields: bool = False,
+        publish: Callable[[Any], object] | None = None,
     ) -> None:
+        self._publish = publish
         self.counts, self.totals = Counts(), Counts()
         self.broken, self.relieved = asyncio.Event(), asyncio.Event()
         self._yields = yields
@@ -235,7 +242,7 @@ class WriterServer:
             draft = await self._in_thread(self._keeper.begin_snapshot)
             if draft is None:
                 return
-            await asyncio.to_thread(self._keeper.write_snapshot, draft)
+            entry = await asyncio.to_thread(self._keeper.write_snapshot, draft)
             self._problem = ""
             log.info(
                 "snapshot of version %d written in %.1f s",
@@ -245,6 +252,12 @@ class WriterServer:
         except GraphError as error:
             self._problem = str(error)
             log.error("no snapshot was written: %s; the log keeps growing", error)
+            return
+        if self._publish is not None:
+            try:
+                await asyncio.to_thread(self._publish, entry)
+            except GraphError as error:
+                log.error("%s; new hosts start from an older snapshot", error)
 
     async def _in_thread(self, call: Callable[..., ResultT], *args: Any) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
@@ -317,6 +330,8 @@ class WriterServer:
             return wire.Affected(ask.number, sequence, {k: wire.pack_ids(ids) for k, ids in nodes.items()})
         if ask.what == "step_aside" and not self._yields:
             raise Conflict("the writer belongs to a server and stops only with that server")
+        if ask.what == "caught_up":
+            await self._in_thread(self._keeper.caught_up)
         if ask.what == "snapshot":
             if self._snapshot is None or self._snapshot.done():
                 self._snapshot = asyncio.ensure_future(self._write_snapshot())

@@ -11,6 +11,7 @@ from hopline.errors import GraphError, WriterUnavailable
 from hopline.graph import Graph
 from hopline.graph.live.home import graph_folder
 from hopline.graph.live.manifest import NAME, read_manifest
+from hopline.graph.live.version import version_name
 from hopline.live.link import WriterLink
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def is_live_folder(path: Path) -> bool:
 
 
 def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
-    """The newest snapshot of a live folder; its version is the live graph's, "<first graph>+<sequence>".
+    """The newest snapshot of a live folder; its version is named as the live graph's (`version.py`).
 
     If there is none yet, the graph that the live graph began with.
 
@@ -58,7 +59,7 @@ def open_snapshot(folder: Path, *, fresh: bool = True) -> Graph:
             if read_manifest(folder) == manifest:
                 raise
             continue
-        graph.__dict__["version"] = f"{manifest.lineage}+{entry.sequence}"
+        graph.__dict__["version"] = entry.name or version_name(manifest.lineage, entry.sequence)
         return graph
     raise GraphError(f"{folder}: its snapshots are replaced faster than they can be opened")
 

@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from hopline.config.schema import Config
 from hopline.errors import BadRequest, DeadlineExceeded, RequestTooLarge
 from hopline.events import arrow_rows
 from hopline.events.decode import Decoder
+from hopline.events.payloads import together
 from hopline.graph.live.changes import Applied
+from hopline.graph.live.memory import LiveMemory
+from hopline.graph.live.version import version_name
 from hopline.graph.live.view import LiveView
 from hopline.live.link import WriterLink
+from hopline.live.stream_sender import StreamSender
 from hopline.live.watch import WriterWatch
 from hopline.observe.metrics import Metrics
 
@@ -34,16 +39,22 @@ class LiveUpdates:
         socket: of the writer.
         worker: number of this process.
         metrics: of the server.
+        settings: of the server; if the graph follows a stream, changes are sent there.
     """
 
-    def __init__(self, graph: LiveView, socket: Path, worker: int, metrics: Metrics) -> None:
+    def __init__(
+        self, graph: LiveView, socket: Path, worker: int, metrics: Metrics, settings: Config
+    ) -> None:
+        config = settings.live
         self._graph = graph
-        self._decoder = Decoder(graph.schema)
+        self._stream = StreamSender(config.stream) if config.stream else None
+        self._patience_until = time.monotonic() + config.catch_up_s
+        self._decoder = Decoder(graph.schema, features_elsewhere=bool(settings.features.store))
         self._link = WriterLink(socket, f"worker {worker}")
         count = metrics.counter(
             "hopline_graph_events_total", "Events that clients sent to the live graph.", ("outcome",)
         )
-        self._count = {name: count(name) for name in ("applied", "duplicate", "refused")}
+        self._count = {name: count(name) for name in ("applied", "duplicate", "refused", "accepted")}
         sequence = metrics.gauge("hopline_graph_sequence", "Version of the live graph.", merge="max")
         sequence().set_function(lambda: float(graph.memory.version))
         age = metrics.gauge(
@@ -66,7 +77,21 @@ class LiveUpdates:
         if self._watch is not None:
             await self._watch.close()
         await self._link.close()
+        if self._stream is not None:
+            await self._stream.close()
         self._graph.close()
+
+    @property
+    def memory(self) -> LiveMemory:
+        """Of the graph."""
+        return self._graph.memory
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the graph has had everything that its stream has, or this was waited for long enough."""
+        if self._stream is None or self._graph.memory.is_caught_up:
+            return True
+        return time.monotonic() >= self._patience_until
 
     async def apply(self, payload: bytes, deadline: float | None = None) -> dict[str, Any]:
         """Apply events; returns when they are durable and all workers of the host see them.
@@ -102,7 +127,14 @@ class LiveUpdates:
                 raise BadRequest(f"the events cannot be read: {whole.reason}")
             if not refused:
                 raise BadRequest("the body holds no event")
-            return self._outcome(Applied(self._graph.memory.version, 0), [], refused, num_refused)
+            nothing = Applied(self._graph.memory.version, 0)
+            return self._outcome(nothing, self.graph_version, [], refused, num_refused)
+        if self._stream is not None:
+            if num_refused:
+                payload = together(payload, decoded.index.tolist())
+            offset = await self._stream.send(payload, deadline)
+            version = version_name(self._graph.memory.plan.lineage, 0, offset)
+            return self._outcome(Applied(0, 0), version, [], refused, num_refused, accepted=count)
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the events were sent to the writer")
@@ -120,7 +152,14 @@ class LiveUpdates:
             for each in heapq.nsmallest(_MAX_LISTED, rejected, key=lambda each: each.order)
         ]
         duplicates = places[np.asarray(applied.duplicates, np.int64)].tolist()
-        return self._outcome(applied, duplicates, refused, num_refused)
+        version = version_name(self._graph.memory.plan.lineage, applied.sequence)
+        return self._outcome(applied, version, duplicates, refused, num_refused)
+
+    @property
+    def graph_version(self) -> str:
+        """The newest version."""
+        with self._graph as graph:
+            return graph.version
 
     def describe(self) -> dict[str, Any]:
         """The present state: version, counts, age."""
@@ -137,21 +176,29 @@ class LiveUpdates:
     def _outcome(
         self,
         applied: Applied,
+        version: str,
         duplicates: Sequence[int],
         refused: list[dict[str, Any]],
         num_refused: int,
+        accepted: int = 0,
     ) -> dict[str, Any]:
         self._count["applied"].inc(applied.num_applied)
         self._count["duplicate"].inc(len(duplicates))
         self._count["refused"].inc(num_refused)
-        lineage = self._graph.memory.plan.lineage
+        self._count["accepted"].inc(accepted)
         answer: dict[str, Any] = {
             "sequence": applied.sequence,
-            "graph_version": f"{lineage}+{applied.sequence}" if applied.sequence else lineage,
+            "graph_version": version,
             "applied": applied.num_applied,
             "duplicates": duplicates,
             "refused": sorted(refused, key=_place)[:_MAX_LISTED],
         }
+        if self._stream is not None:  # what was applied is known when the stream is read
+            answer = {
+                "graph_version": version,
+                "accepted": accepted,
+                "refused": answer["refused"],
+            }
         if num_refused > _MAX_LISTED:
             answer["num_refused"] = num_refused
         return answer

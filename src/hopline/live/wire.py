@@ -27,7 +27,7 @@ from hopline.graph.live.changes import Ids
 from hopline.graph.schema import GraphSchema
 from hopline.process.wire import Refusal, Wire, WireError
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -66,14 +66,15 @@ class Apply(msgspec.Struct, tag="apply"):
 
 
 class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
-    """Other requests: status, an immediate snapshot, changed nodes, and to stop.
+    """Other requests: status, an immediate snapshot, changed nodes, to stop, and a note of the stream that
+    the graph has everything that the broker has.
 
     Attributes:
         since: a version, for "affected".
     """
 
     number: int
-    what: Literal["status", "snapshot", "affected", "step_aside"]
+    what: Literal["status", "snapshot", "affected", "step_aside", "caught_up"]
     since: int = 0
 
 

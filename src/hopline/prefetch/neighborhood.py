@@ -28,6 +28,10 @@ class Presence:
         """See `RowSource.read`; does not copy rows."""
         return self._l1_rows.cache.probe(ids, time.monotonic())
 
+    def oldest_s(self, ids: IdArray) -> float:
+        """See `RowSource.oldest_s`."""
+        return self._l1_rows.oldest_s(ids)
+
     def mean(self) -> FloatArray:
         """See `RowSource.mean`."""
         return self._l1_rows.mean()

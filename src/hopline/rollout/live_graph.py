@@ -30,10 +30,10 @@ def open_live_graph(config: Config) -> LiveView:
         GraphError: the memory is another version's, or no snapshot fits it, or no process is left to fill
         it.
     """
-    if config.features.store:
+    if config.features.prefetcher is not None:
         raise ConfigError(
-            "live.enabled: features.store is set as well; a live graph holds its features itself: leave "
-            "one of the two out"
+            "features.prefetcher: a prefetcher reads a snapshot, and live.enabled is set; leave one of the "
+            "two out"
         )
     memory = _filled(config.worker.live_memory)
     base = Graph.open(needed_folder(config, "graph.path"))

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopline.rollout.process_starter import ProcessStarter
+    from hopline.rollout.state_l2 import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,11 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
+        self._state_store: StateStore | None = None
+        if config.state_cache.l2:
+            from hopline.rollout.state_l2 import StateStore
+
+            self._state_store = StateStore(config, metrics)
 
     def expect(self, num_units: int) -> None:
         """Divide the memory of the state caches among so many units; later ones get as much as these."""
@@ -272,6 +278,8 @@ class Loader:
         if self._starter is not None:
             await self._starter.close()
         await self._in_thread(self._populator.close)
+        if self._state_store is not None:
+            await self._state_store.close()
         await self.inputs.close()
         for threads in (self._executor, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -350,8 +358,12 @@ class Loader:
     ) -> QueuedVersion:
         check_schema(spec, graph)  # before anything reads what the graph may not have
         key = self._region_key(load, spec, graph)
+        share = self._share
+        if isinstance(graph, LiveView) and inputs.sources is not None:
+            # Its rows tell when the graph changes under them, and not when the store's features do.
+            share = 0
         plan, arena = self._regions.take(
-            key, self._share, lambda share: StateCachePlan(spec, graph, share, self.config.worker.count)
+            key, share, lambda share: StateCachePlan(spec, graph, share, self.config.worker.count)
         )
         load.hold(lambda: self._regions.give_back(key))
         self._populator.add(arena.mapping)
@@ -362,7 +374,21 @@ class Loader:
         loaded = load_model(folder, spec, graph, state_caches, self.config.compute.threads, l1_rows)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
-        return self._queued(GraphComputer(loaded, self.config, sources, load.unit.id), limits)
+        computer = GraphComputer(loaded, self.config, sources, load.unit.id)
+        if self._state_store is not None and isinstance(loaded, Model) and loaded.state_caches:
+            if isinstance(graph, LiveView) or sources is not None:
+                log.warning(
+                    "%s: state_cache.l2 has no effect: its rows change with %s",
+                    load,
+                    "the graph" if isinstance(graph, LiveView) else "the features of the store",
+                )
+            else:
+                from hopline.rollout.state_l2 import StateL2
+
+                computer.share_states(
+                    StateL2(self._state_store, loaded, load.unit.id, self.config.compute.threads)
+                )
+        return self._queued(computer, limits)
 
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.rollout.process_version")

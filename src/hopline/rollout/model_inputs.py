@@ -159,9 +159,9 @@ class SharedInputs:
             snapshot = await loop.run_in_executor(self._threads, self.snapshots.take, unit.graph)
         try:
             graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
-            if isinstance(graph, LiveView):
-                return ModelInputs(graph)
             sources = await self._open_sources(graph, unit)
+            if isinstance(graph, LiveView):
+                return ModelInputs(graph, sources)
             await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
             return ModelInputs(graph, sources, snapshot)
         except BaseException:
@@ -193,7 +193,7 @@ class SharedInputs:
             graph = in_huge_pages(graph, features=not self._config.features.store)
         return graph
 
-    async def _open_sources(self, graph: Graph, unit: Unit) -> Sources | None:
+    async def _open_sources(self, graph: Graph | LiveView, unit: Unit) -> Sources | None:
         if not self._config.features.store:
             return None
         loop = asyncio.get_running_loop()
@@ -208,7 +208,8 @@ class SharedInputs:
                 # the server's own groups were found good when it started
                 raise BadRequest(f"groups: {', '.join(unit.groups)}: {error}") from None
             raise
-        if self.on_sources is not None and not (unit.graph or unit.groups):
+        is_own = not (unit.graph or unit.groups)
+        if self.on_sources is not None and is_own and isinstance(graph, Graph):
             self.on_sources(sources, graph)
         return sources
 

@@ -135,10 +135,9 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
     """Whether rows of a file hold on a graph, but for those that the second result says have changed."""
     if not getattr(graph, "is_live", False):
         return plan.graph_version == graph.version, None
-    lineage, _, sequence = plan.graph_version.partition("+")
-    live, since = graph.memory.plan, int(sequence or 0)
-    # It knows neither future versions nor models whose changes it does not track.
-    if lineage != live.lineage or since > graph.clock.version or not has_changed_at(spec, graph):
+    since = _since(plan.graph_version, graph)
+    # It does not know models whose changes it does not track.
+    if since is None or not has_changed_at(spec, graph):
         return False, None
     changed_at = graph.nodes[plan.node_type].changed_at[spec.reach]
 
@@ -147,6 +146,22 @@ def _same_graph(plan: PrecomputedPlan, spec: ModelSpec, graph: Any) -> tuple[boo
         return held
 
     return True, unchanged
+
+
+def _since(version: str, graph: Any) -> int | None:
+    """The count of changes at a version of a live graph; None if this host cannot tell it.
+
+    A host does not know how it counted earlier offsets of its stream, and no future version.
+    """
+    lineage, _, sequence = version.partition("+")
+    if lineage != graph.memory.plan.lineage:
+        return None
+    if not sequence:
+        return 0
+    if graph.offset.is_named:
+        return graph.clock.version if version == graph.version else None
+    since = int(sequence) if sequence.isdecimal() else None
+    return since if since is not None and since <= graph.clock.version else None
 
 
 def _known_rows(file: PrecomputedFile, graph: Any) -> NDArray[np.bool_]:

@@ -28,6 +28,8 @@ from hopline.features.retry import RetryPolicy
 from hopline.features.shared_file import HEADER_BYTES, SharedFile
 from hopline.features.tier import Tier
 from hopline.graph import Graph
+from hopline.graph.live.version import lineage_of
+from hopline.graph.live.view import LiveView
 from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
 from hopline.process.populate import Populator
@@ -78,7 +80,7 @@ class Sources:
         self._populator = populator
         self._arenas: list[Arena] = []
 
-    async def open(self, graph: Graph, threads: Executor | None = None) -> None:
+    async def open(self, graph: Graph | LiveView, threads: Executor | None = None) -> None:
         """Connect, compare schemas and map L1.
 
         Args:
@@ -120,7 +122,7 @@ class Sources:
 
     def _near_rows(
         self,
-        graph: Graph,
+        graph: Graph | LiveView,
         described: Mapping[str, FeatureGroup],
         ttls: Mapping[str, str],
         origin: Tier,
@@ -188,9 +190,9 @@ class Sources:
         retry = RetryPolicy(share=settings.retry_share)
         return Tier(name, store, breaker=breaker, retry=retry, metrics=self.metrics)
 
-    def _plans(self, graph: Graph, groups: Mapping[str, FeatureGroup]) -> dict[str, CachePlan]:
+    def _plans(self, graph: Graph | LiveView, groups: Mapping[str, FeatureGroup]) -> dict[str, CachePlan]:
         """L1's memory divided by the size of all rows."""
-        sizes = {name: graph.nodes[name].num_nodes * group.dim for name, group in groups.items()}
+        sizes = {name: graph.nodes[name].capacity * group.dim for name, group in groups.items()}
         total = max(1, sum(sizes.values()))
         memory = self._config.features.memory_bytes
         num_workers = self._config.worker.count
@@ -199,7 +201,7 @@ class Sources:
             shares += (_PREFETCHER_SHARE * num_workers,)
         return {
             name: CachePlan.within(
-                graph.nodes[name].num_nodes,
+                graph.nodes[name].capacity,
                 group.dim,
                 memory * sizes[name] // total,
                 len(shares),
@@ -209,7 +211,7 @@ class Sources:
         }
 
     def _arena(
-        self, graph: Graph, groups: Mapping[str, FeatureGroup], plans: Mapping[str, CachePlan]
+        self, graph: Graph | LiveView, groups: Mapping[str, FeatureGroup], plans: Mapping[str, CachePlan]
     ) -> Arena:
         """L1's memory: a file with a name, that of the supervisor, or this process's own."""
         num_bytes = sum(plan.num_bytes for plan in plans.values())
@@ -222,7 +224,7 @@ class Sources:
             return arena
         described = {name: [group.name, group.hash] for name, group in groups.items()}
         layout = {
-            "graph.path": graph.version,
+            "graph.path": lineage_of(graph.version),
             # Whose rows they are, without a password.
             "features.store": _short(urlsplit(settings.store)._replace(netloc=_place(settings.store))),
             "features.groups": _short(described),
@@ -253,7 +255,7 @@ def _short(value: object) -> str:
     return hashlib.sha256(msgspec.json.encode(value)).hexdigest()[:12]
 
 
-def _check(group: FeatureGroup, graph: Graph, node_type: str) -> None:
+def _check(group: FeatureGroup, graph: Graph | LiveView, node_type: str) -> None:
     """The store's rows must be the features that models were packaged for: the graph's."""
     schema = graph.schema.node_types[node_type]
     differences = []
@@ -271,10 +273,10 @@ def _check(group: FeatureGroup, graph: Graph, node_type: str) -> None:
         )
 
 
-def _mean_row(graph: Graph, node_type: str) -> FloatArray:
+def _mean_row(graph: Graph | LiveView, node_type: str) -> FloatArray:
     features = graph.nodes[node_type].features
     step = max(1, math.ceil(features.shape[0] / _MEAN_ROWS))
-    mean: FloatArray = np.asarray(features[::step], np.float32).mean(axis=0)
+    mean: FloatArray = np.asarray(features[np.arange(0, features.shape[0], step)], np.float32).mean(axis=0)
     return mean
 
 

@@ -300,6 +300,17 @@ class BrokerSuite(_Suite):
         await collect(source, 50)
         assert sum((await source.lag()).values()) == 0
 
+    async def test_a_sink_says_where_a_message_is(self, brokers: _Brokers) -> None:
+        """As a source that delivers it does; Redis adds a count there."""
+        sink = await brokers.sink()
+        placed = await sink.send(outgoing(range(20)))
+        placed += await sink.send(outgoing(range(20, 30)))
+        source = await brokers.source()
+        got = {int(message.payload): message for message in await collect(source, 30)}
+        assert [place.partition for place in placed] == [got[i].partition for i in range(30)]
+        positions = [str(got[i].position).partition("@")[0] for i in range(30)]
+        assert [str(place.position) for place in placed] == positions
+
     async def test_readers_of_a_queue_share_its_messages(self, brokers: _Brokers) -> None:
         """Every message comes once, to one reader."""
         first = await brokers.queue()

@@ -41,6 +41,7 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.LogFull: StatusCode.UNAVAILABLE,
     errors.LogFailed: StatusCode.UNAVAILABLE,
     errors.WriterUnavailable: StatusCode.UNAVAILABLE,
+    errors.GraphBehind: StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: StatusCode.DEADLINE_EXCEEDED,
     errors.ArtifactError: StatusCode.FAILED_PRECONDITION,
     errors.ArtifactCorrupted: StatusCode.FAILED_PRECONDITION,

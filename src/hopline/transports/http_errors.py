@@ -36,6 +36,7 @@ HTTP_STATUS: dict[type[errors.HoplineError], int] = {
     errors.LogFull: 503,
     errors.LogFailed: 503,
     errors.WriterUnavailable: 503,
+    errors.GraphBehind: 503,
     errors.DeadlineExceeded: 504,
     errors.ArtifactError: 422,
     errors.ArtifactCorrupted: 422,

@@ -157,6 +157,8 @@ def answer_parameters(result: ScoreResult) -> dict[str, str]:
     parameters = {"graph_version": result.graph_version}
     if result.graph_through_ms:
         parameters["graph_age_ms"] = str(result.graph_age_ms(time.time()))
+    if result.features_age_ms >= 0:
+        parameters["features_age_ms"] = str(result.features_age_ms)
     if result.degraded:
         parameters["degraded"] = ",".join(result.degraded)
     if result.parts:

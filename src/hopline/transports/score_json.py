@@ -205,6 +205,8 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     tail = b"}" if missing is None else b',"missing":' + _missing_ids(request, missing) + b"}"
     if result.graph_through_ms:
         tail = b',"graph_age_ms":%d%b' % (result.graph_age_ms(time.time()), tail)
+    if result.features_age_ms >= 0:
+        tail = b',"features_age_ms":%d%b' % (result.features_age_ms, tail)
     if result.parts:
         tail = b',"parts":' + orjson.dumps(result.parts) + tail
     return b'%b"outputs":{%b},"degraded":%b%b' % (head, b",".join(parts), degraded, tail)

@@ -56,6 +56,7 @@ class Kept:
         spare: int = 60_000,
         positions: int = 0,
         memory: LiveMemory | None = None,
+        follows: bool = False,
         **more: Any,
     ) -> None:
         self.home = LiveHome.open(folder, graph, **more)
@@ -78,6 +79,7 @@ class Kept:
             LiveWriter(self.memory, graph.schema, ids, lambda: 1000),
             lambda: LiveView(self.memory, graph.schema, ids),
             lambda: 1000,
+            follows=follows,
         )
         self.num_replayed = self.keeper.recover()
         self.view = LiveView(self.memory, graph.schema, ids)

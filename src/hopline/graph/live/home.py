@@ -28,6 +28,7 @@ from hopline.graph.live.log import SEGMENT_BYTES, Log
 from hopline.graph.live.manifest import Manifest, SnapshotEntry, read_manifest, write_manifest
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State, read_state, write_state
+from hopline.graph.live.version import NO_OFFSET, OFFSET, read_offset, version_name
 from hopline.graph.snapshot import Graph
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class LiveHome:
         """
         name = f"{state.sequence:020d}"
         folder = self.folder / "snapshots"
-        entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{name}")
+        entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{name}", name_of(state))
         if any(known.sequence == state.sequence for known in self.snapshots):
             return entry
         scratch = draft_of(folder / name)
@@ -189,6 +190,13 @@ class LiveHome:
             self._manifest = Manifest(self.lineage, self._manifest.base, tuple(whole))
 
 
+def name_of(state: State) -> str:
+    """The name of a snapshot's version."""
+    named = state.positions.get(OFFSET)
+    offset = NO_OFFSET if named is None else read_offset(named)
+    return version_name(state.lineage, state.sequence, offset)
+
+
 def graph_folder(folder: Path, entry: SnapshotEntry) -> Path:
     """The folder of the graph of a snapshot in the live folder."""
     return folder / entry.folder / _GRAPH
@@ -210,7 +218,9 @@ def _derived(folder: Path, base: Graph) -> Manifest:
             state = read_state(path / _STATE)
             if state.lineage == base.version:
                 version = storage.read(path / _GRAPH).version
-                entries.append(SnapshotEntry(state.sequence, version, f"snapshots/{path.name}"))
+                entries.append(
+                    SnapshotEntry(state.sequence, version, f"snapshots/{path.name}", name_of(state))
+                )
     return Manifest(base.version, "" if base.path is None else str(base.path), tuple(entries[:_KEPT]))
 
 

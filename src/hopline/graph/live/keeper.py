@@ -24,6 +24,17 @@ from hopline.graph.live.manifest import Positions, SnapshotEntry, read_positions
 from hopline.graph.live.seen import CAPACITY, SeenWindow, hashed
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State
+from hopline.graph.live.version import (
+    APPLIED,
+    DUPLICATE,
+    MESSAGES,
+    NO_OFFSET,
+    OFFSET,
+    REJECTED,
+    StreamOffset,
+    advanced,
+    read_offset,
+)
 from hopline.graph.live.view import LiveView
 from hopline.graph.live.writer import LiveWriter, Prepared
 
@@ -56,6 +67,7 @@ class Keeper:
         view: creates a reader of the memory, for snapshots.
         now_ms: the clock, ms since 1970.
         capacity: event ids that are remembered.
+        follows: only a stream changes the graph, and names its versions.
 
     Attributes:
         positions: source -> the position that follows its last event in the graph.
@@ -69,8 +81,11 @@ class Keeper:
         view: Callable[[], LiveView],
         now_ms: Callable[[], int],
         capacity: int = CAPACITY,
+        *,
+        follows: bool = False,
     ) -> None:
         self.home = home
+        self._follows = follows
         self.writer = writer
         self._view = view
         self._now_ms = now_ms
@@ -112,7 +127,8 @@ class Keeper:
         if writer.memory.is_filled:
             writer.attach()
         else:
-            writer.fill(start.graph, start.state.changed_at, start.state.through_ms)
+            offset = _offset_in(start.state.positions) or NO_OFFSET
+            writer.fill(start.graph, start.state.changed_at, start.state.through_ms, offset)
         self._seen.add(start.state.seen)
         self.positions = dict(start.state.positions)
         alone = read_positions(self.home.folder)
@@ -134,7 +150,8 @@ class Keeper:
             self._snapshot_bytes += len(payload)
             if sequence <= writer.sequence:  # the memory has it already
                 continue
-            prepared = writer.prepare(entry.changes, entry.skip)
+            place = _offset_in(entry.changes.positions)
+            prepared = writer.prepare(entry.changes, entry.skip, moves=place is not None)
             if any(each.code == "full" for each in prepared.applied.rejected):
                 raise GraphError(
                     f"{self.home.folder}: the changes up to sequence {sequence} do not fit into the live "
@@ -145,7 +162,7 @@ class Keeper:
                     f"{self.home.folder}: record {sequence} does not fit the graph: it results in version "
                     f"{prepared.applied.sequence}, {prepared.applied.rejected[:1]}; {ADVICE}"
                 )
-            writer.publish([prepared], entry.through_ms)
+            writer.publish([prepared], entry.through_ms, place)
             count += 1
         if writer.sequence != self.home.log.last:
             raise LogDamaged(
@@ -176,19 +193,28 @@ class Keeper:
         through_ms = _through(batches, self._now_ms())
         prepared: list[Prepared] = []
         size, begin = 0, 0
+        offset = self.writer.offset
         try:
             for changes, own in zip(batches, keys, strict=True):
                 skip = np.zeros(changes.num_events, np.bool_)
                 if len(own):
                     skip = ~new[begin : begin + len(own)]
                     begin += len(own)
-                one = self.writer.prepare(changes, skip)
+                messages = changes.positions.get(MESSAGES)
+                one = self.writer.prepare(changes, skip, moves=bool(messages))
+                if any(each.code == "full" for each in one.applied.rejected):
+                    if len(batches) > 1:
+                        self._undo()
+                        return None
+                    if messages is not None:  # applied wholly or not at all: its place names the version
+                        raise LogFull(_full(one))
+                offset = self._advanced(offset, one, messages)
+                if messages is not None:
+                    positions = {name: at for name, at in changes.positions.items() if name != MESSAGES}
+                    one.changes = replace(changes, positions={**positions, OFFSET: str(offset)})
                 prepared.append(one)
-                if len(batches) > 1 and any(each.code == "full" for each in one.applied.rejected):
-                    self._undo()
-                    return None
-                if one.applied.num_applied:
-                    payload = encode_entry(Entry(changes, one.skip, through_ms))
+                if one.is_version:
+                    payload = encode_entry(Entry(one.changes, one.skip, through_ms))
                     self.home.log.append(one.applied.sequence, payload)
                     size += len(payload)
             self.home.log.sync()
@@ -196,7 +222,7 @@ class Keeper:
             self._undo()
             raise
         self._snapshot_bytes += size
-        self.writer.publish(prepared, through_ms)
+        self.writer.publish(prepared, through_ms, offset)
         before = dict(self.positions)
         for one, own in zip(prepared, keys, strict=True):
             self._remember(one.changes, one.skip, own)
@@ -218,6 +244,10 @@ class Keeper:
                 if len(changed):
                     found[name] = nodes.ids.external(changed)
             return view.clock.version, found
+
+    def caught_up(self) -> None:
+        """Record that the graph has everything that its stream has."""
+        self.writer.memory.set_caught_up()
 
     def confirm(self) -> None:
         """Record that the present version contains everything that happened until now."""
@@ -268,7 +298,7 @@ class Keeper:
         moved = [
             source
             for one in prepared
-            if not one.applied.num_applied
+            if not one.is_version
             for source, at in one.changes.positions.items()
             if before.get(source) != at
         ]
@@ -278,11 +308,35 @@ class Keeper:
             write_positions(self.home.folder, Positions(self.sequence, self.positions))
         except OSError as error:
             what = f"{self.home.folder}: {error.strerror}: the positions of sources could not be written"
-            if any(one.applied.num_applied for one in prepared):
+            if any(one.is_version for one in prepared):
                 log.warning("%s; after a crash %s will repeat some events", what, ", ".join(moved))
                 return
             self.positions = dict(before)
             raise LogFull(f"{what}; make room on the disk") from error
+
+    def _advanced(
+        self, offset: StreamOffset, prepared: Prepared, messages: Sequence[Any] | None
+    ) -> StreamOffset:
+        """The place in the stream after a batch.
+
+        Raises: BadRequest: the batch does not continue the graph; nothing may be kept of it.
+        """
+        applied = prepared.applied
+        if messages is None:
+            if applied.num_applied and (self._follows or offset.is_named):
+                raise BadRequest(
+                    "only the stream that this graph follows changes it: send the event to the stream"
+                )
+            return offset
+        if not offset.is_named and self.home.log.last:
+            raise BadRequest(
+                f"{self.home.folder} has changes that no stream names; follow the stream with an empty "
+                "live folder, or with one that followed it before"
+            )
+        outcomes = np.full(prepared.changes.num_events, APPLIED, np.uint8)
+        outcomes[[each.order for each in applied.rejected]] = REJECTED
+        outcomes[list(applied.duplicates)] = DUPLICATE
+        return advanced(self.home.lineage, offset, messages, outcomes.tobytes())
 
     def _undo(self) -> None:
         """Return to the published version."""
@@ -297,6 +351,16 @@ class Keeper:
         if len(keys):
             self._seen.add(keys[~skip])
         self.positions |= changes.positions
+
+
+def _offset_in(positions: Mapping[str, Any]) -> StreamOffset | None:
+    named = positions.get(OFFSET)
+    return None if named is None else read_offset(named)
+
+
+def _full(prepared: Prepared) -> str:
+    reason = next(each.reason for each in prepared.applied.rejected if each.code == "full")
+    return f"a batch of the stream does not fit: {reason}"
 
 
 def _keys(batches: Sequence[Changes]) -> list[NDArray[np.uint64]]:

@@ -30,11 +30,13 @@ class SnapshotEntry(msgspec.Struct, frozen=True):
         sequence: its version.
         graph: snapshot id of its graph, 16 hex digits.
         folder: below the live folder.
+        name: of the version, as answers have it; "" in folders of older releases.
     """
 
     sequence: int
     graph: str
     folder: str
+    name: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -19,17 +19,20 @@ from numpy.typing import NDArray
 from hopline.errors import GraphError
 from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.plan import EdgeRoom, LivePlan, NodeRoom
+from hopline.graph.live.version import NO_OFFSET, StreamOffset
 from hopline.kernels.intrinsics import compare_exchange, full_fence
 from hopline.kernels.jit import njit
 from hopline.memory.arena import Arena, array_bytes
 from hopline.types import AnyArray, FloatArray, IdArray
 
-_MAGIC = b"hopline live 1\n\x00"
+_MAGIC = b"hopline live 2\n\x00"
 _HEAD_BYTES = 1 << 20
 _RING = 64
 #: Columns of the ring before the counts of nodes, one for each node type.
 VERSION, THROUGH_MS, PUBLISHED_MS = 0, 1, 2
-_BEFORE_COUNTS = 3
+#: Three columns, a `StreamOffset`.
+OFFSET = 3
+_BEFORE_COUNTS = 6
 MAX_LANES = 1024
 
 
@@ -159,10 +162,40 @@ class LiveMemory:
         """Whether a first version was published."""
         return bool(self.latest[1])
 
-    def publish(self, version: int, through_ms: int, now_ms: int, counts: dict[str, int]) -> None:
+    @property
+    def offset(self) -> StreamOffset:
+        """The place in the stream of the newest version, for the process that writes."""
+        return offset_of(self.ring[self.version % _RING].tolist())
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether the graph once had everything that its stream had."""
+        return bool(self.latest[2])
+
+    def set_caught_up(self) -> None:
+        """Record that the graph has everything that its stream has."""
+        self.latest[2] = 1
+
+    def newest(self) -> tuple[int, StreamOffset]:
+        """The newest version and its place in the stream, without pinning it."""
+        while True:
+            version = self.version
+            row = self.ring[version % _RING].tolist()
+            if row[VERSION] == version and self.version - version < _RING - 1:
+                return version, offset_of(row)
+
+    def publish(
+        self,
+        version: int,
+        through_ms: int,
+        now_ms: int,
+        counts: dict[str, int],
+        offset: StreamOffset = NO_OFFSET,
+    ) -> None:
         """Make a version the newest one; all its data must have been written."""
         row = self.ring[version % _RING]
         row[THROUGH_MS], row[PUBLISHED_MS] = through_ms, now_ms
+        row[OFFSET:_BEFORE_COUNTS] = offset
         for name, count in counts.items():
             row[self._columns[name]] = count
         row[VERSION] = version
@@ -230,6 +263,11 @@ class LiveMemory:
             except PermissionError:
                 continue
         return freed
+
+
+def offset_of(row: list[int]) -> StreamOffset:
+    """The place in the stream of a version, from its row of the ring."""
+    return StreamOffset(row[OFFSET], row[OFFSET + 1], row[OFFSET + 2])
 
 
 def num_bytes(plan: LivePlan) -> int:

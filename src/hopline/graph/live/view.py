@@ -25,8 +25,10 @@ from hopline.graph.live.memory import (
     EdgeMemory,
     LiveMemory,
     NodeMemory,
+    offset_of,
 )
 from hopline.graph.live.plan import EdgeRoom, NodeRoom
+from hopline.graph.live.version import StreamOffset, version_name
 from hopline.graph.parts import Adjacency, Nodes
 from hopline.graph.schema import GraphSchema, edge_key
 from hopline.graph.snapshot import Graph
@@ -252,12 +254,16 @@ class LiveView:
 
     @property
     def version(self) -> str:
-        """The snapshot id of the pinned version: that of the original graph, and the changes since."""
+        """The name of the pinned version; see `version.py`."""
         number = self.clock.version
         if self._version[0] != number:
-            lineage = self.memory.plan.lineage
-            self._version = (number, f"{lineage}+{number}" if number else lineage)
+            self._version = (number, version_name(self.memory.plan.lineage, number, self.offset))
         return self._version[1]
+
+    @property
+    def offset(self) -> StreamOffset:
+        """The place in the stream of the pinned version."""
+        return offset_of(self.clock.ring_row)
 
     @property
     def through_ms(self) -> int:

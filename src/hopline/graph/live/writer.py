@@ -21,6 +21,7 @@ from hopline.graph.live.edge_writer import EdgeWriter
 from hopline.graph.live.ids import LiveIds
 from hopline.graph.live.memory import THROUGH_MS, LiveMemory
 from hopline.graph.live.node_writer import NodeWriter
+from hopline.graph.live.version import NO_OFFSET, StreamOffset
 from hopline.graph.schema import GraphSchema
 from hopline.graph.snapshot import Graph
 from hopline.types import IdArray
@@ -40,6 +41,7 @@ class Prepared:
         changes: the batch.
         skip: bool [num_events], events that change nothing; with it, the batch has the same outcome
             again.
+        is_version: whether it makes a new version of the graph.
         lists: edge type key -> destinations whose lists changed.
         rows: node type -> nodes whose features were set.
     """
@@ -47,6 +49,7 @@ class Prepared:
     applied: Applied
     changes: Changes
     skip: NDArray[np.bool_]
+    is_version: bool = False
     lists: dict[str, IdArray] = field(default_factory=dict)
     rows: dict[str, IdArray] = field(default_factory=dict)
 
@@ -62,6 +65,7 @@ class LiveWriter:
 
     Attributes:
         sequence: of the newest version that was prepared.
+        offset: place in the stream of the newest version that was published.
         affected: level -> node type -> nodes whose states the last published batches may have changed;
             the reader empties it. None until `watch` is called.
     """
@@ -92,15 +96,21 @@ class LiveWriter:
         self._through_ms = 0
         self._published = 0
         self.sequence = plan.sequence
+        self.offset = NO_OFFSET
         self.affected: dict[int, dict[str, list[IdArray]]] | None = None
 
     def fill(
-        self, graph: Graph, changed_at: Mapping[str, IdArray] | None = None, through_ms: int = 0
+        self,
+        graph: Graph,
+        changed_at: Mapping[str, IdArray] | None = None,
+        through_ms: int = 0,
+        offset: StreamOffset = NO_OFFSET,
     ) -> None:
         """Load a snapshot as the first version.
 
         Args:
             changed_at: node type -> int64 [levels, n] as of the snapshot.
+            offset: place in the stream of the snapshot.
         """
         plan = self.memory.plan
         for name, nodes in self._nodes.items():
@@ -112,11 +122,12 @@ class LiveWriter:
         for key, edges in self._edges.items():
             edges.fill(graph.edges[key], plan.sequence)
         self._through_ms = through_ms
-        self.memory.publish(plan.sequence, through_ms, self._now_ms(), self._counts)
+        self.offset = offset
+        self.memory.publish(plan.sequence, through_ms, self._now_ms(), self._counts, offset)
 
     def attach(self) -> None:
         """Continue after another writer: load the newest version that it published."""
-        self.sequence = self.memory.version
+        self.sequence, self.offset = self.memory.newest()
         self._through_ms = int(self.memory.ring[self.sequence % len(self.memory.ring), THROUGH_MS])
         self._drop()
 
@@ -141,11 +152,14 @@ class LiveWriter:
             shares.append((self._counts[name] - room.base) / spare if spare else 0.0)
         return max(shares, default=0.0)
 
-    def prepare(self, changes: Changes, skip: NDArray[np.bool_] | None = None) -> Prepared:
+    def prepare(
+        self, changes: Changes, skip: NDArray[np.bool_] | None = None, *, moves: bool = False
+    ) -> Prepared:
         """Write a batch as the next version, which is not visible before `publish`.
 
         Args:
             skip: bool [num_events], events that change nothing (seen before).
+            moves: make a version even if nothing changes, since its place in the stream does.
         """
         known = np.zeros(changes.num_events, bool) if skip is None else skip
         room = {name: part.capacity - self._counts[name] for name, part in self.memory.plan.nodes.items()}
@@ -154,9 +168,10 @@ class LiveWriter:
         duplicates = np.flatnonzero(known).tolist()
         version = self.sequence + 1
         if not checked.accepted.any():
+            self.sequence = version if moves else self.sequence
             applied = Applied(self.sequence, 0, duplicates, checked.rejected)
-            return Prepared(applied, changes, ~checked.accepted)
-        prepared = self._write(changes, checked, duplicates, version)
+            return Prepared(applied, changes, ~checked.accepted, moves)
+        prepared = self._write(changes, checked, duplicates, version, moves)
         if prepared is None:
             self.drop()
             reason = "the live graph's memory is used up; restart the server with more (live.spare_*)"
@@ -167,19 +182,23 @@ class LiveWriter:
             )
         return prepared
 
-    def publish(self, batches: list[Prepared], through_ms: int | None = None) -> None:
+    def publish(
+        self, batches: list[Prepared], through_ms: int | None = None, offset: StreamOffset | None = None
+    ) -> None:
         """Make prepared batches visible in one step, in the order in which they were prepared.
 
         Args:
+            offset: place in the stream after them; None if it is the same.
             through_ms: the graph contains everything that happened until then; None for now.
         """
         changed = [batch for batch in batches if batch.lists or batch.rows]
         if changed:
             self._mark(changed)
         now = self._now_ms()
+        self.offset = self.offset if offset is None else offset
         self._through_ms = max(self._through_ms, now if through_ms is None else through_ms)
         if self.sequence != self.memory.version:
-            self.memory.publish(self.sequence, self._through_ms, now, self._counts)
+            self.memory.publish(self.sequence, self._through_ms, now, self._counts, self.offset)
         else:
             self.memory.confirm(self._through_ms)
         oldest = self.memory.oldest_pin()
@@ -222,7 +241,7 @@ class LiveWriter:
         return lambda: self._counts[name]
 
     def _write(
-        self, changes: Changes, checked: Checked, duplicates: list[int], version: int
+        self, changes: Changes, checked: Checked, duplicates: list[int], version: int, moves: bool
     ) -> Prepared | None:
         lists: dict[str, IdArray] = {}
         rows: dict[str, IdArray] = {}
@@ -252,12 +271,13 @@ class LiveWriter:
             rejected = rejected + [Rejected(int(at), "no_edge", reason) for at in orders.tolist()]
             rejected.sort(key=lambda one: one.order)
         num_applied = int(accepted.sum())
-        if num_applied:
+        is_version = bool(num_applied) or moves
+        if is_version:
             for name, count in added.items():
                 self._counts[name] += count
             self.sequence = version
         applied = Applied(self.sequence, num_applied, duplicates, rejected)
-        return Prepared(applied, changes, ~accepted, lists, rows)
+        return Prepared(applied, changes, ~accepted, is_version, lists, rows)
 
     def _drop(self) -> None:
         """Return to the newest published version; room is computed again."""

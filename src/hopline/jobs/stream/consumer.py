@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -32,6 +32,7 @@ from hopline.jobs.stream.dead_letters import DeadLetters, StreamStopped
 from hopline.jobs.stream.intake import Intake
 from hopline.jobs.stream.judged import Judged
 from hopline.jobs.stream.meters import StreamMetrics
+from hopline.jobs.stream.naming import Naming
 from hopline.jobs.stream.outcome import Outcome
 from hopline.jobs.stream.upsert import Upserts, as_sets
 from hopline.jobs.stream.writer import Patience, Standing, Writer
@@ -62,6 +63,8 @@ class StreamOptions:
         on_unknown_node: "add" creates missing nodes that edges name, with features of zero.
         on_schema_change: "stop" ends the stream before the first event of another schema.
         once: end when the broker has no more.
+        features_elsewhere: features are in a feature store, and events bring none.
+        names_versions: the place in the stream names the versions of the graph; see `naming.py`.
     """
 
     max_batch: int = 10_000
@@ -69,6 +72,8 @@ class StreamOptions:
     on_unknown_node: Literal["reject", "add"] = "reject"
     on_schema_change: Literal["dead-letter", "stop"] = "dead-letter"
     once: bool = False
+    names_versions: bool = False
+    features_elsewhere: bool = False
 
 
 class Listener(Protocol):
@@ -92,8 +97,12 @@ class Consumer:
 
     Args:
         listener: called after each batch; None if nothing follows the graph's changes.
+        on_current: called once, when the graph has all that the broker has.
         now: wall clock, seconds since 1970.
         sleep: waits for seconds.
+
+    Attributes:
+        stopping: set by `stop`.
     """
 
     def __init__(
@@ -105,6 +114,7 @@ class Consumer:
         options: StreamOptions,
         *,
         listener: Listener | None = None,
+        on_current: Callable[[], Awaitable[object]] | None = None,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
@@ -117,19 +127,24 @@ class Consumer:
         self._now = now
         self._sleep = sleep
         pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
-        self.intake = Intake(source, options.max_batch, metrics, pause_s)
+        self._naming: Naming | None = None
+        self._on_current: Callable[[], Awaitable[object]] | None = on_current
+        on_gap = Naming({}).lost if options.names_versions else None
+        self.intake = Intake(source, options.max_batch, metrics, pause_s, on_gap)
         self._done: dict[str, Any] = {}
         self._durable: dict[str, Any] = {}
         self._judged = Judged({})
+        #: Messages of a span that is not over.
+        self._held: list[Message] = []
         self._upserts: Upserts | None = None
         self._newest_ms = 0
         self._confirmed_s = 0.0
         self._took_s = -math.inf
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()
 
     def stop(self) -> None:
         """Stop taking messages; those that were taken are finished."""
-        self._stopping.set()
+        self.stopping.set()
 
     async def run(self, standing: Standing | None = None) -> None:
         """Follow the source until `stop` is called.
@@ -141,26 +156,33 @@ class Consumer:
         """
         if standing is None:
             standing = await self._patience.until_done("writer", self._writer.standing)
-        decoder = Decoder(standing.schema)
+        decoder = Decoder(standing.schema, features_elsewhere=self._options.features_elsewhere)
         self._done = dict(judged.positions_of_sources(standing.positions))
         self._durable = dict(standing.positions)
+        if self._options.names_versions:
+            self._naming = Naming(standing.positions, self._options.max_wait_ms)
         self._judged = Judged(standing.positions)
         if self._options.on_unknown_node == "add":
             self._upserts = Upserts(standing.schema)
         await self._dead_letters.open()
         await self.intake.open(self._done)
         try:
-            while not self._stopping.is_set():
-                messages = await self._next()
+            while not self.stopping.is_set():
+                messages = await self._next_spans()
                 if messages:
                     await self._process(messages, decoder)
+                    if self.intake.is_near_end:
+                        await self._is_current()
                 else:
                     await self.commit()
                     if self.intake.is_dry:
+                        await self._is_current()
                         if self._options.once:
                             break
                         await self._confirm()
             await self.intake.stop()
+            held, self._held = self._held, []
+            await self._process(held, decoder)
             while rest := await self.intake.take(0):
                 await self._process(rest, decoder)
             await self.commit()
@@ -174,6 +196,11 @@ class Consumer:
         if any(self._durable.get(name) != position for name, position in positions.items()):
             await self._apply(Changes(positions=positions))
 
+    async def _is_current(self) -> None:
+        if self._on_current is not None:
+            await self._patience.until_done("writer", self._on_current)
+            self._on_current = None
+
     async def _confirm(self) -> None:
         """Confirm at intervals that the graph has all events of the broker: answers report its age."""
         now = self._now()
@@ -183,7 +210,7 @@ class Consumer:
 
     async def _next(self) -> list[Message]:
         take = asyncio.ensure_future(self.intake.take(_IDLE_S, self._linger_s()))
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        stopping = asyncio.ensure_future(self.stopping.wait())
         try:
             await asyncio.wait((take, stopping), return_when=asyncio.FIRST_COMPLETED)
             if take.done():
@@ -197,10 +224,30 @@ class Consumer:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
+    async def _next_spans(self) -> list[Message]:
+        """As `_next`; if the stream names versions, batches end where spans of time end."""
+        if self._naming is None:
+            return await self._next()
+        if len(self._held) < self._options.max_batch:
+            self._held += await self._next()
+        count, left_s = self._naming.complete(self._held, 1e3 * self._now())
+        if not count and self._held:
+            await self._sleep(left_s)
+            self._held += await self.intake.take(0)
+            count, _ = self._naming.complete(self._held, 1e3 * self._now())
+            count = count or len(self._held)
+        found, self._held = self._held[:count], self._held[count:]
+        return found
+
     def _linger_s(self) -> float:
         return self._took_s + self._options.max_wait_ms / 1e3 - time.monotonic()
 
     async def _process(self, messages: Sequence[Message], decoder: Decoder) -> None:
+        while messages:
+            messages = await self._process_first(messages, decoder)
+
+    async def _process_first(self, messages: Sequence[Message], decoder: Decoder) -> Sequence[Message]:
+        """Process messages, or the first of them that one batch can have; returns the others."""
         if self._judged:
             again, messages = self._judged.split(messages)
             if again:
@@ -210,8 +257,14 @@ class Consumer:
                     await self._recall(batch, outcome)
                 await self._finish(batch, outcome)
             if not messages:
-                return
+                return ()
+        if self._naming is not None:
+            self._naming.check(messages)
         batch = read_batch(messages, decoder)
+        later: Sequence[Message] = ()
+        if self._naming is not None and (count := self._naming.repeats(batch)) < len(messages):
+            messages, later = messages[:count], messages[count:]
+            batch = read_batch(messages, decoder)
         foreign = None
         if self._options.on_schema_change == "stop":
             foreign = up_to_foreign(messages, batch.refused)
@@ -219,12 +272,13 @@ class Consumer:
                 batch = read_batch(messages[: foreign[0]], decoder)
         if batch.messages:
             outcome = Outcome(batch.changes.num_events)
-            if batch.changes.num_events:
+            if batch.changes.num_events or self._naming is not None:
                 await self._apply_batch(batch, outcome)
             await self._finish(batch, outcome)
         if foreign is not None:
             await self.commit()
             raise StreamStopped(f"events of another schema: {foreign[1]}")
+        return later
 
     async def _finish(self, batch: Batch, outcome: Outcome) -> None:
         """Complete a batch after applying: count outcomes, and write dead letters."""
@@ -244,6 +298,8 @@ class Consumer:
             await self._add_nodes(changes, self._upserts)
             changes = as_sets(changes)
         changes = replace(changes, positions={**self._positions(), **judged.end_of(batch.messages)})
+        if self._naming is not None:
+            changes = replace(changes, positions={**changes.positions, **self._naming.stored(batch)})
         try:
             (answer,) = await self._writer.apply([changes])
         except Unavailable as error:

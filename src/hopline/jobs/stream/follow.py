@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from hopline.brokers.registry import open_sink, open_source
@@ -23,8 +25,12 @@ from hopline.jobs.stream.progress import Pace, show
 from hopline.jobs.stream.rescore import RescoreOptions, Rescorer
 from hopline.jobs.stream.writer import Patience
 from hopline.observe.metrics import Metrics
+from hopline.process.parent import on_parent_end
 
 logger = logging.getLogger("hopline.stream")
+
+#: Seconds from the stop of a server's stream until messages that were taken are given up.
+_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,12 @@ class Stream:
     options: StreamOptions = field(default_factory=StreamOptions)
 
 
-async def follow(stream: Stream) -> None:
+async def follow(stream: Stream, on_current: Callable[[], object] | None = None) -> None:
     """Follow a stream until SIGTERM or SIGINT; messages that were taken are finished.
 
+    Args:
+        on_current: called once, when the graph has all that the broker has. Then this process belongs to a
+            server, which has a writer, and ends with it.
     Raises: StreamStopped: an event at which the stream must stop. HoplineError: it cannot start or
         continue.
     """
@@ -85,7 +94,7 @@ async def follow(stream: Stream) -> None:
                 MetricsPort(registry, stream.metrics_host, stream.metrics_port)
             )
             logger.info("metrics at http://%s:%d/metrics", stream.metrics_host, port.port)
-        if not writer_listens(path):
+        if on_current is None and not writer_listens(path):
             await stack.enter_async_context(OwnWriter(stream.config))
         writer = SocketWriter(path)
         writer.start()
@@ -102,8 +111,11 @@ async def follow(stream: Stream) -> None:
             metrics,
             stream.options,
             listener=rescorer,
+            on_current=None if on_current is None else partial(_caught_up, writer, on_current),
         )
         loop = asyncio.get_running_loop()
+        if on_current is not None:
+            on_parent_end(consumer.stop)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, consumer.stop)
         pace = Pace(metrics, lambda: consumer.intake.lag)
@@ -111,11 +123,18 @@ async def follow(stream: Stream) -> None:
         if rescorer is not None:
             background.append(asyncio.create_task(rescorer.run()))
         running = asyncio.create_task(consumer.run(standing))
+        if on_current is not None:
+            background.append(asyncio.create_task(_ended(consumer, running)))
         try:
-            await asyncio.wait([running, *background[1:]], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [running, *([] if on_current else background[1:])], return_when=asyncio.FIRST_COMPLETED
+            )
             if not running.done():  # scoring failed permanently: results would be missing
                 consumer.stop()
-            await running
+            try:
+                await running
+            except asyncio.CancelledError:
+                return  # a restart resumes at the positions that the graph has
             for task in background[1:]:
                 if task.done():
                     await task
@@ -128,6 +147,18 @@ async def follow(stream: Stream) -> None:
             await rescorer.catch_up()
             await consumer.commit()
         logger.info("stopped: %s", pace.line())
+
+
+async def _ended(consumer: Consumer, running: asyncio.Task[None]) -> None:
+    """Cancel what does not end soon after the stop: the writer may have ended first."""
+    await consumer.stopping.wait()
+    await asyncio.sleep(_END_S)
+    running.cancel()
+
+
+async def _caught_up(writer: SocketWriter, on_current: Callable[[], object]) -> None:
+    await writer.caught_up()
+    on_current()
 
 
 def _dead_letters(address: str | None) -> DeadLetters:

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from hopline.brokers.base import Message, Position, Source
+from hopline.brokers.base import Gap, Message, Position, Source
 from hopline.jobs.stream.meters import StreamMetrics
 
 logger = logging.getLogger("hopline.stream")
@@ -34,14 +34,21 @@ class Intake:
 
     Args:
         pause_s: seconds without polling after the source had less than what fits.
+        on_gap: what `take` raises after messages that are lost; None only reports them.
 
     Attributes:
         lag: partition -> messages that the broker has and that were not delivered, about a second old.
     """
 
     def __init__(
-        self, source: Source, max_messages: int, metrics: StreamMetrics, pause_s: float = 0.0
+        self,
+        source: Source,
+        max_messages: int,
+        metrics: StreamMetrics,
+        pause_s: float = 0.0,
+        on_gap: Callable[[Gap], Exception] | None = None,
     ) -> None:
+        self._on_gap = on_gap
         self._source = source
         self._max = max_messages
         self._pause_s = pause_s
@@ -66,6 +73,11 @@ class Intake:
         if self._waiting or self._dry_polls <= _DRY_POLLS or not self._source.health().ok:
             return False
         return not any(self.lag.values())
+
+    @property
+    def is_near_end(self) -> bool:
+        """Whether the broker has no more than another batch, as of the last second."""
+        return bool(self.lag) and sum(self.lag.values()) <= self._max
 
     async def open(self, positions: Mapping[str, Position]) -> None:
         """Begin to read at these positions."""
@@ -140,6 +152,8 @@ class Intake:
                 )
                 self._polled.set()
                 self._dry_polls = 0 if messages else self._dry_polls + 1
+                if self._on_gap is not None:
+                    self._take_gaps()  # before what comes after a gap is applied
                 if messages:
                     self._waiting += messages
                     self._metrics.messages.inc(len(messages))
@@ -165,15 +179,7 @@ class Intake:
             self._acknowledged_at = now
             positions, self._to_acknowledge = self._to_acknowledge, {}
             await self._source.acknowledge(positions)
-        for gap in self._source.take_gaps():
-            logger.error(
-                "%s: messages from %s on were lost (%s): %s",
-                gap.partition,
-                gap.position,
-                "?" if gap.lost is None else gap.lost,
-                gap.reason,
-            )
-            self._metrics.gap(gap.partition, gap.lost)
+        self._take_gaps()
         health = self._source.health()
         is_ok = health.ok or time.time() - health.since_s < _PATIENCE_S
         if is_ok != self._was_ok:
@@ -187,6 +193,19 @@ class Intake:
             self._lag_at = now
             self.lag = await self._source.lag()
             self._metrics.lag(self.lag)
+
+    def _take_gaps(self) -> None:
+        for gap in self._source.take_gaps():
+            logger.error(
+                "%s: messages from %s on were lost (%s): %s",
+                gap.partition,
+                gap.position,
+                "?" if gap.lost is None else gap.lost,
+                gap.reason,
+            )
+            self._metrics.gap(gap.partition, gap.lost)
+            if self._on_gap is not None:
+                raise self._on_gap(gap)
 
 
 def _within(messages: list[Message], num_bytes: int) -> int:

@@ -52,6 +52,10 @@ class SocketWriter:
         """As `Writer.apply`."""
         return await self._link.apply(batches)
 
+    async def caught_up(self) -> None:
+        """Report that the graph has everything that the broker has. Raises: Unavailable."""
+        await self._link.caught_up()
+
     async def affected(self, since: int) -> tuple[int, Mapping[str, Ids]]:
         """As `Writer.affected`."""
         return await self._link.affected(since)

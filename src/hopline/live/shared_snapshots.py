@@ -1,0 +1,220 @@
+"""Snapshots that the hosts of a fleet share: a new host starts from the newest one and the stream after it.
+
+    <address>/<lineage>/<offset>.<random>/graph/ …, state.bin   as in a live folder
+    <address>/<lineage>/<offset>.<random>/complete              written last: the snapshot is whole
+
+Hosts do not agree on who publishes. Each one publishes the snapshots that it writes, unless there is one of
+about that age; two of one offset have different folders, since hosts count their changes differently.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from hopline.errors import ConfigError, GraphError, HoplineError
+from hopline.files import draft_of, publish_folder
+from hopline.graph import storage
+from hopline.graph.live.home import name_of
+from hopline.graph.live.manifest import NAME, Manifest, SnapshotEntry, write_manifest
+from hopline.graph.live.state import read_state
+from hopline.graph.live.version import StreamOffset, read_offset, read_version
+
+log = logging.getLogger(__name__)
+
+_COMPLETE = "complete"
+_KEPT = 2
+_LONGEST_MESSAGE = 300
+ResultT = TypeVar("ResultT")
+
+
+class Place(Protocol):
+    """A folder that all hosts reach."""
+
+    def names(self) -> list[str]:
+        """Names of the snapshots that are whole."""
+        ...
+
+    def fetch(self, name: str, folder: Path) -> None:
+        """Copy a snapshot to a folder that does not exist."""
+        ...
+
+    def publish(self, folder: Path, name: str) -> None:
+        """Copy a snapshot here; it is whole when this returns."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a snapshot."""
+        ...
+
+
+class SharedSnapshots:
+    """The snapshots of one graph at an address.
+
+    Args:
+        address: a folder, or a URL that fsspec has a driver for.
+        lineage: of the graph.
+    """
+
+    def __init__(self, address: str, lineage: str) -> None:
+        self._address = address
+        self._lineage = lineage
+        self._place: Place = (
+            _Remote(f"{address.rstrip('/')}/{lineage}")
+            if "://" in address
+            else _Local(Path(address) / lineage)
+        )
+
+    def fetch(self, folder: Path) -> bool:
+        """Put the newest snapshot into a live folder, if that is new; whether it did.
+
+        A failure is logged: the graph then starts from its beginning, and reads the whole stream.
+        """
+        if (folder / NAME).exists() or any((folder / "log").glob("*")):
+            return False
+        try:
+            names = self._newest_first()
+        except HoplineError as error:
+            log.error("%s; starting from the original graph", error)
+            return False
+        for name in names:
+            try:
+                self._fetch(name, folder)
+            except (HoplineError, OSError) as error:
+                log.error("the snapshot %s of %s cannot be used: %s", name, self._address, error)
+                continue
+            log.info("starting from the snapshot %s of %s", name, self._address)
+            return True
+        return False
+
+    def publish(self, folder: Path, entry: SnapshotEntry) -> None:
+        """Publish a snapshot of this host's live folder, unless there is one of its offset or a later one.
+
+        Raises: GraphError: it cannot be written there.
+        """
+        offset = read_version(entry.name, "snapshot").offset
+        if not offset.is_named:
+            return
+        names = self._newest_first()
+        if names and _offset(names[0])[:2] >= offset[:2]:
+            return
+        name = f"{offset._replace(digest=-1)}.{secrets.token_hex(4)}"
+        self._asked(lambda: self._place.publish(folder / entry.folder, name))
+        log.info("published the snapshot %s to %s", name, self._address)
+        for old in names[_KEPT - 1 :]:
+            self._asked(lambda old=old: self._place.remove(old))  # type: ignore[misc]
+
+    def _newest_first(self) -> list[str]:
+        names = [name for name in self._asked(self._place.names) if _is_name(name)]
+        return sorted(names, key=_offset, reverse=True)
+
+    def _fetch(self, name: str, folder: Path) -> None:
+        snapshots = folder / "snapshots"
+        snapshots.mkdir(parents=True, exist_ok=True)
+        draft = draft_of(snapshots / name)
+        try:
+            self._asked(lambda: self._place.fetch(name, draft))
+            state = read_state(draft / "state.bin")
+            if state.lineage != self._lineage:
+                raise GraphError(f"it belongs to graph {state.lineage}, not {self._lineage}")
+            graph = storage.read(draft / "graph")
+            target = snapshots / f"{state.sequence:020d}"
+            publish_folder(draft, target, durable=True)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{target.name}", name_of(state))
+        write_manifest(folder, Manifest(self._lineage, self._address, (entry,)))
+
+    def _asked(self, ask: Callable[[], ResultT]) -> ResultT:
+        """What the address answers; drivers raise whatever their libraries do."""
+        try:
+            return ask()
+        except HoplineError:
+            raise
+        except Exception as error:
+            reason = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+            raise GraphError(
+                f"live.snapshots: {_shown(self._address)} cannot be used: {type(error).__name__}: {reason}"
+            ) from error
+
+
+class _Local:
+    """A folder of a file system that hosts share."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def names(self) -> list[str]:
+        return [path.parent.name for path in self._root.glob(f"*/{_COMPLETE}")]
+
+    def fetch(self, name: str, folder: Path) -> None:
+        shutil.copytree(self._root / name, folder)
+
+    def publish(self, folder: Path, name: str) -> None:
+        shutil.copytree(folder, self._root / name)
+        (self._root / name / _COMPLETE).touch()
+
+    def remove(self, name: str) -> None:
+        (self._root / name / _COMPLETE).unlink(missing_ok=True)
+        shutil.rmtree(self._root / name, ignore_errors=True)
+
+
+class _Remote:
+    """A folder of an object store."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+
+            self._files: Any
+            self._files, root = fsspec.core.url_to_fs(
+                url, use_listings_cache=False, skip_instance_cache=True
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"live.snapshots: {_shown(url)} needs a package that is not installed ({error}); install "
+                "hopline[remote] and the driver of the scheme"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"live.snapshots: {_shown(url)} cannot be used: {error}") from None
+        self._root = root.rstrip("/")
+
+    def names(self) -> list[str]:
+        found = self._files.glob(f"{self._root}/*/{_COMPLETE}")
+        return [path.rstrip("/").split("/")[-2] for path in found]
+
+    def fetch(self, name: str, folder: Path) -> None:
+        self._files.get(f"{self._root}/{name}/", f"{folder}/", recursive=True)
+
+    def publish(self, folder: Path, name: str) -> None:
+        self._files.put(f"{folder}/", f"{self._root}/{name}/", recursive=True)
+        self._files.pipe_file(f"{self._root}/{name}/{_COMPLETE}", b"1")
+
+    def remove(self, name: str) -> None:
+        self._files.rm_file(f"{self._root}/{name}/{_COMPLETE}")
+        self._files.rm(f"{self._root}/{name}", recursive=True)
+
+
+def _is_name(name: str) -> bool:
+    try:
+        _offset(name)
+    except HoplineError:
+        return False
+    return True
+
+
+def _offset(name: str) -> StreamOffset:
+    return read_offset(name.partition(".")[0])
+
+
+def _shown(url: str) -> str:
+    """The URL without what may be a password."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return (
+        f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}" if rest else url
+    )

@@ -1,0 +1,111 @@
+"""Versions named by the stream: what the graph becomes must not depend on how a host batches messages."""
+
+import asyncio
+
+import pytest
+
+from hopline.brokers.base import Gap, Message
+from hopline.graph.live.version import MESSAGES
+from hopline.jobs.stream.dead_letters import StreamStopped
+from hopline.jobs.stream.naming import Naming
+from tests.jobs.stream.fakes import FakeSource, FakeWriter, Log
+from tests.jobs.stream.test_consumer import add, consumer, disk_of, know
+
+PLACE = "fake/a"
+
+
+def message(position, payload=b"{}", partition="kafka/edges/0", timestamp_ms=0):
+    return Message(payload, partition, position, timestamp_ms=timestamp_ms)
+
+
+class NamedWriter(FakeWriter):
+    """Records what names versions."""
+
+    def __init__(self, disk):
+        super().__init__(disk)
+        self.named = []
+
+    async def apply(self, batches):
+        for changes in batches:
+            if MESSAGES in changes.positions:
+                self.named.append([(at, count) for at, _, count in changes.positions[MESSAGES]])
+        return await super().apply(batches)
+
+
+async def follow(log, disk, *, step=3, **options):
+    writer = NamedWriter(disk)
+    source = FakeSource(log, step=step)
+    await consumer(log, disk, [], source=source, writer=writer, names_versions=True, **options).run()
+    return writer
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 100])
+async def test_all_messages_are_named_once_and_in_order(step):
+    payloads = [know("u0", "u1"), b"{nope", add("u9"), know("u9", "nobody"), know("u1", "u2")]
+    writer = await follow(Log(a=payloads), disk_of(), step=step)
+    assert [each for batch in writer.named for each in batch] == [(1, 1), (2, 0), (3, 1), (4, 1), (5, 1)]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 100])
+async def test_a_repeated_event_id_has_the_same_outcome_in_all_batches(step):
+    """The first is refused, as its node is not known yet; the second one is not."""
+    payloads = [know("u9", "u1", id="e"), add("u9"), know("u9", "u1", id="e"), know("u9", "u1", id="e")]
+    disk = disk_of()
+    await follow(Log(a=payloads), disk, step=step)
+    assert [(src, dst) for _, src, dst in disk.edges] == [("u9", "u1")]
+
+
+async def test_many_repetitions_are_processed_one_batch_each():
+    disk = disk_of()
+    writer = await follow(Log(a=[know("u0", "u1", id="e")] * 2_000), disk, step=5_000)
+    assert len(writer.named) == 2_000
+    assert len(disk.edges) == 1
+
+
+async def test_a_stream_of_two_partitions_has_no_order():
+    with pytest.raises(StreamStopped, match="no common order"):
+        await follow(Log(a=[know("u0", "u1")], b=[know("u1", "u2")]), disk_of())
+
+
+async def test_a_stream_that_lost_messages_stops():
+    log = Log(a=[know("u0", "u1")])
+    source = FakeSource(log)
+    source.gaps = [Gap(PLACE, 0, 3, "trimmed")]
+    disk = disk_of()
+    with pytest.raises(StreamStopped, match=r"3 messages are missing \(trimmed\).*live\.snapshots"):
+        await consumer(log, disk, [], source=source, writer=NamedWriter(disk), names_versions=True).run()
+    assert disk.edges == []
+
+
+@pytest.mark.parametrize(
+    ("partition", "first", "later"),
+    [("kafka/e/0", 1, 2), ("nats/e", 2, 3), ("redis/e", "170-0@1", "170-1@2")],
+)
+def test_a_stream_whose_first_messages_are_gone_cannot_begin(partition, first, later):
+    Naming({}).check([message(first, partition=partition)])
+    with pytest.raises(StreamStopped, match="earlier messages are gone"):
+        Naming({}).check([message(later, partition=partition)])
+    Naming({"hopline/offset": "7.00000000000a"}).check([message(later, partition=partition)])
+
+
+def test_batches_end_where_a_span_of_time_ends():
+    naming = Naming({}, span_ms=20)
+    messages = [message(at, timestamp_ms=1_000 + 5 * at) for at in range(1, 8)]  # 1005 … 1035
+    assert naming.complete(messages, 1_036) == (3, pytest.approx(0.009))  # 1005 … 1015
+    assert naming.complete(messages, 1_046) == (7, 0.0)  # their span is over
+    assert naming.complete(messages[:3], 1_016)[0] == 0
+    assert naming.complete(messages, 500) == (7, 0.0)  # another clock
+    assert naming.complete([], 0) == (0, 0.0)
+
+
+async def test_the_graph_is_reported_as_current_once():
+    calls = []
+
+    async def current():
+        calls.append(1)
+
+    log, disk = Log(a=[know("u0", "u1")] * 5), disk_of()
+    follower = consumer(log, disk, [], names_versions=True)
+    follower._on_current = current
+    await asyncio.wait_for(follower.run(), 20)
+    assert calls == [1]
