@@ -15,6 +15,7 @@
     ├── Unavailable                        draining or shutting down; has `retry_after_s`
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository does not respond now
     │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
+    │   ├── GraphStoreUnavailable (ConnectionError)  the store of a graph's edges does not respond now
     │   ├── LogFull                    no disk space for a live graph's log; the change was not made
     │   ├── LogFailed                  writing a live graph's log failed; the change was not made
     │   └── WriterUnavailable (ConnectionError)  a live graph's writer does not respond now
@@ -25,7 +26,8 @@
     │   ├── PipelineInvalid                a pipeline with a cycle, a mismatch or an unknown name
     │   └── PrecomputedFileError           damaged precomputed answers, or of another model or snapshot
     ├── GraphError (ValueError)            a graph that cannot be built or opened
-    │   └── LogDamaged                     a live graph's log or snapshot is damaged
+    │   ├── LogDamaged                     a live graph's log or snapshot is damaged
+    │   └── GraphStoreError                a graph store has no such graph, or its edges are damaged
     ├── FeatureStoreError (RuntimeError)   a feature store refuses a read, or its response is unusable
     │   ├── FeatureStoreUnavailable        it does not respond now; a retry may succeed
     │   ├── FeatureGroupNotFound (LookupError)  it does not have the group
@@ -216,6 +218,12 @@ class StoreUnavailable(Unavailable, ConnectionError):
     code = "store_unavailable"
 
 
+class GraphStoreUnavailable(Unavailable, ConnectionError):
+    """The store of a graph's edges does not respond now; the message says why. No edge is ever left out."""
+
+    code = "graph_store_unavailable"
+
+
 class LogFull(Unavailable):
     """The disk has no space for a live graph's log; the change was not made, earlier ones are saved."""
 
@@ -296,6 +304,12 @@ class LogDamaged(GraphError):
     """The log or a snapshot of a live graph is damaged; the message names the file and what to do."""
 
     code = "log_damaged"
+
+
+class GraphStoreError(GraphError):
+    """A graph store does not have the graph, or what it has is damaged; a retry will not help."""
+
+    code = "graph_store_error"
 
 
 class FeatureStoreError(HoplineError, RuntimeError):

@@ -153,6 +153,21 @@ class GraphConfig:
         "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; "
         "auto: huge if there is one worker",
     )
+    store: str = setting(
+        "",
+        "URL of the graph store that holds the edges instead of a folder: redis+cluster://host:6379; "
+        "written by `hopline graph push`",
+    )
+    store_version: str = setting("", "graph version to serve from the store; empty: the one pushed last")
+    cache: Path | None = setting(
+        None,
+        "folder for what the host holds of a graph in a store; empty: ~/.cache/hopline/graphs",
+    )
+    fetch_timeout_ms: float = setting(
+        1000.0,
+        "longest time that a request waits for edges of one hop, with retries, before it fails with 503",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,8 @@ class Loader:
             computer = served.computer
             if isinstance(computer.model, EgoModel):
                 await computer.warm_up_here()
+            if computer.reads_store:
+                await computer.warm_up_reading()
             await self._prewarm(computer)
             if files := self._table_files(limits):
                 await self._look_up(served, computer, folder, files)
@@ -332,7 +334,10 @@ class Loader:
         loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, l1_rows)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
-        return self._queued(GraphComputer(loaded, self.config, sources, load.unit.id), limits)
+        edges = None
+        if inputs.store is not None and isinstance(loaded, Model):
+            edges = inputs.store.fetcher(loaded.edge_columns)
+        return self._queued(GraphComputer(loaded, self.config, sources, load.unit.id, edges), limits)
 
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.rollout.process_version")

@@ -31,6 +31,7 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout.unit import Unit
 
 if TYPE_CHECKING:
+    from hopline.rollout.open_graph_store import OpenGraphStore
     from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,12 @@ class ModelInputs:
     Attributes:
         graph: snapshot, or the live graph.
         sources: of features that are not in it.
+        store: of edges that are not in it.
     """
 
     graph: Graph | LiveView
     sources: Sources | None = None
+    store: OpenGraphStore | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -133,12 +136,28 @@ class SharedInputs:
 
     async def _opened(self, unit: Unit) -> ModelInputs:
         loop = asyncio.get_running_loop()
-        graph = await loop.run_in_executor(self._threads, self._open_graph, unit)
+        store = None
+        graph: Graph | LiveView
+        if self._config.graph.store and not unit.graph:
+            store = await self._open_store()
+            graph = store.graph
+        else:
+            graph = await loop.run_in_executor(self._threads, self._open_graph, unit)
         if isinstance(graph, LiveView):
             return ModelInputs(graph)
-        sources = await self._open_sources(graph, unit)
-        await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
-        return ModelInputs(graph, sources)
+        try:
+            sources = await self._open_sources(graph, unit)
+            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
+        except BaseException:
+            if store is not None:
+                await store.close()
+            raise
+        return ModelInputs(graph, sources, store)
+
+    async def _open_store(self) -> OpenGraphStore:
+        from hopline.rollout.open_graph_store import OpenGraphStore
+
+        return await OpenGraphStore.open(self._config, self._metrics)
 
     def _open_graph(self, unit: Unit) -> Graph | LiveView:
         if self._config.worker.live_memory and not unit.graph:
@@ -199,3 +218,5 @@ async def _closed(opening: _Opening) -> None:
         return
     if inputs.sources is not None:
         await inputs.sources.close()
+    if inputs.store is not None:
+        await inputs.store.close()
