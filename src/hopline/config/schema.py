@@ -148,10 +148,11 @@ class GraphConfig:
     """The served graph."""
 
     path: Path | None = setting(None, "folder written by `hopline graph build`")
-    memory: Literal["auto", "mapped", "huge"] = setting(
+    memory: Literal["auto", "mapped", "huge", "disk"] = setting(
         "auto",
-        "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; "
-        "auto: huge if there is one worker",
+        "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; disk: "
+        "for a graph larger than memory, whose edges and features are read by number, on threads where "
+        "they are not in memory; auto: huge if there is one worker, else mapped",
     )
     store: str = setting(
         "",

@@ -10,6 +10,7 @@ from hopline.errors import GraphStoreUnavailable, HoplineError
 from hopline.features.breaker import CircuitBreaker
 from hopline.graph.store_columns import FetchedEdges
 from hopline.graph_store.base import GraphStore
+from hopline.graph_store.disk import DiskRows
 from hopline.observe.metrics import Metrics
 from hopline.types import IdArray
 
@@ -43,6 +44,10 @@ class EdgeFetcher:
         metrics: of the store; None for no counts.
         breaker: shared by all models of the store: while it is open, reads fail at once.
         clock: seconds, monotonic.
+
+    Attributes:
+        rows: node type -> feature rows that are read from the same disk as the edges; {} for none.
+        timeout_s: as given.
     """
 
     def __init__(
@@ -54,9 +59,10 @@ class EdgeFetcher:
         breaker: CircuitBreaker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.rows: Mapping[str, DiskRows] = {}
         self._store = store
         self._columns = columns
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._metrics = metrics
         self._breaker = breaker or CircuitBreaker()
         self._clock = clock
@@ -71,12 +77,12 @@ class EdgeFetcher:
         """
         began = self._clock()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                found = await self._tried(wanted, began + self._timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                found = await self._tried(wanted, began + self.timeout_s)
         except TimeoutError:
             self._breaker.record(False, self._clock(), began)
             found = GraphStoreUnavailable(
-                f"the graph store ({self._store.kind}) did not return edges within {self._timeout_s:g} s "
+                f"the graph store ({self._store.kind}) did not return edges within {self.timeout_s:g} s "
                 "(graph.fetch_timeout_ms); retry"
             )
         if self._metrics is not None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from hopline.engine.source import Absent, FetchedInputs, FetchedRows
+from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowSource
 from hopline.errors import GraphStoreUnavailable, HoplineError
 from hopline.features.l1_rows import FetchResult, L1Rows
 from hopline.graph.store_columns import FetchedEdges
 from hopline.rollout.edge_fetcher import EdgeFetcher
 from hopline.rollout.prefetcher import Prefetcher, Told, Wanted
 from hopline.types import IdArray
+
+
+class FetchesRows(RowSource, Protocol):
+    """Rows of one node type, and how missing ones are fetched."""
+
+    async def fetch(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> FetchResult:
+        """See `L1Rows.fetch`."""
+        ...
 
 
 class FeatureFetcher:
@@ -30,7 +38,7 @@ class FeatureFetcher:
 
     def __init__(
         self,
-        l1_rows: Mapping[str, L1Rows],
+        l1_rows: Mapping[str, FetchesRows],
         timeout_s: float,
         prefetcher: Prefetcher | None = None,
         edges: EdgeFetcher | None = None,
@@ -165,7 +173,7 @@ class FeatureFetcher:
         """Read what the prefetcher fetched; returns the rows that are neither here nor given up."""
         left: dict[str, IdArray] = {}
         for name, ids in missing.items():
-            l1_rows = self._l1_rows[name]
+            l1_rows = cast(L1Rows, self._l1_rows[name])  # a prefetcher fills the cache of nothing else
             if fetched_rows is None:
                 lost = l1_rows.cache.probe(ids, time.monotonic())
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +33,7 @@ from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResul
 
 if TYPE_CHECKING:
     from hopline.rollout.edge_fetcher import EdgeFetcher
-    from hopline.rollout.feature_fetcher import FeatureFetcher
+    from hopline.rollout.feature_fetcher import FeatureFetcher, FetchesRows
     from hopline.rollout.sources import Sources
     from hopline.scheduling.batcher import Batcher
 
@@ -95,7 +95,11 @@ class GraphComputer(Computer):
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
-        self._l1_rows = {} if sources is None else sources.l1_rows
+        self._seed_rows = {} if sources is None else sources.l1_rows
+        self._l1_rows: Mapping[str, FetchesRows] = self._seed_rows
+        rows_timeout_s = config.features.fetch_timeout_ms / 1e3
+        if edges is not None and edges.rows:
+            self._l1_rows, rows_timeout_s = edges.rows, edges.timeout_s
         self._feature_fetcher: FeatureFetcher | None = None
         self._feature_metrics = None if sources is None else sources.metrics
         self._fetched_rows = None if sources is None else sources.fetched_rows(self.name, self.version)
@@ -106,7 +110,7 @@ class GraphComputer(Computer):
             self.fetches = True
             self._feature_fetcher = FeatureFetcher(
                 self._l1_rows,
-                config.features.fetch_timeout_ms / 1e3,
+                rows_timeout_s,
                 None if sources is None else sources.prefetcher,
                 edges,
             )
@@ -413,9 +417,9 @@ class GraphComputer(Computer):
     def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
         """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""
         if self._live is None:
-            return seed_tensors(self.model, self.model.graph, self._l1_rows, request)
+            return seed_tensors(self.model, self.model.graph, self._seed_rows, request)
         with self._live.beside("records") as graph:
-            return seed_tensors(self.model, graph, self._l1_rows, request)
+            return seed_tensors(self.model, graph, self._seed_rows, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +24,7 @@ from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.schema import check_schema
+from hopline.engine.source import RowSource
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
 from hopline.graph import Graph
@@ -330,7 +331,8 @@ class Loader:
         load.hold(lambda: self._regions.give_back(key))
         tables = plan.build(arena, self.config.worker.index)
         sources = inputs.sources
-        l1_rows = {} if sources is None else sources.l1_rows
+        rows: Mapping[str, RowSource] = {} if inputs.store is None else inputs.store.rows
+        l1_rows = rows if sources is None else sources.l1_rows
         loaded = load_model(folder, spec, graph, tables, self.config.compute.threads, l1_rows)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))

@@ -145,9 +145,15 @@ class SharedInputs:
             graph = await loop.run_in_executor(self._threads, self._open_graph, unit)
         if isinstance(graph, LiveView):
             return ModelInputs(graph)
+        if store is None and self._config.graph.memory == "disk":
+            from hopline.rollout.open_graph_store import OpenGraphStore
+
+            store = await OpenGraphStore.of_folder(graph, self._config, self._metrics)
+            graph = store.graph
+        features = not self._config.features.store and (store is None or not store.rows)
         try:
             sources = await self._open_sources(graph, unit)
-            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
+            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=features))
         except BaseException:
             if store is not None:
                 await store.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,10 +12,9 @@ from hopline.features.breaker import CircuitBreaker
 from hopline.files import expanded
 from hopline.graph import Graph
 from hopline.graph_store.base import GraphStore
+from hopline.graph_store.disk import DiskRows, DiskStore
 from hopline.observe.metrics import Metrics
 from hopline.rollout.edge_fetcher import EdgeFetcher, StoreMetrics
-
-log = logging.getLogger(__name__)
 
 #: Where the host's parts of graphs are stored, unless `graph.cache` says otherwise.
 DEFAULT_CACHE = Path("~/.cache/hopline/graphs")
@@ -28,11 +27,15 @@ class OpenGraphStore:
         store: opened.
         timeout_s: the longest that a request waits for the edges of one hop.
         metrics: of the server.
+
+    Attributes:
+        rows: node type -> feature rows that are read from a disk; {} where they lie elsewhere.
     """
 
     def __init__(self, store: GraphStore, timeout_s: float, metrics: Metrics) -> None:
         self._store = store
         self._timeout_s = timeout_s
+        self.rows: Mapping[str, DiskRows] = store.rows if isinstance(store, DiskStore) else {}
         self._metrics = StoreMetrics(metrics)
         self._breaker = CircuitBreaker()
 
@@ -63,6 +66,16 @@ class OpenGraphStore:
             raise
         return cls(store, settings.fetch_timeout_ms / 1e3, metrics)
 
+    @classmethod
+    async def of_folder(cls, graph: Graph, config: Config, metrics: Metrics) -> OpenGraphStore:
+        """A graph whose edges and features are read from its folder.
+
+        Raises: GraphError: it is compressed.
+        """
+        features = not config.features.store
+        store = await asyncio.to_thread(lambda: DiskStore(graph, features=features))
+        return cls(store, config.graph.fetch_timeout_ms / 1e3, metrics)
+
     @property
     def graph(self) -> Graph:
         """The graph, whose edges are placeholders."""
@@ -70,7 +83,9 @@ class OpenGraphStore:
 
     def fetcher(self, columns: Mapping[str, Sequence[str]]) -> EdgeFetcher:
         """Reads edges for one model; `columns` are those that it reads, by edge type."""
-        return EdgeFetcher(self._store, columns, self._timeout_s, self._metrics, self._breaker)
+        fetcher = EdgeFetcher(self._store, columns, self._timeout_s, self._metrics, self._breaker)
+        fetcher.rows = self.rows
+        return fetcher
 
     async def close(self) -> None:
         """Close the store."""
