@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -104,7 +105,7 @@ def host_arrays(graph: Graph, *, features: bool) -> dict[str, AnyArray]:
             arrays |= {f"nodes/{quoted(name)}/{field}": a for field, a in stored(nodes.features).items()}
         arrays |= {f"nodes/{quoted(name)}/ids/{field}": a for field, a in nodes.ids.arrays().items()}
     for key, part in graph.edges.items():
-        bounds = part.indptr
+        bounds: Any = part.indptr
         if not isinstance(bounds, PackedBounds) and part.num_edges <= _MAX_PACKED_EDGES:
             bounds = PackedBounds.pack(np.asarray(bounds))
         where = f"edges/{quoted(key)}"
