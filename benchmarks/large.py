@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def main() -> None:
     report = PhaseReport(PHASES)
     try:
         for phase in phases:
-            report.attempt(phase, lambda phase=phase: report.figures.update({phase: run(phase, asked)}))
+            report.attempt(phase, partial(run, phase, asked, report.figures))
             show(report.figures[phase] or {})
     finally:
         if not asked.keep:
@@ -62,8 +63,8 @@ def main() -> None:
     sys.exit(1 if report.failed else 0)
 
 
-def run(phase: str, asked: argparse.Namespace) -> dict[str, Any]:
-    """Generate the graph of a phase and measure it."""
+def run(phase: str, asked: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Generate the graph of a phase and measure it; its figures are stored under the phase's name."""
     is_disk = phase == "disk"
     num_nodes = asked.nodes if is_disk else asked.cluster_nodes
     num_edges = asked.edges if is_disk else asked.cluster_edges
@@ -76,8 +77,9 @@ def run(phase: str, asked: argparse.Namespace) -> dict[str, Any]:
     generate(folder / "graph", num_nodes, num_edges)
     package_model(folder / "repository")
     if is_disk:
-        return disk.measure(folder, int(asked.memory_gib * 2**30), asked.seconds)
-    return cluster.measure(folder, asked.seconds)
+        figures[phase] = disk.measure(folder, int(asked.memory_gib * 2**30), asked.seconds)
+    else:
+        figures[phase] = cluster.measure(folder, asked.seconds)
 
 
 def show(figures: dict[str, Any]) -> None:

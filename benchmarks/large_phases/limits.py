@@ -1,4 +1,4 @@
-"""Runs a command with bounded memory, page cache included: in a cgroup of its own (version 2 or 1)."""
+"""Runs a command with bounded memory, page cache included: in a separate cgroup (version 2 or 1)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def bounded(num_bytes: int) -> Iterator[Bounded]:
 
 
 def evict(folder: Path) -> None:
-    """Drop a folder's files from the page cache, so that reading them counts for the reader's cgroup."""
+    """Drop a folder's files from the page cache, so that the reader's cgroup is charged for them."""
     for path in folder.rglob("*.npy"):
         handle = os.open(path, os.O_RDONLY)
         try:

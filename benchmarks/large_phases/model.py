@@ -13,7 +13,7 @@ NUM_OUTPUTS = 64
 
 
 def package_model(repository: Path) -> None:
-    """Write `<repository>/sage/1`, in a process of its own, so that this one does not load torch."""
+    """Write `<repository>/sage/1`, in a separate process, so that this one does not load torch."""
     if not (repository / "sage" / "1" / "model.json").is_file():
         command = [sys.executable, "-m", "benchmarks.large_phases.model", str(repository)]
         subprocess.run(command, check=True)

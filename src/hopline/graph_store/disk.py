@@ -93,7 +93,7 @@ class DiskStore(GraphStore):
     async def fetch(
         self, wanted: Mapping[str, IdArray], columns: Mapping[str, Sequence[str]]
     ) -> dict[str, FetchedEdges]:
-        """See `GraphStore.fetch`; each column is read on a thread of its own."""
+        """See `GraphStore.fetch`; each column is read on a separate thread."""
         loop = asyncio.get_running_loop()
         names = [(key, name) for key in wanted for name in columns[key]]
         try:

@@ -70,7 +70,7 @@ class RedisGraphStore(GraphStore):
         self._prefixes: dict[tuple[str, str], resp.Bytes] = {}
 
     async def open(self) -> None:
-        """See `GraphStore.open`; reads the host's parts into the cache folder, if they are not there."""
+        """See `GraphStore.open`; reads the host's parts into the cache folder, unless it has them."""
         with errors_of_graph():
             await connect(self._redis, self._setting)
             self.manifest = await read_manifest(self._redis, self._version)
@@ -183,7 +183,7 @@ async def read_manifest(redis: Redis, version: str = "") -> StoreManifest:
         known: object = await redis.call("SMEMBERS", redis.key("versions"))
         names = sorted(name.decode() for name in known) if isinstance(known, list) else []
         raise GraphStoreError(
-            f"{redis.url.kind}: graph {version!r} is not there, or its push has not ended; complete "
+            f"{redis.url.kind}: graph {version!r} does not exist, or its push has not ended; complete "
             f"graphs: {', '.join(names) or 'none'}"
         )
     try:

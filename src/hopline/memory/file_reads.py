@@ -27,7 +27,7 @@ _WILLNEED = 3
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _preadv2(typingctx: Any, fd: Any, vector: Any, offset: Any, flags: Any) -> Any:
     """preadv2(fd, vector, 1, offset, flags) of libc; bytes read, negative for an error."""
 
@@ -41,7 +41,7 @@ def _preadv2(typingctx: Any, fd: Any, vector: Any, offset: Any, flags: Any) -> A
     return types.int64(types.int64, types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _read_ahead(typingctx: Any, fd: Any, offset: Any, length: Any) -> Any:
     """posix_fadvise(fd, offset, length, WILLNEED) of libc."""
 

@@ -42,7 +42,7 @@ class EdgeFetcher:
         columns: edge type -> columns that the model reads.
         timeout_s: the longest that a request waits for the edges of one hop.
         metrics: of the store; None for no counts.
-        breaker: shared by all models of the store: while it is open, reads fail at once.
+        breaker: shared by all models of the store: while it is open, reads fail immediately.
         clock: seconds, monotonic.
 
     Attributes:
