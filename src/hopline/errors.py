@@ -17,6 +17,7 @@
     │   ├── RepositoryUnavailable (ConnectionError)  a model repository does not respond now
     │   ├── SnapshotUnavailable (ConnectionError)  the address of snapshots does not respond now
     │   ├── StoreUnavailable (ConnectionError)  the store of a fleet's state does not respond now
+    │   ├── GraphStoreUnavailable (ConnectionError)  the store of a graph's edges does not respond now
     │   ├── LogFull                    no disk space for a live graph's log; the change was not made
     │   ├── LogFailed                  writing a live graph's log failed; the change was not made
     │   ├── GraphBehind                the graph is older than the request needs; ask another host
@@ -29,10 +30,11 @@
     │   └── PrecomputedFileError           damaged precomputed answers, or of another model or snapshot
     ├── GraphError (ValueError)            a graph that cannot be built or opened
     │   ├── LogDamaged                     a live graph's log or snapshot is damaged
-    │   └── SnapshotError                  a snapshot at an address cannot be used
-    │       ├── SnapshotNotFound (LookupError)  the address has no such snapshot
-    │       ├── SnapshotDamaged            a file is missing, or is not what the manifest says
-    │       └── SnapshotTooLarge           the snapshot does not fit on this host's disk
+    │   ├── SnapshotError                  a snapshot at an address cannot be used
+    │   │   ├── SnapshotNotFound (LookupError)  the address has no such snapshot
+    │   │   ├── SnapshotDamaged            a file is missing, or is not what the manifest says
+    │   │   └── SnapshotTooLarge           the snapshot does not fit on this host's disk
+    │   └── GraphStoreError                a graph store has no such graph, or its edges are damaged
     ├── FeatureStoreError (RuntimeError)   a feature store refuses a read, or its response is unusable
     │   ├── FeatureStoreUnavailable        it does not respond now; a retry may succeed
     │   ├── FeatureGroupNotFound (LookupError)  it does not have the group
@@ -235,6 +237,12 @@ class StoreUnavailable(Unavailable, ConnectionError):
     code = "store_unavailable"
 
 
+class GraphStoreUnavailable(Unavailable, ConnectionError):
+    """The store of a graph's edges does not respond now; the message says why. No edge is ever left out."""
+
+    code = "graph_store_unavailable"
+
+
 class LogFull(Unavailable):
     """The disk has no space for a live graph's log; the change was not made, earlier ones are saved."""
 
@@ -348,6 +356,12 @@ class SnapshotTooLarge(SnapshotError):
     """A snapshot does not fit on this host's disk; the message gives the numbers."""
 
     code = "snapshot_too_large"
+
+
+class GraphStoreError(GraphError):
+    """A graph store does not have the graph, or what it has is damaged; a retry will not help."""
+
+    code = "graph_store_error"
 
 
 class FeatureStoreError(HoplineError, RuntimeError):

@@ -80,6 +80,8 @@ class Service:
         self._records.start()
         if self.config.graph.path is not None:
             log.info("opening graph %s", self.config.graph.path)
+        elif self.config.graph.store:
+            log.info("opening the graph of %s", self.config.graph.store.rpartition("@")[2])
         await self._lifecycle.start()
         self.metrics.before_reading(self._flush_metrics)
         if self.config.worker.live_memory:

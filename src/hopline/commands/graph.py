@@ -196,6 +196,54 @@ def info(
         _show(described)
 
 
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a graph.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="Redis or cluster, such as redis+cluster://host:6379.")
+    ],
+    features: Annotated[
+        bool,
+        typer.Option(
+            "--features/--no-features",
+            help="Copy features too. Without, servers read them from their feature store (features.store).",
+        ),
+    ] = True,
+    current: Annotated[
+        bool,
+        typer.Option(
+            "--current/--no-current", help="Servers that name no version read this graph from now on."
+        ),
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Copy a graph into a Redis Cluster, from which servers read its edges (graph.store).
+
+    Can be stopped and run again: it continues. The graph is complete only after every chunk was read back
+    and compared.
+    """
+    import asyncio
+    import dataclasses
+
+    from hopline.graph_store.push import push as push_graph
+
+    with _bars() as progress:
+        graph = Graph.open(folder)
+        pushed = asyncio.run(
+            push_graph(
+                graph, url, features=features, make_current=current, setting="URL", progress=progress
+            )
+        )
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(pushed)))
+        return
+    repaired = f", {pushed.num_repaired} of them repaired" if pushed.num_repaired else ""
+    typer.echo(
+        f"graph {pushed.version}: {pushed.num_chunks} chunks, {pushed.num_bytes / 1e6:,.1f} MB, verified; "
+        f"{pushed.num_written} written now{repaired}"
+    )
+
+
 def _described(graph: Graph) -> dict[str, Any]:
     nodes = {}
     for name, schema in graph.schema.node_types.items():

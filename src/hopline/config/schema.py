@@ -166,10 +166,26 @@ class GraphConfig:
         None,
         "folder written by `hopline graph build`, or address of published snapshots (s3://, gs://, ...)",
     )
-    memory: Literal["auto", "mapped", "huge"] = setting(
+    memory: Literal["auto", "mapped", "huge", "disk"] = setting(
         "auto",
-        "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; "
-        "auto: huge if there is one worker",
+        "mapped: shared by all workers; huge: copied into huge pages of each worker, faster to read; disk: "
+        "for a graph larger than memory, whose edges and features are read by number, on threads where "
+        "they are not in memory; auto: huge if there is one worker, else mapped",
+    )
+    store: str = setting(
+        "",
+        "URL of the graph store that holds the edges instead of a folder: redis+cluster://host:6379; "
+        "written by `hopline graph push`",
+    )
+    store_version: str = setting("", "graph version to serve from the store; empty: the one pushed last")
+    cache: Path | None = setting(
+        None,
+        "folder for what the host holds of a graph in a store; empty: ~/.cache/hopline/graphs",
+    )
+    fetch_timeout_ms: float = setting(
+        1000.0,
+        "longest time that a request waits for edges of one hop, with retries, before it fails with 503",
+        minimum=1,
     )
 
 

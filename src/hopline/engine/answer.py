@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,29 +22,16 @@ from hopline.engine.interner import Interner
 from hopline.engine.model import Model
 from hopline.engine.precomputed import FOUND, no_counts
 from hopline.engine.request_ids import all_at_once, all_known, not_found
-from hopline.engine.source import Absent, FetchedRows, RowsAbsent
+from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowsAbsent
 from hopline.engine.stand_in import LEAST_SHARE, by_student, spread, stands_in
 from hopline.errors import BadRequest, FeatureStoreUnavailable, HoplineError
 from hopline.graph import IdIndex
 from hopline.graph.live.view import LiveView
+from hopline.graph.store_columns import FetchedEdges
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, ExternalIds, FloatArray, IdArray, ScoreRequest, ScoreResult
 
 Outcome = ScoreResult | HoplineError
-
-
-class FetchedInputs(NamedTuple):
-    """The rows that were fetched for one request, and whether more can follow.
-
-    Attributes:
-        fetched_rows: rows by node type.
-        is_last: no more rows will be fetched: answer with these rows, or fail.
-        why: the reason why rows are missing, for the error of a request that refuses a degraded answer.
-    """
-
-    fetched_rows: Mapping[str, Sequence[FetchedRows]] = {}
-    is_last: bool = False
-    why: str = ""
 
 
 _NO_IDS: IdArray = np.empty(0, np.int64)
@@ -159,11 +146,14 @@ class Answerer:
         outcomes: list[Outcome | Absent | None],
     ) -> None:
         fetched_rows: dict[str, list[FetchedRows]] = {}
+        fetched_edges: dict[str, list[FetchedEdges]] = {}
         for m in members:
             for node_type, rows in supplies[m].fetched_rows.items():
                 fetched_rows.setdefault(node_type, []).extend(rows)
+            for key, edges in supplies[m].fetched_edges.items():
+                fetched_edges.setdefault(key, []).extend(edges)
         if isinstance(self.model, Model):
-            self.model.supply(fetched_rows)
+            self.model.supply(fetched_rows, fetched_edges=fetched_edges)
         found = self.answer([requests[m] for m in members])
         for m, outcome in zip(members, found, strict=True):
             outcomes[m] = outcome
@@ -187,13 +177,18 @@ class Answerer:
             if rows is not None and request.as_of is None:
                 known = known[~rows.good(known)]
             wanted[node_type] = np.unique(np.concatenate([wanted.get(node_type, _NO_IDS), known]))
-        self.model.supply(supply.fetched_rows)
-        return bool(self.model.absent(wanted, cut_of(request)))
+        self.model.supply(supply.fetched_rows, fetched_edges=supply.fetched_edges)
+        try:
+            return bool(self.model.absent(wanted, cut_of(request)))
+        except RowsAbsent:
+            return True
 
     def _answer_without(
         self, request: ScoreRequest, supply: FetchedInputs, found: RowsAbsent
     ) -> Outcome | Absent:
         """The outcome of a request whose rows are not all available."""
+        if found.edges:
+            return supply.edges_failed or Absent(found.absent, found.edges)
         if not supply.is_last:
             return Absent(found.absent)
         if request.degraded == "refuse":
@@ -206,17 +201,20 @@ class Answerer:
         used: set[str] = set()
         names = request.outputs or self.default_outputs
         least_share = LEAST_SHARE if stands_in(self.model, request, names) else 0.0
-        self.model.supply(supply.fetched_rows, used, least_share)
+        edges = supply.fetched_edges
+        self.model.supply(supply.fetched_rows, used, least_share, edges)
         try:
             try:
                 (outcome,) = self.answer([request])
-            except RowsAbsent:
+            except RowsAbsent as again:
+                if again.edges:  # other workers have evicted a state in the meantime
+                    return self._answer_without(request, supply, again)
                 used.clear()
                 taken = by_student(self.model, request, names, supply.fetched_rows, used)
                 if taken is not None:
                     outcome = self._result(*taken)
                 else:
-                    self.model.supply(supply.fetched_rows, used)
+                    self.model.supply(supply.fetched_rows, used, fetched_edges=edges)
                     (outcome,) = self.answer([request])
         finally:
             self.model.supply({})

@@ -15,13 +15,19 @@ from hopline.engine.stage import StageRunner
 from hopline.engine.state_cache import StateCache
 from hopline.engine.structure import Structure
 from hopline.engine.view import NO_FLOATS, EdgeView
+from hopline.errors import ArtifactError
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveNodes, LiveView
+from hopline.graph.store_columns import is_in_store
 from hopline.sampling import Block, BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import KEPT_ROWS, NO_CUT, frozen, roomy
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _NO_TIMES = frozen(np.empty(0, np.int64))
+_SCANS = (
+    "edge type {}: the model reads {}, and these edges lie in a graph store, which reads sampled edges "
+    "only; serve the folder of the graph"
+)
 
 
 class Relation:
@@ -35,6 +41,7 @@ class Relation:
 
     Attributes:
         source_slots: `sources`; they map ids to feature rows.
+        stored_columns: edge data that the stage reads from a graph store.
     """
 
     def __init__(
@@ -69,15 +76,24 @@ class Relation:
             or self.add_loops
             or self.reads_degree
         )
+        if sampler.is_stored and (self.gcn and adjacency.has_self_loops):
+            raise ArtifactError(_SCANS.format(adjacency.key, "self-loops of its nodes"))
+        if sampler.is_stored and gcn_weighted and adjacency.weight is not None:
+            raise ArtifactError(_SCANS.format(adjacency.key, "weights of whole lists"))
+        self.stored_columns = (
+            (*(("weight",) if self.reads_weight else ()), *(("attr",) if self.reads_attr else ()))
+            if sampler.is_stored
+            else ()
+        )
         self._indptr = frozen(adjacency.indptr)
         self._records = frozen(adjacency.records)
         self._clock = adjacency.clock
         self._indices = frozen(adjacency.indices)
-        self._time = frozen(_or_empty(adjacency.time, np.int64))
+        self._time = _NO_TIMES if sampler.is_stored else frozen(_or_empty(adjacency.time, np.int64))
         self.gcn_weighted = gcn_weighted and adjacency.weight is not None
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
         self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
-        self._all_weight = frozen(_or_empty(adjacency.weight, np.float32))
+        self._all_weight = frozen(_or_empty(None if sampler.is_stored else adjacency.weight, np.float32))
 
     def view(self, base: Matrix, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
         """The edges of `nodes` in `block`, with the edge data that the stage reads.
@@ -92,14 +108,20 @@ class Relation:
         num_edges = block.neighbors.shape[0]
         if self.reads_weight:
             view.weight = np.empty(num_edges, np.float32)
-            if self.sampler.packed:
+            if self.sampler.is_stored:
+                view.weight = block.columns["weight"][:num_edges]
+            elif self.sampler.packed:
                 assert self.adjacency.weight is not None
                 view.weight[:] = self.adjacency.weight[block.positions]
             else:
                 take(self._all_weight, block.positions, view.weight)
         if self.reads_attr:
             assert self.adjacency.attr is not None
-            view.attr = np.asarray(self.adjacency.attr)[block.positions]
+            view.attr = (
+                block.columns["attr"][:num_edges]
+                if self.sampler.is_stored
+                else np.asarray(self.adjacency.attr)[block.positions]
+            )
         if self.reads_is_self or self.add_loops:
             view.is_self = block.neighbors == np.repeat(nodes, np.diff(block.offsets))
         if self.reads_degree:
@@ -107,6 +129,15 @@ class Relation:
         if self.gcn:
             self._normalise(view, nodes, block, as_of)
         return view
+
+    def new_columns(self, num_edges: int) -> dict[str, AnyArray]:
+        """Arrays for the edge data that the stage reads from a graph store."""
+        columns: dict[str, AnyArray] = {}
+        for name in self.stored_columns:
+            column = self.adjacency.weight if name == "weight" else self.adjacency.attr
+            assert column is not None
+            columns[name] = np.empty((num_edges, *column.shape[1:]), column.dtype)
+        return columns
 
     def degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
         """The `gcn` degree of nodes: float32 [n]; see artifact.py."""
@@ -228,6 +259,8 @@ class Level:
         if "features" in kinds:
             self.port = source
             self._raw = np.empty((64, graph.nodes[node_type].features.shape[1]), np.float32)
+        if "structure" in kinds and any(is_in_store(edge) for edge in graph.edges.values()):
+            raise ArtifactError(_SCANS.format(", ".join(graph.edges), "whole lists of neighbours"))
         if "structure" in kinds:
             self.structure = Structure(folder / stage.structure, graph)
         keys = {entry.edge_type for entry in stage.inputs if entry.edge_type}

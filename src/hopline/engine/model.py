@@ -23,9 +23,10 @@ from hopline.engine.inline import InlineNodes, inline_states
 from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
-from hopline.engine.plan import make_plan
+from hopline.engine.plan import Plan, make_plan
 from hopline.engine.schema import check_schema
 from hopline.engine.source import (
+    FetchedEdgesByType,
     FetchedRowsByType,
     RowsAbsent,
     RowSource,
@@ -39,6 +40,7 @@ from hopline.errors import ArtifactError
 from hopline.graph import Graph
 from hopline.graph.extent import STILL
 from hopline.graph.live.view import LiveNodes, LiveView
+from hopline.graph.store_columns import is_in_store
 from hopline.memory.arena import Arena
 from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
 from hopline.sampling.keyed import NO_CUT
@@ -169,6 +171,7 @@ class Model:
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
         guard: limits each batch; the default one has no limits, and may be replaced.
+        is_stored: edges lie in a graph store.
 
     Raises:
         SchemaMismatch: the model was packaged for another graph schema.
@@ -190,6 +193,8 @@ class Model:
         self.state_caches = dict(state_caches or {})
         self.sources = dict(sources or {})
         self._fetched_rows: FetchedRowsByType = {}
+        self._fetched_edges: FetchedEdgesByType = {}
+        self.is_stored = any(is_in_store(edge) for edge in graph.edges.values())
         self._used: set[str] | None = None
         self._least_share = 0.0
         self.features_age_ms = -1
@@ -223,7 +228,7 @@ class Model:
                 level.link(below)
         head = spec.head
         self._fused_path = None
-        if not self.sources:
+        if not self.sources and not self.is_stored:
             self._fused_path = FusedPath.of(self.levels, head.node_type, self.features, self.watch)
         self._flat = None if self.sources else Flat.of(self.levels, head.node_type, self.features)
         final = spec.levels[-1]
@@ -247,7 +252,11 @@ class Model:
             self._head = RowStage(folder / head.file, names, dims, "logits", head.output_dim, threads)
 
     def supply(
-        self, fetched_rows: FetchedRowsByType, used: set[str] | None = None, least_share: float = 0.0
+        self,
+        fetched_rows: FetchedRowsByType,
+        used: set[str] | None = None,
+        least_share: float = 0.0,
+        fetched_edges: FetchedEdgesByType | None = None,
     ) -> None:
         """Set the fetched rows of the next calls, until this method is called again.
 
@@ -256,15 +265,20 @@ class Model:
             used: None raises `RowsAbsent` where rows are missing. With a set, the model computes without
                 the missing rows, and adds the fallbacks that it used to the set.
             least_share: share of the rows that must be available; below it, `RowsAbsent` is raised.
+            fetched_edges: edges of a graph store.
         """
         self._fetched_rows = fetched_rows
         self._used = used
         self._least_share = least_share
         self.features_age_ms = -1
+        self._fetched_edges = fetched_edges or {}
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
-        """Rows that are missing to compute the final states of distinct ids: node type -> distinct ids."""
-        plan = make_plan(self.levels, self.spec.num_layers, wanted, as_of, self.guard)
+        """Rows that are missing to compute the final states of distinct ids: node type -> distinct ids.
+
+        Raises: RowsAbsent: edges are missing.
+        """
+        plan = self._plan(self.spec.num_layers, wanted, as_of)
         return complete(plan, self._fetched_rows)
 
     def shrink(self) -> None:
@@ -314,8 +328,21 @@ class Model:
         """States of one level, for measurements; as `final_states`."""
         return self._states(level, wanted, NO_CUT)
 
+    @property
+    def edge_columns(self) -> dict[str, tuple[str, ...]]:
+        """Edge type -> columns that the model reads of its edges, for a graph store."""
+        found: dict[str, set[str]] = {}
+        for stages in self.levels:
+            for level in stages.values():
+                for key, relation in level.relations.items():
+                    found.setdefault(key, {"indices"}).update(relation.stored_columns)
+        return {key: tuple(sorted(names)) for key, names in found.items()}
+
+    def _plan(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> Plan:
+        return make_plan(self.levels, level, wanted, as_of, self.guard, self._fetched_edges)
+
     def _states(self, level: int, wanted: Mapping[str, IdArray], as_of: int) -> dict[str, FloatArray]:
-        plan = make_plan(self.levels, level, wanted, as_of, self.guard)
+        plan = self._plan(level, wanted, as_of)
         keep = True
         if plan.reads:
             absent = complete(plan, self._fetched_rows)
@@ -379,6 +406,11 @@ def load_model(
         ArtifactError: a model that is served whole reads features that are not in the graph.
     """
     if spec.runtime == "torch":
+        if any(is_in_store(edge) for edge in graph.edges.values()):
+            raise ArtifactError(
+                f"{spec.name}/{spec.version} is served whole, which needs edges in memory; those of this "
+                "graph lie in a graph store; serve the folder of the graph"
+            )
         if sources:
             raise ArtifactError(
                 f"{spec.name}/{spec.version} is served whole, which needs features in the graph; "

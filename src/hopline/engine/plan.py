@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hopline.engine.guard import EDGE_BYTES, Guard
-from hopline.engine.level import Level
+from hopline.engine.level import Level, Relation
 from hopline.engine.level_plan import LevelPlan
-from hopline.engine.source import RawRead
+from hopline.engine.source import FetchedEdgesByType, RawRead, RowsAbsent
+from hopline.graph.store_columns import StoreIds
+from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import IdArray
 
@@ -32,6 +34,7 @@ class Plan:
         needs: for each level from the top down, the needs of its node types.
         guard: called before each step.
         reads: raw rows that come from sources; see `source.complete`.
+        fetched_edges: edges that were fetched from a graph store for this batch.
         num_computed: rows to compute, over all levels.
         num_edges: sampled edges, over all levels.
     """
@@ -42,6 +45,7 @@ class Plan:
     num_computed: int = 0
     num_edges: int = 0
     reads: list[RawRead] = field(default_factory=list)
+    fetched_edges: FetchedEdgesByType = field(default_factory=dict)
 
 
 def make_plan(
@@ -50,17 +54,19 @@ def make_plan(
     wanted: Mapping[str, IdArray],
     as_of: int = NO_CUT,
     guard: Guard | None = None,
+    fetched_edges: FetchedEdgesByType | None = None,
 ) -> Plan:
     """Plan the states of `wanted` (node type -> int64 [n] distinct ids) at level `top`.
 
     A plan with a time cut neither reads nor fills state caches: their rows are about the present graph.
 
-    Raises: any error that `guard` raises before the next step.
+    Raises: any error that `guard` raises before the next step; RowsAbsent: edges of the next hop lie in a
+        graph store and are not in `fetched_edges`.
     """
     if guard is None:
         guard = Guard()
     guard.num_bytes = 0
-    plan = Plan([], as_of, guard)
+    plan = Plan([], as_of, guard, fetched_edges=fetched_edges or {})
     stages = levels[top]
     needs = [_look_up(plan, stages[node_type], ids) for node_type, ids in wanted.items()]
     needs = [need for need in needs if need.level.runner is not None or need.level.source is not None]
@@ -106,6 +112,7 @@ def _read_raw(plan: Plan, need: LevelPlan) -> None:
 def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
     """Sample the edges of the needs, and number the rows that they need one level below."""
     touched: list[Level] = []
+    absent: dict[str, list[IdArray]] = {}
     guard = plan.guard
     if guard.rows > guard.few_rows:
         guard.look()
@@ -124,17 +131,38 @@ def _descend(plan: Plan, needs: list[LevelPlan]) -> list[tuple[Level, IdArray]]:
                 _reserve(plan, num_rows, bound, below)
             block = relation.sampler.sample(need.compute, relation.buffers, plan.as_of, bound)
             need.blocks.append(block)
+            if relation.sampler.is_stored:
+                lost = _read_edges(plan, relation, block)
+                if lost.shape[0]:
+                    absent.setdefault(relation.key, []).append(lost)
             num_edges = block.num_edges
             guard.rows += num_edges
             plan.num_edges += num_edges
             if below is not None:
                 _expect(below, num_edges, touched)
+    if absent:
+        edges = {key: np.unique(np.concatenate(parts)) for key, parts in absent.items()}
+        raise RowsAbsent({}, edges)
     for below in touched:
         below.interner.start(below.num_pending)
     for need in needs:
         if need.compute.shape[0]:
             _number(need)
     return [(below, below.interner.distinct) for below in touched]
+
+
+def _read_edges(plan: Plan, relation: Relation, block: Block) -> IdArray:
+    """Fill a block whose edges lie in a graph store; returns the positions that are still absent."""
+    indices = relation.adjacency.indices
+    assert isinstance(indices, StoreIds)
+    positions = block.positions
+    block.columns = columns = relation.new_columns(block.num_edges)
+    out = {"indices": block.neighbors, **columns}
+    rows = indices.read(positions, out)
+    for fetched in plan.fetched_edges.get(relation.key, ()):
+        rows = fetched.take(positions, rows, out)
+    lost: IdArray = positions[rows]
+    return lost
 
 
 def _expect(below: Level, num_ids: int, touched: list[Level]) -> None:

@@ -1,8 +1,9 @@
-"""Feature rows that are not in the process: how the engine reads them, and computes without them.
+"""Rows and edges that are not in the process: how the engine reads them, and computes without rows.
 
 Planning reads rows that are available locally (`RowSource`, the shared L1 feature cache). Other rows are
 *absent*: the caller fetches them and plans again with the fetched rows (`FetchedRows`), or has the batch
-computed without them, by the fallbacks of `fallbacks.py`.
+computed without them, by the fallbacks of `fallbacks.py`. Edges that lie in a graph store are absent in
+the same way, one hop at a time; no fallback replaces them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.engine.fallbacks import MEAN_FEATURES, SMALLER_FANOUT, STALE_FEATURES
+from hopline.errors import HoplineError
+from hopline.graph.store_columns import FetchedEdges
 from hopline.kernels.jit import njit
 from hopline.types import FloatArray, IdArray
 
@@ -75,30 +78,55 @@ class FetchedRows:
 
 #: Node type -> fetched rows, of one batch.
 FetchedRowsByType = Mapping[str, Sequence[FetchedRows]]
+#: Edge type -> fetched edges, of one batch.
+FetchedEdgesByType = Mapping[str, Sequence[FetchedEdges]]
+
+
+class FetchedInputs(NamedTuple):
+    """The rows and edges that were fetched for one request, and whether more can follow.
+
+    Attributes:
+        fetched_rows: rows by node type.
+        is_last: no more rows will be fetched: answer with these rows, or fail.
+        why: the reason why rows are missing, for the error of a request that refuses a degraded answer.
+        fetched_edges: edges of a graph store, by edge type.
+        edges_failed: why edges could not be read; None where they were. Nothing replaces an edge: a
+            request that still lacks one fails with this error.
+    """
+
+    fetched_rows: Mapping[str, Sequence[FetchedRows]] = {}
+    is_last: bool = False
+    why: str = ""
+    fetched_edges: Mapping[str, Sequence[FetchedEdges]] = {}
+    edges_failed: HoplineError | None = None
 
 
 class Absent(NamedTuple):
-    """An outcome: the request reads rows that are not available locally.
+    """An outcome: the request reads rows or edges that are not available locally.
 
     (Never the exception itself, whose traceback would keep its batch in memory.)
 
     Attributes:
         absent: node type -> int64 [m] distinct global ids, sorted.
+        edges: edge type -> int64 [m] distinct positions in its edge arrays, sorted. Where edges are
+            absent, rows below them are not known yet.
     """
 
     absent: dict[str, IdArray]
+    edges: Mapping[str, IdArray] = {}
 
 
 class RowsAbsent(Exception):
-    """Raised when a batch reads rows that are not available locally.
+    """Raised when a batch reads rows or edges that are not available locally.
 
     Attributes:
-        absent: node type -> int64 [m] distinct global ids, sorted.
+        absent, edges: as in `Absent`.
     """
 
-    def __init__(self, absent: dict[str, IdArray]) -> None:
-        super().__init__(absent)
+    def __init__(self, absent: dict[str, IdArray], edges: Mapping[str, IdArray] | None = None) -> None:
+        super().__init__(absent, edges)
         self.absent = absent
+        self.edges = edges or {}
 
 
 class RawRead:
@@ -171,6 +199,9 @@ def _compute_without(need: LevelPlan, lost: Mapping[int, RawRead]) -> set[str]:
     for (_, below), block, rows in zip(level.links, need.blocks, need.rows, strict=True):
         read = lost.get(id(below))
         if read is not None:
+            if block.columns:  # aligned with the edges that stay
+                stays = ~_lost_rows(read)[rows[: block.num_edges]]
+                block.columns = {name: c[: block.num_edges][stays] for name, c in block.columns.items()}
             left = drop_edges(_lost_rows(read), rows, block.offsets, block.neighbors, block.positions)
             if left < block.num_edges:
                 used.add(SMALLER_FANOUT)

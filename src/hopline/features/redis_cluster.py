@@ -91,6 +91,18 @@ class Cluster:
 
         return await self._ask(keys, row_bytes, payload)
 
+    async def read_ranges(self, keys: Keys, firsts: IdArray, lasts: IdArray, row_bytes: int) -> Replies:
+        """Send GETRANGE for every key, one round trip to each server.
+
+        Args:
+            firsts, lasts: int64 [n], first and last byte. row_bytes: of the longest range.
+        """
+
+        def payload(some: Keys, where: IdArray, asking: bool) -> memoryview:
+            return resp.get_ranges(some, firsts[where], lasts[where], asking=asking)
+
+        return await self._ask(keys, row_bytes, payload)
+
     async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:
         """Send SET for every key, one round trip to each server."""
 

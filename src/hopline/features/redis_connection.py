@@ -74,12 +74,12 @@ class Replies:
 
     Args:
         num: n.
-        row_bytes: expected length of a value.
+        row_bytes: expected, or largest, length of a value.
         part: keys per MGET, 0 if each key has its own command.
 
     Attributes:
         lengths: int64 [n], see `resp.read_replies`; resp.ERROR for rows in `errors`.
-        rows: uint8 [n, row_bytes]; undefined for values of a different length.
+        rows: uint8 [n, row_bytes]; a shorter value is stored from the left, a longer one is undefined.
         errors: row -> error reply.
     """
 

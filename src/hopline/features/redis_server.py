@@ -16,7 +16,7 @@ from hopline.features import resp
 from hopline.features.redis_connection import Connection, Replies, Waiter
 from hopline.features.redis_url import RedisUrl
 from hopline.features.resp import Keys
-from hopline.types import AnyArray
+from hopline.types import AnyArray, IdArray
 
 #: Keys per MGET: other clients' requests wait during it (about 0.5 ms).
 MGET_KEYS = 4096
@@ -114,6 +114,12 @@ class Server:
         """Send MGET in one round trip."""
         replies = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes, MGET_KEYS)
         await self.request(resp.mget(keys, MGET_KEYS), replies)
+        return replies
+
+    async def read_ranges(self, keys: Keys, firsts: IdArray, lasts: IdArray, row_bytes: int) -> Replies:
+        """Send GETRANGE for every key in one round trip; see `Cluster.read_ranges`."""
+        replies = Replies(asyncio.get_running_loop().create_future(), keys.num, row_bytes)
+        await self.request(resp.get_ranges(keys, firsts, lasts), replies)
         return replies
 
     async def write(self, keys: Keys, rows: AnyArray, ttl_ms: int | None) -> Replies:

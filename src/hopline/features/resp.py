@@ -111,6 +111,19 @@ def get_each(keys: Keys, *, asking: bool = False) -> memoryview:
     return _commands(NO_BYTES, before, keys, _no_tails(keys.num)).data
 
 
+def get_ranges(keys: Keys, firsts: IdArray, lasts: IdArray, *, asking: bool = False) -> memoryview:
+    """Encode a GETRANGE for each key, to send together.
+
+    Args:
+        firsts, lasts: int64 [n], the first and the last byte of each value to read; `asking` as above.
+    """
+    before = _ASKING_GETRANGE if asking else _GETRANGE
+    # Each range as "$len\r\nfirst\r\n$len\r\nlast\r\n".
+    each = len(before) + 1 + _DIGITS + 2 + len(keys.prefix) + 2 + 2 * (4 + _DIGITS + 4)
+    out = np.empty(keys.num * each + int((keys.ends - keys.begins).sum()), np.uint8)
+    return out[: _write_ranges(out, before, *keys, firsts, lasts)].data
+
+
 def set_each(keys: Keys, rows: AnyArray, ttl_ms: int | None, *, asking: bool = False) -> memoryview:
     """Encode a SET for each key, to send together.
 
@@ -138,6 +151,8 @@ def unlink_each(keys: Keys, *, asking: bool = False) -> memoryview:
 
 _UNLINK = b"*2\r\n$6\r\nUNLINK\r\n"
 _GET = to_bytes(b"*2\r\n$3\r\nGET\r\n")
+_GETRANGE = to_bytes(b"*4\r\n$8\r\nGETRANGE\r\n")
+_ASKING_GETRANGE = to_bytes(command("ASKING") + b"*4\r\n$8\r\nGETRANGE\r\n")
 _ASKING_GET = to_bytes(command("ASKING") + b"*2\r\n$3\r\nGET\r\n")
 
 
@@ -213,6 +228,50 @@ def _write_commands(
 
 
 @njit(cache=True, nogil=True)
+def _put_line(out: Bytes, at: int) -> int:
+    out[at] = _CR
+    out[at + 1] = _LF
+    return at + 2
+
+
+@njit(cache=True, nogil=True)
+def _put_word(out: Bytes, at: int, number: int) -> int:
+    """Write a number below 10^9, >= 0, as a word of a command."""
+    length, power = 1, 10
+    while number >= power:
+        length += 1
+        power *= 10
+    out[at] = _DOLLAR
+    out[at + 1] = np.uint8(48 + length)
+    at = _put_line(out, at + 2)
+    return _put_line(out, _put_number(out, at, number))  # type: ignore[no-any-return]
+
+
+@njit(cache=True, nogil=True)
+def _write_ranges(
+    out: Bytes,
+    before: Bytes,
+    prefix: Bytes,
+    blob: Bytes,
+    begins: IdArray,
+    ends: IdArray,
+    firsts: IdArray,
+    lasts: IdArray,
+) -> int:
+    at: int = 0
+    for i in range(len(begins)):
+        at = _put(out, at, before)
+        out[at] = _DOLLAR
+        at = _put_line(out, _put_number(out, at + 1, len(prefix) + ends[i] - begins[i]))
+        at = _put(out, at, prefix)
+        copy_bytes(out, at, blob, begins[i], ends[i] - begins[i])
+        at = _put_line(out, at + int(ends[i] - begins[i]))
+        at = _put_word(out, at, firsts[i])
+        at = _put_word(out, at, lasts[i])
+    return at
+
+
+@njit(cache=True, nogil=True)
 def slots(prefix: Bytes, blob: Bytes, begins: IdArray, ends: IdArray) -> IdArray:
     """Return the hash slot of each key in a cluster.
 
@@ -256,7 +315,7 @@ def read_replies(
             next line is the head of an array.
         part: keys per MGET, 0 if each key has its own command.
         lengths: int64 [n]: the value's length, or NIL or DONE_LINE.
-        rows: uint8 [n, row_bytes]; values of exactly this length are stored here.
+        rows: uint8 [n, row_bytes]; values of at most this length are stored here, from the left.
     Returns: where it stopped; for an error, the begin of its line.
     """
     n, row_bytes = rows.shape
@@ -299,14 +358,14 @@ def read_replies(
         elif number == -1:
             lengths[row] = NIL
             begin = line_end + 1
-        elif number == row_bytes:
+        elif number <= row_bytes:
             value = line_end + 1
-            if value + row_bytes + 2 > end:
+            if value + number + 2 > end:
                 state[1] = MORE
                 break
-            copy_bytes(rows, row * row_bytes, buffer, value, row_bytes)
+            copy_bytes(rows, row * row_bytes, buffer, value, number)
             lengths[row] = number
-            begin = value + row_bytes + 2
+            begin = value + number + 2
         else:  # an unexpected length, maybe larger than the buffer
             lengths[row] = number
             state[2] = number + 2

@@ -415,7 +415,7 @@ def columns_of(
     groups, longs = arrays["indptr_groups"], arrays["indptr_longs"]
     offsets, data = arrays["packed_offsets"], arrays["packed_data"]
     bits = bits_of(num_sources)
-    wrong = _wrong_bounds(groups, longs, num_destinations) or _wrong_ids(offsets, data, num_edges, bits)
+    wrong = wrong_bounds(groups, longs, num_destinations) or _wrong_ids(offsets, data, num_edges, bits)
     indptr = PackedBounds(groups, longs, num_destinations + 1)
     columns: dict[str, Any] = {"weight": None, "cumweight": None}
     if schema.has_weight and not wrong:
@@ -437,7 +437,7 @@ def columns_of(
     return columns | {"indptr": indptr, "indices": PackedIds(offsets, data, bits, num_edges)}
 
 
-def _wrong_bounds(groups: AnyArray, longs: AnyArray, num_destinations: int) -> str:
+def wrong_bounds(groups: AnyArray, longs: AnyArray, num_destinations: int) -> str:
     """The error in packed bounds; "" for none."""
     wanted, row = (num_groups(num_destinations), kernels.GROUP_BYTES), (kernels.GROUP + 1,)
     if groups.dtype != np.uint8 or groups.shape != wanted:

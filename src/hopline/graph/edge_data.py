@@ -3,6 +3,8 @@
 Numba selects the code by type at compile time: for plain arrays it is the same as without this file.
 Packed ids are (address of offsets, address of data, bits); packed weights are (address of codes, address of
 sums, scale, code of 0), with addresses 0 where there are no weights. The caller keeps the arrays alive.
+Neighbours that lie in a graph store are (0,): kernels choose positions and read no neighbours; see
+`store_columns.py`.
 """
 
 from __future__ import annotations
@@ -76,8 +78,14 @@ def _is_packed(what: Any) -> bool:
     return isinstance(what, types.BaseTuple)
 
 
+def _is_in_store(what: Any) -> bool:
+    return isinstance(what, types.BaseTuple) and what.count == 1
+
+
 @overload(touch, jit_options=_INLINE)
 def _touch(ids, position):  # type: ignore[no-untyped-def]
+    if _is_in_store(ids):
+        return lambda ids, position: None
     if _is_packed(ids):
         return lambda ids, position: touch_number(ids[0], ids[1], ids[2], position)
     return lambda ids, position: prefetch(ids, position)
@@ -85,6 +93,8 @@ def _touch(ids, position):  # type: ignore[no-untyped-def]
 
 @overload(id_at, jit_options=_INLINE)
 def _id_at(ids, position):  # type: ignore[no-untyped-def]
+    if _is_in_store(ids):  # no node: callers that need the id refuse such a graph when they are created
+        return lambda ids, position: np.int64(-1)
     if _is_packed(ids):
         return lambda ids, position: read_number(ids[0], ids[1], ids[2], position)
     return lambda ids, position: ids[position]
@@ -92,7 +102,7 @@ def _id_at(ids, position):  # type: ignore[no-untyped-def]
 
 @overload(follow, jit_options=_INLINE)
 def _follow(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
-    if not _is_packed(ids):
+    if not _is_packed(ids) or _is_in_store(ids):
         return lambda ids, positions, total, asked, done, out: (asked, done)
 
     def advance(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
@@ -109,6 +119,8 @@ def _follow(ids, positions, total, asked, done, out):  # type: ignore[no-untyped
 
 @overload(finish, jit_options=_INLINE)
 def _finish(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]
+    if _is_in_store(ids):
+        return lambda ids, positions, total, asked, done, out: None
     if _is_packed(ids):
 
         def read_rest(ids, positions, total, asked, done, out):  # type: ignore[no-untyped-def]

@@ -19,6 +19,7 @@ from hopline.graph.codec import PACKED
 from hopline.graph.narrow import Features, NarrowMatrix, stored
 from hopline.graph.parts import Adjacency
 from hopline.graph.snapshot import Graph
+from hopline.graph.store_columns import StoreColumn, StoreFeatures
 from hopline.process.cgroup import available_bytes, usable_cpus
 from hopline.types import AnyArray
 
@@ -81,10 +82,12 @@ def _hot(graph: Graph, features: bool) -> list[AnyArray]:
     """What every request reads."""
     arrays: list[AnyArray] = []
     for nodes in graph.nodes.values() if features else ():
-        arrays += stored(nodes.features).values()
+        if not isinstance(nodes.features, StoreFeatures):
+            arrays += stored(nodes.features).values()
     for adjacency in graph.edges.values():
         for lists in (adjacency.indptr, adjacency.indices):
-            arrays += lists.arrays if isinstance(lists, PACKED) else (lists,)
+            if not isinstance(lists, StoreColumn):
+                arrays += lists.arrays if isinstance(lists, PACKED) else (lists,)
     return arrays
 
 

@@ -199,7 +199,7 @@ def load(
         verify: also read all of them and compare their digests.
     Raises: GraphError: a file is missing, truncated, of another dtype or shape, or (verify) changed.
     """
-    arrays = {name: _map(folder, name, stored) for name, stored in manifest.arrays.items()}
+    arrays = {name: map_array(folder, name, stored) for name, stored in manifest.arrays.items()}
     if verify:
         for name, actual in digest.digests(arrays).items():
             if actual != manifest.arrays[name].blake2b:
@@ -222,10 +222,10 @@ class _FormatOnly(msgspec.Struct):
 def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Nodes]:
     nodes = {}
     for name, schema in manifest.graph_schema.node_types.items():
-        below = _below(f"nodes/{quoted(name)}/", arrays)
-        index = IdIndex.from_arrays(schema.id_kind, manifest.num_nodes[name], _below("ids/", below))
+        own = below(f"nodes/{quoted(name)}/", arrays)
+        index = IdIndex.from_arrays(schema.id_kind, manifest.num_nodes[name], below("ids/", own))
         try:
-            features = narrow.from_arrays(schema.feature_dtype, below)
+            features = narrow.from_arrays(schema.feature_dtype, own)
         except ValueError as error:
             raise GraphError(
                 f"{path} is damaged: node type {name!r}: {error}; build the graph again"
@@ -237,10 +237,10 @@ def _nodes(path: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> di
 def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> dict[str, Adjacency]:
     edges = {}
     for key, schema in manifest.graph_schema.edge_types.items():
-        below = _below(f"edges/{quoted(key)}/", arrays)
+        own = below(f"edges/{quoted(key)}/", arrays)
         known = manifest.edges[key]
         columns: Any
-        if codec.is_stored(below):
+        if codec.is_stored(own):
             counts = known.num_edges, manifest.num_nodes[schema.src], manifest.num_nodes[schema.dst]
             where = folder / "edges" / quoted(key)
             if manifest.format < _PACKED_FORMAT:
@@ -248,16 +248,16 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
                     f"{where}: its edges are packed in format {manifest.format}, which this Hopline "
                     "cannot read; build the graph again"
                 )
-            columns = codec.columns_of(below, *counts, schema, where)
+            columns = codec.columns_of(own, *counts, schema, where)
         else:
             names = ("indptr", "indices", *(("weight", "cumweight") if schema.has_weight else ()))
-            columns = {"weight": None, "cumweight": None} | {name: below[name] for name in names}
+            columns = {"weight": None, "cumweight": None} | {name: own[name] for name in names}
         edges[key] = Adjacency(
             src=schema.src,
             relation=schema.relation,
             dst=schema.dst,
-            time=below["time"] if schema.has_time else None,
-            attr=below["attr"] if schema.attr_dim else None,
+            time=own["time"] if schema.has_time else None,
+            attr=own["attr"] if schema.attr_dim else None,
             **columns,
             has_self_loops=known.has_self_loops,
             max_degree=known.max_degree,
@@ -292,7 +292,8 @@ def _check_shapes(
         raise GraphError(f"{path} is damaged: {'; '.join(wrong)}; build the graph again")
 
 
-def _below(prefix: str, arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+def below(prefix: str, arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """The arrays whose names begin with a prefix, by the rest of their names."""
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -306,7 +307,7 @@ def _write_arrays(
         path = folder / f"{name}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            file.write(_header(array.dtype.str, array.shape))
+            file.write(header(array.dtype.str, array.shape))
             content = digest.bytes_of(array)
             for begin in range(0, len(content), _CHUNK_BYTES):
                 done += file.write(content[begin : begin + _CHUNK_BYTES])
@@ -316,16 +317,17 @@ def _write_arrays(
     return stored
 
 
-def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
+def map_array(folder: Path, name: str, stored: StoredArray) -> AnyArray:
+    """Map one array. Raises: GraphError: its file is missing, cut, or of another dtype or shape."""
     path = folder / f"{name}.npy"
     again = "copy or build the graph again"
-    header = _header(stored.dtype, stored.shape)
+    head = header(stored.dtype, stored.shape)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.file_bytes:
                 raise GraphError(f"{path} has {size} bytes, {MANIFEST} says {stored.file_bytes}; {again}")
-            if file.read(len(header)) != header:
+            if file.read(len(head)) != head:
                 raise GraphError(
                     f"{path} does not have the header of {stored.dtype} {list(stored.shape)}, as "
                     f"{MANIFEST} requires; {again}"
@@ -335,7 +337,7 @@ def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
                 return empty
             # A plain array over the map: np.memmap is slow to index and to pass to Numba.
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return np.frombuffer(pages, stored.dtype, offset=len(header)).reshape(stored.shape)
+            return np.frombuffer(pages, stored.dtype, offset=len(head)).reshape(stored.shape)
     except FileNotFoundError:
         raise GraphError(f"{path} is missing though {MANIFEST} lists it; {again}") from None
     except OSError as error:
@@ -346,7 +348,7 @@ def _map(folder: Path, name: str, stored: StoredArray) -> AnyArray:
         raise GraphError(f"{folder / MANIFEST} is damaged: {name}: {error}; {again}") from None
 
 
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header of a .npy file, version 1.0, with the data at a multiple of 64 bytes.
 
     Written here so that it is the same with every NumPy: opening compares bytes and parses nothing.

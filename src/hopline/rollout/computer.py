@@ -17,10 +17,9 @@ from hopline.scheduling.work import Work, predicted_rows
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
 
 if TYPE_CHECKING:
-    from hopline.engine.answer import FetchedInputs
     from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
-    from hopline.engine.source import Absent
+    from hopline.engine.source import Absent, FetchedInputs
     from hopline.rollout.state_l2 import Trip
     from hopline.scheduling.batcher import Batcher
 

@@ -1,34 +1,50 @@
-"""Gets requests the feature rows that they lack, each request its own, while others are answered."""
+"""Gets requests the feature rows and edges that they lack, each its own, while others are answered."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from hopline.engine.answer import FetchedInputs
-from hopline.engine.source import Absent, FetchedRows
+from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowSource
+from hopline.errors import GraphStoreUnavailable, HoplineError
 from hopline.features.l1_rows import FetchResult, L1Rows
+from hopline.graph.store_columns import FetchedEdges
+from hopline.rollout.edge_fetcher import EdgeFetcher
 from hopline.rollout.prefetcher import Prefetcher, Told, Wanted
 from hopline.types import IdArray
 
 
+class FetchesRows(RowSource, Protocol):
+    """Rows of one node type, and how missing ones are fetched."""
+
+    async def fetch(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> FetchResult:
+        """See `L1Rows.fetch`."""
+        ...
+
+
 class FeatureFetcher:
-    """Fetches feature rows for waiting requests.
+    """Fetches feature rows and edges for waiting requests.
 
     Args:
         l1_rows: node type -> its rows.
         timeout_s: the longest that a request waits for rows, over all rounds.
         prefetcher: asked first; None where every process fetches its own rows.
+        edges: fetches edges of a graph store; None where edges lie in the process.
     """
 
     def __init__(
-        self, l1_rows: Mapping[str, L1Rows], timeout_s: float, prefetcher: Prefetcher | None = None
+        self,
+        l1_rows: Mapping[str, FetchesRows],
+        timeout_s: float,
+        prefetcher: Prefetcher | None = None,
+        edges: EdgeFetcher | None = None,
     ) -> None:
         self._l1_rows = l1_rows
+        self._edges = edges
         self._timeout_s = timeout_s
         self._prefetcher = prefetcher
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,8 +70,11 @@ class FeatureFetcher:
         about, hold = None, bool(until)
         if self._prefetcher is not None and wanted is not None and not hold:
             about = wanted()
-        until = until or now + self._timeout_s
-        task = asyncio.ensure_future(self._fetch(absent, supply, until, resume, about, hold))
+        if absent.edges:
+            task = asyncio.ensure_future(self._fetch_edges(absent, supply, until, resume))
+        else:
+            until = until or now + self._timeout_s
+            task = asyncio.ensure_future(self._fetch(absent, supply, until, resume, about, hold))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -75,7 +94,35 @@ class FeatureFetcher:
             why = await self.fetch(absent, fetched_rows, left_s, wanted, hold=hold)
         finally:  # the boundary: whatever happens, the request must continue
             told = ", ".join(f"{count} {reason}" for reason, count in why.items())
-            resume(FetchedInputs(fetched_rows, bool(why) or time.monotonic() >= until, told), until)
+            is_last = bool(why) or time.monotonic() >= until
+            resume(FetchedInputs(fetched_rows, is_last, told, supply.fetched_edges), until)
+
+    async def _fetch_edges(
+        self,
+        absent: Absent,
+        supply: FetchedInputs,
+        until: float,
+        resume: Callable[[FetchedInputs, float], Any],
+    ) -> None:
+        """Edges of one hop. The patience for rows, `until`, begins when rows are fetched."""
+        fetched_edges = {key: list(edges) for key, edges in supply.fetched_edges.items()}
+        failed: HoplineError | None = GraphStoreUnavailable("the read was cancelled")
+        try:
+            failed = await self.fetch_edges(absent, fetched_edges)
+        finally:  # the boundary, as above
+            resume(supply._replace(fetched_edges=fetched_edges, edges_failed=failed), until)
+
+    async def fetch_edges(
+        self, absent: Absent, fetched_edges: dict[str, list[FetchedEdges]]
+    ) -> HoplineError | None:
+        """Add edges to `fetched_edges`; returns why they could not be read."""
+        assert self._edges is not None
+        found = await self._edges.fetch(absent.edges)
+        if isinstance(found, HoplineError):
+            return found
+        for key, edges in found.items():
+            fetched_edges.setdefault(key, []).append(edges)
+        return None
 
     async def fetch(
         self,
@@ -126,7 +173,7 @@ class FeatureFetcher:
         """Read what the prefetcher fetched; returns the rows that are neither here nor given up."""
         left: dict[str, IdArray] = {}
         for name, ids in missing.items():
-            l1_rows = self._l1_rows[name]
+            l1_rows = cast(L1Rows, self._l1_rows[name])  # a prefetcher fills the cache of nothing else
             if fetched_rows is None:
                 lost = l1_rows.cache.probe(ids, time.monotonic())
             else:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from hopline.config.schema import Config
-from hopline.engine.answer import Answerer, FetchedInputs, cut_of
+from hopline.engine.answer import Answerer, cut_of
 from hopline.engine.ego import EgoModel
 from hopline.engine.guard import Guard
 from hopline.engine.model import Model
 from hopline.engine.outputs import default_outputs
-from hopline.engine.source import Absent, FetchedRows
+from hopline.engine.source import Absent, FetchedInputs, FetchedRows
 from hopline.errors import BadRequest, HoplineError, RequestTooLarge
 from hopline.graph.live.view import LiveView
 from hopline.graph.snapshot import Graph
+from hopline.graph.store_columns import FetchedEdges
 from hopline.graph.time_cut import rough_range, time_cut
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.computer import Computer, Fetch
@@ -26,13 +27,14 @@ from hopline.rollout.hashes import graph_model_hashes
 from hopline.rollout.predicted import MEASURED, PredictedRows, first_costs
 from hopline.rollout.prefetcher import Wanted
 from hopline.rollout.seed_tensors import seed_tensors
-from hopline.sampling.keyed import KEPT_ROWS
+from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.engine.state_share import CacheKey
-    from hopline.rollout.feature_fetcher import FeatureFetcher
+    from hopline.rollout.edge_fetcher import EdgeFetcher
+    from hopline.rollout.feature_fetcher import FeatureFetcher, FetchesRows
     from hopline.rollout.sources import Sources
     from hopline.rollout.state_l2 import StateL2
     from hopline.scheduling.batcher import Batcher
@@ -62,6 +64,7 @@ class GraphComputer(Computer):
         config: limits and feature settings.
         sources: of its features, where they do not lie in the graph.
         version: what it is served as, where that is not the artifact's own version.
+        edges: reads edges that lie in a graph store; None where they lie in the graph.
 
     Attributes:
         l2: of its state caches; None where it has none. Set before `warm_up`.
@@ -73,6 +76,7 @@ class GraphComputer(Computer):
         config: Config,
         sources: Sources | None = None,
         version: str | None = None,
+        edges: EdgeFetcher | None = None,
     ) -> None:
         widest = max(
             (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
@@ -97,16 +101,25 @@ class GraphComputer(Computer):
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
         self._l2: StateL2 | None = None
-        self._l1_rows = {} if sources is None else sources.l1_rows
+        self._seed_rows = {} if sources is None else sources.l1_rows
+        self._l1_rows: Mapping[str, FetchesRows] = self._seed_rows
+        rows_timeout_s = config.features.fetch_timeout_ms / 1e3
+        if edges is not None and edges.rows:
+            self._l1_rows, rows_timeout_s = edges.rows, edges.timeout_s
         self._feature_fetcher: FeatureFetcher | None = None
-        if sources is not None and sources.l1_rows:
+        self._feature_metrics = None if sources is None else sources.metrics
+        self._fetched_rows = None if sources is None else sources.fetched_rows(self.name, self.version)
+        self.reads_store = edges is not None
+        if self._l1_rows or edges is not None:
             from hopline.rollout.feature_fetcher import FeatureFetcher
 
             self.fetches = True
             self._feature_fetcher = FeatureFetcher(
-                sources.l1_rows, config.features.fetch_timeout_ms / 1e3, sources.prefetcher
+                self._l1_rows,
+                rows_timeout_s,
+                None if sources is None else sources.prefetcher,
+                edges,
             )
-            self._fetched_rows = sources.fetched_rows(self.name, self.version)
 
     def share_states(self, l2: StateL2) -> None:
         """Read and write the rows of the state cache that other servers share."""
@@ -152,6 +165,27 @@ class GraphComputer(Computer):
             self._preflight(np.array([node]))
             await asyncio.sleep(0)
 
+    async def warm_up_reading(self) -> None:
+        """Answer a few requests out of the graph store, so that it is known to work.
+
+        Raises: HoplineError: edges cannot be read; this version must not take traffic.
+        """
+        assert self._feature_fetcher is not None
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        for count in (1, min(33, num_nodes)):
+            request = self._request(np.arange(count), self.output_names)
+            fetched_edges: dict[str, list[FetchedEdges]] = {}
+            while True:
+                inputs = FetchedInputs(is_last=True, fetched_edges=fetched_edges)
+                (outcome,) = self.answerer.answer_supplied([request], [inputs])
+                if isinstance(outcome, HoplineError):
+                    raise outcome
+                if not isinstance(outcome, Absent):
+                    break
+                failed = await self._feature_fetcher.fetch_edges(outcome, fetched_edges)
+                if failed is not None:
+                    raise failed
+
     def examples(self, count: int) -> list[ScoreRequest]:
         """Requests about single nodes (or pairs) from all over the graph.
 
@@ -191,7 +225,7 @@ class GraphComputer(Computer):
     def with_cut(self, request: ScoreRequest) -> ScoreRequest:
         """With `as_of` in the unit of the edge times."""
         as_of = request.as_of
-        if as_of is None or not self._has_times:
+        if as_of is None or not self._has_times or self.reads_store:
             return request
         graph = self.model.graph
         unit = graph.schema.time_unit
@@ -216,6 +250,13 @@ class GraphComputer(Computer):
         edges = {key: graph.edges[key] for key in self.model.spec.fanouts}
         return rough_range(edges, {key: graph.nodes[part.dst].num_nodes for key, part in edges.items()})
 
+    async def fetch_edges(
+        self, absent: Absent, fetched_edges: dict[str, list[FetchedEdges]]
+    ) -> HoplineError | None:
+        """Read edges of the graph store and add them to `fetched_edges`; returns why that failed."""
+        assert self._feature_fetcher is not None
+        return await self._feature_fetcher.fetch_edges(absent, fetched_edges)
+
     async def fetch_rows(
         self, absent: Absent, fetched_rows: dict[str, list[FetchedRows]], timeout_s: float
     ) -> dict[str, int]:
@@ -239,6 +280,8 @@ class GraphComputer(Computer):
                 f"as_of: no edge type that model {self.name!r} reads has times in graph "
                 f"{self.model.graph.version}; leave as_of out"
             )
+        if request.as_of is not None and self.reads_store:
+            raise BadRequest(TIMES_IN_STORE)
         if self.model.spec.head.kind == "link":
             return self._check_pairs(request)
         if request.pairs is not None:
@@ -408,7 +451,8 @@ class GraphComputer(Computer):
 
         assert self._feature_fetcher is not None
         assert isinstance(fetch.absent, Absent)
-        self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
+        if self._fetched_rows is not None and not fetch.absent.edges:
+            self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
         self._feature_fetcher.begin(
             fetch.absent, _supply_of(work), fetch.patient_until, arrived, lambda: self._wanted(work.request)
         )
@@ -445,9 +489,9 @@ class GraphComputer(Computer):
     def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
         """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""
         if self._live is None:
-            return seed_tensors(self.model, self.model.graph, self._l1_rows, request)
+            return seed_tensors(self.model, self.model.graph, self._seed_rows, request)
         with self._live.beside("records") as graph:
-            return seed_tensors(self.model, graph, self._l1_rows, request)
+            return seed_tensors(self.model, graph, self._seed_rows, request)
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
         """What transports tell about this version."""

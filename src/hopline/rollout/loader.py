@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -24,6 +24,7 @@ from hopline.engine.ego import EgoModel
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import Model, StateCachePlan, load_model
 from hopline.engine.schema import check_schema
+from hopline.engine.source import RowSource
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
 from hopline.graph import Graph
@@ -268,6 +269,8 @@ class Loader:
             computer = served.computer
             if isinstance(computer.model, EgoModel):
                 await computer.warm_up_here()
+            if computer.reads_store:
+                await computer.warm_up_reading()
             await self._prewarm(computer)
             if files := self._precomputed_files(limits, load.unit):
                 await self._look_up(served, computer, folder, files)
@@ -370,18 +373,22 @@ class Loader:
         load.hold_async(lambda: self._in_thread(self._populator.remove, arena.mapping))
         state_caches = plan.build(arena, self.config.worker.index)
         sources = inputs.sources
-        l1_rows = {} if sources is None else sources.l1_rows
+        rows: Mapping[str, RowSource] = {} if inputs.store is None else inputs.store.rows
+        l1_rows = rows if sources is None else sources.l1_rows
         loaded = load_model(folder, spec, graph, state_caches, self.config.compute.threads, l1_rows)
         if isinstance(loaded, EgoModel):
             self._fallbacks(load.model, load.unit.id).inc(bool(loaded.why_eager))
-        computer = GraphComputer(loaded, self.config, sources, load.unit.id)
+        edges = None
+        if inputs.store is not None and isinstance(loaded, Model):
+            edges = inputs.store.fetcher(loaded.edge_columns)
+        computer = GraphComputer(loaded, self.config, sources, load.unit.id, edges)
         if self._state_store is not None and isinstance(loaded, Model) and loaded.state_caches:
-            if isinstance(graph, LiveView) or sources is not None:
-                log.warning(
-                    "%s: state_cache.l2 has no effect: its rows change with %s",
-                    load,
-                    "the graph" if isinstance(graph, LiveView) else "the features of the store",
-                )
+            if isinstance(graph, LiveView):
+                log.warning("%s: state_cache.l2 has no effect: its rows change with the graph", load)
+            elif sources is not None:
+                log.warning("%s: state_cache.l2 has no effect: its rows change with features.store", load)
+            elif edges is not None:
+                log.warning("%s: state_cache.l2 has no effect beside a graph store", load)
             else:
                 from hopline.rollout.state_l2 import StateL2
 

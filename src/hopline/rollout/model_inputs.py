@@ -36,6 +36,7 @@ from hopline.rollout.unit import Unit
 from hopline.snapshots.held import HeldSnapshot
 
 if TYPE_CHECKING:
+    from hopline.rollout.open_graph_store import OpenGraphStore
     from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,13 @@ class ModelInputs:
         graph: snapshot, or the live graph.
         sources: of features that are not in it.
         snapshot: whose copy the graph is, where it came from an address.
+        store: of edges that are not in it.
     """
 
     graph: Graph | LiveView
     sources: Sources | None = None
     snapshot: HeldSnapshot | None = None
+    store: OpenGraphStore | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -154,20 +157,38 @@ class SharedInputs:
 
     async def _opened(self, unit: Unit) -> ModelInputs:
         loop = asyncio.get_running_loop()
-        snapshot = None
+        snapshot, store = None, None
+        graph: Graph | LiveView
         if is_address(unit.graph):
             snapshot = await loop.run_in_executor(self._threads, self.snapshots.take, unit.graph)
         try:
-            graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
-            sources = await self._open_sources(graph, unit)
+            if self._config.graph.store and not unit.graph:
+                store = await self._open_store()
+                graph = store.graph
+            else:
+                graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
             if isinstance(graph, LiveView):
-                return ModelInputs(graph, sources)
-            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=sources is None))
-            return ModelInputs(graph, sources, snapshot)
+                return ModelInputs(graph, await self._open_sources(graph, unit))
+            if store is None and self._config.graph.memory == "disk":
+                from hopline.rollout.open_graph_store import OpenGraphStore
+
+                store = await OpenGraphStore.of_folder(graph, self._config, self._metrics)
+                graph = store.graph
+            features = not self._config.features.store and (store is None or not store.rows)
+            sources = await self._open_sources(graph, unit)
+            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=features))
+            return ModelInputs(graph, sources, snapshot, store)
         except BaseException:
+            if store is not None:
+                await store.close()
             if snapshot is not None:
                 snapshot.release()
             raise
+
+    async def _open_store(self) -> OpenGraphStore:
+        from hopline.rollout.open_graph_store import OpenGraphStore
+
+        return await OpenGraphStore.open(self._config, self._metrics)
 
     def _open_graph(self, unit: Unit, snapshot: HeldSnapshot | None) -> Graph | LiveView:
         if self._config.worker.live_memory and not unit.graph:
@@ -236,5 +257,7 @@ async def _closed(opening: _Opening) -> None:
         return
     if inputs.sources is not None:
         await inputs.sources.close()
+    if inputs.store is not None:
+        await inputs.store.close()
     if inputs.snapshot is not None:
         inputs.snapshot.release()

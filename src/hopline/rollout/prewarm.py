@@ -13,8 +13,9 @@ import numpy as np
 from hopline.config.schema import Config
 from hopline.engine.model import Model
 from hopline.engine.source import Absent, FetchedRows, RowsAbsent
-from hopline.errors import HoplineError
+from hopline.errors import ConfigError, HoplineError
 from hopline.features.answer import Reason
+from hopline.graph.store_columns import FetchedEdges
 from hopline.rollout.graph_computer import GraphComputer
 from hopline.rollout.listed_nodes import listed_nodes
 from hopline.types import IdArray
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Nodes computed together, and the longest wait for their rows.
 _AT_ONCE = 1024
+#: Fewer where edges lie in a graph store: each hop of them is one read.
+_AT_ONCE_OF_STORE = 64
 _PATIENCE_S = 5.0
 #: Batches in a row that the store may fail to supply before prewarming gives up on it.
 _MAX_FAILURES = 3
@@ -31,6 +34,8 @@ _OF_THE_ROW = {Reason.MISSING.label, Reason.INVALID.label}
 #: Rows of one fetch: as many as requests ask for together, since a fetch that takes longer than
 #: `features.fetch_timeout_ms` counts as the store's failure and would open its breaker.
 _ROWS_AT_ONCE = 1024
+#: Fewer where edges lie in a graph store: each hop of them is one read.
+_AT_ONCE_OF_STORE = 64
 
 
 async def prewarm(computer: GraphComputer, config: Config) -> None:
@@ -50,12 +55,18 @@ async def prewarm(computer: GraphComputer, config: Config) -> None:
     node_type = model.spec.head.node_type
     if settings.prewarm_file:
         ids = await asyncio.to_thread(_listed, model, config)
+    elif model.is_stored:
+        raise ConfigError(
+            "features.prewarm_nodes: which nodes are read most is not known for a graph in a graph store; "
+            "list them in features.prewarm_file"
+        )
     else:
         ids = await asyncio.to_thread(most_read, model, settings.prewarm_nodes)
     done = failures = 0
     why: Counter[str] = Counter()
-    for at in range(0, ids.shape[0], _AT_ONCE):
-        batch = ids[at : at + _AT_ONCE]
+    step = _AT_ONCE_OF_STORE if model.is_stored else _AT_ONCE
+    for at in range(0, ids.shape[0], step):
+        batch = ids[at : at + step]
         lacking = await _compute(computer, model, node_type, batch)
         why.update(lacking)
         done += 0 if lacking else batch.shape[0]
@@ -76,12 +87,18 @@ async def _compute(
     """Compute nodes, which keeps their rows; what kept them from being computed, as rows by reason."""
     end = time.monotonic() + _PATIENCE_S
     fetched_rows: dict[str, list[FetchedRows]] = {}
+    fetched_edges: dict[str, list[FetchedEdges]] = {}
     while True:
-        model.supply(fetched_rows)
+        model.supply(fetched_rows, fetched_edges=fetched_edges)
         try:
             model.final_states({node_type: ids})
             return {}
         except RowsAbsent as found:
+            if found.edges:
+                failed = await computer.fetch_edges(Absent({}, found.edges), fetched_edges)
+                if failed is not None:
+                    return {failed.code: ids.shape[0]}
+                continue
             lacking = await _fetch(computer, found, fetched_rows, end)
             if lacking:
                 return lacking

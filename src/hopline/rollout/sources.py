@@ -30,16 +30,14 @@ from hopline.features.tier import Tier
 from hopline.graph import Graph
 from hopline.graph.live.version import lineage_of
 from hopline.graph.live.view import LiveView
+from hopline.graph.means import mean_row
 from hopline.memory.arena import Arena
 from hopline.observe.metrics import ROW_BUCKETS, Metrics
 from hopline.process.populate import Populator
 from hopline.rollout.prefetcher import Prefetcher
-from hopline.types import FloatArray
 
 log = logging.getLogger(__name__)
 
-#: Rows of the graph that the mean row is taken of, evenly spread.
-_MEAN_ROWS = 2_000
 #: Seconds: from just fetched to a day.
 _AGE_BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0)
 #: What a prefetcher has of L1's slots, to one of all workers together: they write only when it is away.
@@ -158,7 +156,7 @@ class Sources:
                 cache,
                 client,
                 graph.nodes[name].ids.external,
-                partial(_mean_row, graph, name),
+                partial(mean_row, graph.nodes[name].features),
                 ages(group.name),
                 shared=self._config.worker.count > 1 or self.shared is not None,
             )
@@ -271,13 +269,6 @@ def _check(group: FeatureGroup, graph: Graph | LiveView, node_type: str) -> None
             f"features.store: group {group.name!r} does not fit node type {node_type!r}: "
             + "; ".join(differences)
         )
-
-
-def _mean_row(graph: Graph | LiveView, node_type: str) -> FloatArray:
-    features = graph.nodes[node_type].features
-    step = max(1, math.ceil(features.shape[0] / _MEAN_ROWS))
-    mean: FloatArray = np.asarray(features[np.arange(0, features.shape[0], step)], np.float32).mean(axis=0)
-    return mean
 
 
 def _pairs(items: tuple[str, ...], setting: str, known: list[str]) -> dict[str, str]:

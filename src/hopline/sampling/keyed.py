@@ -20,14 +20,17 @@ A time cut (`as_of`) selects a prefix of the list, since lists are sorted by tim
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import ArtifactError
+from hopline.errors import ArtifactError, BadRequest
 from hopline.graph.edge_data import finish, first_beyond, follow, touch, weight_at, weight_up_to
 from hopline.graph.extent import NUM_COLUMNS, extent, newest, prefetch_bounds
+from hopline.graph.store_columns import StoreIds
 from hopline.kernels.intrinsics import prefetch
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
@@ -48,6 +51,9 @@ _TO_UNIT = 1.0 / (1 << 53)
 _AHEAD = 16
 #: Rejected weighted draws before the exact scan, for k draws: 4 k + 16.
 _TRIES_PER_DRAW, _TRIES = 4, 16
+
+#: Why a request with a time cut is refused.
+TIMES_IN_STORE = "as_of: the edge times of this graph lie in a graph store; leave as_of out"
 
 Mode = Literal["uniform", "recent", "weighted"]
 MODES: dict[str, int] = {"uniform": 0, "recent": 1, "weighted": 2}
@@ -238,6 +244,8 @@ def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untype
     return total
 
 
+#: Of a block whose edges lie in the process.
+NO_COLUMNS: Mapping[str, AnyArray] = MappingProxyType({})
 #: Entries that a reused array retains after a large batch: 8 MiB of ids.
 KEPT_ROWS = 1 << 20
 
@@ -280,12 +288,14 @@ class Block:
         num_edges: sampled edges.
         neighbors: int64 [num_edges] source global ids.
         positions: int64 [num_edges] positions in the snapshot's edge arrays.
+        columns: edge data that were read from a graph store, by name; {} where they lie in the process.
     """
 
-    __slots__ = ("_buffers", "num_edges", "offsets")
+    __slots__ = ("_buffers", "columns", "num_edges", "offsets")
 
     def __init__(self, buffers: BlockBuffers, num_nodes: int, num_edges: int) -> None:
         self._buffers = buffers
+        self.columns: Mapping[str, AnyArray] = NO_COLUMNS
         self.num_edges = num_edges
         self.offsets = buffers.offsets[: num_nodes + 1]
 
@@ -313,10 +323,10 @@ class Sampler:
     Attributes:
         packed: the lists are compressed.
         starts: int64 [N + 1], where each node's list begins; None if no plain array holds these offsets.
+        is_stored: the edges lie in a graph store: `sample` chooses positions and leaves neighbours unset.
 
     Raises:
         ArtifactError: the mode needs times or weights that the adjacency lacks, or weights that cannot be
-            negative.
             negative.
     """
 
@@ -334,6 +344,12 @@ class Sampler:
             raise ArtifactError(f"sampling 'recent' needs edge times, which {adjacency.key} lacks")
         if mode == "weighted" and adjacency.cumweight is None:
             raise ArtifactError(f"sampling 'weighted' needs edge weights, which {adjacency.key} lacks")
+        self.is_stored = isinstance(adjacency.indices, StoreIds)
+        if self.is_stored and mode == "weighted":
+            raise ArtifactError(
+                f"sampling 'weighted' needs the running sums of {adjacency.key} in memory, and its edges "
+                "lie in a graph store; package the model with sampling 'uniform' or 'recent'"
+            )
         if mode == "weighted" and adjacency.signed_weight:
             raise ArtifactError(
                 f"sampling 'weighted' needs weights >= 0; those of {adjacency.key} may be negative"
@@ -358,9 +374,9 @@ class Sampler:
             self._indptr,
             self._records,
             frozen(adjacency.indices),
-            frozen(_or_empty(adjacency.time, np.int64)),
-            no_sums if adjacency.cumweight is None else frozen(adjacency.cumweight),
-            no_weight if adjacency.weight is None else frozen(adjacency.weight),
+            frozen(_or_empty(None if self.is_stored else adjacency.time, np.int64)),
+            no_sums if adjacency.cumweight is None or self.is_stored else frozen(adjacency.cumweight),
+            no_weight if adjacency.weight is None or self.is_stored else frozen(adjacency.weight),
         )
 
     @property
@@ -388,7 +404,11 @@ class Sampler:
             buffers: where the block's arrays live; valid until their next use.
             as_of: only edges with time <= as_of; no effect on edge types without times.
             bound: result of `bound`, if the caller has it.
+
+        Raises: BadRequest: a time cut, where the edges lie in a graph store.
         """
+        if self.is_stored and as_of != NO_CUT and self.adjacency.time is not None:
+            raise BadRequest(TIMES_IN_STORE)
         num_nodes = nodes.shape[0]
         num_edges = self.bound(nodes) if bound is None else bound
         if num_nodes >= buffers.offsets.shape[0] or num_edges > buffers.neighbors.shape[0]:

@@ -1,0 +1,23 @@
+"""The mean feature row of a node type, which replaces a row that cannot be read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from hopline.graph.store_columns import StoreFeatures
+from hopline.types import FloatArray
+
+#: Rows that the mean is taken of, evenly spread.
+_MEAN_ROWS = 2_000
+
+
+def mean_row(features: Any) -> FloatArray:
+    """float32 [d] of features [N, d]; of evenly spread rows where there are many."""
+    if isinstance(features, StoreFeatures):
+        return features.mean
+    step = max(1, math.ceil(features.shape[0] / _MEAN_ROWS))
+    mean: FloatArray = np.asarray(features[::step], np.float32).mean(axis=0)
+    return mean

@@ -1,0 +1,128 @@
+"""The Serve application: how many replicas, when more are started, and how they are updated.
+
+Hopline queues and batches requests inside a replica, so Serve hands it many at the same time. The number of
+requests that a replica has (queued or computed) is what autoscaling keeps near its target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hopline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+#: Requests that a replica may have at once; more wait in Serve's routers.
+_MAX_REQUESTS = 512
+#: Requests of one replica at which autoscaling starts another one.
+_TARGET_REQUESTS = 32
+#: Seconds that a stopped replica may take for the requests that it has.
+_DRAIN_S = 30.0
+
+
+def application(
+    repository: str | os.PathLike[str],
+    graph: str | os.PathLike[str] | None = None,
+    *,
+    replicas: int | tuple[int, int] = 1,
+    target_requests: float = _TARGET_REQUESTS,
+    versions: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Application:
+    """A model repository as a Serve application, for `serve.run`.
+
+    Args:
+        repository: folder or URL that every node of the cluster can read.
+        graph: folder that every node can read; None where `settings` name a graph store, or for models
+            without a graph.
+        replicas: how many, or (fewest, most) for autoscaling.
+        target_requests: requests of one replica, queued ones included, that autoscaling aims at.
+        versions: model -> version that answers; other models answer with their newest version. Running the
+            application again with other versions loads them in the running replicas, one replica after
+            another, without a lost request.
+        settings: "section.key" -> value, as in hopline.toml.
+        options: further options of the Serve deployment, such as `ray_actor_options`.
+
+    Raises:
+        ConfigError: Ray Serve is missing, or an argument is wrong.
+    """
+    serve = _import_serve()
+    from hopline.ray.replica import HoplineReplica
+
+    least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
+    if not 1 <= least <= most:
+        raise ConfigError(f"replicas: {replicas!r} must be a number from 1, or (fewest, most)")
+    if not target_requests > 0:
+        raise ConfigError(f"target_requests: {target_requests!r} must be above 0")
+    overrides = {"models.repository": str(repository), **(settings or {})}
+    if graph is not None:
+        overrides["graph.path"] = str(graph)
+    chosen: dict[str, Any] = {
+        "name": "hopline",
+        "max_ongoing_requests": _MAX_REQUESTS,
+        "graceful_shutdown_timeout_s": _DRAIN_S,
+        "health_check_period_s": 5,
+        "user_config": {"versions": dict(versions or {})},
+    }
+    if least == most:
+        chosen["num_replicas"] = least
+    else:
+        chosen["autoscaling_config"] = {
+            "min_replicas": least,
+            "max_replicas": most,
+            "target_ongoing_requests": target_requests,
+        }
+    deployment = serve.deployment(HoplineReplica).options(**chosen | dict(options or {}))
+    app: Application = deployment.bind(overrides)
+    return app
+
+
+def build(arguments: Mapping[str, str]) -> Application:
+    """The application of `serve run hopline.ray:build repository=… graph=…` and of Serve's YAML files.
+
+    Args:
+        arguments: repository, graph, replicas ("2" or "2-8"), target_requests, versions ("model=version",
+            separated by commas), and any setting as "section.key".
+
+    Raises: ConfigError: an unknown argument, or a wrong value.
+    """
+    given = {name: str(value) for name, value in arguments.items()}
+    if "repository" not in given:
+        raise ConfigError("repository: not given; pass repository=FOLDER")
+    settings = {name: given.pop(name) for name in list(given) if "." in name}
+    replicas = given.pop("replicas", "1")
+    least, _, most = replicas.partition("-")
+    pairs = [item.partition("=") for item in given.pop("versions", "").split(",") if item]
+    try:
+        count = int(least) if not most else (int(least), int(most))
+        target = float(given.pop("target_requests", _TARGET_REQUESTS))
+    except ValueError:
+        raise ConfigError(f"replicas: {replicas!r} must be as 2 or 2-8, target_requests a number") from None
+    repository, graph = given.pop("repository"), given.pop("graph", None)
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: unknown; known are repository, graph, replicas, target_requests, "
+            "versions, and settings as section.key"
+        )
+    return application(
+        repository,
+        graph,
+        replicas=count,
+        target_requests=target,
+        versions={model: version for model, _, version in pairs},
+        settings=settings,
+    )
+
+
+def _import_serve() -> Any:
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(
+            f"hopline.ray needs Ray Serve, which cannot be imported ({error}); install 'hopline[ray-serve]'"
+        ) from None
+    return serve
