@@ -158,6 +158,10 @@ class DiskRows:
         out[:] = self._decoded(codes)
         return lost
 
+    def oldest_s(self, ids: IdArray) -> float:
+        """As `RowSource.oldest_s`: rows of a snapshot do not age."""
+        return 0.0
+
     def mean(self) -> FloatArray:
         """See `RowSource.mean`."""
         if self._mean is None:
