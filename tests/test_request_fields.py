@@ -35,6 +35,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     ),
     "key": ("caller 7", "caller 7", "caller 7"),
     "priority": ("high", 1, "high"),
+    "min_version": ("main/0:7", "main/0:7", "main/0:7"),
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
 }
 BAD: dict[str, tuple[Any, ...]] = {

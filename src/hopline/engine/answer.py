@@ -1,6 +1,7 @@
 """Answers a batch of requests to one model: looks up ids, computes shared states once, splits the results.
 
 Every request gets its own outcome, a result or an error. A bad request only costs its own look-up.
+This file is long because all kinds of requests (nodes, pairs, inline nodes, blocks) share one pass.
 """
 
 from __future__ import annotations

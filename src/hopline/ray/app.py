@@ -1,7 +1,7 @@
 """The Serve application: how many replicas, when more are started, and how they are updated.
 
 Hopline queues and batches requests inside a replica, so Serve hands it many at the same time. The number of
-requests that a replica has (queued or computed) is what autoscaling keeps near its target.
+requests that a replica has (queued or computed) is what autoscaling compares with its target.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hopline.errors import ConfigError
 if TYPE_CHECKING:
     from ray.serve import Application
 
-#: Requests that a replica may have at once; more wait in Serve's routers.
+#: Requests that a replica may have at the same time; more wait in Serve's routers.
 _MAX_REQUESTS = 512
 #: Requests of one replica at which autoscaling starts another one.
 _TARGET_REQUESTS = 32

@@ -1,4 +1,7 @@
-"""A loaded graph model as a computer: checks requests, predicts their cost, answers them."""
+"""A loaded graph model as a computer: checks requests, predicts their cost, answers them.
+
+This file is long because rows of stores, edges of stores and shared states are fetched for one batch.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ switches; so a version that does not load anywhere never takes a request.
 
 A change runs to its end when its caller hangs up. Whether it may be made is decided on the newest state,
 under the file's lock (`changes.py`, `shared_state.py`).
+
+This file is long because every change of versions takes the same two steps.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class Loader:
             elif sources is not None:
                 log.warning("%s: state_cache.l2 has no effect: its rows change with features.store", load)
             elif edges is not None:
-                log.warning("%s: state_cache.l2 has no effect beside a graph store", load)
+                log.warning("%s: state_cache.l2 has no effect with a graph store", load)
             else:
                 from hopline.rollout.state_l2 import StateL2
 

@@ -43,7 +43,7 @@ _ERRORS = {
 
 
 class FetchOrders(msgspec.Struct, frozen=True):
-    """What the process is told.
+    """What the process is asked to do.
 
     Attributes:
         address: of one snapshot, with its id. setting: that it is of, for errors.
