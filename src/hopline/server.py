@@ -90,8 +90,11 @@ def ready_line(config: Config, serving: str, http_port: int, grpc_port: int | No
 
     host, secure = url_host(config.server.host), "s" if config.tls.enabled else ""
     grpc = "" if grpc_port is None else f" grpc{secure}://{host}:{grpc_port}"
-    workers = f", {config.server.workers} workers" if config.server.workers > 1 else ""
-    return f"Hopline {__version__}{workers}: serving {serving} at http{secure}://{host}:{http_port}{grpc}"
+    workers = f" with {config.server.workers} workers" if config.server.workers > 1 else ""
+    return (
+        f"Hopline {__version__} is ready{workers}: serving {serving} at "
+        f"http{secure}://{host}:{http_port}{grpc}"
+    )
 
 
 class Server:

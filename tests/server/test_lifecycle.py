@@ -194,7 +194,7 @@ def test_a_ready_server_says_which_version_of_each_model_answers() -> None:
     named = ", ".join(
         f"{name} version {served.describe(name).version}" for name in served.model_names()[:5]
     )
-    assert f": serving {named}" in line
+    assert f" is ready: serving {named}" in line
     assert line.split(" at ")[1].startswith("http://127.0.0.1:")
 
 

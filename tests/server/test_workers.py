@@ -100,7 +100,7 @@ sys.exit(run(config, service="tests.server.descriptors:Reads"))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout is not None
-        assert ", 2 workers: serving " in process.stdout.readline()
+        assert " is ready with 2 workers: serving " in process.stdout.readline()
     finally:
         process.terminate()
         process.wait(20)
