@@ -29,6 +29,12 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _PUBLIC = "docs/index.md"
 _MODULES = "docs/architecture.md"
+#: Page -> the parts of it that list the convolutions that are split.
+_CONVOLUTIONS = {
+    "docs/index.md": r"(?s)Models of .*? are\s+split",
+    "docs/packaging.md": r"(?m)^\| (`\w+Conv`.*?) \|",
+    _MODULES: r"(?m)^\| .* \| (\w+Conv\b.*) \|$",
+}
 _FOR_DEVELOPERS = (_MODULES, "docs/extending.md", "CONTRIBUTING.md", "docs/guides/store-failures.md")
 #: Folder of pages -> the page that links to all of them; the site's description is beside the folder.
 INDEXES = {"docs/": _PUBLIC, "mesh/docs/": "mesh/docs/index.md"}
@@ -400,6 +406,19 @@ def check_modules(texts: dict[str, str]) -> Iterator[str]:
                 yield f"{_MODULES}: the list of modules has {file} at {name}, which is not there"
 
 
+def check_convolutions(texts: dict[str, str]) -> Iterator[str]:
+    """Lists of the convolutions that are split are those of `packaging/dense`, which is not imported."""
+    wanted = set(
+        re.findall(r"^    pyg\.(\w+): ", (SOURCE / "packaging/dense/__init__.py").read_text(), re.MULTILINE)
+    )
+    for page, where in _CONVOLUTIONS.items():
+        found = {name for part in re.findall(where, texts[page]) for name in re.findall(r"\w+Conv\b", part)}
+        for name in sorted(wanted - found):
+            yield f"{page}: {name} is not in the list of convolutions that are split"
+        for name in sorted(found - wanted):
+            yield f"{page}: {name} is in the list of convolutions that are split, and has no dense form"
+
+
 def check_files(texts: dict[str, str]) -> Iterator[str]:
     """Python files that pages for developers name are there."""
     there = [
@@ -512,6 +531,7 @@ def problems(*, write: bool = False) -> list[str]:
     for check in (
         check_mentions,
         check_modules,
+        check_convolutions,
         check_files,
         check_links,
         check_reachable,

@@ -1,13 +1,16 @@
 """From URLs to stores."""
 
+import importlib
 import importlib.metadata
 
 import pytest
 
 from hopline.errors import ConfigError
 from hopline.features.memory import MemoryStore
+from hopline.features.published import PublishingStore
 from hopline.features.redis import RedisClusterStore, RedisStore
-from hopline.features.registry import STORES, open_store
+from hopline.features.registry import PUBLISHED, PUBLISHING, STORES, open_store
+from hopline.jobs.batch.sinks import SINKS
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,15 @@ from hopline.features.registry import STORES, open_store
 )
 def test_the_scheme_says_the_class_and_nothing_is_connected(url, kind):
     assert type(open_store(url)) is kind
+
+
+@pytest.mark.parametrize("scheme", sorted(STORES))
+def test_results_can_be_published_where_the_class_can_publish(scheme):
+    module, _, name = STORES[scheme].partition(":")
+    publishes = issubclass(getattr(importlib.import_module(module), name), PublishingStore)
+    assert (scheme in PUBLISHING) == publishes
+    assert (f"{PUBLISHED}{scheme}" in STORES) == publishes
+    assert (scheme in SINKS) == (publishes or scheme == "parquet")  # a sink of files, not of rows
 
 
 @pytest.mark.parametrize("url", ["", "redis", "http://h", "rdis://:secret@h", "C:\\x"])

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch_geometric import nn as pyg
 
+from hopline.packaging.dense import BUILDERS, NEEDS_EDGE_ATTR
 from tests.packaging.graphs import homogeneous, relational
 from tests.packaging.in_torch import assert_equals_pyg
 
@@ -46,6 +47,20 @@ def trained(model):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2.0)
     return model
+
+
+@pytest.mark.parametrize("kind", BUILDERS, ids=lambda kind: kind.__name__)
+def test_a_conv_needs_edge_attributes_if_pyg_cannot_run_it_without(kind):
+    first = nn.Linear(4, 4) if kind in (pyg.GINConv, pyg.GINEConv) else 4
+    relational = kind in (pyg.RGCNConv, pyg.FastRGCNConv)
+    conv = kind(first, *([] if first != 4 else [4]), *([2] if relational else []))
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    arguments = [torch.tensor([0, 1, 0])] if relational else []
+    if kind in NEEDS_EDGE_ATTR:
+        with pytest.raises((AttributeError, TypeError, AssertionError)):
+            conv(torch.ones(3, 4), edges, *arguments)
+    else:
+        conv(torch.ones(3, 4), edges, *arguments)
 
 
 @pytest.mark.parametrize("aggr", ["mean", "sum", "add", "max"])

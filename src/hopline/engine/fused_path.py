@@ -26,6 +26,7 @@ from hopline.graph.extent import NUM_COLUMNS
 from hopline.graph.live.rows import slots_at
 from hopline.kernels.intrinsics import pointer
 from hopline.kernels.jit import njit
+from hopline.memory.sieve import QUEUE_WORDS
 from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling.keyed import NO_CUT, sample
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -202,7 +203,7 @@ def _store(f, a, b, use_caches):  # type: ignore[no-untyped-def]
         index, tags, visited, kept, computed_at, changed_at = _state_cache(f)
         compute = _ints(f[COMPUTE_AT], f[NUM_COMPUTE])
         links = carray(pointer(f[LINKS_AT]), (2, f[NUM_OWN_SLOTS]), np.int32)
-        queue = _ints(f[QUEUE_AT], 4)
+        queue = _ints(f[QUEUE_AT], QUEUE_WORDS)
         _write(
             index, tags, visited, kept, computed_at, changed_at, f[VERSION], compute[a:b], computed,
             f[FIRST_SLOT], queue, links,

@@ -1,8 +1,9 @@
 """The state cache: hidden states of one level that were computed earlier.
 
 With keyed sampling a row is a pure function of (model, graph version, node). A cached row is therefore
-exact, and two workers that compute the same row write the same bytes. Slots, tags and SIEVE eviction come
-from `memory/row_cache.py`, without expiry. A row that another worker has cached is not cached again.
+exact, and two workers that compute the same row write the same bytes. Slots and tags come from
+`memory/row_cache.py`, eviction from `memory/sieve.py`; rows do not expire. A row that another worker has
+cached is not cached again.
 
 On a live graph each row has `computed_at`, the graph version that it was computed at, and each node has
 `changed_at`, the last version at which its state may have changed (graph/live/changed_at.py). A row is
@@ -65,7 +66,7 @@ def read_rows(index, tags, visited, rows, computed_at, changed_at, version, ids,
 def _write(  # type: ignore[no-untyped-def]
     index, tags, visited, rows, computed_at, changed_at, version, ids, values, first, queue, links
 ):
-    """Write rows. queue: int64 [4] = used, head, tail, hand (-1 for none); links: int32 [2, slots]."""
+    """Write rows. queue, links: see `sieve`; links: int32 [2, slots]."""
     live = changed_at.shape[0] > 0
     d = rows.shape[1]
     num_slots = links.shape[1]
@@ -140,8 +141,7 @@ class StateCache:
         self._changed_at = np.empty(0, np.int64) if changed_at is None else changed_at
         self.clock = clock
         self._first = worker * num_slots
-        self._queue = np.array([0, -1, -1, -1], np.int64)
-        self._links = np.full((2, num_slots), -1, np.int32)
+        self._queue, self._links = sieve.empty_line(num_slots)
         self._missing = np.empty(256, np.int64)
         #: (index, tags, visited, rows, computed_at, changed_at): arguments of `read_rows`.
         self.arrays: tuple[AnyArray, ...] = (

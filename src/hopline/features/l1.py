@@ -1,6 +1,6 @@
 """The L1 feature cache: rows in the shared memory of workers and prefetcher, read without locks.
 
-It uses the slots, the tags and SIEVE of `memory/row_cache.py`, like the state cache.
+Slots and tags come from `memory/row_cache.py`, eviction from `memory/sieve.py`, as in the state cache.
 
 The difference: rows have an age. In addition to its tag, each slot stores when its row was fetched, and a
 newer row replaces an older one. If the slot belongs to this process, the row is replaced in it. Otherwise

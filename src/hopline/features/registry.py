@@ -31,10 +31,14 @@ STORES: dict[str, str] = {
     "pyg": "hopline.features.pyg:PygStore",
 }
 
-#: The current generation of rows that `hopline batch` has published to these stores.
+#: Schemes of stores in which `hopline batch` can publish: their classes are `PublishingStore`s. Each is
+#: also a scheme of a batch sink (`jobs/batch/sinks.py`).
+PUBLISHING = (
+    "redis", "rediss", "valkey", "valkeys", "redis+cluster", "rediss+cluster", "dynamodb",
+)  # fmt: skip
+#: The current generation of rows that `hopline batch` has published in such a store.
 PUBLISHED = "published+"
-_PUBLISHING = (*(name for name in STORES if name.startswith(("redis", "valkey"))), "dynamodb")
-STORES |= {f"{PUBLISHED}{name}": "hopline.features.published:PublishedStore" for name in _PUBLISHING}
+STORES |= {f"{PUBLISHED}{name}": "hopline.features.published:PublishedStore" for name in PUBLISHING}
 
 
 def open_store(url: str, setting: str = SETTING) -> FeatureStore:

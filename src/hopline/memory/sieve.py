@@ -8,9 +8,19 @@ The module handles slots, not their content. No other code contains the policy: 
 feature cache compile these functions into their kernels (`place`), and the response cache
 (`rollout/cached_answers.py`) calls them from Python.
 
+Another policy may replace SIEVE if it keeps this contract, on which the caches rely:
+
+- Readers of any process only set the flag of a slot. They take no lock, and read neither queue nor links.
+- A lost or late flag changes only which row is evicted, never what a reader gets.
+- Queue and links belong to one writer and its partition. They need no lock, and links are private memory.
+  Another process reads at most the number of used slots, for statistics and when it replaces a dead writer.
+- `place` returns a slot of the writer's own partition. It takes constant time on average, and allocates
+  nothing.
+- All zero flags are valid: a new arena needs no initialisation.
+
 The queue is plain arrays, or lists where no kernel walks it:
 
-- queue: int64 [>= 4] = slots in use, head, tail, hand (-1 for none);
+- queue: int64 [>= QUEUE_WORDS] = slots in use, head, tail, hand (NONE for none);
 - newer, older: int32 [slots], the neighbour of each slot towards the head and towards the tail;
 - visited: uint8, the flag of slot s is visited[first + s].
 """
@@ -24,7 +34,13 @@ import numpy as np
 from hopline.kernels.jit import njit
 from hopline.types import AnyArray, IdArray
 
+#: Places in the queue.
 USED, HEAD, TAIL, HAND = 0, 1, 2, 3
+QUEUE_WORDS = 4
+#: No slot, in the queue and in links.
+NONE = -1
+#: The queue of slots that are all unused.
+EMPTY = (0, NONE, NONE, NONE)
 
 
 def victim(queue: Any, newer: Any, visited: Any, first: int) -> int:
@@ -56,7 +72,7 @@ def unlink(queue: Any, newer: Any, older: Any, s: int) -> None:
 def enter(queue: Any, newer: Any, older: Any, s: int) -> None:
     """Put slot s, which is not in the queue, at the head."""
     older[s] = queue[HEAD]
-    newer[s] = -1
+    newer[s] = NONE
     if queue[HEAD] >= 0:
         newer[queue[HEAD]] = s
     else:
@@ -87,13 +103,14 @@ def place(queue, newer, older, visited, first):  # type: ignore[no-untyped-def]
 def line_up(queue: IdArray, links: IdArray, order: IdArray) -> None:
     """Queue slots that are in use already: order int64 [n] names slots 0 to n - 1, oldest first."""
     newer, older = links
-    queue[:4] = len(order), -1, -1, -1
+    queue[:QUEUE_WORDS] = EMPTY
+    queue[USED] = len(order)
     if len(order):
         queue[HEAD], queue[TAIL] = order[-1], order[0]
-        newer[order[:-1]], newer[order[-1]] = order[1:], -1
-        older[order[1:]], older[order[0]] = order[:-1], -1
+        newer[order[:-1]], newer[order[-1]] = order[1:], NONE
+        older[order[1:]], older[order[0]] = order[:-1], NONE
 
 
 def empty_line(num_slots: int) -> tuple[IdArray, AnyArray]:
     """(queue, links) of unused slots."""
-    return np.array([0, -1, -1, -1], np.int64), np.full((2, num_slots), -1, np.int32)
+    return np.array(EMPTY, np.int64), np.full((2, num_slots), NONE, np.int32)

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GINEConv, MessagePassing
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.dense import NEEDS_EDGE_ATTR
 from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:
@@ -468,8 +469,9 @@ def _built_for(module: nn.Module, role: Role) -> bool | None:
     ]
     if role == "edge_weight":
         return None
-    if any(isinstance(part, GINEConv) or getattr(part, "edge_dim", None) is not None for part in accepting):
-        return True
+    for part in accepting:
+        if isinstance(part, NEEDS_EDGE_ATTR) or getattr(part, "edge_dim", None) is not None:
+            return True
     # only a layer that has an option for them, and has it off, is known not to read them
     built_without = all(hasattr(part, "edge_dim") for part in accepting)
     return False if isinstance(module, BasicGNN) and built_without else None

@@ -94,8 +94,8 @@ class CachedAnswers:
             self._evict(now)
         if not self._free:
             self._free.append(len(self._newer))
-            self._newer.append(-1)
-            self._older.append(-1)
+            self._newer.append(sieve.NONE)
+            self._older.append(sieve.NONE)
             self._flags.slots.append(None)
         slot = self._free.pop()
         self.entries[key] = self._flags.slots[slot] = CachedAnswer(key, kept, num_bytes, expires, slot)
@@ -110,7 +110,7 @@ class CachedAnswers:
 
     def _empty(self) -> None:
         """A queue without slots, as in `sieve`; slots are added as they are needed and used again."""
-        self._queue = [0, -1, -1, -1]
+        self._queue = [*sieve.EMPTY]
         self._newer: list[int] = []
         self._older: list[int] = []
         self._free: list[int] = []

@@ -6,20 +6,15 @@ import importlib
 from pathlib import Path
 
 from hopline.errors import SinkError
+from hopline.features.registry import PUBLISHING
 from hopline.jobs.batch.sink import Sink
 
 #: Scheme -> "module:attribute" of a function from the address to a sink.
 SINKS = {
-    "dynamodb": "hopline.jobs.batch.store_sink:from_address",
+    **dict.fromkeys(PUBLISHING, "hopline.jobs.batch.store_sink:from_address"),
     "npy": "hopline.jobs.batch.npy:from_address",
     "parquet": "hopline.jobs.batch.parquet_sink:from_address",
-    "redis": "hopline.jobs.batch.store_sink:from_address",
-    "redis+cluster": "hopline.jobs.batch.store_sink:from_address",
-    "rediss": "hopline.jobs.batch.store_sink:from_address",
-    "rediss+cluster": "hopline.jobs.batch.store_sink:from_address",
     "precomputed": "hopline.jobs.batch.precomputed_sink:from_address",
-    "valkey": "hopline.jobs.batch.store_sink:from_address",
-    "valkeys": "hopline.jobs.batch.store_sink:from_address",
 }
 #: File ending -> scheme, for addresses that are paths.
 ENDINGS: dict[str, str] = {".parquet": "parquet", ".precomputed": "precomputed"}

@@ -22,6 +22,9 @@ BUILDERS: dict[type, Builder] = {
     pyg.FastRGCNConv: rgcn.build,
 }
 
+#: Convs that must get edge attributes. The others that can read them have an option, `edge_dim`.
+NEEDS_EDGE_ATTR: tuple[type, ...] = (pyg.GINEConv,)
+
 
 def build(call: ConvCall) -> DenseConv:
     """Build the dense form of a conv call.
@@ -75,4 +78,4 @@ _METHODS = frozenset(
 )
 
 
-__all__ = ["BUILDERS", "ConvCall", "ConvInput", "DenseConv", "build"]
+__all__ = ["BUILDERS", "NEEDS_EDGE_ATTR", "ConvCall", "ConvInput", "DenseConv", "build"]

@@ -1,4 +1,26 @@
-"""Dense convolutions: convs rewritten over the stage inputs of `hopline.artifact`."""
+"""Dense convolutions: convs rewritten over the stage inputs of `hopline.artifact`.
+
+A worked example is `GraphConv` with a mean, `lin_rel(mean h_j) + lin_root(h_i)` (`graph.py`):
+
+    needs = (ConvInput("reduce", edge_type, "source", reduce="mean"),   # forward's 1st argument, [n, d1]
+             ConvInput("self", value="destination"))                    # its 2nd argument, [n, d2]
+    prepare_source = lin_rel without its bias
+    prepare_destination = lin_root
+
+The engine feeds the inputs in the order of `needs`. A mean is linear, so `lin_rel` may run before it: once
+for each node, with a narrower state where `lin_rel` makes rows narrower. `lower.py` decides that. If it
+lifts the code, it appends `prepare_*` to the stage below and sets `lifted_*`. The inputs of `needs` are
+then already prepared, and `forward` must not apply the maps again:
+
+    lifted_source False:  lin_rel(mean) + …       lifted_source True:  mean + bias of lin_rel + …
+
+`must_lift` is for code that does not commute with the reduction. A SAGEConv with `project=True` reduces
+`relu(W h_j)`; its source code always runs below, at any width. `lifted_destination` is then False.
+
+A conv uses the kinds `self`, `reduce`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`. The kind
+`features` comes from code around the convs (`split.py`), `structure` from students (`jobs/distill`).
+The engine also feeds `edge_weight`, `degree` and `count`; no convolution needs them today.
+"""
 
 from __future__ import annotations
 
