@@ -1,11 +1,12 @@
 """The server's image: its size, and how soon a container of it answers when nothing is warm.
 
-    python -m benchmarks.image --root FOLDER --models FOLDER [--starts N]
+    python -m benchmarks.image --models FOLDER [--root FOLDER] [--starts N]
 
-`--root` is the root file system of the image (`buildah mount`, or `docker export` unpacked), `--models` a
-folder with `graph` and `repository`. A start is as deploy/server/base says: user 65532, a read-only root,
-folders for /tmp and state, one CPU and 1 GiB of memory by control groups. The page cache is dropped before
-every other start. Needs root. Prints a table; the last line is one JSON object.
+`--root` is the root file system of the image (`buildah mount`, or `docker export` unpacked). Without it,
+`scripts/image` builds one first, in some minutes. `--models` is a folder with `graph` and `repository`. A
+start is as deploy/server/base says: user 65532, a read-only root, folders for /tmp and state, one CPU and
+1 GiB of memory by control groups. The page cache is dropped before every other start. Needs root. Prints a
+table; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from typing import Any
 
 from benchmarks.machine import commit, machine
 
+_ROOT = Path(__file__).resolve().parents[1]
 _USER = 65532
 _MEMORY = 1 << 30
 _TREE = Path("/sys/fs/cgroup")
@@ -35,13 +38,22 @@ _MOUNTS = {"/tmp": "64m", "/var/lib/hopline": "64m"}
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--root", type=Path)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--starts", type=int, default=6)
     arguments = parser.parse_args()
-    root, models = arguments.root.resolve(), arguments.models.resolve()
+    if arguments.root is not None:
+        measure(arguments.root.resolve(), arguments.models.resolve(), arguments.starts)
+        return
+    with tempfile.TemporaryDirectory(prefix="hopline-image-") as folder:
+        subprocess.run([_ROOT / "scripts" / "image", folder], check=True)
+        measure(Path(folder) / "root", arguments.models.resolve(), arguments.starts)
+
+
+def measure(root: Path, models: Path, num_starts: int) -> None:
+    """Measure starts of an image's root, and print them."""
     rows = []
-    for number in range(arguments.starts):
+    for number in range(num_starts):
         is_cold = number % 2 == 0
         if is_cold:
             _drop_page_cache()

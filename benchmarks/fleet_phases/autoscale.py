@@ -31,7 +31,7 @@ from benchmarks.fleet_phases.scraped import OVERLAY, Metrics, prometheus
 
 _AHEAD = "hopline_cpus_in_30s"
 #: Share of their quota that the first pods need before the load rises; how far and how fast it rises.
-_BASE_SHARE, _RISE, _RISE_S = 0.25, 5.0, 30.0
+_BASE_SHARE, _RISE, _RISE_S = 0.2, 5.0, 30.0
 #: p99 is of the requests of so many seconds.
 _WINDOW_S = 10.0
 _FALL_S, _AFTER_S = 30.0, 1200.0
