@@ -58,7 +58,7 @@ Errors do not depend on HTTP or gRPC: each transport has one table from class to
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 #: Longest quotation of a caller's value in an error text, characters.
 MAX_QUOTED = 200
@@ -142,9 +142,23 @@ class UnsupportedEncoding(BadRequest):
 
 
 class ModelNotFound(HoplineError, LookupError):
-    """No model or version has that name; the message lists the existing ones."""
+    """No model or version has that name; the message lists the existing ones.
+
+    Args:
+        message: what was not found.
+        models: names of existing models, which not every caller may know; None for none.
+
+    Attributes:
+        brief: the message without the names of models.
+    """
 
     code = "model_not_found"
+
+    def __init__(self, message: str, models: Iterable[str] | None = None) -> None:
+        self.brief = message
+        if models is not None:
+            message = f"{message}; there are: {', '.join(models) or 'none'}"
+        super().__init__(message)
 
 
 class ModelNotReady(HoplineError):

@@ -323,8 +323,7 @@ class Service:
         self._lifecycle.loaded.check_wanted(name, version)
         units = self._units(name)
         if not units:
-            known = ", ".join(self._serving) or "none"
-            raise ModelNotFound(f"no model {name!r}; there are: {known}")
+            raise ModelNotFound(f"no model {name!r}", self._serving)
         if version is None:
             raise ModelNotReady(
                 f"model {name!r} has no version that serves; loaded are: {', '.join(units)}"

@@ -152,6 +152,23 @@ def test_names_of_models_are_no_answer_to_a_stranger_who_guesses(door: Door) -> 
         assert (status, text) == ("OK", "")  # ready is false
 
 
+def test_a_wrong_name_is_not_answered_with_the_names_of_other_models(door: Door) -> None:
+    """The client may score any model whose name begins with "pe", and knows no other."""
+    said = "no model 'pear'; the list of models has those that you may read"
+    answers = [
+        door.score("pear", "scorer"),
+        door.http("GET", "/v1/models/pear", "scorer"),
+        door.http("GET", "/v2/models/pear/stats", "scorer"),
+    ]
+    for answer in answers:
+        assert answer.status_code == 404
+        error = answer.json()["error"]
+        assert (error if isinstance(error, str) else error["message"]) == said
+    key = {"x-api-key": door.keys["scorer"]}
+    assert door.call(f"{INFER}/ModelInfer", infer("pear"), **key)[:2] == ("NOT_FOUND", said)
+    assert door.call(f"{INFER}/ModelMetadata", {"name": "pear"}, **key)[:2] == ("NOT_FOUND", said)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

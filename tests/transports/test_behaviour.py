@@ -81,7 +81,7 @@ def test_unknown_nodes_are_null_where_asked_for(dialect: Any) -> None:
     [
         (Ask(nodes=[1, -5, 2_000_000]), "node_not_found", "-5, 2000000"),
         (Ask("people", nodes=["n1", "nobody"]), "node_not_found", "nobody"),
-        (Ask("absent", nodes=[1]), "model_not_found", "there are sage"),
+        (Ask("absent", nodes=[1]), "model_not_found", "there are: sage"),
         (Ask(nodes=[1], version="9"), "model_not_found", "there are 1, 2"),
         (Ask(nodes=[1], outputs=["colour"]), "bad_request", "'colour'"),
         (Ask(pairs=[(1, 2)]), "bad_request", "takes nodes"),

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 class TlsFiles:
     """Contexts of one certificate, for several listeners.
 
-    New connections use a new certificate within a second; open ones continue. Certificates of a new client
+    New connections use a new certificate within a second; open ones continue. Authorities in a new client
     CA file are added to those that are trusted: removed ones stay trusted until a restart.
 
     Args:

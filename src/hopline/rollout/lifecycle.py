@@ -404,10 +404,8 @@ class Lifecycle:
         checked_name(model, "model")
         there = await asyncio.to_thread(self._loader.available, model)
         if not there:
-            known = ", ".join(await asyncio.to_thread(self._loader.models)) or "none"
-            raise ModelNotFound(
-                f"no model {model!r} in {self._loader.repository.address}; there are: {known}"
-            )
+            known = await asyncio.to_thread(self._loader.models)
+            raise ModelNotFound(f"no model {model!r} in {self._loader.repository.address}", known)
         version = there[-1] if version is None else version
         if version not in there:
             raise ModelNotFound(changes.no_version(model, version, there))
@@ -501,6 +499,5 @@ class Lifecycle:
     def _model_state(self, model: str) -> ModelState:
         state = self.loaded.model(model)
         if state is None:
-            known = ", ".join(self.loaded.state.models) or "none"
-            raise ModelNotFound(f"no model {quoted(model)}; there are: {known}")
+            raise ModelNotFound(f"no model {quoted(model)}", self.loaded.state.models)
         return state

@@ -149,7 +149,7 @@ class FakeService:
         """The interface of one version."""
         info = self._models.get(name)
         if info is None:
-            raise ModelNotFound(f"no model {name!r}; there are {', '.join(self._models)}")
+            raise ModelNotFound(f"no model {name!r}", self._models)
         if version is not None and version not in info.versions:
             raise ModelNotFound(f"model {name!r} has no version {version!r}; there are 1, 2")
         return info if version is None else dataclasses.replace(info, version=version)

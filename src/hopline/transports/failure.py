@@ -24,6 +24,13 @@ def without_frames(error: Error) -> Error:
     return error
 
 
+def without_names(error: errors.HoplineError) -> errors.HoplineError:
+    """Return the error without names of models, which a client may not be allowed to know."""
+    if isinstance(error, errors.ModelNotFound) and error.brief != str(error):
+        return errors.ModelNotFound(f"{error.brief}; the list of models has those that you may read")
+    return error
+
+
 def as_hopline_error(error: BaseException, request_id: str) -> errors.HoplineError:
     """Convert any failure to an error for the caller; an unexpected one is logged with its traceback."""
     if isinstance(error, errors.HoplineError):

@@ -30,7 +30,7 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
-from hopline.transports.failure import as_hopline_error
+from hopline.transports.failure import as_hopline_error, without_names
 from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
 from hopline.transports.grpc_errors import CallError, grpc_code
@@ -121,6 +121,8 @@ class GrpcApp:
             call.finish(error.code, public_text(str(error)))
             return
         known = as_hopline_error(error, request_id[:MAX_QUOTED] or "(none)")
+        if self._guard is not None:
+            known = without_names(known)
         code = grpc_code(known)
         self._count(code)
         trailers = [("hopline-error", known.code)]
@@ -358,7 +360,8 @@ class GrpcApp:
         answer = response.infer_response
         if isinstance(outcome, HoplineError):
             self._count(grpc_code(outcome))
-            response.error_message = public_text(str(outcome))
+            shown = outcome if self._guard is None else without_names(outcome)
+            response.error_message = public_text(str(shown))
             answer.id = request.id
             answer.model_name = request.model_name
         else:

@@ -26,7 +26,7 @@ from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_op
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
-from hopline.transports.failure import as_hopline_error, without_frames
+from hopline.transports.failure import as_hopline_error, without_frames, without_names
 from hopline.transports.http_access import Guard, client_of, named_model
 from hopline.transports.http_bodies import (
     Reading,
@@ -470,6 +470,8 @@ class HttpApp:
     def failed(self, error: BaseException, id_line: bytes, *, oip: bool) -> Response:
         """Return the response of a request that failed."""
         known: HoplineError = as_hopline_error(error, id_line[14:-2].decode())
+        if self._guard is not None:
+            known = without_names(known)
         response = error_response(known, id_line, oip=oip)
         self._count(response.status)
         return response

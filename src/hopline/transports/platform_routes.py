@@ -76,10 +76,9 @@ def only_model(names: tuple[str, ...]) -> str:
     Raises: BadRequest: there are several, or none.
     """
     if len(names) != 1:
-        there = ", ".join(names) or "none"
         raise BadRequest(
-            f"server.predict_route scores the only model of a server, and there are: {there}; set "
-            "models.names, or ask /v1/models/<model>/score"
+            f"server.predict_route scores the only model of a server, and this one has {len(names)}; set "
+            "models.names, or send the request to /v1/models/<model>/score"
         )
     return names[0]
 

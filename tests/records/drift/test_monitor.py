@@ -214,7 +214,7 @@ def test_a_version_that_collects_says_how_far_it_is(tmp_path):
     (version,) = watched.report("fraud")["versions"]
     assert (version["state"], version["collected_rows"], version["quantities"]) == ("collecting", 20, [])
     assert watched.report()["versions"][0]["most"] is None
-    with pytest.raises(ModelNotFound, match="it knows: fraud"):
+    with pytest.raises(ModelNotFound, match="there are: fraud"):
         watched.report("froud")
 
 

@@ -64,7 +64,7 @@ async def test_routes_answer_the_reports(drifted):
     assert full == json.loads(json.dumps(drifted.report("fraud")))
     status, error = await ask(app, b"/v1/drift/nobody")
     assert status == 404
-    assert "it knows: fraud, new" in json.dumps(error)
+    assert "there are: fraud, new" in json.dumps(error)
 
 
 async def test_a_server_that_does_not_watch_says_so():

@@ -146,8 +146,8 @@ class DriftMonitor:
         now = self._clock()
         known = list(known_versions(self._root))
         if model is not None and not any(name == model for name, _, _ in known):
-            names = ", ".join(sorted({name for name, _, _ in known})) or "none yet"
-            raise ModelNotFound(f"drift has seen no requests to {model!r}; it knows: {names}")
+            names = sorted({name for name, _, _ in known})
+            raise ModelNotFound(f"drift has seen no requests to {model!r}", names)
         full = [
             version_report(folder, name, version, now, self._slice_s, self._rest)
             for name, version, folder in known
