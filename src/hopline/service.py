@@ -19,6 +19,7 @@ from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
 from hopline.records.recorders import Recorders
+from hopline.remote_address import shown
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
@@ -76,7 +77,7 @@ class Service:
         self._serving = self._lifecycle.fleet.serving
         self._records.start()
         if self.config.graph.path is not None:
-            log.info("opening graph %s", self.config.graph.path)
+            log.info("opening graph %s", shown(str(self.config.graph.path)))
         await self._lifecycle.start()
         self.metrics.before_reading(self._flush_metrics)
         if self.config.worker.live_memory:
