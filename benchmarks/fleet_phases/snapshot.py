@@ -36,7 +36,7 @@ _HOSTS, _PORT, _BALANCED, _REDIS, _S3 = 3, 8700, 8080, 6379, 5000
 _NUM_FEATURES = 64
 _FULL, _QUICK = (1_000_000, 20_000_000), (100_000, 2_000_000)
 _RATE = 100.0
-_PATIENCE_S = 300.0
+_PATIENCE_S = 900.0
 _LOOK_S = 0.2
 #: Another day's graph gives other answers: only failures and latency decide.
 _GATES = "min_requests=50,max_disagreement=1,max_psi=1000000,max_p99_ratio=1000,max_p50_ratio=1000"

@@ -51,7 +51,9 @@ def open_address(url: str, setting: str) -> tuple[Any, str]:
 
 
 def shown(url: str) -> str:
-    """The URL without what may be a password."""
+    """The URL without what may be a password; a path is returned as it is."""
+    if not is_address(url):
+        return url
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")

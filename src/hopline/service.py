@@ -19,6 +19,7 @@ from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
 from hopline.records.recorders import Recorders
+from hopline.remote_address import shown
 from hopline.rollout.lifecycle import Lifecycle
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
@@ -79,7 +80,7 @@ class Service:
         self._serving = self._lifecycle.loaded.serving
         self._records.start()
         if self.config.graph.path is not None:
-            log.info("opening graph %s", self.config.graph.path)
+            log.info("opening graph %s", shown(str(self.config.graph.path)))
         elif self.config.graph.store:
             log.info("opening the graph of %s", self.config.graph.store.rpartition("@")[2])
         await self._lifecycle.start()

@@ -143,6 +143,15 @@ async def test_a_restart_takes_the_newest_snapshot_and_without_the_address_the_l
         await daily.started(**{"snapshots.cache": daily.folder / "empty"})
 
 
+async def test_a_version_that_was_loaded_on_a_local_graph_is_not_taken_for_one_on_the_address(daily):
+    daily.publish(2)
+    service = await daily.started(**{"graph.path": daily.graph(1)})
+    await service.load("sage", "1")
+    await rig.stop(service)
+    with pytest.raises(ConfigError, match="load it again with this address, or remove"):
+        await daily.started()
+
+
 async def test_a_load_swaps_to_the_newest_snapshot_and_a_rollback_returns(daily):
     daily.publish(1)
     service = await daily.started()

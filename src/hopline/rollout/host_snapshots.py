@@ -11,7 +11,7 @@ from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError, SnapshotUnavailable, Unavailable
 from hopline.files import expanded
 from hopline.observe.metrics import Metrics
-from hopline.remote_address import is_address
+from hopline.remote_address import is_address, shown
 from hopline.rollout.unit import Unit
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.held import HeldSnapshot
@@ -176,13 +176,13 @@ class HostSnapshots:
         self._store(self.base)
         if self._config.live.enabled:
             raise ConfigError(
-                f"live.enabled: a live graph begins with a local folder, and graph.path is {self.base}; "
+                f"live.enabled: a live graph begins with a local folder, and graph.path is {shown(self.base)}; "
                 "`hopline snapshot fetch` makes a copy and prints its path"
             )
         for name in ("prefetcher", "shared_file"):
             if getattr(self._config.features, name) is not None:
                 raise ConfigError(
-                    f"features.{name}: needs a graph in a local folder, and graph.path is {self.base}"
+                    f"features.{name}: needs a graph in a local folder, and graph.path is {shown(self.base)}"
                 )
 
     def _store(self, base: str) -> SnapshotStore:

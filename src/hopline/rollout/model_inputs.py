@@ -30,7 +30,7 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
-from hopline.remote_address import is_address
+from hopline.remote_address import is_address, shown
 from hopline.rollout.host_snapshots import HostSnapshots, is_on
 from hopline.rollout.unit import Unit
 from hopline.snapshots.held import HeldSnapshot
@@ -199,7 +199,7 @@ class SharedInputs:
             graph = Graph.open(snapshot.graph)
             if graph.version != snapshot.manifest.graph_version:
                 raise SnapshotDamaged(
-                    f"{unit.graph}: its graph is {graph.version}, its manifest says "
+                    f"{shown(unit.graph)}: its graph is {graph.version}, its manifest says "
                     f"{snapshot.manifest.graph_version}; publish the snapshot again"
                 )
         elif unit.graph:
@@ -207,6 +207,11 @@ class SharedInputs:
                 graph = Graph.open(Path(unit.graph))
             except (GraphError, OSError, ValueError) as error:
                 raise BadRequest(f"graph: {unit.graph} is not a graph snapshot: {error}") from None
+        elif self.snapshots.base:
+            raise ConfigError(
+                f"graph.path: version {unit.version} was loaded when the server's graph was a local folder, and "
+                "now it is an address; load it again with this address, or remove models.state"
+            )
         else:
             graph = Graph.open(needed_folder(self._config, "graph.path"))
         memory = self._config.graph.memory

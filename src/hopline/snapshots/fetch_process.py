@@ -25,7 +25,7 @@ from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.manifest import SnapshotAddress
 from hopline.snapshots.store import SnapshotStore
 
-_NICE = 10
+_NICE = 5
 #: Seconds between looks whether the server stops.
 _LOOK_S = 0.1
 #: What a fetch may raise, by the code that the process reports.
@@ -43,7 +43,7 @@ _ERRORS = {
 
 
 class FetchOrders(msgspec.Struct, frozen=True):
-    """What the process is asked to do.
+    """Orders of the process.
 
     Attributes:
         address: of one snapshot, with its id. setting: that it is of, for errors.
