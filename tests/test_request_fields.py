@@ -34,6 +34,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "key": ("caller 7", "caller 7", "caller 7"),
     "priority": ("high", 1, "high"),
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
+    "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
 }
 BAD: dict[str, tuple[Any, ...]] = {
     "on_missing": ("nothing", 1, True),
@@ -42,6 +43,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "key": (5,),
     "priority": ("urgent", -1, 0.5),
     "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
+    "min_version": (7,),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 
