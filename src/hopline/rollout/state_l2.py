@@ -338,14 +338,14 @@ def arithmetic(threads: int) -> list[str]:
     """All that decides about the last bits of a computed row, besides model and graph."""
     import llvmlite.binding
     import numba
-    import onnxruntime
 
     from hopline import __version__
+    from hopline.runtimes.ort import ort
 
     features = llvmlite.binding.get_host_cpu_features()
     return [
         __version__,
-        onnxruntime.__version__,
+        ort.__version__,
         numba.__version__,
         np.__version__,
         str(threads),
