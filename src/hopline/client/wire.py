@@ -43,7 +43,8 @@ class ScoreOptions(TypedDict, total=False):
         priority: "high" goes before "normal", and "low" is refused first.
         tags: labels for the server's prediction log: at most 16, of up to 64 characters.
         min_version: the answer must be of this version of the graph, or of a later one: the `graph_version`
-            of an `EventsOutcome` or of another answer. Raises Unavailable if the server does not get it in time.
+            of an `EventsOutcome` or of another answer. Raises Unavailable if the server does not get it
+            in time.
     """
 
     version: str | None
