@@ -238,7 +238,8 @@ class Answerer:
         found = self._outputs(self.default_outputs, head.node_type, flat, NO_CUT)
         if len(requests) == 1:
             return [self._result(found, None)]
-        name, graph_version = self.model.spec.name, self.model.graph.version
+        name, version, graph_version = self.model.spec.name, self._version, self.model.graph.version
+        age = self.model.features_age_ms
         through = 0 if self._live is None else self._live.through_ms
         results: list[Outcome] = []
         pairs = list(found.items())
@@ -248,12 +249,7 @@ class Answerer:
             own = {name: values[at:end] for name, values in pairs}
             results.append(
                 ScoreResult(
-                    name,
-                    self._version,
-                    graph_version,
-                    own,
-                    graph_through_ms=through,
-                    features_age_ms=self.model.features_age_ms,
+                    name, version, graph_version, own, graph_through_ms=through, features_age_ms=age
                 )
             )
             at = end
@@ -464,10 +460,7 @@ class Answerer:
 
     def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
         """Every output that some member requests."""
-        for m in members:
-            if requests[m].outputs:
-                break
-        else:
+        if not any([requests[m].outputs for m in members]):
             return self.default_outputs
         asked = [requests[m].outputs or self.default_outputs for m in members]
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
