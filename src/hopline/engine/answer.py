@@ -460,7 +460,7 @@ class Answerer:
 
     def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
         """Every output that some member requests."""
-        if not any([requests[m].outputs for m in members]):
+        if not any(requests[m].outputs for m in members):
             return self.default_outputs
         asked = [requests[m].outputs or self.default_outputs for m in members]
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
@@ -492,10 +492,7 @@ def cut_of(request: ScoreRequest) -> int:
 
 def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
     """Group requests by time cut, since a plan has one time cut."""
-    for request in requests:
-        if request.as_of is not None:
-            break
-    else:
+    if all(request.as_of is None for request in requests):
         return [(NO_CUT, list(range(len(requests))))]
     groups: dict[int, list[int]] = {}
     for m, request in enumerate(requests):
