@@ -37,6 +37,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "priority": ("high", 1, "high"),
     "min_version": ("main/0:7", "main/0:7", "main/0:7"),
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
+    "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
 }
 BAD: dict[str, tuple[Any, ...]] = {
     "on_missing": ("nothing", 1, True),
@@ -45,6 +46,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "key": (5,),
     "priority": ("urgent", -1, 0.5),
     "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
+    "min_version": (7,),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 

@@ -66,6 +66,17 @@ def invoke(*arguments: str, given: bytes | None = None) -> Any:
     return CliRunner().invoke(app, ["events", *arguments], input=given, catch_exceptions=False)
 
 
+def test_events_that_go_to_a_stream_are_not_said_to_be_applied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent = EventsOutcome(graph_version="g+7", accepted=3)
+    monkeypatch.setattr(Client, "send_events", lambda *args, **kwargs: sent)
+    (tmp_path / "events.json").write_text(json.dumps(events(3)))
+    shown = invoke(str(tmp_path / "events.json")).output
+    assert "3 events sent to the graph's stream, 0 refused; the graph has them from g+7 on" in shown
+    assert "applied" not in shown
+
+
 def arrow(listed: list[dict[str, Any]]) -> bytes:
     import pyarrow as pa
 

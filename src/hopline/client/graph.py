@@ -39,20 +39,20 @@ class EventsOutcome(msgspec.Struct, frozen=True):
         sequence: the version of the graph that includes them.
         graph_version: the same version, in the form of answers.
         applied: number of events that changed the graph.
-        accepted: number of events that were sent to the stream that the graph follows; `applied` and
-            `sequence` are 0 then. Pass `graph_version` as `min_version` to read what was written.
         duplicates: positions of events whose id was applied before.
         refused: the other events, at most 1,000 of them.
         num_refused: number of refused events; 0 if `refused` lists all.
+        accepted: number of events that were sent to the stream that the graph follows; `applied` and
+            `sequence` are 0 then. Pass `graph_version` as `min_version` to read what was written.
     """
 
-    graph_version: str
     sequence: int = 0
+    graph_version: str = ""
     applied: int = 0
-    accepted: int = 0
     duplicates: tuple[int, ...] = ()
     refused: tuple[RefusedEvent, ...] = ()
     num_refused: int = 0
+    accepted: int = 0
 
 
 class GraphState(msgspec.Struct, frozen=True):

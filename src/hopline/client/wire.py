@@ -42,6 +42,9 @@ class ScoreOptions(TypedDict, total=False):
         key: requests with the same key get the same version in an A/B test.
         priority: "high" goes before "normal", and "low" is refused first.
         tags: labels for the server's prediction log: at most 16, of up to 64 characters.
+        min_version: the answer must be of this version of the graph, or of a later one: the `graph_version`
+            of an `EventsOutcome` or of another answer. Raises Unavailable if the server does not get it
+            in time.
     """
 
     version: str | None
@@ -54,6 +57,7 @@ class ScoreOptions(TypedDict, total=False):
     key: str
     priority: Priority
     tags: Sequence[str]
+    min_version: str
 
 
 class _Answer(msgspec.Struct):

@@ -107,12 +107,13 @@ class _Sums:
     """Totals of all batches."""
 
     def __init__(self) -> None:
-        self.sent = self.applied = self.duplicates = self.refused = 0
+        self.sent = self.applied = self.accepted = self.duplicates = self.refused = 0
         self.version = ""
         self._first: list[tuple[int, RefusedEvent]] = []
 
     def add(self, outcome: EventsOutcome, count: int) -> None:
         self.applied += outcome.applied
+        self.accepted += outcome.accepted
         self.duplicates += len(outcome.duplicates)
         self.refused += outcome.num_refused or len(outcome.refused)
         self.version = outcome.graph_version
@@ -122,10 +123,11 @@ class _Sums:
 
     def show(self) -> None:
         where = f"; the graph is {self.version}" if self.version else ""
-        typer.echo(
-            f"{self.applied:,} events applied, {self.duplicates:,} already known, "
-            f"{self.refused:,} refused{where}"
-        )
+        done = f"{self.applied:,} events applied, {self.duplicates:,} already known"
+        if self.accepted:  # the graph follows a stream
+            done = f"{self.accepted:,} events sent to the graph's stream"
+            where = f"; the graph has them from {self.version} on"
+        typer.echo(f"{done}, {self.refused:,} refused{where}")
         for index, each in self._first[:_SHOWN]:
             named = f" ({each.id})" if each.id else ""
             typer.echo(f"  event {index}{named}: {each.code}: {each.reason}", err=True)

@@ -237,7 +237,8 @@ class Answerer:
         found = self._outputs(self.default_outputs, head.node_type, flat, NO_CUT)
         if len(requests) == 1:
             return [self._result(found, None)]
-        name, graph_version = self.model.spec.name, self.model.graph.version
+        name, version, graph_version = self.model.spec.name, self._version, self.model.graph.version
+        age = self.model.features_age_ms
         through = 0 if self._live is None else self._live.through_ms
         results: list[Outcome] = []
         pairs = list(found.items())
@@ -247,12 +248,7 @@ class Answerer:
             own = {name: values[at:end] for name, values in pairs}
             results.append(
                 ScoreResult(
-                    name,
-                    self._version,
-                    graph_version,
-                    own,
-                    graph_through_ms=through,
-                    features_age_ms=self.model.features_age_ms,
+                    name, version, graph_version, own, graph_through_ms=through, features_age_ms=age
                 )
             )
             at = end
@@ -463,10 +459,7 @@ class Answerer:
 
     def _wanted(self, requests: Sequence[ScoreRequest], members: list[int]) -> tuple[str, ...]:
         """Every output that some member requests."""
-        for m in members:
-            if requests[m].outputs:
-                break
-        else:
+        if not any(requests[m].outputs for m in members):
             return self.default_outputs
         asked = [requests[m].outputs or self.default_outputs for m in members]
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
@@ -498,10 +491,7 @@ def cut_of(request: ScoreRequest) -> int:
 
 def _by_time(requests: Sequence[ScoreRequest]) -> list[tuple[int, list[int]]]:
     """Group requests by time cut, since a plan has one time cut."""
-    for request in requests:
-        if request.as_of is not None:
-            break
-    else:
+    if all(request.as_of is None for request in requests):
         return [(NO_CUT, list(range(len(requests))))]
     groups: dict[int, list[int]] = {}
     for m, request in enumerate(requests):

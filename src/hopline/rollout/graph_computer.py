@@ -381,7 +381,7 @@ class GraphComputer(Computer):
                 l2.take(fetch.trip)
         missing: dict[CacheKey, IdArray] = {}
         if new and l2.may_pay(sum(work.rows for work in new)):
-            missing = l2.missing(self._seeds(new))
+            missing = l2.missing([work.request for work in new])
         trip = l2.trip(missing)
         if trip is not None:
             for work in new:
@@ -397,22 +397,6 @@ class GraphComputer(Computer):
             return list(outcomes)
         waiting = set(map(id, new))
         return [None if id(work) in waiting else next(outcomes) for work in batch]
-
-    def _seeds(self, batch: Sequence[Work]) -> dict[str, IdArray]:
-        """The known nodes of requests without inline nodes: node type -> distinct global ids."""
-        head = self.model.spec.head
-        types = (head.node_type, head.dst_node_type or head.node_type)
-        found: dict[str, list[IdArray]] = {}
-        for work in batch:
-            request = work.request
-            sides = (request.nodes,) if request.pairs is None else request.pairs
-            for node_type, external in zip(types, sides, strict=False):
-                try:
-                    ids = self.model.graph.nodes[node_type].ids.lookup(external)
-                except BadRequest:  # its answer reports that
-                    continue
-                found.setdefault(node_type, []).append(ids[ids >= 0])
-        return {name: np.unique(np.concatenate(ids)) for name, ids in found.items()}
 
     def _answer(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
         """The same about a live graph, or with rows of a store."""

@@ -383,19 +383,26 @@ class Loader:
             edges = inputs.store.fetcher(loaded.edge_columns)
         computer = GraphComputer(loaded, self.config, sources, load.unit.id, edges)
         if self._state_store is not None and isinstance(loaded, Model) and loaded.state_caches:
-            if isinstance(graph, LiveView):
-                log.warning("%s: state_cache.l2 has no effect: its rows change with the graph", load)
-            elif sources is not None:
-                log.warning("%s: state_cache.l2 has no effect: its rows change with features.store", load)
-            elif edges is not None:
-                log.warning("%s: state_cache.l2 has no effect with a graph store", load)
-            else:
-                from hopline.rollout.state_l2 import StateL2
-
-                computer.share_states(
-                    StateL2(self._state_store, loaded, load.unit.id, self.config.compute.threads)
-                )
+            self._share_states(load, computer, loaded, self._state_store)
         return self._queued(computer, limits)
+
+    def _share_states(self, load: Load, computer: GraphComputer, model: Model, store: StateStore) -> None:
+        """Have a model use `state_cache.l2`, unless its rows depend on more than the names there tell."""
+        why = ""
+        if isinstance(model.graph, LiveView):
+            why = "its rows change with the graph"
+        elif model.sources:
+            why = "its rows change with the features of the store"
+        elif model.is_stored:
+            why = "edges of a graph store are fetched in other steps"
+        elif self.config.compute.device != "cpu":
+            why = "its rows depend on the type of GPU"
+        if why:
+            log.warning("%s: state_cache.l2 has no effect: %s", load, why)
+            return
+        from hopline.rollout.state_l2 import StateL2
+
+        computer.share_states(StateL2(store, model, load.unit.id, self.config.compute.threads))
 
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.rollout.process_version")

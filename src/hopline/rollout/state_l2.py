@@ -24,7 +24,7 @@ import numpy as np
 from hopline.config.schema import Config
 from hopline.engine.model import Model
 from hopline.engine.state_share import CacheKey, missing_rows, packed, seconds_per_row, whole
-from hopline.errors import HoplineError
+from hopline.errors import BadRequest, HoplineError
 from hopline.features.answer import Reason
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.breaker import BreakerPolicy
@@ -35,7 +35,7 @@ from hopline.features.tier import Tier
 from hopline.features.write_back import WriteBack
 from hopline.observe.metrics import Metrics
 from hopline.rollout.hashes import graph_model_hashes, hash_of
-from hopline.types import FloatArray, IdArray
+from hopline.types import FloatArray, IdArray, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -254,13 +254,13 @@ class StateL2:
             return False
         return any(shared.may_pay for shared in self._shared.values())
 
-    def missing(self, wanted: Mapping[str, IdArray]) -> dict[CacheKey, IdArray]:
-        """Rows that the state caches lack for final states; {} also if that is not worth finding out."""
+    def missing(self, requests: Sequence[ScoreRequest]) -> dict[CacheKey, IdArray]:
+        """Rows that the state caches lack to answer requests; {} also if that is not worth finding out."""
         if self._quiet >= _QUIET_AFTER:
             self._tries += 1
             if self._tries % _TRY_EVERY:
                 return {}
-        found = missing_rows(self._model, wanted)
+        found = missing_rows(self._model, _seeds(self._model, requests))
         self._quiet = 0 if found else self._quiet + 1
         return found
 
@@ -330,6 +330,22 @@ class StateL2:
             trip.not_found[key] = ids[~here]
 
 
+def _seeds(model: Model, requests: Sequence[ScoreRequest]) -> dict[str, IdArray]:
+    """The known nodes of requests without inline nodes: node type -> distinct global ids."""
+    head = model.spec.head
+    types = (head.node_type, head.dst_node_type or head.node_type)
+    found: dict[str, list[IdArray]] = {}
+    for request in requests:
+        sides = (request.nodes,) if request.pairs is None else request.pairs
+        for node_type, external in zip(types, sides, strict=False):
+            try:
+                ids = model.graph.nodes[node_type].ids.lookup(external)
+            except BadRequest:  # its answer reports that
+                continue
+            found.setdefault(node_type, []).append(ids[ids >= 0])
+    return {name: np.unique(np.concatenate(ids)) for name, ids in found.items()}
+
+
 def _mean(before: float, new: float) -> float:
     return new if before == math.inf else before + 2 * _WEIGHT * (new - before)
 
@@ -338,14 +354,14 @@ def arithmetic(threads: int) -> list[str]:
     """All that decides about the last bits of a computed row, besides model and graph."""
     import llvmlite.binding
     import numba
-    import onnxruntime
 
     from hopline import __version__
+    from hopline.runtimes.ort import ort
 
     features = llvmlite.binding.get_host_cpu_features()
     return [
         __version__,
-        onnxruntime.__version__,
+        ort.__version__,
         numba.__version__,
         np.__version__,
         str(threads),
