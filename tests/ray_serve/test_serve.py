@@ -159,6 +159,7 @@ class Load:
         await asyncio.gather(*self.tasks)
 
     async def after(self, count):
+        print("after", count, self.num_answers, self.lost[:3], flush=True)
         """Wait for so many more answers."""
         until = self.num_answers + count
         while self.num_answers < until:

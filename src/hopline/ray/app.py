@@ -1,7 +1,7 @@
 """The Serve application: how many replicas, when more are started, and how they are updated.
 
 Hopline queues and batches requests inside a replica, so Serve hands it many at the same time. The number of
-requests that a replica has (queued or computed) is what autoscaling keeps near its target.
+requests that a replica has (queued or computed) is what autoscaling compares with its target.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hopline.errors import ConfigError
 if TYPE_CHECKING:
     from ray.serve import Application
 
-#: Requests that a replica may have at once; more wait in Serve's routers.
+#: Requests that a replica may have at the same time; more wait in Serve's routers.
 _MAX_REQUESTS = 512
 #: Requests of one replica at which autoscaling starts another one.
 _TARGET_REQUESTS = 32
@@ -42,8 +42,8 @@ def application(
         replicas: how many, or (fewest, most) for autoscaling.
         target_requests: requests of one replica, queued ones included, that autoscaling aims at.
         versions: model -> version that answers; other models answer with their newest version. Running the
-            application again with other versions loads them in the running replicas, one replica after
-            another, without a lost request.
+            application again with other versions loads them in the running replicas, one at a time,
+            without a lost request.
         settings: "section.key" -> value, as in hopline.toml.
         options: further options of the Serve deployment, such as `ray_actor_options`.
 

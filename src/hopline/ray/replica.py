@@ -49,7 +49,7 @@ class HoplineReplica:
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Let other versions answer: each is loaded and warmed up before it takes requests.
 
-        Raises: HoplineError: one cannot be loaded; the present versions go on answering.
+        Raises: HoplineError: one cannot be loaded; the present versions continue to answer.
         """
         for model, version in user_config.get("versions", {}).items():
             if self._service.describe(model).version != version:
