@@ -35,7 +35,6 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     ),
     "key": ("caller 7", "caller 7", "caller 7"),
     "priority": ("high", 1, "high"),
-    "min_version": ("main/0:7", "main/0:7", "main/0:7"),
     "tags": (["nightly", "é"], '["nightly","é"]', ("nightly", "é")),
     "min_version": ("9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7", "9c1f0b7e52d4a386+7"),
 }

@@ -12,9 +12,12 @@ from benchmarks.large_phases.limits import bounded, evict
 from benchmarks.large_phases.model import NUM_OUTPUTS
 from hopline.graph import Graph
 
+#: Nodes of the runs that ask for the same ones again.
+_REPEATED = 2_000
+
 
 def measure(folder: Path, memory_bytes: int, seconds: float) -> dict[str, Any]:
-    """Serve the graph of `folder` in bounded memory; figures of a cold server, and later ones."""
+    """Serve the graph of `folder` in bounded memory; figures of a cold server, and with repeated nodes."""
     graph = Graph.open(folder / "graph")
     evict(folder / "graph")
     port = server_process.free_port()
@@ -25,15 +28,16 @@ def measure(folder: Path, memory_bytes: int, seconds: float) -> dict[str, Any]:
         ) as running:
             rows = {
                 name: load.run(
-                    port,
-                    REQUEST,
-                    connections=connections,
-                    seconds=seconds,
-                    num_ids=graph.num_nodes,
-                    seed=seed,
+                    port, REQUEST, connections=connections, seconds=seconds, num_ids=num_ids, seed=seed
                 )
-                for seed, (name, connections) in enumerate(
-                    (("cold_c1", 1), ("cold_c32", 32), ("later_c1", 1), ("later_c32", 32))
+                for seed, (name, connections, num_ids) in enumerate(
+                    (
+                        ("cold_c1", 1, graph.num_nodes),
+                        ("cold_c32", 32, graph.num_nodes),
+                        ("first_of_repeated_c32", 32, _REPEATED),
+                        ("repeated_c1", 1, _REPEATED),
+                        ("repeated_c32", 32, _REPEATED),
+                    )
                 )
             }
             figures = {name: figures_of(row) for name, row in rows.items()}

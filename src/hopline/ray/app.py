@@ -42,8 +42,8 @@ def application(
         replicas: how many, or (fewest, most) for autoscaling.
         target_requests: requests of one replica, queued ones included, that autoscaling aims at.
         versions: model -> version that answers; other models answer with their newest version. Running the
-            application again with other versions loads them in the running replicas, one replica after
-            another, without a lost request.
+            application again with other versions loads them in the running replicas, one at a time,
+            without a lost request.
         settings: "section.key" -> value, as in hopline.toml.
         options: further options of the Serve deployment, such as `ray_actor_options`.
 
