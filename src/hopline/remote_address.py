@@ -51,7 +51,7 @@ def open_address(url: str, setting: str) -> tuple[Any, str]:
 
 
 def shown(url: str) -> str:
-    """The URL without what may be a password; a path is returned as it is."""
+    """The URL without what may be a password; a path is returned unchanged."""
     if not is_address(url):
         return url
     scheme, _, rest = url.partition("://")
