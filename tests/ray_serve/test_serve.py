@@ -13,16 +13,13 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.engine import zoo  # before Ray, which imports PyG where warnings are errors
-
-pytest.importorskip("ray.serve", reason="needs the extra ray-serve")
-
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, ModelNotFound, NodeNotFound
 from hopline.packaging import package
 from hopline.ray import RetryingHandle, application, build
 from hopline.service import Service
 from hopline.types import ScoreRequest
+from tests.engine import zoo
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -159,7 +156,6 @@ class Load:
         await asyncio.gather(*self.tasks)
 
     async def after(self, count):
-        print("after", count, self.num_answers, self.lost[:3], flush=True)
         """Wait for so many more answers."""
         until = self.num_answers + count
         while self.num_answers < until:
