@@ -176,13 +176,14 @@ class HostSnapshots:
         self._store(self.base)
         if self._config.live.enabled:
             raise ConfigError(
-                f"live.enabled: a live graph begins with a local folder, and graph.path is {shown(self.base)}; "
-                "`hopline snapshot fetch` makes a copy and prints its path"
+                f"live.enabled: a live graph begins with a local folder, and graph.path is "
+                f"{shown(self.base)}; `hopline snapshot fetch` makes a copy and prints its path"
             )
         for name in ("prefetcher", "shared_file"):
             if getattr(self._config.features, name) is not None:
                 raise ConfigError(
-                    f"features.{name}: needs a graph in a local folder, and graph.path is {shown(self.base)}"
+                    f"features.{name}: needs a graph in a local folder, and graph.path is "
+                    f"{shown(self.base)}"
                 )
 
     def _store(self, base: str) -> SnapshotStore:
