@@ -177,8 +177,7 @@ class HostSnapshots:
         if self._config.live.enabled:
             raise ConfigError(
                 "live.enabled: a live graph begins with a local folder, and graph.path is "
-                f"{shown(self.base)}; "
-                "`hopline snapshot fetch` makes a copy and prints its path"
+                f"{shown(self.base)}; `hopline snapshot fetch` makes a copy and prints its path"
             )
         for name in ("prefetcher", "shared_file"):
             if getattr(self._config.features, name) is not None:

@@ -209,8 +209,8 @@ class SharedInputs:
                 raise BadRequest(f"graph: {unit.graph} is not a graph snapshot: {error}") from None
         elif self.snapshots.base:
             raise ConfigError(
-                f"graph.path: version {unit.version} was loaded when the server's graph was a local "
-                "folder, and now it is an address; load it again with this address, or remove models.state"
+                f"graph.path: version {unit.version} was loaded when the graph was a local folder, "
+                "and now it is an address; load it again with this address, or remove models.state"
             )
         else:
             graph = Graph.open(needed_folder(self._config, "graph.path"))
