@@ -9,9 +9,6 @@ from typing import TypeAlias
 from benchmarks.abuse_phases.http_wire import CLOSED, SILENT
 from benchmarks.abuse_phases.target import PLAIN, Setup, Target
 
-#: `server.max_body_bytes`, and `server.max_pending_bytes`, by default, and 64 MiB besides.
-ONE_BODY_MB, ALL_BODIES_MB = 64 + 64, 4 * 64 + 64
-
 #: Sends, and returns how often each status came; a status may also be words of a check.
 Attack: TypeAlias = Callable[[], Mapping[str, int]]
 #: Answers of gRPC that are not faults of the server.
@@ -42,7 +39,6 @@ class Case:
         required: statuses that must be among them.
         setup: of the server.
         bar_ms: the longest that others may be blocked.
-        budget_mb: MiB by which memory may grow.
     """
 
     name: str
@@ -51,7 +47,6 @@ class Case:
     required: frozenset[str] = frozenset()
     setup: Setup = PLAIN
     bar_ms: float = 25.0
-    budget_mb: int = ONE_BODY_MB
 
     def wrong_statuses(self, found: Mapping[str, int]) -> list[str]:
         """Those that should not have come, and those that should have."""

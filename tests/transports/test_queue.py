@@ -194,6 +194,19 @@ async def test_a_server_that_cannot_take_a_request_now_tries_again(redis):
         assert "hopline_broker_retries_total 3" in service.metrics.render().decode()
 
 
+async def test_a_retry_that_wakes_after_the_deadline_is_answered_with_why_it_waited(redis):
+    class BusyLoop(FakeService):
+        async def score(self, request):
+            asyncio.get_running_loop().call_later(0.005, time.sleep, 0.4)
+            return await super().score(request)
+
+    async with desk_at(redis) as desk:
+        await desk.send({"model": "busy", "nodes": [3], "timeout_ms": 300})
+        async with answering(desk, BusyLoop(load_config())):
+            (answer,) = await desk.read("results", 1)
+        assert answer.headers[ERROR] == "overloaded"
+
+
 async def test_a_message_that_was_delivered_too_often_is_put_aside(redis):
     """It may be what kills those who read it."""
     async with desk_at(redis) as desk:

@@ -18,8 +18,6 @@ class Budget:
         used: bytes reserved now.
     """
 
-    #: How many bodies of the largest size fit in the default limit.
-    NUM_BODIES = 4
     #: Error text if there is no room.
     FULL = "the memory for unanswered requests is full (server.max_pending_bytes); retry later"
 
@@ -31,8 +29,8 @@ class Budget:
 
     @classmethod
     def for_bodies(cls, max_body_bytes: int) -> Budget:
-        """Return the default budget for a largest body of `max_body_bytes`."""
-        return cls(cls.NUM_BODIES * max_body_bytes)
+        """Return the default budget: room for a body of the largest size, and half of it for others."""
+        return cls(max_body_bytes + max_body_bytes // 2)
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether `take` would reserve this many bytes now."""

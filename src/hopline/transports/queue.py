@@ -193,8 +193,11 @@ class QueueServer:
                 if time.monotonic() + wait_s >= try_until:
                     self._refuse(message, error, topic)
                     return
-                self._retries.inc()
                 await asyncio.sleep(wait_s)
+                if time.monotonic() >= try_until:  # a busy loop woke it late: the answer names why it waited
+                    self._refuse(message, error, topic)
+                    return
+                self._retries.inc()
             except Exception as error:  # a failure of one request must not affect others
                 known = as_hopline_error(error, request.request_id)
                 # Invalid for every graph and model.
