@@ -18,8 +18,8 @@ class Budget:
         used: bytes reserved now.
     """
 
-    #: Bytes of the default limit beside a body of the largest size.
-    ROOM_BESIDE = 32 * 2**20
+    #: Bytes of the default limit in addition to a body of the largest size.
+    ROOM_FOR_OTHERS = 32 * 2**20
     #: Error text if there is no room.
     FULL = "the memory for unanswered requests is full (server.max_pending_bytes); retry later"
 
@@ -31,8 +31,8 @@ class Budget:
 
     @classmethod
     def for_bodies(cls, max_body_bytes: int) -> Budget:
-        """Return the default budget: room for a body of the largest size, and for others beside it."""
-        return cls(max_body_bytes + cls.ROOM_BESIDE)
+        """Return the default budget: room for a body of the largest size, and for smaller ones."""
+        return cls(max_body_bytes + cls.ROOM_FOR_OTHERS)
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether `take` would reserve this many bytes now."""
