@@ -82,6 +82,17 @@ async def test_large_bodies_behind_each_other_are_answered_in_order(host: Host) 
     connection.close()
 
 
+async def test_bodies_of_one_connection_wait_for_each_other_and_not_for_memory() -> None:
+    """The announced length of one that waits behind another needs no room yet."""
+    async with listening(max_body_bytes=4_000_000) as host:
+        host.endpoint.budget = Budget(4_300_000)
+        connection = await host.connect()
+        connection.send(post(b'{"nodes":[1],"as_of":30}' + b" " * 3_000_000, b"slow"))
+        connection.send(post(SCORE + b" " * 3_000_000) * 2)
+        assert [(await connection.answer())[0] for _ in range(3)] == [200] * 3
+        assert not host.endpoint.budget.used
+
+
 async def test_a_burst_on_one_connection_does_not_delay_the_others(host: Host) -> None:
     paths: list[bytes] = []
     handler = host.endpoint.handler

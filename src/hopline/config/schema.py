@@ -38,7 +38,7 @@ class ServerConfig:
     max_pending_bytes: int = setting(
         0,
         "memory of a worker for unanswered request bodies above 64 KiB, of all connections; requests"
-        " beyond it are refused with 503; 0: one and a half times server.max_body_bytes",
+        " beyond it are refused with 503; 0: 32 MiB more than server.max_body_bytes",
         minimum=0,
     )
     keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this time", minimum=0)

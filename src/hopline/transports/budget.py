@@ -18,6 +18,8 @@ class Budget:
         used: bytes reserved now.
     """
 
+    #: Bytes of the default limit in addition to a body of the largest size.
+    ROOM_FOR_OTHERS = 32 * 2**20
     #: Error text if there is no room.
     FULL = "the memory for unanswered requests is full (server.max_pending_bytes); retry later"
 
@@ -29,8 +31,8 @@ class Budget:
 
     @classmethod
     def for_bodies(cls, max_body_bytes: int) -> Budget:
-        """Return the default budget: room for a body of the largest size, and half of it for others."""
-        return cls(max_body_bytes + max_body_bytes // 2)
+        """Return the default budget: room for a body of the largest size, and for smaller ones."""
+        return cls(max_body_bytes + cls.ROOM_FOR_OTHERS)
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether `take` would reserve this many bytes now."""

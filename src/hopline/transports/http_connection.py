@@ -388,13 +388,23 @@ class HttpConnection(asyncio.Protocol):
         num_bytes = self._missing_bytes = 0 if length is None else int(length)
         if num_bytes > self._endpoint.max_body_bytes:
             self._refuse_body()
-        elif num_bytes > _SMALL_BYTES and not self._endpoint.budget.has_room(num_bytes):
+        elif self._lacks_room(num_bytes):
             self._refuse_for_memory()
         elif self._is_screened(length):
             return
         elif b"expect" in headers and version != "1.0":
             self._owes_continue = True
             self._continue()
+
+    def _lacks_room(self, num_bytes: int) -> bool:
+        """Return whether a body of this length is refused before it is sent.
+
+        Behind requests of this connection, which may hold the room until they are answered, the body is
+        refused only if there is still no room when it comes.
+        """
+        if num_bytes <= _SMALL_BYTES or self._current is not None or self._waiting:
+            return False
+        return not self._endpoint.budget.has_room(num_bytes)
 
     def _continue(self) -> None:
         """Send 100 Continue if it is due and all earlier requests are answered."""
@@ -453,12 +463,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _drop_body(self) -> None:
         """Drop the received part of a body."""
-        if self._reserved > LARGE_BYTES:
-            self._endpoint.turns.drop((self._pieces, self._held_body))
-        self._release(self._reserved)
-        self._reserved = 0
+        reserved, self._reserved = self._reserved, 0
+        memory = (self._pieces, self._held_body)
         self._pieces, self._body = None, b""
         self._held_body = io.BytesIO()
+        if reserved > LARGE_BYTES:
+            self._endpoint.turns.drop(memory, lambda: self._release(reserved))
+        else:
+            self._release(reserved)
 
     def on_chunk_header(self) -> None:
         """Note that a chunk's size and extensions are read."""

@@ -52,7 +52,7 @@ class HttpEndpoint:
         screen: checks the heads of large requests; None allows all.
         spin_s: see `Spinner`.
         is_pressed: see `LowPriorityReads`.
-        budget: memory for bodies above 64 KiB; None allows four of the largest size.
+        budget: memory for bodies above 64 KiB; None allows one of the largest size and 32 MiB more.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ class QueueServer:
                     self._refuse(message, error, topic)
                     return
                 await asyncio.sleep(wait_s)
-                if time.monotonic() >= try_until:  # a busy loop woke it late: the answer names why it waited
+                if time.monotonic() >= try_until:  # the loop was busy: the answer names why it waited
                     self._refuse(message, error, topic)
                     return
                 self._retries.inc()

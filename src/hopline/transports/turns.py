@@ -39,11 +39,14 @@ class Waiting(Protocol):
 class _Dropped:
     """Large memory that is no longer needed; a part of it is released in each turn."""
 
-    def __init__(self, memory: object) -> None:
+    def __init__(self, memory: object, released: Callable[[], object] | None) -> None:
         self._memory: object = memory
+        self._released = released
 
     def go_on(self) -> None:
         self._memory = None
+        if self._released is not None:
+            self._released()
 
 
 class _Skipped:
@@ -87,9 +90,13 @@ class Turns:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def drop(self, memory: object) -> None:
-        """Hold something large until its turn comes: giving 64 MiB back takes some milliseconds."""
-        self.wait(_Dropped(memory))
+    def drop(self, memory: object, released: Callable[[], object] | None = None) -> None:
+        """Hold something large until its turn comes: giving 64 MiB back takes some milliseconds.
+
+        Args:
+            released: called once the memory is released, not before: until then it counts as used.
+        """
+        self.wait(_Dropped(memory, released))
 
     def skip(self, transport: asyncio.Transport, num_bytes: int) -> None:
         """Note that a read of so many bytes was dropped; a transport that sends more is read in turns.
