@@ -29,7 +29,9 @@ def test_kserves_own_models_take_its_objects(name: str) -> None:
         ("inferenceservice.yaml", ("spec",), {}, "`predictor`, must not be"),
     ],
 )
-def test_kserves_models_would_find_a_mistake(name: str, path: tuple[Any, ...], value: Any, message: str) -> None:
+def test_kserves_models_would_find_a_mistake(
+    name: str, path: tuple[Any, ...], value: Any, message: str
+) -> None:
     body = yaml.safe_load((SERVER / "kserve" / name).read_text())
     part = body
     for key in path[:-1]:

@@ -1,7 +1,7 @@
 """What the `kserve` package says of Hopline, in a process of its own.
 
-The package registers the messages of `inference.proto` under the names that Triton's client uses as well; one
-process cannot hold both.
+The package registers messages under the names that Triton's client uses as well; one process cannot hold
+both.
 """
 
 from __future__ import annotations
