@@ -364,10 +364,22 @@ async def cost(updates: LiveUpdates, body: bytes) -> dict[str, Any]:
     }
 
 
+class _Graph(SimpleNamespace):
+    """What `LiveUpdates` reads of a live graph."""
+
+    version = "abc+0"
+
+    def __enter__(self) -> "_Graph":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 async def send(path: Path, seed: int, count: int) -> None:
     """Send all bodies."""
     memory = SimpleNamespace(version=0, plan=SimpleNamespace(lineage="abc"))
-    graph: Any = SimpleNamespace(schema=GRAPH, memory=memory, close=lambda: None)
+    graph: Any = _Graph(schema=GRAPH, memory=memory, close=lambda: None)
     updates = LiveUpdates(graph, path, 1, Metrics(), Config())
     updates.start()
     for _, body in (*good_streams(), *list(json_bodies())[:3]):
