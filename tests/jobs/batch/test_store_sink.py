@@ -271,3 +271,9 @@ def test_what_was_published_says_what_it_is(place, own_redis):  # noqa: F811
 def test_only_stores_that_publish_are_followed():
     with pytest.raises(ConfigError, match="published"):
         open_store("published+memory:")
+
+
+def test_passwords_are_not_shown():
+    with pytest.raises(SinkError) as raised:
+        open_sink("rdis://me:secret@h")
+    assert "secret" not in str(raised.value)
