@@ -37,13 +37,13 @@ def read_broker(url):
 )
 def test_a_password_is_read_whole_or_refused_and_never_told(text, read):
     """However people write it: no part of it becomes a host, a database or an option."""
-    password = f"se{text}cret"
+    password = f"zz{text}zword"
     said = ""
     try:
         found = read(f"redis://me:{password}@127.0.0.1:6379")
     except ConfigError as error:
         found, said = password, str(error)
     assert found is not None
-    assert found.startswith("se")
-    assert found.endswith("cret")
-    assert "cret" not in said
+    assert found.startswith("zz")
+    assert found.endswith("zword")
+    assert "zword" not in said
