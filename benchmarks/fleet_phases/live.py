@@ -88,7 +88,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def edges(self) -> Iterator[list[float]]:
-        """Edges come at the rate meanwhile. Afterwards the list has how many were sent, in how many seconds."""
+        """Edges come at the rate meanwhile. Afterwards the list has their number, and seconds."""
         sent: list[float] = []
         words = [sys.executable, "-m", "benchmarks.fleet_phases.edge_producer"]
         words += [self.address, str(_RATE), str(self.world.num_nodes)]
