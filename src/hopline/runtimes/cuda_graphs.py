@@ -218,7 +218,8 @@ def record_cuda(program: Program, inputs: Sequence[Tensor]) -> Callable[[], Tens
             program(*inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph), torch.no_grad():
+    # Other threads serve meanwhile: what they allocate must not end the recording.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"), torch.no_grad():
         out = program(*inputs)
 
     def replay() -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import ArtifactError, RuntimeFailure
-from hopline.runtimes.ort import ort
+from hopline.runtimes.ort import load_cuda, ort
 from hopline.runtimes.pinned import pinned
 from hopline.runtimes.placement import placed
 from hopline.runtimes.providers import check_started, providers
@@ -45,6 +45,8 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
         ort.__version__,
         rows=None if rows is None else (rows, CHUNK_ROWS),
     )
+    if placed().device != "cpu":
+        load_cuda()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

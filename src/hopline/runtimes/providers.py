@@ -29,15 +29,14 @@ _CUDA: Provider = (
         "cudnn_conv_algo_search": "HEURISTIC",
     },
 )
+_INSTALL_CUDA = "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
 #: Device -> the providers that it needs, and how to install each.
 _NEEDED: dict[Device, tuple[tuple[str, str], ...]] = {
     "cpu": (),
-    "cuda": (
-        ("CUDAExecutionProvider", "pip install onnxruntime-gpu in place of onnxruntime, with CUDA 12"),
-    ),
+    "cuda": (("CUDAExecutionProvider", _INSTALL_CUDA),),
     "tensorrt": (
         ("TensorrtExecutionProvider", "pip install onnxruntime-gpu and tensorrt in place of onnxruntime"),
-        ("CUDAExecutionProvider", "pip install onnxruntime-gpu in place of onnxruntime, with CUDA 12"),
+        ("CUDAExecutionProvider", _INSTALL_CUDA),
     ),
 }
 
