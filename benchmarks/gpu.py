@@ -147,8 +147,11 @@ def stage(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
     """By model, rows of a call, and device."""
     for name in ("sage_64", "sage_1024"):
         folder = place / "models" / name / "1"
-        each = next(iter(read_spec(folder).levels[0].values()))
-        width = sum(b - a for a, b in ((c.columns or (0, _FEATURES)) for c in each.inputs))
+        stages = [each for level in read_spec(folder).levels for each in level.values()]
+        each = next(each for each in stages if each.file is not None)
+        path = folder / str(each.file)
+        (taken,) = onnx.session(path).get_inputs()
+        name_in, width = taken.name, taken.shape[1]
         found: dict[str, float] = {}
         rng = np.random.default_rng(0)
         for rows in (1, 32, 256, 4096):
@@ -165,7 +168,7 @@ def stage(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tu
                 if not pin:
                     onnx.pinned = lambda arrays: 0  # type: ignore[assignment]
                 try:
-                    run = onnx.RowStage(folder / each.file, ["x"], [width], "h", each.state_dim)  # type: ignore[operator,arg-type]
+                    run = onnx.RowStage(path, [name_in], [width], "h", each.state_dim)
                 finally:
                     onnx.CHUNK_ROWS, onnx.pinned = chunk, pinned  # type: ignore[misc]
                     place_models(Placement())
