@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,7 @@ def prepare(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:
     """The graph, some nodes of it, and a package of each model, in a folder that may have them."""
     from hopline import package
 
+    shutil.rmtree(place / "graph", ignore_errors=True)
     graph, seeds = drawn(place, num_nodes)
     for name, (each, runtime) in models().items():
         if not (place / "models" / name).exists():
@@ -289,7 +291,6 @@ def zoo(
 
 def serve(place: Path, graph: Graph, seeds: IdArray, quick: bool) -> Iterator[tuple[str, Any]]:
     """Two workers over HTTP: answers as the engine's on the CPU, and a load while requests run."""
-    import shutil
     import subprocess
     import sys
     import threading
