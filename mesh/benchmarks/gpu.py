@@ -80,7 +80,6 @@ def passes(quick: bool) -> Iterator[tuple[str, Any]]:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_reserved()
             for tf32 in (False, True):
-                torch.backends.cuda.matmul.allow_tf32 = False
                 encoder = GpuEncoder(weights, tf32=tf32)
                 began = time.perf_counter()
                 answers = encoder.reconstruct(graph, *given)
@@ -137,8 +136,7 @@ def one_way(
     weights: Weights, graph: MeshGraph, given: list[np.ndarray], *, how: str, attend: Any, tf32: bool
 ) -> tuple[Callable[[], None], gpu._Tensors]:
     """A pass from pinned inputs to pinned results."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    encoder = GpuEncoder(weights, tf32=tf32)
+    encoder = GpuEncoder(weights)
     encoder._attend = attend
     n, e = graph.num_nodes, graph.num_edges
     shapes = gpu._shapes(weights.shape, gpu.padded_size(n), gpu.padded_size(e))

@@ -99,6 +99,18 @@ def test_a_model_that_pools_its_graph_is_not_padded(caplog):
         )
 
 
+def test_a_program_that_wants_two_edges_is_recorded():
+    # torch.export treats sizes of 0 and 1 as constants, and writes the demand into the program
+    class Wanting(Nodes):
+        def forward(self, seed, x, edge_index, edge_weight):
+            if edge_index.shape[1] < 2 or len(x) < 2:
+                raise RuntimeError("Runtime assertion failed for expression u1 >= 2")
+            return super().forward(seed, x, edge_index, edge_weight)
+
+    with torch.no_grad():
+        assert RecordedProgram(Wanting(), SLOTS, WIDTHS, replayed).recorded == SIZES
+
+
 def test_what_cannot_be_recorded_runs_as_it_is(caplog):
     def refuses(program, inputs):
         raise RuntimeError("operation not permitted when stream is capturing")

@@ -24,3 +24,5 @@ def load_cuda() -> None:
     Installed elsewhere, the loader finds them. Prints the name of a library that is nowhere.
     """
     ort.preload_dlls()
+    # Else ONNX Runtime warns for each session that its CUDA provider is no plug-in.
+    ort.set_default_logger_severity(3)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 #: Entries that a program looks at together, and its warps.
-BLOCK, WARPS = 16, 4
+BLOCK, WARPS = 32, 4
 
 
 @triton.jit

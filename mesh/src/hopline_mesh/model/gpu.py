@@ -10,9 +10,11 @@ The tensor program itself runs on any device (`device="cpu"` is for tests, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,24 +118,28 @@ class _Size:
 
 
 class GpuEncoder:
-    """`Encoder` on a GPU; same arguments, same results up to TF32's 10 bits of fraction. Not thread-safe.
+    """`Encoder` on a GPU; same arguments, same results up to rounding. Not thread-safe.
+
+    Kernels are compiled, and the smallest size is recorded, when the encoder is made.
 
     Args:
         weights: not changed any more.
         device: "cuda", "cuda:1" …, or "cpu" for tests.
-        tf32: whether products may round their factors to TF32.
+        tf32: whether products may round their factors to TF32's 10 bits of fraction.
 
     Raises:
         ConfigError: there is no such device, or no Triton.
     """
 
-    def __init__(self, weights: Weights, device: str = "cuda", *, tf32: bool = True) -> None:
+    def __init__(self, weights: Weights, device: str = "cuda", *, tf32: bool = False) -> None:
         self.weights, self.shape = weights, weights.shape
         self._device = torch.device(device)
         self._attend: Callable[..., None] = attend_plain
         self._is_cuda = self._device.type == "cuda"
+        self._tf32 = tf32
+        self._pool: Any = None
         if self._is_cuda:
-            self._begin_cuda(tf32)
+            self._begin_cuda()
         self._weights = {
             name: torch.from_numpy(array).to(self._device) for name, array in weights.arrays.items()
         }
@@ -142,8 +148,10 @@ class GpuEncoder:
             for layer in range(self.shape.layers)
         ]
         self._sizes: dict[tuple[int, int], _Size] = {}
+        if self._is_cuda:
+            self._size(_SMALLEST, _SMALLEST)
 
-    def _begin_cuda(self, tf32: bool) -> None:
+    def _begin_cuda(self) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(f"device {self._device}: PyTorch finds no CUDA device; use device 'cpu'")
         try:
@@ -151,8 +159,7 @@ class GpuEncoder:
         except ImportError as error:
             raise ConfigError("the GPU path needs Triton: pip install triton") from error
         self._attend = attention_triton.attend
-        if tf32:
-            torch.backends.cuda.matmul.allow_tf32 = True
+        self._pool = torch.cuda.graph_pool_handle()
 
     def reconstruct(
         self,
@@ -214,8 +221,8 @@ class GpuEncoder:
             for name, tensor in self._program(given).items():
                 results.named[name].copy_(tensor, non_blocking=True)
 
-        with torch.inference_mode(), torch.cuda.device(self._device):
-            replay = _recorded(compute)
+        with torch.inference_mode(), torch.cuda.device(self._device), _rounding(self._tf32):
+            replay = _recorded(compute, self._pool)
         return _Size(numbers, lists, results, there, lists_there, (None, 0), replay)
 
     def _program(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -257,8 +264,23 @@ class GpuEncoder:
         }
 
 
-def _recorded(compute: Callable[[], None]) -> Callable[[], None]:
-    """A function recorded as a CUDA graph; the result runs it again."""
+@contextmanager
+def _rounding(tf32: bool) -> Iterator[None]:
+    """Whether products that run or are recorded meanwhile may round to TF32; a setting of the process."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _recorded(compute: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """A function recorded as a CUDA graph; the result runs it again.
+
+    Args:
+        pool: memory that recordings share which never run at the same time.
+    """
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -267,7 +289,7 @@ def _recorded(compute: Callable[[], None]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     # Other threads of the process may use the GPU meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         compute()
     return graph.replay
 
