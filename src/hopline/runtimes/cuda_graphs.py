@@ -207,25 +207,29 @@ def on_gpu(exported: Any, slots: Sequence[str]) -> RecordedProgram:
     ]
     with torch.no_grad():
         module = move_to_device_pass(exported, "cuda").module()
-        record = partial(record_cuda, torch.cuda.graph_pool_handle())
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        record = partial(record_cuda, stream, torch.cuda.graph_pool_handle())
         return RecordedProgram(module, slots, widths, record, "cuda")
 
 
-def record_cuda(pool: Any, program: Program, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
+def record_cuda(stream: Any, pool: Any, program: Program, inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
     """Record a program as a CUDA graph (docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
 
     Args:
+        stream: to record on; cuBLAS keeps 32 MiB for every stream.
         pool: memory that recordings share which never run at the same time.
     """
-    side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
         for _ in range(_WARM_RUNS):
             program(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads serve meanwhile: what they allocate must not end the recording.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"), torch.no_grad():
+    with (
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        torch.no_grad(),
+    ):
         out = program(*inputs)
 
     def replay() -> Tensor:

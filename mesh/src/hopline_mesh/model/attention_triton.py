@@ -12,8 +12,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-#: Entries that a program looks at together, and its warps.
-BLOCK, WARPS = 32, 4
+#: Entries that a program looks at together, and its warps: the fastest of sixteen (docs/benchmarks.md).
+BLOCK, WARPS = 32, 2
 
 
 @triton.jit

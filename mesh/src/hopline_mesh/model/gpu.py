@@ -10,8 +10,7 @@ The tensor program itself runs on any device (`device="cpu"` is for tests, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -125,18 +124,17 @@ class GpuEncoder:
     Args:
         weights: not changed any more.
         device: "cuda", "cuda:1" …, or "cpu" for tests.
-        tf32: whether products may round their factors to TF32's 10 bits of fraction.
 
     Raises:
         ConfigError: there is no such device, or no Triton.
     """
 
-    def __init__(self, weights: Weights, device: str = "cuda", *, tf32: bool = False) -> None:
+    def __init__(self, weights: Weights, device: str = "cuda") -> None:
         self.weights, self.shape = weights, weights.shape
         self._device = torch.device(device)
         self._attend: Callable[..., None] = attend_plain
         self._is_cuda = self._device.type == "cuda"
-        self._tf32 = tf32
+        self._stream: Any = None
         self._pool: Any = None
         if self._is_cuda:
             self._begin_cuda()
@@ -159,6 +157,7 @@ class GpuEncoder:
         except ImportError as error:
             raise ConfigError("the GPU path needs Triton: pip install triton") from error
         self._attend = attention_triton.attend
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def reconstruct(
@@ -221,8 +220,8 @@ class GpuEncoder:
             for name, tensor in self._program(given).items():
                 results.named[name].copy_(tensor, non_blocking=True)
 
-        with torch.inference_mode(), torch.cuda.device(self._device), _rounding(self._tf32):
-            replay = _recorded(compute, self._pool)
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            replay = _recorded(compute, self._stream, self._pool)
         return _Size(numbers, lists, results, there, lists_there, (None, 0), replay)
 
     def _program(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -264,32 +263,21 @@ class GpuEncoder:
         }
 
 
-@contextmanager
-def _rounding(tf32: bool) -> Iterator[None]:
-    """Whether products that run or are recorded meanwhile may round to TF32; a setting of the process."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _recorded(compute: Callable[[], None], pool: Any) -> Callable[[], None]:
+def _recorded(compute: Callable[[], None], stream: Any, pool: Any) -> Callable[[], None]:
     """A function recorded as a CUDA graph; the result runs it again.
 
     Args:
+        stream: to record on; cuBLAS keeps 32 MiB for every stream.
         pool: memory that recordings share which never run at the same time.
     """
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(_WARM_RUNS):
             compute()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Other threads of the process may use the GPU meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         compute()
     return graph.replay
 
