@@ -114,7 +114,8 @@ def check_started(wanted: Sequence[Provider], started: Sequence[str], what: str)
         if name not in started:
             raise ConfigError(
                 f"compute.device: {name} is built into onnxruntime but did not start for {what} (it runs "
-                f"on {', '.join(started)}): check the GPU, its driver and the CUDA libraries"
+                f"on {', '.join(started)}): check the GPU, its driver and the libraries of CUDA"
+                f"{' and TensorRT' if name.startswith('Tensorrt') else ''}"
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-#: Entries that a program looks at together, and its warps: the fastest of sixteen (docs/benchmarks.md).
+#: Entries that a program looks at together, and its warps: the fastest of twelve (docs/log.md).
 BLOCK, WARPS = 32, 2
 
 
