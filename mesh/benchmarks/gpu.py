@@ -40,7 +40,7 @@ from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae import Tagae, TagaeSettings, expect
 from mesh.benchmarks.latency import Stream, edges_of
 
-SIZES = ((100, 400), (500, 2000), (2000, 20_000), (20_000, 200_000))
+SIZES: tuple[tuple[int, int], ...] = ((100, 400), (500, 2000), (2000, 20_000), (20_000, 200_000))
 #: As `expect.shape_for` the usual columns has them.
 SHAPES = {
     "usual": ModelShape(14, 7, 8, 7, 4, 32, 2, d_out=16, d_edge_temporal=4, own_inputs=False),
@@ -196,7 +196,7 @@ def ways(quick: bool) -> Iterator[tuple[str, Any]]:
                             run, results = one_way(weights, graph, given, how=how, attend=attend, tf32=tf32)
                             run()
                             seconds = time.perf_counter() - began
-                            row = {
+                            row: dict[str, Any] = {
                                 "p50_ms": p50_ms(run, 20 if quick else 100),
                                 "first_s": round(seconds, 2),
                             }
@@ -228,10 +228,9 @@ def kernel(quick: bool) -> Iterator[tuple[str, Any]]:
             source, target, own = tensor(n, width), tensor(n, width), tensor(n, width)
             edge, weight = torch.from_numpy(given[2]).cuda(), tensor(shape.d_edge, width)
             attention, bias, out = tensor(heads, width // heads), tensor(width), torch.empty_like(own)
-            lists = tuple(
-                torch.from_numpy(np.ascontiguousarray(part[: n + 1 if i == 0 else e])).cuda()
-                for i, part in enumerate(graph.callers)
-            )
+            indptr, others, edges = graph.callers
+            parts = (indptr[: n + 1], others[:e], edges[:e])
+            lists = tuple(torch.from_numpy(np.ascontiguousarray(part)).cuda() for part in parts)
             # each input once, the result once; and one source row for each entry
             least = 4 * (4 * n * width + e * shape.d_edge + 2 * e + n)
             gathered = least + 4 * width * (e - n)
@@ -239,7 +238,7 @@ def kernel(quick: bool) -> Iterator[tuple[str, Any]]:
             chosen = attention_triton.BLOCK, attention_triton.WARPS
             for block, warps in ((16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4), (32, 8), (64, 4)):
                 attention_triton.BLOCK, attention_triton.WARPS = block, warps
-                args = (source, target, attention, lists, edge, weight, own, bias, SLOPE, out)
+                args: Any = (source, target, attention, lists, edge, weight, own, bias, SLOPE, out)
                 try:
                     ms = do_bench(lambda: attention_triton.attend(*args), return_mode="median")  # noqa: B023
                 except Exception as error:  # too many registers, say
@@ -272,7 +271,7 @@ def step(quick: bool) -> Iterator[tuple[str, Any]]:
             found: dict[str, Any] = {}
             states: dict[str, list[str]] = {}
             for device in ("cpu", "cuda"):
-                settings = TagaeSettings(model="untrained", device=device)  # type: ignore[arg-type]
+                settings = TagaeSettings(model="untrained", device=device)
                 detector = Tagae.restore(json.loads(json.dumps(meta)), arrays, settings)
                 if name == "large":
                     shape = expect.shape_for(
