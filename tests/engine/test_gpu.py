@@ -1,0 +1,46 @@
+"""Models in stages on a GPU. Without one, ONNX Runtime's CPU provider computes behind the same calls."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from hopline.runtimes import onnx
+from hopline.runtimes.placement import Placement, place_models, placed
+from tests.engine import zoo
+from tests.engine.test_answers import ALL, answer, request
+
+HAS_GPU = "CUDAExecutionProvider" in ort.get_available_providers()
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Place models on the GPU for one test."""
+    before = placed()
+    if not HAS_GPU:
+        providers = onnx.providers
+        monkeypatch.setattr(onnx, "providers", lambda device, *given, rows: providers("cpu", *given))
+    place_models(Placement("cuda"))
+    yield
+    place_models(before)
+
+
+@pytest.mark.parametrize("caches", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_every_call_computes_with_its_own_inputs(cases, name, caches, on_gpu):
+    case = cases[name]
+    there = case.answerer(caches, fanout=3)
+    place_models(Placement())
+    here = case.answerer(False, fanout=3)
+    place_models(Placement("cuda"))
+    rng = np.random.default_rng(0)
+    for count in (1, 1, 1, 30, 30, 100, 100):  # the same number of rows again, of other nodes
+        rows = rng.permutation(zoo.N)[:count] if name != "hetero" else rng.permutation(60)[:count]
+        (found,), (expected,) = answer(there, request(case, rows)), answer(here, request(case, rows))
+        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_call_takes_more_rows_than_on_a_cpu(cases, on_gpu):
+    model = cases["sage"].model(False)
+    stages = [level.runner for levels in model.levels for level in levels.values() if level.runner]
+    assert {stage.chunk_rows for stage in stages} == {onnx.GPU_CHUNK_ROWS}
+    assert len(stages[0].row_stage.inputs[0]) == onnx.GPU_CHUNK_ROWS > onnx.CHUNK_ROWS
