@@ -29,7 +29,7 @@ def pod_of(overlay, tmp_path):
     (source,) = container["envFrom"]
     env = dict(objects["ConfigMap", source["configMapRef"]["name"]]["data"])
     outside = {name: value for name, value in os.environ.items() if not name.startswith("TAGAE_")}
-    # The pod provides: a volume at each mount, an address of its own for each port, and the service account.
+    # The pod provides a volume at each mount, its own ports, and the service account.
     env["TAGAE_STATE_DIR"] = str(tmp_path / "state")
     if "TAGAE_SOCKET" in env:
         env["TAGAE_SOCKET"] = str(tmp_path / "mesh.sock")

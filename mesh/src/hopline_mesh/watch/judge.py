@@ -39,6 +39,9 @@ class SavedDetector(Protocol):
     def live(self, snapshot: Snapshot) -> LiveState:
         """Return embeddings that follow events after the newest judged snapshot."""
 
+    def adopt(self, before: Any, /) -> None:
+        """Continue the open incidents of the detector that this one replaces; same kind and roster."""
+
     def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return its whole state; the arrays are copies."""
 
@@ -169,6 +172,7 @@ class Judge:
         self._learning.saw(seen, verdict)
         trained = self._learning.advance(seen.snapshot.roster.names, seen)
         if trained is not None:
+            trained.adopt(self.detector)
             self.detector = trained
             self._kept_at = None  # write a checkpoint now: a restart must not restore the previous detector
 
