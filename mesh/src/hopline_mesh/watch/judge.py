@@ -70,6 +70,9 @@ class Learning(Protocol):
         Returns: a detector, up to date, that replaces the present one; else None.
         """
 
+    def export(self) -> Mapping[str, tuple[float, float]]:
+        """Return the times to leave out of trainings by incident; JSON-compatible."""
+
     def close(self) -> None:
         """Stop a running training."""
 
@@ -175,6 +178,10 @@ class Judge:
             trained.adopt(self.detector)
             self.detector = trained
             self._kept_at = None  # write a checkpoint now: a restart must not restore the previous detector
+
+    def abnormal(self) -> dict[str, tuple[float, float]]:
+        """Return the times to leave out of trainings by incident; JSON-compatible."""
+        return {} if self._learning is None else dict(self._learning.export())
 
     def checkpoint(self) -> None:
         """Save the state as of the newest interval; does nothing before the first."""

@@ -190,7 +190,7 @@ class Watch:
             with self._stages("keep"):
                 await loop.run_in_executor(self._thread, self._judge.keep, snapshot, context, verdict)
                 if verdict.incidents or self._noted:
-                    self._keeper.note({"alerts": self._alerts.export()})
+                    self._keeper.note({"alerts": self._alerts.export(), "abnormal": self._judge.abnormal()})
                     self._noted = bool(verdict.incidents)
         except Exception as error:  # missing state affects a restart, not the watch
             if "state" not in self._failing:

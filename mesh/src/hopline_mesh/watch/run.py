@@ -112,6 +112,7 @@ async def watch(
             parts.schedule_of(settings),
             trained=resumed.trained,
             outcome=lambda outcome: metrics.fine_tunes(outcome).inc(),
+            abnormal=resumed.note.get("abnormal"),
         )
         judge = Judge(
             resumed.detector,
