@@ -195,7 +195,7 @@ async def test_killed_in_the_middle_of_an_incident_it_goes_on_with_it(tmp_path):
     assert again.resumed.summary == "restored"
     assert again.resumed.last_s == 135.0
     assert [each.incident.id for each in again.board.open_incidents()] == ["fault-90"]
-    assert again.resumed.note == {"alerts": {"sent": 10}}
+    assert again.resumed.note == {"alerts": {"sent": 10}, "abnormal": {}}
     again.source.fault = True
     after = await again.intervals(150.0, 2)
     again.source.fault = False

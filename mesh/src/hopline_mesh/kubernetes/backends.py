@@ -84,7 +84,7 @@ class Backends:
         return own, *(name for name in services if name != own and not self._is_workload(name))
 
     def names_behind(self, service: str) -> tuple[str, ...]:
-        """Return the names of the workloads that serve, or served, only this Service; its own without any."""
+        """Return the names of workloads that serve, or served, only this Service; without any, its own."""
         behind = [
             workload
             for workload, services in self._services_of.items()

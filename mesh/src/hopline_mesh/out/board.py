@@ -37,6 +37,8 @@ _LEAD = 40
 _LEAD_BYTES = 32 * 2**20
 #: Maximum number of verdicts that wait for a slow reader.
 _DEPTH = 16
+#: Without a verdict, also a blind one, for this many seconds and intervals, the watch hangs.
+_HANGS_S, _HANGS_INTERVALS = 300.0, 4
 
 
 class Board:
@@ -46,6 +48,7 @@ class Board:
         interval_s: seconds from one verdict to the next.
         metrics: counts each verdict; None creates separate metrics.
         clock: Unix seconds.
+        monotonic: a clock that never jumps, seconds.
 
     Attributes:
         verdict: the newest; None before the first.
@@ -63,6 +66,7 @@ class Board:
         interval_s: float = 15.0,
         metrics: MeshMetrics | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_s = interval_s
         self.metrics = metrics or MeshMetrics()
@@ -72,6 +76,8 @@ class Board:
         self.ready = False
         self.live: Between | None = None
         self._clock = clock
+        self._monotonic = monotonic
+        self._heard_at = monotonic()
         self._records: dict[str, Record] = {}
         self._past: deque[Snapshot] = deque(maxlen=_LEAD)
         self._readers: set[Subscription] = set()
@@ -86,6 +92,7 @@ class Board:
             scores: anomaly scores of its services.
         """
         self.verdict, self.published_s = verdict, self._clock()
+        self._heard_at = self._monotonic()
         if snapshot is not None and not len(snapshot.nodes) and (snapshot.gaps or verdict.gaps):
             snapshot = None
         if snapshot is not None:
@@ -100,6 +107,16 @@ class Board:
     def snapshot(self) -> Snapshot | None:
         """The newest collected snapshot."""
         return self.shown[0]
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the newest verdict, or since the start."""
+        return self._monotonic() - self._heard_at
+
+    @property
+    def alive(self) -> bool:
+        """Whether verdicts come; False if an interval hangs, which only a restart ends."""
+        return self.silent_s <= max(_HANGS_S, _HANGS_INTERVALS * self.interval_s)
 
     @property
     def now_s(self) -> float:

@@ -122,7 +122,10 @@ class MeshHttp:
         return Response(body, 200, content_type, _POLICY + _CHECK_AGAIN)
 
     def _live(self, options: dict[str, str]) -> Response:
-        return _json({"live": True})
+        if self._board.alive:
+            return _json({"live": True})
+        age_s = self._board.silent_s
+        return _json({"live": False, "reasons": [f"no interval was completed for {age_s:.0f} s"]}, 503)
 
     def _ready(self, options: dict[str, str]) -> Response:
         ready = self._board.ready
