@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.evaluate.baselines.alarm import Alarm
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm, intervals_of
 from hopline_mesh.evaluate.baselines.rows import Places, Rows, Values, interval_of
 from hopline_mesh.incident import Evidence, Verdict
 from hopline_mesh.snapshot import Snapshot
@@ -42,7 +42,7 @@ class Bounded(ABC):
     """
 
     def __init__(
-        self, name: str, *, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
+        self, name: str, *, min_duration_s: float = MIN_DURATION_S, columns: Sequence[str] | None = None
     ) -> None:
         self._min_duration_s = min_duration_s
         self._columns = None if columns is None else frozenset(columns)
@@ -157,7 +157,7 @@ class Bounded(ABC):
         before = np.zeros_like(fresh)
         before[: len(streaks)] = streaks
         fresh[rows] = np.where(scores > 1, before[rows] + 1, 0)
-        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
+        needed = intervals_of(self._min_duration_s, self._interval_s)
         return fresh, scores, fresh[rows] >= needed
 
     def _watches(self, column: str) -> bool:
