@@ -2,9 +2,9 @@
 
     latency          the whole step after the query, compared with PyG's encoder of the same size
     online_boutique  a real mesh with injected faults, compared with static thresholds and other baselines
-    churn            a simulated day in which pods are replaced all the time, compared with static
-    thresholds end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault,
-        one incident
+    churn            a simulated day in which pods are replaced all the time, against static thresholds
+    injections       faults injected into normal hours, at one false incident a day: what the model adds
+    end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault, one incident
     memory           a week of snapshots
 
     python -m mesh.benchmarks [--quick] [--phases a,b] [--data FOLDER]
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("latency", "online_boutique", "churn", "end_to_end", "memory")
+PHASES = ("latency", "online_boutique", "churn", "injections", "end_to_end", "memory")
 
 
 def main() -> int:

@@ -121,6 +121,11 @@ class Bounded(ABC):
         ]
         return self._alarm.verdict(snapshot, float(score), evidence)
 
+    def scale_thresholds(self, times: float) -> None:
+        """Move all bounds away from their centre, to compare detectors at equal false alarms."""
+        self._node_bounds = self._node_bounds[0], times * self._node_bounds[1]
+        self._edge_bounds = self._edge_bounds[0], times * self._edge_bounds[1]
+
     def reach_of_new(self, column: str) -> float:
         """Return the reach, around 0, of a series without values in the training; NaN: no bounds."""
         return float("nan")
@@ -128,7 +133,7 @@ class Bounded(ABC):
     def _learn(self, values: Values, columns: Sequence[str]) -> tuple[Values, Values]:
         unseen = np.isnan(values).all(axis=0)
         filled = np.where(unseen, 0.0, values)
-        if not len(filled) or not filled.shape[1]:
+        if not filled.size:
             return np.zeros(values.shape[1:]), np.full(values.shape[1:], np.nan)
         centre, reach = self.bounds(filled)
         new = np.array([self.reach_of_new(column) for column in columns])

@@ -40,7 +40,9 @@ class Robust(Bounded):
     def bounds(self, values: Values) -> tuple[Values, Values]:
         """See `Bounded.bounds`."""
         low, middle, high = np.nanpercentile(values, [25, 50, 75], axis=0)
-        return middle, self._ranges * np.maximum(high - low, _LEAST * np.abs(middle))
+        spread = np.maximum(high - low, _LEAST * np.abs(middle))
+        # A series that is always 0, such as errors that never happen, has no range to measure by.
+        return middle, self._ranges * np.where(spread > 0, spread, np.nan)
 
 
 def make(recording: Recording, min_duration_s: float) -> Robust:
