@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from hopline.config.setting import did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
+from hopline_mesh.out.links import check_template
 
 ENV_PREFIX = "TAGAE_"
 DEFAULT_FILE = Path("hopline-mesh.toml")
@@ -137,6 +138,11 @@ class AlertSettings:
         240.0,
         "seconds after the last post at which Alertmanager resolves an alert; at least 3 intervals",
         minimum=1,
+    )
+    links: tuple[str, ...] = setting(
+        (),
+        'links from an incident to other tools, each as "name=https://host/path?service={service}"; '
+        "a list in the file, because URLs may have commas",
     )
     page_url: str = setting("", "URL of the page, for links in alerts; empty: the address it listens on")
 
@@ -368,6 +374,8 @@ def _check(settings: MeshSettings) -> None:
         raise ConfigError("query_file: not set, but mesh = file needs a file of queries")
     if source.query_file is not None and not source.query_file.is_file():
         raise ConfigError(f"query_file: {str(source.query_file)!r} does not exist or is not a file")
+    for link in alerts.links:
+        check_template(link)
     for label in alerts.alert_labels:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*=.*", label):
             raise ConfigError(f'alert_labels: {label!r} is not "name=value" with a name of letters, 0-9, _')

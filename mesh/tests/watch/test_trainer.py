@@ -112,6 +112,17 @@ def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
     after.close()
 
 
+def test_what_people_say_is_no_incident_is_learned_from(folder, played):
+    schedule = Schedule(first=60, hours=6)
+    one = Trainer(folder, SETTINGS, schedule, trained=False, is_real=lambda id: id != "x")
+    start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
+    both = [Incident("x", start_s, end_s, 2.0, ()), Incident("y", end_s + 600, end_s + 660, 2.0, ())]
+    for number, seen in enumerate(played[:60]):
+        go(one, seen, both if number == 26 else [])
+    assert one._task.without == [(end_s + 540, end_s + 720)]
+    one.close()
+
+
 def test_a_training_without_enough_memory_fails_alone_and_says_so(folder, played, monkeypatch, caplog):
     monkeypatch.setattr("hopline_mesh.watch.trainer.Task", functools.partial(Task, most_bytes=2**20))
     one, outcomes = trainer(folder)

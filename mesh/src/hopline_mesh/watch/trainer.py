@@ -65,6 +65,7 @@ class Trainer:
         trained: see `Learning`.
         outcome: called with "ok" or "failed" after each training.
         abnormal: of an earlier watch, as `export` returned it.
+        is_real: whether an incident is one; the time of another is normal.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Trainer:
         trained: bool,
         outcome: Callable[[str], None] = lambda outcome: None,
         abnormal: Mapping[str, Sequence[float]] | None = None,
+        is_real: Callable[[str], bool] = lambda id: True,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
@@ -94,6 +96,7 @@ class Trainer:
         self._next: Tagae | None = None
         self._judged = 0
         self._out = -1
+        self._is_real = is_real
         #: times of incidents by their ids, with a margin
         self._abnormal = {id: (float(times[0]), float(times[1])) for id, times in (abnormal or {}).items()}
         self._calm = True
@@ -147,7 +150,7 @@ class Trainer:
             schema=seen.snapshot.schema,
             since_s=until_s - 3600 * self._schedule.hours,
             until_s=until_s,
-            without=_merged(self._abnormal.values()),
+            without=_merged(times for id, times in self._abnormal.items() if self._is_real(id)),
             detector=self._settings,
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
