@@ -86,8 +86,8 @@ def test_only_prometheus_and_the_own_namespace_may_connect_without_a_key():
     objects = built("standalone")
     (rule,) = objects["NetworkPolicy", "mesh-watch"]["spec"]["ingress"]
     data = objects["ConfigMap", "mesh-watch"]["data"]
-    prometheus = urlsplit(data["TAGAE_PROMETHEUS_URL"]).hostname
-    assert data["TAGAE_ALLOW_ANONYMOUS"] == "true"
+    prometheus = urlsplit(data["HOPLINE_MESH__SOURCE__PROMETHEUS_URL"]).hostname
+    assert data["HOPLINE_MESH__SERVE__ALLOW_ANONYMOUS"] == "true"
     assert rule["from"] == [
         {"podSelector": {}},
         {
@@ -207,7 +207,7 @@ def test_the_service_and_the_policy_are_about_the_pods_of_the_deployment():
     assert {port["port"] for port in policy["ingress"][0]["ports"]} == names
     open_to = {port["port"] for port in policy["egress"][0]["ports"]}
     data = objects["ConfigMap", "mesh-watch"]["data"]
-    for key in ("TAGAE_PROMETHEUS_URL", "TAGAE_ALERTMANAGER_URLS"):
+    for key in ("HOPLINE_MESH__SOURCE__PROMETHEUS_URL", "HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS"):
         assert int(data[key].rpartition(":")[2]) in open_to
 
 

@@ -28,21 +28,25 @@ def pod_of(overlay, tmp_path):
     container, _ = watch_of(objects)
     (source,) = container["envFrom"]
     env = dict(objects["ConfigMap", source["configMapRef"]["name"]]["data"])
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("TAGAE_")}
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TAGAE_", "HOPLINE_MESH__"))
+    }
     # The pod provides a volume at each mount, its own ports, and the service account.
-    env["TAGAE_STATE_DIR"] = str(tmp_path / "state")
-    if "TAGAE_SOCKET" in env:
-        env["TAGAE_SOCKET"] = str(tmp_path / "mesh.sock")
-    for port in ("TAGAE_HTTP_PORT", "TAGAE_GRPC_PORT"):
+    env["HOPLINE_MESH__STATE__STATE_DIR"] = str(tmp_path / "state")
+    if "HOPLINE_MESH__SERVE__SOCKET" in env:
+        env["HOPLINE_MESH__SERVE__SOCKET"] = str(tmp_path / "mesh.sock")
+    for port in ("HOPLINE_MESH__SERVE__HTTP_PORT", "HOPLINE_MESH__SERVE__GRPC_PORT"):
         if int(env[port]) > 0:
             env[port] = "0"
     env |= {
-        "TAGAE_KUBERNETES_URL": "http://127.0.0.1:9",
-        "TAGAE_PROMETHEUS_URL": "http://127.0.0.1:9",
-        "TAGAE_ALERTMANAGER_URLS": "http://127.0.0.1:9",
+        "HOPLINE_MESH__KUBERNETES__KUBERNETES_URL": "http://127.0.0.1:9",
+        "HOPLINE_MESH__SOURCE__PROMETHEUS_URL": "http://127.0.0.1:9",
+        "HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS": "http://127.0.0.1:9",
     }
-    if env.get("TAGAE_DEVICE") == "cuda" and not _has_gpu():
-        env["TAGAE_DEVICE"] = "cpu"
+    if env.get("HOPLINE_MESH__DETECTOR__DEVICE") == "cuda" and not _has_gpu():
+        env["HOPLINE_MESH__DETECTOR__DEVICE"] = "cpu"
     return [sys.executable, "-m", "hopline.cli", *container["args"]], outside | env, container
 
 
@@ -65,8 +69,8 @@ def test_the_watch_of_a_manifest_starts_and_its_probes_succeed(overlay, tmp_path
             # Ready only after a snapshot; there is no Prometheus here.
             assert httpx.get(page + container["readinessProbe"]["httpGet"]["path"]).status_code == 503
         assert httpx.get(f"{page}/metrics").status_code == 200
-        if "TAGAE_SOCKET" in env:
-            assert Path(env["TAGAE_SOCKET"]).is_socket()
+        if "HOPLINE_MESH__SERVE__SOCKET" in env:
+            assert Path(env["HOPLINE_MESH__SERVE__SOCKET"]).is_socket()
         process.send_signal(signal.SIGTERM)
         process.stderr.read()
         assert process.wait(20) == 0

@@ -16,7 +16,11 @@ from hopline_mesh.watch.run import watch
 
 def test_settings_reach_the_detector():
     asked = load_settings(
-        env={"TAGAE_DEVICE": "cuda", "TAGAE_PARTITION_ABOVE": "500", "TAGAE_THREADS": "4"}
+        env={
+            "HOPLINE_MESH__DETECTOR__DEVICE": "cuda",
+            "HOPLINE_MESH__DETECTOR__PARTITION_ABOVE": "500",
+            "HOPLINE_MESH__DETECTOR__THREADS": "4",
+        }
     )
     found = detector_settings(asked)
     assert (found.device, found.partition_above, found.threads) == ("cuda", 500, 4)

@@ -220,7 +220,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _ablation(report: Report) -> str:
-    """Return what the graph model adds, in words; "" unless both are there."""
+    """Return what the graph model adds, in words; "" if one of the two is missing."""
     scores = {one.detector: one.scores for one in report.detectors}
     if "none" not in scores or "tagae" not in scores:
         return ""

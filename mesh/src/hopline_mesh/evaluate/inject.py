@@ -1,4 +1,4 @@
-"""Injects faults into normal hours, to judge detectors by faults that nobody tuned them on.
+"""Injects faults into normal hours, to judge detectors by faults that they were not tuned on.
 
 Each fault changes measured numbers of one service or call path for some minutes, at one of three
 severities. Which, when and how strongly is drawn from a seed, so every detector sees the same.
@@ -214,7 +214,7 @@ def _swapped(
         return None
     load = schema.node_features.index("request_rate")
     times = np.array([each.time_s for each in snapshots])
-    # From the recording as it was: not from a time with a fault.
+    # From the unchanged recording: not from a time with a fault.
     rates = np.full(len(snapshots), np.nan)
     where = np.full(len(snapshots), -1)
     for at, one in enumerate(recording.snapshots):

@@ -16,7 +16,7 @@ from hopline_mesh.evaluate.recording import Event, Period, Recording
 from hopline_mesh.evaluate.scores import Scores
 from hopline_mesh.incident import Verdict
 
-#: TAGAE as it is, with an untrained graph model, and without one: together they show what the model adds.
+#: TAGAE itself, with an untrained graph model, and without one: together they show what the model adds.
 ABLATION = ("tagae", "untrained", "none")
 #: Names that `detector` knows.
 DETECTORS = (*ABLATION, *BASELINES)

@@ -468,7 +468,7 @@ class Tagae:
         if self._expectation is None:
             raise ModelNotReady(
                 "there are no embeddings yet: the model is trained once there are enough intervals "
-                "(TAGAE_TRAIN_AT)",
+                "(HOPLINE_MESH__DETECTOR__TRAIN_AT)",
                 retry_after_s=60.0,
             )
         paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
