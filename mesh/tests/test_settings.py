@@ -53,7 +53,7 @@ def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
         ({"HOPLINE_MESH__SOURCE__MESH": "istoi"}, r"HOPLINE_MESH__SOURCE__MESH: .*did you mean 'istio'"),
         ({"HOPLINE_MESH__SOURCE__PROMETHEUS_URL": "prometheus:9090"}, r"prometheus_url: .* is not a URL"),
         ({"HOPLINE_MESH__SOURCE__MESH": "file"}, r"query_file: not set"),
-        ({"HOPLINE_MESH__DETECTOR__MESH": "istio"}, r"unknown .*HOPLINE_MESH__SOURCE__MESH"),
+        ({"HOPLINE_MESH__DETECTOR__MESH": "istio"}, r"HOPLINE_MESH__DETECTOR__MESH: unknown"),
         ({"TAGAE_PORT": "9000"}, r"TAGAE_PORT: unknown"),
         ({"TAGAE_HTTP_PORT": "1"}, r"TAGAE_HTTP_PORT: renamed .*; set HOPLINE_MESH__SERVE__HTTP_PORT$"),
         ({"TAGAE_ALERTMANAGER_URL": "http://a"}, r"renamed .*HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS$"),

@@ -1,5 +1,7 @@
 """Where the graph model runs: settings reach the detector, and what is missing is said at the start."""
 
+import os
+
 import pytest
 import torch
 
@@ -40,9 +42,10 @@ def test_a_training_leaves_the_gpu_to_the_watch(tmp_path):
         state.append(snapshot, context)
         last = snapshot
     state.close()
+    result = (tmp_path / "trained").open("wb", buffering=0)
     task = Task(
         folder=str(state.folder),
-        out=str(tmp_path / "trained"),
+        out=os.dup(result.fileno()),  # the training closes its own
         names=list(last.roster.names),
         schema=last.schema,
         since_s=0.0,

@@ -223,7 +223,8 @@ class Board:
 
     def _note(self, context: Context, now_s: float) -> None:
         """Keep planned changes and troubles, so that people see afterwards what was excused."""
-        for each in (*context.changes, *context.troubles):
+        items: list[Change | KubernetesTrouble] = [*context.changes, *context.troubles]
+        for each in items:
             self._changes[each.kind, each.service, each.start_s] = each
         recent = [each for each in self.changes() if now_s - (each.end_s or now_s) <= KEEP_S]
         if len(recent) < len(self._changes) or len(recent) > _MAX_CHANGES:

@@ -643,8 +643,8 @@ class Tagae:
         if "prometheus" in lacking:
             return np.zeros(len(slots), bool)
         present = [f for f, name in enumerate(self._nodes.columns) if f"node.{name}" not in lacking]
-        seen: NDArray[np.bool_] = (self._nodes.seen[slots][:, present] > 0).any(axis=1)
-        return seen
+        seen = self._nodes.seen[slots][:, present].max(axis=1, initial=0) > 0
+        return np.asarray(seen, bool)
 
     def _forget_planned(self, snapshot: Snapshot, context: Context) -> None:
         """Do not report services as missing that disappear during their own planned change."""
