@@ -42,10 +42,9 @@ def test_a_training_leaves_the_gpu_to_the_watch(tmp_path):
         state.append(snapshot, context)
         last = snapshot
     state.close()
-    result = (tmp_path / "trained").open("wb", buffering=0)
     task = Task(
         folder=str(state.folder),
-        out=os.dup(result.fileno()),  # the training closes its own
+        out=os.open(tmp_path / "trained", os.O_WRONLY | os.O_CREAT),  # closed by the training
         names=list(last.roster.names),
         schema=last.schema,
         since_s=0.0,

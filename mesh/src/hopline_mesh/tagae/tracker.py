@@ -13,6 +13,8 @@ from typing import Any
 from hopline_mesh.tagae.blame import Blame, suspects
 from hopline_mesh.tagae.clues import Clue, Key
 
+#: Maximum number of clues of an incident: the strongest. More would only make the step slow.
+_MOST_CLUES = 1024
 #: A clue below this share of its threshold has ended.
 _OVER = 0.8
 
@@ -113,6 +115,9 @@ class Tracker:
                 before = mine.clues.get(clue.key)
                 if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
                     mine.clues[clue.key] = clue
+            if len(mine.clues) > _MOST_CLUES:
+                strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
+                mine.clues = {clue.key: clue for clue in strongest}
             mine.peak = max(mine.peak, max(clue.score for clue in firm))
             mine.clean, mine.last_s = 0, time_s
             mine.blames = suspects(list(mine.clues.values()), calls)
