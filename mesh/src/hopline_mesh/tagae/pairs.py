@@ -97,7 +97,7 @@ def _find(
 def _find_one(src: int, dst: int, keys: NDArray[np.int64], slots: SlotArray) -> int:
     """Return the slot of one path; -1 if it is missing."""
     place = _place_of((np.int64(src) << 32) | np.int64(dst), keys)
-    return slots[place] if keys[place] != _EMPTY else -1  # type: ignore[no-any-return]
+    return slots[place] if keys[place] != _EMPTY else -1
 
 
 @njit(nogil=True, cache=True)
