@@ -19,6 +19,14 @@ def on_gpu(monkeypatch):
     if not HAS_GPU:
         providers = onnx.providers
         monkeypatch.setattr(onnx, "providers", lambda device, *given, rows: providers("cpu", *given))
+        bind, copies = ort.IOBinding.bind_ortvalue_input, []
+
+        def bind_copy(binding, name, value):
+            """As for a GPU: copied when it is bound, and never again."""
+            copies.append(value.numpy().copy())
+            bind(binding, name, ort.OrtValue.ortvalue_from_numpy(copies[-1]))
+
+        monkeypatch.setattr(ort.IOBinding, "bind_ortvalue_input", bind_copy)
     place_models(Placement("cuda"))
     yield
     place_models(before)
