@@ -13,6 +13,7 @@ from hopline.features.redis_url import RedisUrl
     [
         ("redis://me:secret@h:1/0?prefix=a", "redis://…@h:1/0"),
         ("s3://bucket/folder/", "s3://bucket/folder"),
+        ("redsi://", "redsi://"),
         ("https://me:se/cr@et@h/x", "https://…@h/x"),
         ("me:secret@h", "…@h"),
         ("out.parquet", "out.parquet"),

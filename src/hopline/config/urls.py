@@ -15,7 +15,7 @@ def shown(url: str) -> str:
     login, at, place = (rest if mark else url).rpartition("@")
     if not mark:
         return f"…@{place}" if ":" in login else url
-    return f"{scheme}://{'…@' if at else ''}{place.partition('?')[0]}".rstrip("/")
+    return f"{scheme}://{'…@' if at else ''}{place.partition('?')[0].rstrip('/')}"
 
 
 def split(url: str, wrong: Callable[[str], Exception]) -> SplitResult:
