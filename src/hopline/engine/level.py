@@ -66,7 +66,7 @@ class Relation:
         self.reads_weight = adjacency.weight is not None and (
             "edge_weight" in kinds or any(e.weighted for e in entries)
         )
-        self.reads_attr = "edge_attr" in kinds
+        self.reads_attr = any(entry.reads_attr for entry in entries)
         self.reads_is_self = "is_self" in kinds
         self.reads_degree = "degree" in kinds or self.gcn
         self._plain = not (
@@ -252,11 +252,11 @@ class Level:
         self._raw = np.empty((0, 0), np.float32)
         self._nodes = graph.nodes[node_type]
         kinds = {entry.kind for entry in stage.inputs}
-        self.reads_self = "self" in kinds or any(e.reduce == "gcn" for e in stage.inputs)
+        self.reads_self = stage.reads_own_state
         if stage.file is None:
             self.source = source
             return
-        if "features" in kinds:
+        if stage.reads_features:
             self.port = source
             self._raw = np.empty((64, graph.nodes[node_type].features.shape[1]), np.float32)
         if "structure" in kinds and any(is_in_store(edge) for edge in graph.edges.values()):

@@ -240,7 +240,7 @@ class Model:
             for stages in spec.levels
             for stage in stages.values()
             for entry in stage.inputs
-            if entry.kind == "edge_attr"
+            if entry.reads_attr
         )
         self._head: RowStage | None = None
         if head.file is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import Stage, StageInput
+from hopline.engine.attention import AttentionInput
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
@@ -21,6 +22,9 @@ from hopline.types import AnyArray, FloatArray, IdArray
 #: Padded entries (destinations x width) of one call of a block stage.
 _BLOCK_ENTRIES = 16_384
 
+
+_CHUNK = np.arange(CHUNK_ROWS)
+_NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
 
 #: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
 _Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
@@ -58,21 +62,40 @@ class StageRunner:
         self.stage = stage
         self._fanouts = fanouts
         self._interner = Interner()
-        self._columns: list[tuple[int, int]] = []
-        for entry in stage.inputs:
+
+        def columns_of(entry: StageInput) -> tuple[int, int]:
             if entry.columns is not None:
-                self._columns.append(entry.columns)
-            elif entry.kind == "features":
-                self._columns.append((0, feature_dim))
-            else:
-                self._columns.append((0, widths.get(entry.edge_type, 0)))
+                return entry.columns
+            return (0, feature_dim if entry.kind == "features" else widths.get(entry.edge_type, 0))
+
+        self._columns = [columns_of(entry) for entry in stage.inputs]
+        self.attention = {
+            k: AttentionInput(entry.attention, self._columns[k][0])
+            for k, entry in enumerate(stage.inputs)
+            if entry.attention is not None
+        }
+        self.query_stage: RowStage | None = None
+        self._query_columns = [columns_of(entry) for entry in stage.query_inputs]
+        if stage.query:
+            self.query_stage = RowStage(
+                folder / stage.query,
+                [entry.name for entry in stage.query_inputs],
+                [b - a for a, b in self._query_columns],
+                "h",
+                stage.query_dim,
+                threads,
+            )
         self.row_stage: RowStage | None = None
         self.block_stage: BlockStage | None = None
         #: For row stages, the place of each input: (index of the buffer, first column in it).
         self._places: list[tuple[int, int]] = []
         if all(entry.kind in ROW_KINDS for entry in stage.inputs):
             widths_in = [
-                0 if entry.kind in ("degree", "count") else b - a
+                0
+                if entry.kind in ("degree", "count")
+                else b - a
+                if entry.attention is None
+                else entry.attention.width
                 for entry, (a, b) in zip(stage.inputs, self._columns, strict=True)
             ]
             names = [entry.name for entry in stage.inputs]
@@ -186,9 +209,13 @@ class StageRunner:
         look: Callable[[], object],
     ) -> None:
         inputs = self.stage.inputs
+        query, query_rows = _NO_QUERY, _CHUNK
         for a in range(0, num_rows, CHUNK_ROWS):
             look()
             b = min(a + CHUNK_ROWS, num_rows)
+            if self.query_stage is not None:
+                query = self._run_query(self.query_stage, own, own_rows[a:b], features, feature_rows[a:b])
+                query_rows = _CHUNK[: b - a]
             for k, entry in enumerate(inputs):
                 buffer, place = self._places[k]
                 target = runtime.inputs[buffer]
@@ -197,6 +224,11 @@ class StageRunner:
                 if entry.kind == "reduce":
                     view = views[entry.edge_type]
                     _reduce(entry, view, a, b, own, own_rows, first, width, target, place)
+                elif entry.kind == "attend":
+                    assert isinstance(own, np.ndarray)
+                    self.attention[k].run(
+                        views[entry.edge_type], a, b, own, own_rows[a:b], query, query_rows, target, place
+                    )
                 elif entry.kind == "self":
                     gather(own, own_rows[a:b], first, width, target, place)
                 elif entry.kind == "features":
@@ -207,6 +239,17 @@ class StageRunner:
                 else:
                     target[: b - a] = _per_row(entry, views[entry.edge_type], a, b)
             out[a:b] = runtime.run(b - a)
+
+    def _run_query(
+        self, runtime: RowStage, own: Matrix, own_rows: IdArray, features: Matrix, feature_rows: IdArray
+    ) -> FloatArray:
+        """The query rows of at most CHUNK_ROWS destinations; valid until the next call."""
+        for target, entry, (first, last) in zip(
+            runtime.inputs, self.stage.query_inputs, self._query_columns, strict=True
+        ):
+            base, rows = (own, own_rows) if entry.kind == "self" else (features, feature_rows)
+            gather(base, rows, first, last - first, target, 0)
+        return runtime.run(own_rows.shape[0])
 
     def _run_block(
         self,

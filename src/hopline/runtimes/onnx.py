@@ -25,7 +25,7 @@ from hopline.types import AnyArray, FloatArray
 CHUNK_ROWS = 256
 
 #: Input kinds with exactly one row for each destination.
-ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "degree", "count"})
+ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "attend", "degree", "count"})
 
 
 def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None) -> ort.InferenceSession:
