@@ -270,6 +270,11 @@ class StageRunner:
                 key: self._pad(views[key], chunk, width) for key, width in zip(padded, widths, strict=True)
             }
             feeds: dict[str, AnyArray] = {}
+            query = _NO_QUERY
+            if self.query_stage is not None:
+                query = self._run_query(
+                    self.query_stage, own, own_rows[chunk], features, feature_rows[chunk]
+                )
             for k, entry in enumerate(self.stage.inputs):
                 a, b = self._columns[k]
                 if entry.kind in ("self", "features"):
@@ -280,6 +285,13 @@ class StageRunner:
                     array = np.empty((chunk.shape[0], b - a), np.float32)
                     view = _select(views[entry.edge_type], chunk)
                     _reduce(entry, view, 0, chunk.shape[0], own, own_rows[chunk], a, b - a, array, 0)
+                elif entry.attention is not None:
+                    array = np.empty((chunk.shape[0], entry.attention.width), np.float32)
+                    view, count = _select(views[entry.edge_type], chunk), chunk.shape[0]
+                    assert isinstance(own, np.ndarray)
+                    self.attention[k].run(
+                        view, 0, count, own, own_rows[chunk], query, _CHUNK[:count], array, 0
+                    )
                 elif entry.kind in ("degree", "count"):
                     array = _per_row(entry, views[entry.edge_type], 0, num_rows)[chunk]
                 else:
@@ -413,6 +425,10 @@ def _select(view: EdgeView, chunk: IdArray) -> EdgeView:
     edges = np.repeat(view.offsets[chunk] - offsets[:-1], counts) + np.arange(offsets[-1])
     weight = view.weight[edges] if view.weight.shape[0] else NO_FLOATS
     selected = EdgeView(view.base, view.rows[edges], offsets, weight)
+    if view.attr is not None:
+        selected.attr = view.attr[edges]
+    if view.is_self is not None:
+        selected.is_self = view.is_self[edges]
     if view.coefficients.shape[0]:
         selected.coefficients = view.coefficients[edges]
     if view.self_coefficients.shape[0]:
