@@ -80,7 +80,8 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
     row: dict[str, Any] = {"us": us, "parity": ours.parity, "bit_equal": equal}
     if "pyg" in us:
         row["ratio"] = {
-            side: {n: round(us["pyg"][n] / us[side][n], 2) for n in us["pyg"]} for side in ("empty", "filled")
+            side: {n: round(us["pyg"][n] / us[side][n], 2) for n in us["pyg"]}
+            for side in ("empty", "filled")
         }
     return row
 

@@ -1,4 +1,4 @@
-"""The three graphs of `benchmarks.models`, as arrays: skewed at both ends, features N(0, 1)."""
+"""The three graphs of `benchmarks.models`, as arrays: skewed at both ends, features N(0, 0.01)."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def draw(kind: str, scale: float = 1.0) -> Drawn:
         sources, targets = (draw_ends(rng, ranked[edge[end]], num_edges) for end in (0, 2))
         order = np.lexsort((sources, targets))
         edges[edge] = np.stack([sources[order], targets[order]])
-    features = {name: rng.standard_normal((size, DIM), np.float32) for name, size in sizes.items()}
+    features = {name: 0.1 * rng.standard_normal((size, DIM), np.float32) for name, size in sizes.items()}
     return Drawn(features, edges)

@@ -125,9 +125,7 @@ TABLE: dict[str, Entry] = {
         (15, 10, 5),
     ),
     "rgcn": Entry(Relations, "relations", (4, 3)),
-    "hetero_sage": Entry(
-        lambda: Types(lambda a, b: SAGEConv((a, a), b), WIDTH, "user"), "types", (5, 3)
-    ),
+    "hetero_sage": Entry(lambda: Types(lambda a, b: SAGEConv((a, a), b), WIDTH, "user"), "types", (5, 3)),
     "hetero_gatv2": Entry(
         lambda: Types(
             lambda a, b: GATv2Conv((a, a), b // HEADS, heads=HEADS, add_self_loops=False), WIDTH, "user"

@@ -105,7 +105,9 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
         slope: of leaky_relu.
         num_attr: attributes of an edge that are read, 0 for none.
         fill: attributes of the added self-loop: `mean` or `sum` of the other edges', or `row`.
-        vector: float32 [H C], little endian. edge: E, float32 [d_e, H] or [d_e, H C]. fill_row: float32 [d_e].
+        vector: float32 [H C], little endian, as the other two.
+        edge: E, float32 [d_e, H] or [d_e, H C].
+        fill_row: float32 [d_e].
     """
 
     kind: Literal["gat", "gatv2", "transformer"]

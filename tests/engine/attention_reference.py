@@ -1,4 +1,7 @@
-"""`attend` in plain NumPy, operation by operation in float32: only the exponential may differ in its last bit."""
+"""`attend` in plain NumPy, operation by operation in float32.
+
+Only the exponential may differ in its last bit.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,9 @@ def attended(attention, rows_of, query, loop_row=None):
         query: the query row. loop_row: the destination's own row, where it attends to itself.
     """
     heads, channels, width = attention.heads, attention.channels, attention.heads * attention.channels
-    vector, edge, fill_row = (np.frombuffer(b, F) for b in (attention.vector, attention.edge, attention.fill_row))
+    vector, edge, fill_row = (
+        np.frombuffer(b, F) for b in (attention.vector, attention.edge, attention.fill_row)
+    )
     edge = edge.reshape(attention.num_attr, -1) if len(edge) else edge
     edges = list(rows_of)
     if loop_row is not None:

@@ -22,7 +22,10 @@ def attention_of(kind, heads, channels, num_attr, loops, fill, rng):
         kind=kind,
         heads=heads,
         channels=channels,
-        query=(1, 1 + (heads if kind == "gat" else width + (heads * num_attr if kind == "transformer" else 0))),
+        query=(
+            1,
+            1 + (heads if kind == "gat" else width + (heads * num_attr if kind == "transformer" else 0)),
+        ),
         loops=loops,
         slope=0.2,
         num_attr=num_attr,
@@ -64,7 +67,9 @@ class Case:
         if flagged:
             view.is_self = rows == np.repeat(destinations, self.counts[destinations])
         out = np.full((len(destinations) + 1, self.attention.width + 3), 7, np.float32)
-        self.kernel.run(view, 0, len(destinations), self.base, destinations, self.query, destinations, out, 2)
+        self.kernel.run(
+            view, 0, len(destinations), self.base, destinations, self.query, destinations, out, 2
+        )
         assert (out[-1] == 7).all()
         assert (out[:, :2] == 7).all()
         assert (out[:, -1] == 7).all()

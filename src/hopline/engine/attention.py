@@ -75,5 +75,3 @@ class AttentionInput:
             *self.form, view.base, view.rows, view.offsets[a : b + 1], self.column, own, own_rows,
             query, query_rows, *self._query, is_self, attr, self.scratch, out, place,
         )  # fmt: skip
-
-

@@ -88,7 +88,7 @@ def _scores(kind, heads, channels, slope, vector, edge, row, query, attr, produc
 
 @njit(nogil=True, cache=True)
 def _add(kind, heads, channels, row, attr, scores, top, norm, out):  # type: ignore[no-untyped-def]
-    """Add one edge's value to the running softmax-weighted sums `out`, with `top` and `norm` of each head."""
+    """Add one edge's value to the running weighted sums `out`, with `top` and `norm` of each head."""
     width = heads * channels
     first = width if kind == 2 else 0
     num_attr = attr.shape[0] if kind == 2 else 0

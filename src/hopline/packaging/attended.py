@@ -23,7 +23,7 @@ def attended(
 
     Args:
         rows: what edges read of their sources, [N, reads].
-        loop_rows: the same of the destinations, [n, reads], where they attend to themselves.
+        loop_rows: what the added self-loops read, [n, reads]; None where nodes do not attend to themselves.
         query: [n, q]; `attention.query` says which columns.
 
     Returns: float32 [n, attention.width].

@@ -1,8 +1,8 @@
 """GATConv, GATv2Conv and TransformerConv as one reduction of the engine (`artifact.Attention`).
 
-Keys and values are projected one level below, once for each node. Of the attention itself nothing is left to
-ONNX: the engine's kernel computes scores, softmax and sums, and `forward` gets the attended rows. Terms that
-are linear in the attributes of edges are moved to where they are computed once for each node:
+Keys and values are projected one level below, once for each node. The engine's kernel computes scores,
+softmax and sums, and `forward` gets the attended rows. Terms that are linear in the attributes of edges are
+moved to where they are computed once for each node:
 
     GAT          a_edge (W e) = (a_edge W) e: H numbers for each attribute
     Transformer  q (k + W e) = q k + (W^T q) e, and sum a (v + W e) = sum a v + W sum a e
@@ -196,4 +196,3 @@ def _fold(weight: Tensor, attention: Tensor) -> Tensor:
 
 def _bytes(values: Tensor) -> bytes:
     return np.ascontiguousarray(values.detach().numpy(), "<f4").tobytes()
-

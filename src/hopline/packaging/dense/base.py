@@ -17,11 +17,12 @@ then already prepared, and `forward` must not apply the maps again:
 `must_lift` is for code that does not commute with the reduction. A SAGEConv with `project=True` reduces
 `relu(W h_j)`; its source code always runs below, at any width. `lifted_destination` is then False.
 
-Attention is a reduction too (`attend.py`): its rows are `prepare_source` (keys and values), always lifted,
-and the node's query row is `prepare_query`, in the state below (`is_query_state`) or in a file of its own.
+Attention is a reduction too (`attend.py`): its rows are `prepare_source` (keys and values), always lifted.
+The node's query row is `prepare_query`, in the state below (`is_query_state`) or in the stage's query file.
 
-A conv uses the kinds `self`, `reduce`, `attend`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`. The kind
-`features` comes from code around the convs (`split.py`), `structure` from students (`jobs/distill`).
+A conv uses the kinds `self`, `reduce`, `attend`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`.
+The kind `features` comes from code around the convs (`split.py`), `structure` from students
+(`jobs/distill`).
 The engine also feeds `edge_weight`, `degree` and `count`; no convolution needs them today.
 """
 
