@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.machine import commit, machine
+from benchmarks.models_phases.bandwidth import bandwidth
 from benchmarks.models_phases.data import draw
 from benchmarks.models_phases.modules import TABLE
 from benchmarks.models_phases.sides import Hopline, Pyg
@@ -89,7 +90,7 @@ def measure(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
 def _profile(ask: Callable[[IdArray], FloatArray], num_nodes: int) -> None:
     rng = np.random.default_rng(2)
     for count, calls in ((1, 500), (32, 60)):
-        profile = cProfile.Profile()
+        profile = cProfile.Profile(time.thread_time)
         profile.enable()
         for _ in range(calls):
             ask(np.unique(rng.integers(0, num_nodes, count)))
@@ -131,8 +132,11 @@ def main() -> None:
             rows[name] = measure(name, args, Path(folder))
             print(_line(name, rows[name]), flush=True)
             gc.unfreeze()
+    read = bandwidth()
+    print("GB/s of random rows: " + ", ".join(f"{name} {value:.1f}" for name, value in read.items()))
     told = {
         "models": rows,
+        "gb_s": read,
         "config": {"seeds": SEEDS, "rounds": args.rounds, "scale": args.scale},
         "torch_threads": torch.get_num_threads(),
         "machine": at_start,

@@ -1,6 +1,6 @@
 """`attend` in plain NumPy, operation by operation in float32.
 
-Only the exponential may differ in its last bit.
+Sums over the channels of a head may be added in another order, and the exponential differ in its last bit.
 """
 
 from __future__ import annotations
@@ -8,18 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 F = np.float32
-
-
-def running_sum(values):
-    """Eight running sums, as the kernel adds."""
-    whole = len(values) - len(values) % 8
-    sums = np.zeros(8, F)
-    for part in values[:whole].reshape(-1, 8):
-        sums += part
-    for value in values[whole:]:
-        sums[0] += value
-    s = sums
-    return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
 
 
 def leaky(z, slope):
@@ -42,7 +30,7 @@ def scores(attention, vector, edge, row, query, attr):
         products = leaky(keys, attention.slope) * vector
     else:
         products = row[:width] * query[:width]
-    found = np.array([running_sum(part) for part in products.reshape(heads, channels)], F)
+    found = products.reshape(heads, channels).sum(axis=1)
     if attention.kind == "transformer":
         for h in range(heads):
             for k, value in enumerate(attr):
@@ -80,17 +68,12 @@ def attended(attention, rows_of, query, loop_row=None):
         found = scores(attention, vector, edge, row, query, attr)
         values = row[first : first + width].reshape(heads, channels)
         for h in range(heads):
-            if found[h] > top[h]:
-                k = np.exp(top[h] - found[h])
-                top[h] = found[h]
-                norm[h] = norm[h] * k + F(1)
-                out[h] = out[h] * k + values[h]
-                more[h] = more[h] * k + attr[:extra]
-            else:
-                k = np.exp(found[h] - top[h])
-                norm[h] += k
-                out[h] += k * values[h]
-                more[h] += k * attr[:extra]
+            highest = max(top[h], found[h])
+            scale, weight = np.exp(top[h] - highest), np.exp(found[h] - highest)
+            top[h] = highest
+            norm[h] = norm[h] * scale + weight
+            out[h] = out[h] * scale + weight * values[h]
+            more[h] = more[h] * scale + weight * attr[:extra]
     with np.errstate(divide="ignore"):
         scale = np.where(norm != 0, F(1) / norm, F(0)).astype(F)[:, None]
     return np.concatenate([(out * scale).ravel(), (more * scale).ravel()])

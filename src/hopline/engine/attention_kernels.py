@@ -2,7 +2,7 @@
 
 `artifact.py` has the formulas. The softmax is the online one (Milakov & Gimelshein, arXiv 1805.02867): each
 row is read once, and a new highest score rescales what has been summed so far. All sums have a fixed order
-in the source (products elementwise, then eight running sums), so that no compiler reorders them: a row's
+in the source (keys elementwise, then eight running sums), so that no compiler reorders them: a row's
 bits depend on its own neighbours only. `tests/engine/attention_reference.py` states the same in NumPy.
 """
 
@@ -25,93 +25,34 @@ def scratch_size(heads: int, channels: int, num_attr: int) -> int:
     return 3 * heads + heads * channels + num_attr
 
 
-@njit(nogil=True, cache=True)
-def _sum(values):  # type: ignore[no-untyped-def]
-    """Sum of float32 [n] in eight running sums, which do not wait for each other."""
-    n = values.shape[0]
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
-    for c in range(0, n - n % 8, 8):
-        s0 += values[c]
-        s1 += values[c + 1]
-        s2 += values[c + 2]
-        s3 += values[c + 3]
-        s4 += values[c + 4]
-        s5 += values[c + 5]
-        s6 += values[c + 6]
-        s7 += values[c + 7]
-    for c in range(n - n % 8, n):
-        s0 += values[c]
-    return ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+# Dot keys may be summed in any order (`reassoc`), so that the compiler uses vectors. Each is one function
+# of its two or three arrays, compiled once: a row's bits do not depend on the call that it is part of.
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _leaky_dot(keys, query, vector, slope):  # type: ignore[no-untyped-def]
+    total = np.float32(0.0)
+    for c in range(keys.shape[0]):
+        z = keys[c] + query[c]
+        total += (z if z > np.float32(0.0) else slope * z) * vector[c]
+    return total
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})
+def _dot(left, right):  # type: ignore[no-untyped-def]
+    total = np.float32(0.0)
+    for c in range(left.shape[0]):
+        total += left[c] * right[c]
+    return total
 
 
 @njit(nogil=True, cache=True)
-def _scores(kind, heads, channels, slope, vector, edge, row, query, attr, products, scores):  # type: ignore[no-untyped-def]
-    """Scores float32 [heads] of one edge."""
-    width = heads * channels
-    num_attr = attr.shape[0]
-    if kind == 0:  # GAT
-        own = row[width : width + heads]
-        for h in range(heads):
-            scores[h] = own[h]
-        if query.shape[0] > 0:
-            for h in range(heads):
-                scores[h] += query[h]
-        for k in range(num_attr):
-            for h in range(heads):
-                scores[h] += attr[k] * edge[k, h]
-        for h in range(heads):
-            scores[h] = max(scores[h], np.float32(0.0)) + slope * min(scores[h], np.float32(0.0))
-        return
-    keys = row[:width]
-    own = query[:width]
-    if kind == 1:  # GATv2
-        for c in range(width):
-            products[c] = keys[c] + own[c]
-        for k in range(num_attr):
-            factor, line = attr[k], edge[k]
-            for c in range(width):
-                products[c] += factor * line[c]
-        for c in range(width):
-            z = products[c]
-            products[c] = (max(z, np.float32(0.0)) + slope * min(z, np.float32(0.0))) * vector[c]
-    else:  # Transformer
-        for c in range(width):
-            products[c] = keys[c] * own[c]
-    for h in range(heads):
-        scores[h] = _sum(products[h * channels : (h + 1) * channels])
-    if kind == 2:
-        for h in range(heads):
-            of_edges = query[width + h * num_attr : width + (h + 1) * num_attr]
-            for k in range(num_attr):
-                scores[h] += attr[k] * of_edges[k]
-
-
-@njit(nogil=True, cache=True)
-def _add(kind, heads, channels, row, attr, scores, top, norm, out):  # type: ignore[no-untyped-def]
-    """Add one edge's value to the running weighted sums `out`, with `top` and `norm` of each head."""
-    width = heads * channels
-    first = width if kind == 2 else 0
-    num_attr = attr.shape[0] if kind == 2 else 0
-    for h in range(heads):
-        score = scores[h]
-        values = row[first + h * channels : first + (h + 1) * channels]
-        target = out[h * channels : (h + 1) * channels]
-        extra = out[width + h * num_attr : width + (h + 1) * num_attr]
-        if score > top[h]:
-            k = np.exp(top[h] - score)
-            top[h] = score
-            norm[h] = norm[h] * k + np.float32(1.0)
-            for c in range(channels):
-                target[c] = target[c] * k + values[c]
-            for c in range(num_attr):
-                extra[c] = extra[c] * k + attr[c]
-        else:
-            k = np.exp(score - top[h])
-            norm[h] += k
-            for c in range(channels):
-                target[c] += k * values[c]
-            for c in range(num_attr):
-                extra[c] += k * attr[c]
+def _add_scaled(target, values, scale, weight):  # type: ignore[no-untyped-def]
+    """target = target * scale + weight * values; most often, scale is 1."""
+    if scale == np.float32(1.0):
+        for c in range(target.shape[0]):
+            target[c] += weight * values[c]
+    else:
+        for c in range(target.shape[0]):
+            target[c] = target[c] * scale + weight * values[c]
 
 
 @njit(nogil=True, cache=True)
@@ -136,14 +77,14 @@ def attend(  # type: ignore[no-untyped-def]
     n = offsets.shape[0] - 1
     width = heads * channels
     num_attr = attr.shape[1]
-    reads = width
+    reads, first_value, num_extra = width, 0, 0
     if kind == 0:
         reads += heads
     elif kind == 2:
-        reads += width
-    total = width + (heads * num_attr if kind == 2 else 0)
+        reads, first_value, num_extra = 2 * width, width, num_attr
+    total = width + heads * num_extra
     top, norm, scores = scratch[:heads], scratch[heads : 2 * heads], scratch[2 * heads : 3 * heads]
-    products = scratch[3 * heads : 3 * heads + width]
+    scratch_keys = scratch[3 * heads : 3 * heads + width]
     of_loop = scratch[3 * heads + width : 3 * heads + width + num_attr]
     flagged = is_self.shape[0] > 0
     dim = base.shape[1]
@@ -165,31 +106,69 @@ def attend(  # type: ignore[no-untyped-def]
         for k in range(num_attr):
             of_loop[k] = np.float32(0.0)
         mine = query[query_rows[i], query_column : query_column + query_width]
-        me = own_rows[i]
+        me, last = own_rows[i], offsets[i + 1]
         count = 0
-        for e in range(offsets[i], offsets[i + 1]):
-            r = rows[e]
-            if e + ahead < end:
-                for line in range(lines):
-                    prefetch(flat, rows[e + ahead] * dim + column + line * per_line)
-            if loops and (is_self[e] if flagged else r == me):
-                continue
-            row, data = base[r, column : column + reads], attr[e]
-            _scores(kind, heads, channels, slope, vector, edge, row, mine, data, products, scores)
-            _add(kind, heads, channels, row, data, scores, top, norm, target)
-            count += 1
-            for k in range(num_attr):
-                of_loop[k] += data[k]
-        if loops:
-            row = own[me, column : column + reads]
-            if fill == 0:
-                for k in range(num_attr):
-                    of_loop[k] = fill_row[k]
-            elif fill == 1 and count > 1:
-                for k in range(num_attr):
-                    of_loop[k] /= np.float32(count)
-            _scores(kind, heads, channels, slope, vector, edge, row, mine, of_loop, products, scores)
-            _add(kind, heads, channels, row, of_loop, scores, top, norm, target)
+        for e in range(offsets[i], last + 1 if loops else last):
+            if e < last:
+                r = rows[e]
+                if e + ahead < end:
+                    for line in range(lines):
+                        prefetch(flat, rows[e + ahead] * dim + column + line * per_line)
+                if loops and (is_self[e] if flagged else r == me):
+                    continue
+                row, data = base[r, column : column + reads], attr[e]
+                count += 1
+                if loops:
+                    for k in range(num_attr):
+                        of_loop[k] += data[k]
+            else:  # the added self-loop
+                row, data = own[me, column : column + reads], of_loop
+                if fill == 0:
+                    for k in range(num_attr):
+                        of_loop[k] = fill_row[k]
+                elif fill == 1 and count > 1:
+                    for k in range(num_attr):
+                        of_loop[k] /= np.float32(count)
+            # One branch for each kind, not a function: passing so many arrays costs more than the sums.
+            if kind == 0:
+                for h in range(heads):
+                    score = row[width + h]
+                    if query_width > 0:
+                        score += mine[h]
+                    for k in range(num_attr):
+                        score += data[k] * edge[k, h]
+                    scores[h] = score if score > np.float32(0.0) else slope * score
+            elif kind == 1:
+                keys = row
+                if num_attr > 0:
+                    keys = scratch_keys
+                    for c in range(width):
+                        scratch_keys[c] = row[c]
+                    for k in range(num_attr):
+                        _add_scaled(scratch_keys, edge[k], np.float32(1.0), data[k])
+                for h in range(heads):
+                    a, b = h * channels, (h + 1) * channels
+                    scores[h] = _leaky_dot(keys[a:b], mine[a:b], vector[a:b], slope)
+            else:
+                for h in range(heads):
+                    a, b = h * channels, (h + 1) * channels
+                    scores[h] = _dot(row[a:b], mine[a:b])
+                    if num_attr > 0:
+                        a, b = width + h * num_attr, width + (h + 1) * num_attr
+                        scores[h] += _dot(data, mine[a:b])
+            for h in range(heads):
+                score = scores[h]
+                if score > top[h]:
+                    scale, weight = np.exp(top[h] - score), np.float32(1.0)
+                    top[h] = score
+                else:
+                    scale, weight = np.float32(1.0), np.exp(score - top[h])
+                norm[h] = norm[h] * scale + weight
+                a, b = h * channels, (h + 1) * channels
+                _add_scaled(target[a:b], row[first_value + a : first_value + b], scale, weight)
+                if num_extra > 0:
+                    a, b = width + h * num_extra, width + (h + 1) * num_extra
+                    _add_scaled(target[a:b], data, scale, weight)
         for h in range(heads):
             # The highest score has weight 1: only a node without neighbours has a sum of 0.
             if norm[h] != np.float32(0.0):
@@ -197,7 +176,7 @@ def attend(  # type: ignore[no-untyped-def]
                 part = target[h * channels : (h + 1) * channels]
                 for c in range(channels):
                     part[c] *= k
-                if kind == 2:
-                    extra = target[width + h * num_attr : width + (h + 1) * num_attr]
-                    for c in range(num_attr):
+                if num_extra > 0:
+                    extra = target[width + h * num_extra : width + (h + 1) * num_extra]
+                    for c in range(num_extra):
                         extra[c] *= k
