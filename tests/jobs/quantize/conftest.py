@@ -60,7 +60,8 @@ class Gine(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a = GINEConv(nn.Linear(DIM, CLASSES), edge_dim=2)
+        inner = nn.Sequential(nn.Linear(DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 40))
+        self.a = GINEConv(inner, edge_dim=2)
 
     def forward(self, x, edge_index, edge_attr):
         return self.a(x, edge_index, edge_attr)
