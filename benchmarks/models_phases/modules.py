@@ -27,7 +27,7 @@ DIM, WIDTH, OUT = 64, 128, 32
 HEADS, HEAD_DIM = 4, 32
 NUM_RELATIONS = 4
 NODE_TYPES = {"user": 50_000, "item": 40_000, "shop": 10_000}
-EDGE_TYPES = (
+EDGE_TYPES: tuple[tuple[str, str, str], ...] = (
     ("user", "buys", "item"),
     ("item", "bought_by", "user"),
     ("shop", "sells", "item"),

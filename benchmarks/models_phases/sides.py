@@ -28,7 +28,7 @@ class Pyg:
 
     def __init__(self, name: str, drawn: Drawn) -> None:
         entry = TABLE[name]
-        self._kind, self._module = entry.graph, make(name)
+        self._kind, self._module, self._num_hops = entry.graph, make(name), len(entry.fanouts)
         self.target = getattr(self._module, "target", "node")
         self._features = {key: torch.from_numpy(rows) for key, rows in drawn.features.items()}
         data: Any
@@ -75,7 +75,7 @@ class Pyg:
 
         Nodes come hop by hop from the seeds, edges by ascending destination.
         """
-        num_hops = len(self._module.convs)
+        num_hops = self._num_hops
         nodes, edges, reach = [num_seeds], [0], num_seeds
         for _ in range(num_hops):
             count = int(torch.searchsorted(found.col, reach))
