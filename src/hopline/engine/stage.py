@@ -16,14 +16,13 @@ from hopline.engine.interner import Interner
 from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
-from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage
+from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage, chunk_rows
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Padded entries (destinations x width) of one call of a block stage.
 _BLOCK_ENTRIES = 16_384
 
 
-_CHUNK = np.arange(CHUNK_ROWS)
 _NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
 
 #: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
@@ -43,6 +42,7 @@ class StageRunner:
         threads: of the runtime.
 
     Attributes:
+        chunk_rows: destinations of one call of the runtime, at most.
         row_stage: the runtime, if every input has one row for each destination.
         block_stage: the runtime otherwise; one of the two is None.
         pair: set if the stage reads only own rows and an unweighted sum or mean of neighbours, next to
@@ -74,6 +74,8 @@ class StageRunner:
             for k, entry in enumerate(stage.inputs)
             if entry.attention is not None
         }
+        self.chunk_rows = chunk_rows()
+        self._chunk = np.arange(self.chunk_rows)
         self.query_stage: RowStage | None = None
         self._query_columns = [columns_of(entry) for entry in stage.query_inputs]
         if stage.query:
@@ -138,9 +140,9 @@ class StageRunner:
             )
         else:
             view = views[self.pair[0]]
-            for a in range(0, num_rows, CHUNK_ROWS):
+            for a in range(0, num_rows, self.chunk_rows):
                 look()
-                b = min(a + CHUNK_ROWS, num_rows)
+                b = min(a + self.chunk_rows, num_rows)
                 offsets = view.offsets[a : b + 1]
                 out[a:b] = self.run_pair(b - a, own, own_rows[a:b], view.base, view.rows, offsets)
         return out
@@ -168,7 +170,7 @@ class StageRunner:
         rows: IdArray,
         offsets: IdArray,
     ) -> FloatArray:
-        """`run` for a stage with a `pair` and at most CHUNK_ROWS destinations.
+        """`run` for a stage with a `pair` and at most `chunk_rows` destinations.
 
         Args:
             base, rows, offsets: as in `EdgeView`.
@@ -209,13 +211,13 @@ class StageRunner:
         look: Callable[[], object],
     ) -> None:
         inputs = self.stage.inputs
-        query, query_rows = _NO_QUERY, _CHUNK
-        for a in range(0, num_rows, CHUNK_ROWS):
+        query, query_rows = _NO_QUERY, self._chunk
+        for a in range(0, num_rows, self.chunk_rows):
             look()
-            b = min(a + CHUNK_ROWS, num_rows)
+            b = min(a + self.chunk_rows, num_rows)
             if self.query_stage is not None:
                 query = self._run_query(self.query_stage, own, own_rows[a:b], features, feature_rows[a:b])
-                query_rows = _CHUNK[: b - a]
+                query_rows = self._chunk[: b - a]
             for k, entry in enumerate(inputs):
                 buffer, place = self._places[k]
                 target = runtime.inputs[buffer]
@@ -243,7 +245,7 @@ class StageRunner:
     def _run_query(
         self, runtime: RowStage, own: Matrix, own_rows: IdArray, features: Matrix, feature_rows: IdArray
     ) -> FloatArray:
-        """The query rows of at most CHUNK_ROWS destinations; valid until the next call."""
+        """The query rows of at most `chunk_rows` destinations; valid until the next call."""
         for target, entry, (first, last) in zip(
             runtime.inputs, self.stage.query_inputs, self._query_columns, strict=True
         ):
@@ -290,7 +292,7 @@ class StageRunner:
                     view, count = _select(views[entry.edge_type], chunk), chunk.shape[0]
                     assert isinstance(own, np.ndarray)
                     self.attention[k].run(
-                        view, 0, count, own, own_rows[chunk], query, _CHUNK[:count], array, 0
+                        view, 0, count, own, own_rows[chunk], query, self._chunk[:count], array, 0
                     )
                 elif entry.kind in ("degree", "count"):
                     array = _per_row(entry, views[entry.edge_type], 0, num_rows)[chunk]
@@ -326,8 +328,9 @@ class StageRunner:
                 for g, row in enumerate(distinct)
             ]
         chunks = []
+        entries = _BLOCK_ENTRIES * (self.chunk_rows // CHUNK_ROWS)
         for members, width in groups:
-            size = max(1, min(CHUNK_ROWS, _BLOCK_ENTRIES // max(width, default=1)))
+            size = max(1, min(self.chunk_rows, entries // max(width, default=1)))
             chunks += [(members[a : a + size], width) for a in range(0, members.shape[0], size)]
         return chunks
 
