@@ -67,7 +67,10 @@ import msgspec
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
-FORMAT_VERSION = 1
+#: The newest format that is read. A graph model is written in the oldest format that has all it needs.
+FORMAT_VERSION = 2
+#: The first format with the input kind `attend`; before, attention was a padded block.
+ATTENTION_FORMAT = 2
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -256,7 +259,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fanouts: dict[str, tuple[int, ...]]
     head: Head
     levels: tuple[dict[str, Stage], ...] = ()
-    format: int = FORMAT_VERSION
+    format: int = 1
     runtime: Literal["onnx", "torch"] = "onnx"
     whole_file: str | None = None
     why_whole: str = ""
@@ -325,7 +328,7 @@ class TabularSpec(msgspec.Struct, frozen=True):
     outputs: tuple[str, ...]
     output_dim: int
     kind: Literal["tabular"] = "tabular"
-    format: int = FORMAT_VERSION
+    format: int = 1
     classes: tuple[str, ...] = ()
     file: str = "model.onnx"
     preprocess_file: str | None = None
@@ -343,6 +346,7 @@ SpecT = TypeVar("SpecT", ModelSpec, TabularSpec)
 
 class _Kind(msgspec.Struct):
     kind: str = "graph"
+    format: int = 1
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -413,7 +417,13 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
     path = folder / "model.json"
     try:
         content = path.read_bytes()
-        kind = msgspec.json.decode(content, type=_Kind).kind
+        found = msgspec.json.decode(content, type=_Kind)
+        if found.format > FORMAT_VERSION:
+            raise ArtifactError(
+                f"{path}: format {found.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
+                "upgrade hopline"
+            )
+        kind = found.kind
         if kind not in ("graph", "tabular"):
             raise ArtifactError(
                 f"{path}: kind {kind!r} is unknown; this Hopline serves graph and tabular models"
@@ -427,11 +437,6 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
     except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
-    if spec.format > FORMAT_VERSION:
-        raise ArtifactError(
-            f"{path}: format {spec.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
-            "upgrade hopline"
-        )
     if verify:
         for name, expected in spec.files.items():
             file = folder / name

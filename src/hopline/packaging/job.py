@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from hopline.artifact import Head, ModelSpec, Stage
+from hopline.artifact import ATTENTION_FORMAT, Head, ModelSpec, Stage
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
@@ -464,7 +464,10 @@ class Job:
                 )
             levels[plan.level][plan.node_type] = stage
             self.progress(step, 1.0)
-        return msgspec.structs.replace(spec, levels=tuple(levels))
+        attends = any(item.attention for plan in plans for item in plan.inputs)
+        return msgspec.structs.replace(
+            spec, levels=tuple(levels), format=ATTENTION_FORMAT if attends else spec.format
+        )
 
     def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
         file = None

@@ -96,12 +96,19 @@ def run_stage(
     """Compute one stage for all nodes of its type from the states of the level below."""
     if stage.file is None:
         return graph.features[node_type]
+    feeds = packed(stage, feeds_of(artifact, stage, node_type, graph, previous))
+    return session(artifact / stage.file).run(["h"], feeds)[0]
+
+
+def feeds_of(
+    artifact: Path, stage: Stage, node_type: str, graph: CheckGraph, previous: States
+) -> dict[str, AnyArray]:
+    """`stage_inputs` of a stage, with the rows of its query file."""
     query = None
     if stage.query:
         feeds = stage_inputs(stage.query_inputs, node_type, graph, previous)
         query = session(artifact / stage.query).run(["h"], feeds)[0]
-    feeds = packed(stage, stage_inputs(stage.inputs, node_type, graph, previous, query))
-    return session(artifact / stage.file).run(["h"], feeds)[0]
+    return stage_inputs(stage.inputs, node_type, graph, previous, query)
 
 
 def packed(stage: Stage, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
