@@ -75,7 +75,8 @@ def edge_attributes_are_read_from_the_start(patch):
 def attends(patch, change):
     """Have `change(arguments)` change what the kernel of attention gets; arguments by name."""
     right = attention.attend
-    names = [name for name in right.py_func.__code__.co_varnames][: right.py_func.__code__.co_argcount]
+    code = right.py_func.__code__
+    names = code.co_varnames[: code.co_argcount]
 
     def wrong(*args):
         given = dict(zip(names, args, strict=True))
