@@ -24,6 +24,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "features": ((*_TRAIN, "redis"), ("redis-server", "wrk")),
     "kernels": (_TRAIN, ()),
     "lifecycle": ((*_TRAIN, *_TABULAR, "grpc"), ()),
+    "models": (_TRAIN, ()),
     "paired": ((*_TRAIN, "grpc"), ()),
     "serving": (_TRAIN, ("wrk",)),
     "stream": ((*_TRAIN, "confluent_kafka", "nats", "redis"), ("nats-server", "redis-server")),

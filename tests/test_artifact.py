@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.artifact import Column, Head, ModelSpec, Stage, TabularSpec, read_artifact, write_spec
-from hopline.errors import PackagingError
+from hopline.artifact import (
+    FORMAT_VERSION,
+    Column,
+    Head,
+    ModelSpec,
+    Stage,
+    TabularSpec,
+    read_artifact,
+    write_spec,
+)
+from hopline.errors import ArtifactError, PackagingError
 
 GRAPH = ModelSpec(
     name="risk",
@@ -39,6 +48,14 @@ def test_what_could_not_be_read_is_refused_and_nothing_is_written(tmp_path, spec
     with pytest.raises(PackagingError, match=message):
         write_spec(tmp_path, msgspec.structs.replace(spec, **{field: value}))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", [GRAPH, TABLE])
+def test_a_newer_format_is_refused_before_what_only_it_has(tmp_path, spec):
+    content = msgspec.to_builtins(spec) | {"format": FORMAT_VERSION + 1, "task": "of a newer version"}
+    (tmp_path / "model.json").write_bytes(msgspec.json.encode(content))
+    with pytest.raises(ArtifactError, match=rf"format {FORMAT_VERSION + 1} is newer.*upgrade hopline"):
+        read_artifact(tmp_path)
 
 
 _TEXT = st.text(max_size=20)

@@ -17,6 +17,7 @@ Input kinds of a stage at level l (n = destination rows, float32 unless stated):
                               offline from the graph, looked up by node id (`engine/structure.py`)
     reduce       [n, b-a]     columns of the sampled in-neighbours' states at level l-1, reduced
                               (`reduce` below); 0 where there is no neighbour
+    attend       [n, w]       attention over the sampled in-neighbours (`Attention`); 0 where there is none
     sources      [m, b-a]     states at level l-1 of the m distinct sampled in-neighbours
     positions    int64 [n, K] row in `sources` of each sampled in-neighbour, padded with 0
     mask         bool [n, K]  true where `positions` has a neighbour
@@ -41,6 +42,17 @@ of 4). Reductions over the sampled neighbours j of i:
 1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as in PyG's `gcn_norm`.
 
 w is 1 unless `weighted`.
+
+Attention of node i with H heads of C channels, over rows j = columns [a, b) of its in-neighbours' states at
+level l-1, head by head; q is i's query row, e the attributes of the edge:
+
+    gat          score = leaky_relu(row[HC + h] + q[h] + e E_h)             value = row[h, :]
+    gatv2        score = sum_c vector[h, c] leaky_relu(row[h, c] + q[h, c] + e E_hc)    value = row[h, :]
+    transformer  score = sum_c q[h, c] row[h, c] + e q[HC + h d_e ...]      value = row[HC + h, :]
+
+The result is the sum of values weighted by the softmax of the scores, w = HC. `transformer` appends the
+weighted sums of e for each head, w = HC + H d_e. With `loops`, i's own row replaces its self-loops; the
+attributes of that edge are the mean or sum of the other edges' attributes, or `fill_row`.
 """
 
 from __future__ import annotations
@@ -55,7 +67,10 @@ import msgspec
 from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 from hopline.types import UNREADABLE
 
-FORMAT_VERSION = 1
+#: The newest format that is read. A graph model is written in the oldest format that has all it needs.
+FORMAT_VERSION = 2
+#: The first format with the input kind `attend`; before, attention was a padded block.
+ATTENTION_FORMAT = 2
 
 #: Inputs in requests to graph models; columns of tabular models must have other names.
 GRAPH_INPUTS = ("node_ids", "src_ids", "dst_ids", "features", "neighbors", "neighbor_counts", "as_of")
@@ -70,6 +85,7 @@ InputKind = Literal[
     "features",
     "structure",
     "reduce",
+    "attend",
     "sources",
     "positions",
     "mask",
@@ -79,6 +95,42 @@ InputKind = Literal[
     "degree",
     "count",
 ]
+
+
+class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an input of kind `attend` is computed (see the module docstring).
+
+    Attributes:
+        heads, channels: H and C.
+        query: [a, b) columns of the query row; None where no query is read (`gat` without own rows).
+        is_query_state: the query row is the node's own state at level l-1, else a row of `Stage.query`.
+        loops: the node attends to itself.
+        slope: of leaky_relu.
+        num_attr: attributes of an edge that are read, 0 for none.
+        fill: attributes of the added self-loop: `mean` or `sum` of the other edges', or `row`.
+        vector: float32 [H C], little endian, as the other two.
+        edge: E, float32 [d_e, H] or [d_e, H C].
+        fill_row: float32 [d_e].
+    """
+
+    kind: Literal["gat", "gatv2", "transformer"]
+    heads: int
+    channels: int
+    query: tuple[int, int] | None = None
+    is_query_state: bool = False
+    loops: bool = False
+    slope: float = 0.0
+    num_attr: int = 0
+    fill: Literal["mean", "sum", "row"] = "row"
+    vector: bytes = b""
+    edge: bytes = b""
+    fill_row: bytes = b""
+
+    @property
+    def width(self) -> int:
+        """Columns of the result."""
+        attended = self.heads * self.num_attr if self.kind == "transformer" else 0
+        return self.heads * self.channels + attended
 
 
 class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -91,6 +143,7 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
         columns: [a, b) of the source state; None means all.
         reduce: reduction, for kind `reduce`.
         weighted: multiply by edge weights, for kind `reduce`.
+        attention: for kind `attend`.
     """
 
     name: str
@@ -99,6 +152,22 @@ class StageInput(msgspec.Struct, frozen=True, omit_defaults=True):
     columns: tuple[int, int] | None = None
     reduce: Reduce | None = None
     weighted: bool = False
+    attention: Attention | None = None
+
+    @property
+    def reads_own_state(self) -> bool:
+        """Whether the node's own state one level below is read."""
+        attention = self.attention
+        return (
+            self.kind == "self"
+            or self.reduce == "gcn"
+            or (attention is not None and (attention.loops or attention.is_query_state))
+        )
+
+    @property
+    def reads_attr(self) -> bool:
+        """Whether attributes of edges are read."""
+        return self.kind == "edge_attr" or (self.attention is not None and self.attention.num_attr > 0)
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,6 +181,9 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
         structure: folder inside the artifact with the data of input `structure`.
         packed: the file has one input `x` [n, sum of widths] with all inputs concatenated, in
             order; only for inputs of one row per destination (a single Gemm instead of one per input).
+        query: ONNX file that computes the query rows of attention first, output `h` [n, query_dim]; ""
+            for none.
+        query_inputs: of that file; kinds `self` and `features`.
     """
 
     state_dim: int
@@ -119,6 +191,19 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: tuple[StageInput, ...] = ()
     packed: bool = False
     structure: str = ""
+    query: str = ""
+    query_dim: int = 0
+    query_inputs: tuple[StageInput, ...] = ()
+
+    @property
+    def reads_own_state(self) -> bool:
+        """Whether the node's own state one level below is read."""
+        return any(entry.reads_own_state for entry in (*self.inputs, *self.query_inputs))
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether the node's own raw features are read."""
+        return any(entry.kind == "features" for entry in (*self.inputs, *self.query_inputs))
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,7 +259,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     fanouts: dict[str, tuple[int, ...]]
     head: Head
     levels: tuple[dict[str, Stage], ...] = ()
-    format: int = FORMAT_VERSION
+    format: int = 1
     runtime: Literal["onnx", "torch"] = "onnx"
     whole_file: str | None = None
     why_whole: str = ""
@@ -243,7 +328,7 @@ class TabularSpec(msgspec.Struct, frozen=True):
     outputs: tuple[str, ...]
     output_dim: int
     kind: Literal["tabular"] = "tabular"
-    format: int = FORMAT_VERSION
+    format: int = 1
     classes: tuple[str, ...] = ()
     file: str = "model.onnx"
     preprocess_file: str | None = None
@@ -261,6 +346,7 @@ SpecT = TypeVar("SpecT", ModelSpec, TabularSpec)
 
 class _Kind(msgspec.Struct):
     kind: str = "graph"
+    format: int = 1
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -331,7 +417,13 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
     path = folder / "model.json"
     try:
         content = path.read_bytes()
-        kind = msgspec.json.decode(content, type=_Kind).kind
+        found = msgspec.json.decode(content, type=_Kind)
+        if found.format > FORMAT_VERSION:
+            raise ArtifactError(
+                f"{path}: format {found.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
+                "upgrade hopline"
+            )
+        kind = found.kind
         if kind not in ("graph", "tabular"):
             raise ArtifactError(
                 f"{path}: kind {kind!r} is unknown; this Hopline serves graph and tabular models"
@@ -345,11 +437,6 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
     except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
-    if spec.format > FORMAT_VERSION:
-        raise ArtifactError(
-            f"{path}: format {spec.format} is newer than {FORMAT_VERSION}, which this Hopline reads; "
-            "upgrade hopline"
-        )
     if verify:
         for name, expected in spec.files.items():
             file = folder / name

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopline.artifact import read_spec
+from hopline.engine.model import StateCachePlan
 from hopline.engine.state_cache import StateCache
 from hopline.memory.arena import Arena, create_shared
 
@@ -125,3 +127,19 @@ def test_a_reader_never_sees_a_torn_row_while_another_process_evicts():
 def test_an_arena_that_is_too_small_says_so():
     with pytest.raises(MemoryError, match="arena of"):
         StateCache(Arena(4096), N, DIM, 1000)
+
+
+def test_level_0_gets_the_memory_that_the_levels_above_leave(cases):
+    case = cases["link"]  # a linear map before two convolutions
+    spec, num_nodes = read_spec(case.folder), case.graph.num_nodes
+    upper = num_nodes * (4 + StateCache.row_bytes(spec.levels[1]["node"].state_dim))
+    lower = num_nodes * (4 + StateCache.row_bytes(spec.levels[0]["node"].state_dim))
+
+    def slots(memory_bytes):
+        caches = StateCachePlan(spec, case.graph, memory_bytes).caches
+        return {level: each[2] for (level, _), each in caches.items()}
+
+    assert slots(upper + lower) == {0: num_nodes, 1: num_nodes}
+    assert slots(upper) == {1: num_nodes}
+    assert slots(upper + lower // 2)[1] == num_nodes > slots(upper + lower // 2)[0] > 0
+    assert slots(upper // 2).keys() == {1}

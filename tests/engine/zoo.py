@@ -18,7 +18,15 @@ from torch import nn
 with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
-    from torch_geometric.nn import GATConv, GCNConv, HeteroConv, SAGEConv
+    from torch_geometric.nn import (
+        GATConv,
+        GATv2Conv,
+        GCNConv,
+        GINEConv,
+        HeteroConv,
+        SAGEConv,
+        TransformerConv,
+    )
 
 from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
@@ -82,6 +90,24 @@ class Gat(nn.Module):
 
     def forward(self, x, edge_index, edge_attr):
         return self.b(self.a(x, edge_index, edge_attr).relu(), edge_index)
+
+
+class Mixed(nn.Module):
+    """Attention of every kind, beside a padded block in one stage, and edge code in another."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = GATv2Conv(6, 8, heads=2, edge_dim=2)
+        self.b = TransformerConv(16, 8, heads=2, edge_dim=2, beta=True)
+        self.c = GINEConv(nn.Linear(16, 16), edge_dim=2)
+        self.d = GATConv(16, 3, residual=True)
+        self.e = GATv2Conv(16, 3, edge_dim=4, share_weights=True)
+        self.edge = nn.Linear(2, 4)
+
+    def forward(self, x, edge_index, edge_attr):
+        h = self.a(x, edge_index, edge_attr).relu()
+        h = (self.b(h, edge_index, edge_attr) + self.c(h, edge_index, edge_attr)).relu()
+        return self.d(h, edge_index) + self.e(h, edge_index, self.edge(edge_attr).relu())
 
 
 class Encoder(nn.Module):
@@ -158,7 +184,7 @@ def tensors(graph: Graph, name: str) -> tuple:
     arguments = [torch.from_numpy(np.array(graph.nodes["node"].features)), edge_index(edges)]
     if name == "gcn":
         arguments.append(torch.from_numpy(np.array(edges.weight)))
-    if name == "gat":
+    if name in ("gat", "mixed"):
         arguments.append(torch.from_numpy(np.array(edges.attr)))
     return tuple(arguments)
 
@@ -246,6 +272,7 @@ def _build(repository: Path) -> dict[str, Case]:
         ("plain", Plain(), g, [4, 3, 5], {"task": "multiclass"}),
         ("gcn", Gcn(), g, [4, 3], {"task": "binary"}),
         ("gat", Gat(), g, [4, 3], {"task": "multiclass"}),
+        ("mixed", Mixed(), g, [4, 3, 3], {"task": "multiclass"}),
         ("hetero", Hetero(), heterogeneous(), [4, 3], {"task": "multiclass", "target": "user"}),
         ("link", Encoder(), g, [4, 3], {"task": "binary", "head": "dot"}),
     ]

@@ -6,6 +6,7 @@ import numpy as np
 
 from hopline.engine import (
     answer,
+    attention,
     ego,
     fused_path,
     inline,
@@ -69,6 +70,59 @@ def edge_attributes_are_read_from_the_start(patch):
         return view
 
     after(patch, level.Relation, "view", wrong)
+
+
+def attends(patch, change):
+    """Have `change(arguments)` change what the kernel of attention gets; arguments by name."""
+    right = attention.attend
+    code = right.py_func.__code__
+    names = code.co_varnames[: code.co_argcount]
+
+    def wrong(*args):
+        given = dict(zip(names, args, strict=True))
+        change(given)
+        right(*given.values())
+
+    patch.setattr(attention, "attend", wrong)
+
+
+@fault("engine", "gat")
+def attention_runs_over_the_padding(patch):
+    """Each list of neighbours is followed by row 0, as an entry of padding would be."""
+
+    def change(given):
+        rows, offsets = given["rows"], given["offsets"]
+        given["rows"] = np.insert(rows[: offsets[-1]], offsets[1:], 0)
+        given["offsets"] = offsets + np.arange(len(offsets))
+        if len(given["is_self"]):
+            given["is_self"] = np.insert(given["is_self"][: offsets[-1]], offsets[1:], False)
+
+    attends(patch, change)
+
+
+@fault("engine", "gatv2")
+def existing_self_loops_are_counted_twice(patch):
+    attends(patch, lambda given: given.update(is_self=np.zeros(len(given["rows"]), np.bool_)))
+
+
+@fault("engine", "transformer")
+def attention_skips_the_last_neighbour(patch):
+    def change(given):
+        first = given["offsets"][0]
+        rows, offsets = without_last(given["rows"][first:], given["offsets"] - first)
+        given.update(rows=rows, offsets=offsets)
+
+    attends(patch, change)
+
+
+@fault("engine", "gatv2")
+def attention_reads_the_query_of_another_node(patch):
+    attends(patch, lambda given: given.update(query_rows=given["query_rows"][::-1].copy()))
+
+
+@fault("engine", "attended")
+def attention_reads_attributes_of_another_edge(patch):
+    attends(patch, lambda given: given.update(attr=given["attr"][::-1].copy()))
 
 
 @fault("engine", "sage")

@@ -14,7 +14,7 @@ import torch
 from onnx import numpy_helper
 
 from hopline.packaging import arguments, job, lower, pack, packager, proxy, split, trace
-from hopline.packaging.dense import base, gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
+from hopline.packaging.dense import attend, base, gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
 
 FAULTS = {}
 
@@ -161,27 +161,55 @@ def edge_weight_is_ignored(patch):
 
 
 @fault("dense", "gat")
-def attention_runs_over_the_padding(patch):
+def heads_are_added_instead_of_averaged(patch):
+    after(patch, attend.Attending, "joined", lambda out, self, _: out if self.concat else self.heads * out)
+
+
+@fault("dense", "gat")
+def attention_vector_of_another_head(patch):
+    right = attend._fold
+    patch.setattr(attend, "_fold", lambda weight, attention: right(weight, attention.roll(1, 1)))
+
+
+@fault("dense", "transformer")
+def attention_is_not_scaled(patch):
+    patch.setattr(attend, "math", types.SimpleNamespace(sqrt=lambda _: 1.0))
+
+
+@fault("dense", "transformer")
+def keys_and_values_are_swapped(patch):
+    def wrong(result, call):
+        first = result.prepare_source
+        result.prepare_source = base.linear(
+            *(part.detach().roll(call.conv.out_channels, 0) for part in (first.weight, first.bias))
+        )
+        return result
+
+    after(patch, transformer.attending, "transformer", wrong)
+
+
+@fault("dense", "attended_by_code")
+def attention_of_a_block_runs_over_the_padding(patch):
     right = gat.attend
     patch.setattr(gat, "attend", lambda s, v, mask, *loop: right(s, v, torch.ones_like(mask), *loop))
 
 
-@fault("dense", "gat")
-def heads_are_added_instead_of_averaged(patch):
+@fault("dense", "attended_by_code")
+def heads_of_a_block_are_added_instead_of_averaged(patch):
     def wrong(out, self, *_):
         return out if self.concat else self.heads * (out - self.bias) + self.bias
 
     after(patch, gat.DenseGAT, "forward", wrong)
 
 
-@fault("dense", "gat")
-def attention_vector_of_another_head(patch):
+@fault("dense", "attended_by_code")
+def attention_vector_of_a_block_is_that_of_another_head(patch):
     right = gat._fold
     patch.setattr(gat, "_fold", lambda weight, attention: right(weight, attention.roll(1, 1)))
 
 
-@fault("dense", "gatv2")
-def existing_self_loops_are_counted_twice(patch):
+@fault("dense", "attended2_by_code")
+def self_loops_of_a_block_are_counted_twice(patch):
     right = gatv2.attend
 
     def wrong(scores, values, mask, loop_scores, loop_values):
@@ -190,8 +218,8 @@ def existing_self_loops_are_counted_twice(patch):
     patch.setattr(gatv2, "attend", wrong)
 
 
-@fault("dense", "transformer")
-def attention_is_not_scaled(patch):
+@fault("dense", "transformer_by_code")
+def attention_of_a_block_is_not_scaled(patch):
     patch.setattr(transformer, "math", types.SimpleNamespace(sqrt=lambda _: 1.0))
 
 

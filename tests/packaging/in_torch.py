@@ -37,7 +37,13 @@ def assert_equals_pyg(model, graph, target="node", **options):
                 levels[plan.level][plan.node_type] = check.features[plan.node_type]
                 continue
             previous = levels[plan.level - 1] if plan.level else {}
-            feeds = oracle.stage_inputs(plan.inputs, plan.node_type, check, previous)
+            query = None
+            if plan.query is not None:
+                rows = oracle.stage_inputs(plan.query_inputs, plan.node_type, check, previous)
+                query = plan.query(
+                    *(torch.from_numpy(rows[item.name]) for item in plan.query_inputs)
+                ).numpy()
+            feeds = oracle.stage_inputs(plan.inputs, plan.node_type, check, previous, query)
             check_rowwise(plan.module, plan.inputs, feeds, f"stage {plan.level}")
             state = plan.module(*(torch.from_numpy(feeds[item.name]) for item in plan.inputs)).numpy()
             assert state.shape[1] == plan.state_dim

@@ -83,6 +83,13 @@ class Attributed(nn.Module):
         return self.conv(x, edge_index, edge_attr)
 
 
+class AttributedByCode(Attributed):
+    """The code computes the attributes of edges, so that attention is a padded block."""
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr.tanh())
+
+
 class Skip(nn.Module):
     def __init__(self):
         super().__init__()
@@ -182,6 +189,22 @@ MODELS = {
     "gat": lambda: (pyg.GATConv(6, 3, heads=2, concat=False), PLAIN(), ONE),
     "gatv2": lambda: (pyg.GATv2Conv(6, 3, heads=2), PLAIN(), ONE),
     "transformer": lambda: (pyg.TransformerConv(6, 3), PLAIN(), ONE),
+    "attended": lambda: (Attributed(pyg.GATv2Conv(6, 3, edge_dim=2)), PLAIN(attr_dim=2), ONE),
+    "attended_by_code": lambda: (
+        AttributedByCode(pyg.GATConv(6, 3, heads=2, concat=False, edge_dim=2)),
+        PLAIN(attr_dim=2),
+        ONE,
+    ),
+    "attended2_by_code": lambda: (
+        AttributedByCode(pyg.GATv2Conv(6, 3, heads=2, edge_dim=2)),
+        PLAIN(attr_dim=2),
+        ONE,
+    ),
+    "transformer_by_code": lambda: (
+        AttributedByCode(pyg.TransformerConv(6, 3, edge_dim=2)),
+        PLAIN(attr_dim=2),
+        ONE,
+    ),
     "gin": lambda: (pyg.GINConv(mlp(), eps=0.5), PLAIN(), ONE),
     "gine": lambda: (Attributed(pyg.GINEConv(mlp(), edge_dim=2)), PLAIN(attr_dim=2), ONE),
     "max": lambda: (pyg.SAGEConv(6, 3, aggr="max"), PLAIN(), ONE),

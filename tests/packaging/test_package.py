@@ -1,8 +1,10 @@
 """`package` end to end: what it writes, that it agrees with PyG, and that it is all or nothing."""
 
+import dataclasses
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -13,7 +15,9 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import models
 
 import hopline
-from hopline.artifact import read_spec
+from hopline.artifact import ATTENTION_FORMAT, read_spec
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
 from hopline.errors import (
     ArtifactCorrupted,
     NotSplittable,
@@ -21,9 +25,11 @@ from hopline.errors import (
     ParityError,
     RuntimeFailure,
 )
+from hopline.graph import Graph
 from hopline.packaging import export, job, oracle
 from hopline.packaging.check_graph import CheckGraph
 from hopline.runtimes.torch import WholeModel
+from hopline.types import ScoreRequest
 from tests.packaging.graphs import hetero, homogeneous, relational
 from tests.packaging.test_dense import trained, two_layers
 
@@ -54,7 +60,9 @@ def assert_rows_are_bit_equal(report, graph):
         for node_type, stage in stages.items():
             if stage.file is None:
                 continue
-            feeds = oracle.stage_inputs(stage.inputs, node_type, check, states[level - 1] if level else {})
+            feeds = oracle.feeds_of(
+                report.path, stage, node_type, check, states[level - 1] if level else {}
+            )
             feeds = oracle.packed(stage, feeds)
             kinds = {"x": "self"} | {item.name: item.kind for item in stage.inputs}
             session = oracle.session(report.path / stage.file)
@@ -77,6 +85,27 @@ def assert_rows_are_bit_equal(report, graph):
             first, *others = aligned.values()
             for other in others:
                 np.testing.assert_array_equal(other, first)
+    served = Served(report, graph)
+    nodes = np.arange(graph.num_nodes)
+    together = served(nodes)
+    for size in (1, 2, 7):
+        for start in range(0, len(nodes), size):
+            part = nodes[start : start + size]
+            np.testing.assert_array_equal(served(part), together[part])
+    np.testing.assert_array_equal(served(nodes[::-1]), together[::-1])
+
+
+class Served:
+    """The engine's answers for nodes of a model of one node type, with all neighbours."""
+
+    def __init__(self, report, graph):
+        fanouts = {key: (-1,) * len(given) for key, given in report.spec.fanouts.items()}
+        spec = msgspec.structs.replace(report.spec, fanouts=fanouts)
+        self.answerer = Answerer(load_model(report.path, spec, graph), ("logits",), 0)
+
+    def __call__(self, nodes):
+        (result,) = self.answerer.answer([ScoreRequest("m", nodes=[int(node) for node in nodes])])
+        return np.array(result.outputs["logits"])
 
 
 def _padded(array, kind, pad):
@@ -203,6 +232,12 @@ def test_the_gate_trips_on_a_tampered_weight_and_leaves_nothing(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_only_artifacts_with_attention_need_the_format_that_has_it(tmp_path):
+    assert package(pyg.SAGEConv(6, 4), homogeneous(), tmp_path / "a").spec.format == 1
+    report = package(pyg.GATConv(6, 4), homogeneous(), tmp_path / "b")
+    assert report.spec.format == ATTENTION_FORMAT == read_spec(report.path).format
+
+
 def test_attention_with_edge_attributes_is_bit_equal_in_every_batch(tmp_path):
     graph = homogeneous(attr_dim=2)
     model = trained(pyg.GATv2Conv(6, 4, heads=2, edge_dim=2))
@@ -210,12 +245,43 @@ def test_attention_with_edge_attributes_is_bit_equal_in_every_batch(tmp_path):
     assert_rows_are_bit_equal(report, graph)
 
 
+class AttributesByCode(nn.Module):
+    """An attention over attributes that the model computes: a padded block."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr.tanh())
+
+
+@pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
+def test_a_neighbour_that_is_not_a_number_reaches_only_the_nodes_that_attend_to_it(tmp_path, conv):
+    right = homogeneous()
+    report = package(conv(6, 4, heads=2), right, tmp_path)
+    assert report.spec.levels[1]["node"].inputs[0].kind == "attend"
+    check = CheckGraph.of(right)
+    edges, features = check.edges["node__to__node"], check.features["node"].copy()
+    features[0] = np.nan
+    nodes = dataclasses.replace(right.nodes["node"], features=features)
+    wrong = Graph(right.schema, {"node": nodes}, right.edges)
+    reads_first = np.zeros(right.num_nodes, np.bool_)
+    reads_first[edges.destinations[edges.indices == 0]] = True
+    reads_first[0] = True
+    before, after = (Served(report, graph)(np.arange(right.num_nodes)) for graph in (right, wrong))
+    assert np.isfinite(before).all()
+    assert np.isnan(after[reads_first]).all()
+    np.testing.assert_array_equal(after[~reads_first], before[~reads_first])
+
+
 def test_padding_never_leaks_even_if_the_first_source_is_not_a_number(tmp_path):
-    graph = homogeneous()
-    report = package(pyg.TransformerConv(6, 4), graph, tmp_path)
+    graph = homogeneous(attr_dim=2)
+    report = package(AttributesByCode(pyg.TransformerConv(6, 4, edge_dim=2)), graph, tmp_path)
     check = CheckGraph.of(graph)
     stage = report.spec.levels[1]["node"]
-    feeds = oracle.stage_inputs(stage.inputs, "node", check, {"node": check.features["node"].copy()})
+    below = oracle.full_graph_states(report.path, check)[0]
+    feeds = oracle.feeds_of(report.path, stage, "node", check, below)
     names = {item.kind: item.name for item in stage.inputs}
     session = oracle.session(report.path / stage.file)
     before = session.run(["h"], feeds)[0]

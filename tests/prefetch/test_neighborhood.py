@@ -31,7 +31,7 @@ class Near:
         return np.zeros(self._dim, np.float32)
 
 
-@pytest.mark.parametrize("name", ["sage", "plain", "gcn", "gat", "hetero", "link"])
+@pytest.mark.parametrize("name", ["sage", "plain", "gcn", "gat", "mixed", "hetero", "link"])
 def test_what_is_lacking_is_what_the_model_reads(cases, name):
     case = cases[name]
     spec = read_spec(case.folder)

@@ -66,7 +66,7 @@ class Relation:
         self.reads_weight = adjacency.weight is not None and (
             "edge_weight" in kinds or any(e.weighted for e in entries)
         )
-        self.reads_attr = "edge_attr" in kinds
+        self.reads_attr = any(entry.reads_attr for entry in entries)
         self.reads_is_self = "is_self" in kinds
         self.reads_degree = "degree" in kinds or self.gcn
         self._plain = not (
@@ -93,6 +93,10 @@ class Relation:
         self.gcn_weighted = gcn_weighted and adjacency.weight is not None
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
         self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
+        #: float32 [N] of `degree_with_loop`, 0 where it was not asked for yet (such pages take no memory).
+        self._known_degrees: FloatArray | None = None
+        if self.add_loops and adjacency.has_self_loops and not isinstance(adjacency, LiveAdjacency):
+            self._known_degrees = np.zeros(len(adjacency.indptr) - 1, np.float32)
         self._all_weight = frozen(_or_empty(None if sampler.is_stored else adjacency.weight, np.float32))
 
     def view(self, base: Matrix, rows: IdArray, nodes: IdArray, block: Block, as_of: int) -> EdgeView:
@@ -140,7 +144,20 @@ class Relation:
         return columns
 
     def degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
-        """The `gcn` degree of nodes: float32 [n]; see artifact.py."""
+        """The `gcn` degree of nodes: float32 [n]; see artifact.py.
+
+        Lists with self-loops are scanned, on a snapshot once for each node.
+        """
+        if self._known_degrees is not None and as_of == NO_CUT:
+            degree: FloatArray = self._known_degrees[nodes]
+            unknown = np.flatnonzero(degree == 0)
+            if unknown.shape[0]:
+                found = self._degree_with_loop(nodes[unknown], as_of)
+                self._known_degrees[nodes[unknown]] = degree[unknown] = found
+            return degree
+        return self._degree_with_loop(nodes, as_of)
+
+    def _degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
         skip = self.add_loops and self.adjacency.has_self_loops
         degree = self._degrees(nodes, as_of, self.gcn_weighted, skip)
         if self.add_loops:
@@ -252,11 +269,11 @@ class Level:
         self._raw = np.empty((0, 0), np.float32)
         self._nodes = graph.nodes[node_type]
         kinds = {entry.kind for entry in stage.inputs}
-        self.reads_self = "self" in kinds or any(e.reduce == "gcn" for e in stage.inputs)
+        self.reads_self = stage.reads_own_state
         if stage.file is None:
             self.source = source
             return
-        if "features" in kinds:
+        if stage.reads_features:
             self.port = source
             self._raw = np.empty((64, graph.nodes[node_type].features.shape[1]), np.float32)
         if "structure" in kinds and any(is_in_store(edge) for edge in graph.edges.values()):

@@ -91,15 +91,24 @@ class StateCachePlan:
             for node_type, stage in sorted(spec.levels[level].items())
             if stage.file is not None
         ]
-        full = sum(n * StateCache.row_bytes(dim) for _, _, n, dim in kept)
+        # A row of level 0 is computed from one row of features, those above from many: they come first.
+        self._divide(
+            [each for each in kept if each[0] == 0],
+            self._divide([each for each in kept if each[0] > 0], memory_bytes),
+        )
+
+    def _divide(self, kept: list[tuple[int, str, int, int]], memory_bytes: int) -> int:
+        """Give all caches of `kept` the same share of their rows; returns the bytes that are left."""
+        full = sum(n * StateCache.row_bytes(dim) for _, _, n, dim in kept) * self.num_workers
         index = sum(n * 4 for _, _, n, _ in kept)
         if memory_bytes <= index or not full:
-            return
-        share = min(1.0, (memory_bytes - index) / (full * num_workers))
+            return memory_bytes
+        share = min(1.0, (memory_bytes - index) / full)
         for level, node_type, num_nodes, dim in kept:
             slots = int(num_nodes * share)
             if slots:
                 self.caches[level, node_type] = (num_nodes, dim, slots)
+        return memory_bytes - index - int(share * full)
 
     @property
     def num_bytes(self) -> int:
@@ -240,7 +249,7 @@ class Model:
             for stages in spec.levels
             for stage in stages.values()
             for entry in stage.inputs
-            if entry.kind == "edge_attr"
+            if entry.reads_attr
         )
         self._head: RowStage | None = None
         if head.file is not None:

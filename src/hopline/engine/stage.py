@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hopline.artifact import Stage, StageInput
+from hopline.engine.attention import AttentionInput
 from hopline.engine.interner import Interner
 from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
@@ -21,6 +22,8 @@ from hopline.types import AnyArray, FloatArray, IdArray
 #: Padded entries (destinations x width) of one call of a block stage.
 _BLOCK_ENTRIES = 16_384
 
+
+_NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
 
 #: (edge type, (own column, width, place), mean, column, width, place); see `gather_reduce`.
 _Pair = tuple[str, tuple[int, int, int], bool, int, int, int]
@@ -59,22 +62,42 @@ class StageRunner:
         self.stage = stage
         self._fanouts = fanouts
         self._interner = Interner()
-        self._columns: list[tuple[int, int]] = []
-        for entry in stage.inputs:
+
+        def columns_of(entry: StageInput) -> tuple[int, int]:
             if entry.columns is not None:
-                self._columns.append(entry.columns)
-            elif entry.kind == "features":
-                self._columns.append((0, feature_dim))
-            else:
-                self._columns.append((0, widths.get(entry.edge_type, 0)))
+                return entry.columns
+            return (0, feature_dim if entry.kind == "features" else widths.get(entry.edge_type, 0))
+
+        self._columns = [columns_of(entry) for entry in stage.inputs]
+        self.attention = {
+            k: AttentionInput(entry.attention, self._columns[k][0])
+            for k, entry in enumerate(stage.inputs)
+            if entry.attention is not None
+        }
         self.chunk_rows = chunk_rows()
+        self._chunk = np.arange(self.chunk_rows)
+        self.query_stage: RowStage | None = None
+        self._query_columns = [columns_of(entry) for entry in stage.query_inputs]
+        if stage.query:
+            self.query_stage = RowStage(
+                folder / stage.query,
+                [entry.name for entry in stage.query_inputs],
+                [b - a for a, b in self._query_columns],
+                "h",
+                stage.query_dim,
+                threads,
+            )
         self.row_stage: RowStage | None = None
         self.block_stage: BlockStage | None = None
         #: For row stages, the place of each input: (index of the buffer, first column in it).
         self._places: list[tuple[int, int]] = []
         if all(entry.kind in ROW_KINDS for entry in stage.inputs):
             widths_in = [
-                0 if entry.kind in ("degree", "count") else b - a
+                0
+                if entry.kind in ("degree", "count")
+                else b - a
+                if entry.attention is None
+                else entry.attention.width
                 for entry, (a, b) in zip(stage.inputs, self._columns, strict=True)
             ]
             names = [entry.name for entry in stage.inputs]
@@ -188,9 +211,13 @@ class StageRunner:
         look: Callable[[], object],
     ) -> None:
         inputs = self.stage.inputs
+        query, query_rows = _NO_QUERY, self._chunk
         for a in range(0, num_rows, self.chunk_rows):
             look()
             b = min(a + self.chunk_rows, num_rows)
+            if self.query_stage is not None:
+                query = self._run_query(self.query_stage, own, own_rows[a:b], features, feature_rows[a:b])
+                query_rows = self._chunk[: b - a]
             for k, entry in enumerate(inputs):
                 buffer, place = self._places[k]
                 target = runtime.inputs[buffer]
@@ -199,6 +226,11 @@ class StageRunner:
                 if entry.kind == "reduce":
                     view = views[entry.edge_type]
                     _reduce(entry, view, a, b, own, own_rows, first, width, target, place)
+                elif entry.kind == "attend":
+                    assert isinstance(own, np.ndarray)
+                    self.attention[k].run(
+                        views[entry.edge_type], a, b, own, own_rows[a:b], query, query_rows, target, place
+                    )
                 elif entry.kind == "self":
                     gather(own, own_rows[a:b], first, width, target, place)
                 elif entry.kind == "features":
@@ -209,6 +241,17 @@ class StageRunner:
                 else:
                     target[: b - a] = _per_row(entry, views[entry.edge_type], a, b)
             out[a:b] = runtime.run(b - a)
+
+    def _run_query(
+        self, runtime: RowStage, own: Matrix, own_rows: IdArray, features: Matrix, feature_rows: IdArray
+    ) -> FloatArray:
+        """The query rows of at most `chunk_rows` destinations; valid until the next call."""
+        for target, entry, (first, last) in zip(
+            runtime.inputs, self.stage.query_inputs, self._query_columns, strict=True
+        ):
+            base, rows = (own, own_rows) if entry.kind == "self" else (features, feature_rows)
+            gather(base, rows, first, last - first, target, 0)
+        return runtime.run(own_rows.shape[0])
 
     def _run_block(
         self,
@@ -229,6 +272,11 @@ class StageRunner:
                 key: self._pad(views[key], chunk, width) for key, width in zip(padded, widths, strict=True)
             }
             feeds: dict[str, AnyArray] = {}
+            query = _NO_QUERY
+            if self.query_stage is not None:
+                query = self._run_query(
+                    self.query_stage, own, own_rows[chunk], features, feature_rows[chunk]
+                )
             for k, entry in enumerate(self.stage.inputs):
                 a, b = self._columns[k]
                 if entry.kind in ("self", "features"):
@@ -239,6 +287,13 @@ class StageRunner:
                     array = np.empty((chunk.shape[0], b - a), np.float32)
                     view = _select(views[entry.edge_type], chunk)
                     _reduce(entry, view, 0, chunk.shape[0], own, own_rows[chunk], a, b - a, array, 0)
+                elif entry.attention is not None:
+                    array = np.empty((chunk.shape[0], entry.attention.width), np.float32)
+                    view, count = _select(views[entry.edge_type], chunk), chunk.shape[0]
+                    assert isinstance(own, np.ndarray)
+                    self.attention[k].run(
+                        view, 0, count, own, own_rows[chunk], query, self._chunk[:count], array, 0
+                    )
                 elif entry.kind in ("degree", "count"):
                     array = _per_row(entry, views[entry.edge_type], 0, num_rows)[chunk]
                 else:
@@ -373,6 +428,10 @@ def _select(view: EdgeView, chunk: IdArray) -> EdgeView:
     edges = np.repeat(view.offsets[chunk] - offsets[:-1], counts) + np.arange(offsets[-1])
     weight = view.weight[edges] if view.weight.shape[0] else NO_FLOATS
     selected = EdgeView(view.base, view.rows[edges], offsets, weight)
+    if view.attr is not None:
+        selected.attr = view.attr[edges]
+    if view.is_self is not None:
+        selected.is_self = view.is_self[edges]
     if view.coefficients.shape[0]:
         selected.coefficients = view.coefficients[edges]
     if view.self_coefficients.shape[0]:

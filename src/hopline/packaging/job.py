@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
+import torch
 from torch import fx, nn
 
-from hopline.artifact import Head, ModelSpec, Stage
+from hopline.artifact import ATTENTION_FORMAT, Head, ModelSpec, Stage
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
 from hopline.packaging import gate, oracle, parity
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
@@ -436,11 +437,18 @@ class Job:
             stage = Stage(plan.state_dim, None, plan.inputs)
             if plan.module is not None:
                 previous = references[plan.level - 1] if plan.level else {}
-                feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous)
-                check_rowwise(
-                    plan.module, plan.inputs, feeds, f"stage {plan.level} of node type {plan.node_type!r}"
-                )
+                where = f"stage {plan.level} of node type {plan.node_type!r}"
                 file = f"layers/{plan.level}.{plan.node_type}.onnx"
+                query, query_file = None, ""
+                if plan.query is not None:
+                    feeds = oracle.stage_inputs(plan.query_inputs, plan.node_type, self.check, previous)
+                    check_rowwise(plan.query, plan.query_inputs, feeds, where)
+                    query = plan.query(*(torch.from_numpy(rows) for rows in feeds.values())).numpy()
+                    query_file = f"layers/{plan.level}.{plan.node_type}.query.onnx"
+                    widths = [_width(feeds[item.name]) for item in plan.query_inputs]
+                    export_stage(plan.query, plan.query_inputs, widths, folder / query_file)
+                feeds = oracle.stage_inputs(plan.inputs, plan.node_type, self.check, previous, query)
+                check_rowwise(plan.module, plan.inputs, feeds, where)
                 widths = [_width(feeds[item.name]) for item in plan.inputs]
                 if plan.level == 0 and not sum(widths):
                     raise NotSplittable(
@@ -448,10 +456,18 @@ class Job:
                         "rows; a feature column of ones would let the model be split"
                     )
                 export_stage(plan.module, plan.inputs, widths, folder / file)
-                stage = pack(folder, Stage(plan.state_dim, file, plan.inputs))
+                stage = msgspec.structs.replace(
+                    pack(folder, Stage(plan.state_dim, file, plan.inputs)),
+                    query=query_file,
+                    query_dim=plan.query_dim,
+                    query_inputs=plan.query_inputs,
+                )
             levels[plan.level][plan.node_type] = stage
             self.progress(step, 1.0)
-        return msgspec.structs.replace(spec, levels=tuple(levels))
+        attends = any(item.attention for plan in plans for item in plan.inputs)
+        return msgspec.structs.replace(
+            spec, levels=tuple(levels), format=ATTENTION_FORMAT if attends else spec.format
+        )
 
     def _write_head(self, folder: Path, spec: ModelSpec, head: HeadPlan) -> ModelSpec:
         file = None

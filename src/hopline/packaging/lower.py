@@ -28,6 +28,8 @@ class LoweredConv:
         source, destination: the values that it reads, after lifting.
         edge_attr: the edge-level value that it reads.
         edge_types: keys.
+        query: the value of the query row of an attention, computed one level below or by the stage's
+            query file.
     """
 
     dense: DenseConv
@@ -36,6 +38,7 @@ class LoweredConv:
     destination: fx.Node | None
     edge_attr: fx.Node | None
     edge_types: tuple[str, ...]
+    query: fx.Node | None = None
 
 
 def lower(traced: Traced, binding: Binding) -> dict[fx.Node, LoweredConv]:
@@ -78,10 +81,13 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
         same_type=same_type,
         has_edge_attr=attr is not None,
         has_edge_weight=weight is not None,
+        has_edge_code=attr is not None and (slot_of(attr) is None or traced.values[attr].dim() != 2),
+        is_same_value=destination is source,
     )
     dense = build(call)
     path = f"dense.c{number}"
     lowered = LoweredConv(dense, path, source, destination, attr, edge_types)
+    _prepare_query(traced, lowered, node)
     _lift(traced, lowered, node)
     traced.module.add_submodule(path, dense)
     return lowered
@@ -95,6 +101,13 @@ def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
         if isinstance(source, fx.Node) and (destination is None or isinstance(destination, fx.Node)):
             return source, destination, True
     raise NotSplittable(f"{where} does not get node rows as its x")
+
+
+def _prepare_query(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
+    """Insert the code of the query row; the splitter decides where it runs."""
+    prepare = conv.dense.prepare_query
+    if prepare is not None and conv.destination is not None:
+        conv.query = _insert(traced, conv, "query", prepare, conv.destination, node)
 
 
 def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
@@ -122,6 +135,8 @@ def _lift(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
             return
     conv.source = _insert(traced, conv, "source", prepare, conv.source, node)
     dense.lifted_source = True
+    if dense.is_query_source:
+        conv.query = conv.source
     if dense.must_lift or dense.prepare_destination is None or conv.destination is None:
         return
     if traced.levels[conv.destination] == 0:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec, Stage, StageInput, read_spec
 from hopline.errors import ArtifactError
+from hopline.packaging.attended import attended
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.runtimes.ort import ort
 from hopline.types import AnyArray, FloatArray
@@ -95,8 +96,19 @@ def run_stage(
     """Compute one stage for all nodes of its type from the states of the level below."""
     if stage.file is None:
         return graph.features[node_type]
-    feeds = packed(stage, stage_inputs(stage.inputs, node_type, graph, previous))
+    feeds = packed(stage, feeds_of(artifact, stage, node_type, graph, previous))
     return session(artifact / stage.file).run(["h"], feeds)[0]
+
+
+def feeds_of(
+    artifact: Path, stage: Stage, node_type: str, graph: CheckGraph, previous: States
+) -> dict[str, AnyArray]:
+    """`stage_inputs` of a stage, with the rows of its query file."""
+    query = None
+    if stage.query:
+        feeds = stage_inputs(stage.query_inputs, node_type, graph, previous)
+        query = session(artifact / stage.query).run(["h"], feeds)[0]
+    return stage_inputs(stage.inputs, node_type, graph, previous, query)
 
 
 def packed(stage: Stage, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
@@ -115,19 +127,26 @@ def session(path: Path) -> ort.InferenceSession:
 
 
 def stage_inputs(
-    inputs: tuple[StageInput, ...], node_type: str, graph: CheckGraph, previous: States
+    inputs: tuple[StageInput, ...],
+    node_type: str,
+    graph: CheckGraph,
+    previous: States,
+    query: FloatArray | None = None,
 ) -> dict[str, AnyArray]:
     """Build the inputs of a stage for all nodes of its type, as hopline.artifact defines them.
 
     Args:
         previous: states of the level below, by node type.
+        query: rows of the stage's query file.
 
     Returns: input name -> array.
     """
-    return {item.name: _input(item, node_type, graph, previous) for item in inputs}
+    return {item.name: _input(item, node_type, graph, previous, query) for item in inputs}
 
 
-def _input(item: StageInput, node_type: str, graph: CheckGraph, previous: States) -> AnyArray:
+def _input(
+    item: StageInput, node_type: str, graph: CheckGraph, previous: States, query: FloatArray | None
+) -> AnyArray:
     if item.kind == "self":
         return _columns(previous[node_type], item)
     if item.kind == "features":
@@ -140,6 +159,11 @@ def _input(item: StageInput, node_type: str, graph: CheckGraph, previous: States
         return _reduce(
             item, edges, _columns(previous[edges.src], item), None if own is None else _columns(own, item)
         )
+    if item.attention is not None:
+        rows, own = _columns(previous[edges.src], item), previous.get(node_type)
+        loop_rows = None if own is None or not item.attention.loops else _columns(own, item)
+        query = own if item.attention.is_query_state else query
+        return attended(item.attention, edges, rows, loop_rows, query)
     if item.kind in ("degree", "count"):
         return np.diff(edges.indptr).astype(np.float32)
     return _block(item, edges)

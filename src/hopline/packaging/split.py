@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, fx
 
@@ -33,6 +34,7 @@ class StagePlan:
         state_dim: columns of the state.
         module: computes the state from the inputs; None where the state is the raw feature row.
         inputs: in the order of the module's arguments.
+        query: computes the query rows of attention, [n, query_dim], from `query_inputs`; None for none.
     """
 
     level: int
@@ -41,6 +43,9 @@ class StagePlan:
     state_dim: int
     module: fx.GraphModule | None = None
     inputs: tuple[StageInput, ...] = ()
+    query: fx.GraphModule | None = None
+    query_dim: int = 0
+    query_inputs: tuple[StageInput, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,9 +95,11 @@ class Splitter:
         for place in places:
             for conv in self._convs_of(place):
                 for need in conv.dense.needs:
-                    if need.kind in ("sources", "reduce"):
+                    if need.kind in ("sources", "reduce", "attend"):
                         source_type = self.traced.domains[conv.source].type
                         _add(self._state(level - 1, source_type).values, conv.source)
+                    if need.kind == "attend" and conv.query is not None and conv.dense.is_query_state:
+                        _add(self._state(level - 1, place[1]).values, conv.query)
         for place in places:
             for value in self._states[place].values:
                 self._require(place, value, set())
@@ -126,6 +133,9 @@ class Splitter:
             for need in conv.dense.needs:
                 if need.kind == "self":
                     self._require(place, _value(conv, need), seen)
+                elif need.kind == "attend" and conv.query is not None and not conv.dense.is_query_state:
+                    for arg in conv.query.all_input_nodes:
+                        self._require(place, arg, seen)
         elif self._is_loaded(place, node):
             below = self._state(level - 1, node_type)
             _add(below.values, node)
@@ -148,8 +158,30 @@ class Splitter:
         plan = StagePlan(*place, values=state.values, state_dim=sum(map(self._width, state.values)))
         if place[0] == 0 and [slot_of(value) for value in state.values] == [f"features:{place[1]}"]:
             return plan
-        _Builder(self, plan).build()
+        queries = self.queries(place)
+        if queries:
+            plan.query, plan.query_inputs = _built(self, place, queries)
+            plan.query_dim = sum(map(self._width, queries))
+        plan.module, plan.inputs = _built(self, place, plan.values)
         return plan
+
+    def queries(self, place: Place) -> list[fx.Node]:
+        """Query rows that the stage at `place` computes, in column order."""
+        found: list[fx.Node] = []
+        for conv in self._convs_of(place):
+            if conv.query is not None and not conv.dense.is_query_state:
+                _add(found, conv.query)
+        return found
+
+    def query_columns(self, place: Place, conv: LoweredConv) -> tuple[int, int] | None:
+        """Columns of a conv's query row, in the state below or in the stage's query rows."""
+        if conv.query is None:
+            return None
+        if conv.dense.is_query_state:
+            return self.columns((place[0] - 1, place[1]), conv.query)
+        queries = self.queries(place)
+        start = sum(self._width(value) for value in queries[: queries.index(conv.query)])
+        return start, start + self._width(conv.query)
 
     def _width(self, node: fx.Node) -> int:
         return math.prod(self.traced.values[node].shape[1:])
@@ -170,29 +202,44 @@ class Splitter:
         return sorted(self._states[place].own, key=lambda node: self.columns(below, node))
 
 
-class _Builder:
-    """Writes one stage as an fx graph."""
+def _built(
+    splitter: Splitter, place: Place, values: list[fx.Node]
+) -> tuple[fx.GraphModule, tuple[StageInput, ...]]:
+    """The module that computes `values` at `place`, and its inputs."""
+    own = splitter.own_values(place)
+    first = _Builder(splitter, place, own)
+    built = first.build(values)
+    used = [node for node in own if first.env[node].users]
+    # query rows and the rest of a stage read different parts of the own state
+    return built if len(used) == len(own) else _Builder(splitter, place, used).build(values)
 
-    def __init__(self, splitter: Splitter, plan: StagePlan) -> None:
+
+class _Builder:
+    """Writes one stage as an fx graph.
+
+    Args:
+        own: the values that it may read from the node's own state below.
+    """
+
+    def __init__(self, splitter: Splitter, place: Place, own: list[fx.Node]) -> None:
         self.splitter = splitter
         self.traced = splitter.traced
-        self.plan = plan
-        self.place = (plan.level, plan.node_type)
+        self.place = place
+        self.own = own
         self.graph = fx.Graph()
         self.env: dict[fx.Node, fx.Node] = {}
         self.inputs: dict[StageInput, fx.Node] = {}
         self.last: fx.Node | None = None
 
-    def build(self) -> None:
-        """Fill in the plan's module and inputs."""
+    def build(self, values: list[fx.Node]) -> tuple[fx.GraphModule, tuple[StageInput, ...]]:
+        """The module and its inputs."""
         self._load_own()
-        rows = [self._flat(value, self._emit(value)) for value in self.plan.values]
+        rows = [self._flat(value, self._emit(value)) for value in values]
         self.graph.output(
             rows[0] if len(rows) == 1 else self.graph.call_function(torch.cat, (rows,), {"dim": -1})
         )
         self.graph.lint()
-        self.plan.module = fx.GraphModule(self.traced.module, self.graph).eval()
-        self.plan.inputs = tuple(self.inputs)
+        return fx.GraphModule(self.traced.module, self.graph).eval(), tuple(self.inputs)
 
     def _input(self, kind: str, **fields: Any) -> fx.Node:
         """The placeholder of an input, shared by all uses of the same input."""
@@ -217,7 +264,7 @@ class _Builder:
         """One input for each run of adjacent columns of the own state, cut into its values."""
         below = (self.place[0] - 1, self.place[1])
         runs: list[list[fx.Node]] = []
-        for node in self.splitter.own_values(self.place):
+        for node in self.own:
             if (
                 runs
                 and self.splitter.columns(below, runs[-1][-1])[1] == self.splitter.columns(below, node)[0]
@@ -288,11 +335,14 @@ class _Builder:
         if need.kind == "self":
             return self._emit(_value(conv, need))
         fields: dict[str, Any] = {"edge_type": need.edge_type}
-        if need.kind in ("sources", "reduce"):
+        if need.kind in ("sources", "reduce", "attend"):
             below = (self.place[0] - 1, self.traced.domains[conv.source].type)
             fields["columns"] = self._range(below, *self.splitter.columns(below, conv.source))
         if need.kind == "reduce":
             fields |= {"reduce": need.reduce, "weighted": need.weighted}
+        if need.attention is not None:
+            query = self.splitter.query_columns(self.place, conv)
+            fields["attention"] = msgspec.structs.replace(need.attention, query=query)
         node = self._input(need.kind, **fields)
         if need.kind == "edge_attr" and conv.edge_attr is not None:
             return self._edge_code(conv.edge_attr, node)

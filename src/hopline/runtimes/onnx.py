@@ -27,7 +27,7 @@ CHUNK_ROWS = 256
 GPU_CHUNK_ROWS = 4096
 
 #: Input kinds with exactly one row for each destination.
-ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "degree", "count"})
+ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "attend", "degree", "count"})
 
 
 def chunk_rows() -> int:

@@ -13,7 +13,7 @@ from hopline.jobs.batch.changes import match
 from tests.engine import zoo
 from tests.jobs.batch.conftest import score
 
-MODELS = ["plain", "sage", "gcn", "gat"]
+MODELS = ["plain", "sage", "gcn", "gat", "mixed"]
 
 
 class Edited:

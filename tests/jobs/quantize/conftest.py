@@ -14,7 +14,7 @@ from torch import nn
 with warnings.catch_warnings():
     # PyG 2.8 scripts some of its classes when imported, which torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
-    from torch_geometric.nn import GATConv, SAGEConv
+    from torch_geometric.nn import GATConv, GATv2Conv, GINEConv, SAGEConv
 
 from hopline.artifact import Head, read_spec, write_spec
 from hopline.engine.answer import Answerer
@@ -49,10 +49,22 @@ class Gat(nn.Module):
     def __init__(self):
         super().__init__()
         self.a = GATConv(DIM, HIDDEN, add_self_loops=False)
-        self.b = GATConv(HIDDEN, CLASSES, add_self_loops=False)
+        self.b = GATv2Conv(HIDDEN, CLASSES, add_self_loops=False)
 
     def forward(self, x, edge_index):
         return self.b(self.a(x, edge_index).relu(), edge_index)
+
+
+class Gine(nn.Module):
+    """A padded block."""
+
+    def __init__(self):
+        super().__init__()
+        inner = nn.Sequential(nn.Linear(DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 40))
+        self.a = GINEConv(inner, edge_dim=2)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.a(x, edge_index, edge_attr)
 
 
 class Encoder(nn.Module):
@@ -124,6 +136,19 @@ class Cases:
         head = Head("node", 1, "link", "node")
         write_spec(folder, msgspec.structs.replace(spec, name="link", task="binary", head=head))
         return Case(folder, self.graph)
+
+
+@pytest.fixture(scope="session")
+def blocks(tmp_path_factory, _operators_parsed_once):  # noqa: F811
+    """A model that reads padded blocks."""
+    torch.manual_seed(5)
+    torch.set_num_threads(1)
+    graph = hubs(edge_attr=np.random.default_rng(2).standard_normal((6000, 2)).astype(np.float32))
+    report = package(
+        Gine().eval(), graph, tmp_path_factory.mktemp("blocks"), name="gine", task="multiclass",
+        fanouts=[6], check_nodes=40,
+    )  # fmt: skip
+    return Case(report.path, graph)
 
 
 @pytest.fixture(scope="session")

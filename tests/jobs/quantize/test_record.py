@@ -42,8 +42,14 @@ def test_the_row_that_reaches_furthest_is_kept(cases):
     assert np.abs(rows).max() >= np.abs(fewer).max()
 
 
-def test_blocks_are_kept_whole(cases):
-    for call in recorded(cases["gat"], np.arange(80))["2.node"]:
+def test_queries_of_attention_are_kept_beside_its_rows(cases):
+    calls = recorded(cases["gat"], np.arange(80))
+    assert {"0.node", "1.node", "2.node", "2.node.query"} <= calls.keys()
+    assert sum(len(rows) for call in calls["2.node.query"] for rows in call.values()) >= 80
+
+
+def test_blocks_are_kept_whole(blocks):
+    for call in recorded(blocks, np.arange(80))["1.node"]:
         (positions,) = (call[name] for name in call if call[name].dtype == np.int64)
         (sources,) = (call[name] for name in call if "source" in name)
         assert 0 <= positions.min() <= positions.max() < sources.shape[0]

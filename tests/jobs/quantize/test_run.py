@@ -90,9 +90,9 @@ def test_beyond_the_gate_nothing_is_written(cases, tmp_path):
     assert not (tmp_path / "models").exists()
 
 
-@pytest.mark.parametrize("name", ["gat", "link", "states"])
-def test_blocks_pairs_and_embeddings(cases, name, tmp_path):
-    case = cases[name]
+@pytest.mark.parametrize("name", ["gat", "gine", "link", "states"])
+def test_attention_blocks_pairs_and_embeddings(cases, blocks, name, tmp_path):
+    case = blocks if name == "gine" else cases[name]
     report = quantize(case.folder, case.graph, tmp_path, QuantizeOptions(max_drop=LOOSE, eval_nodes=400))
     assert report.bytes_after < report.bytes_before
     assert 0 < report.figures.difference < LOOSE

@@ -200,15 +200,16 @@ class Changes:
         return found
 
     def _level(self, level: int, node_type: str, below: dict[str, _Mask]) -> _Mask:
-        inputs = self._spec.levels[level][node_type].inputs
+        stage = self._spec.levels[level][node_type]
+        inputs = stage.inputs
         changed: _Mask = self.matched[node_type].old_row < 0
-        if any(entry.kind in ("features", "structure") for entry in inputs):
+        if stage.reads_features or any(entry.kind == "structure" for entry in inputs):
             changed |= self._features[node_type]
         if any(entry.kind == "structure" for entry in inputs):
             for key, edges in self._graph.edges.items():
                 if edges.src == edges.dst == node_type:
                     changed |= self._lists[key]
-        if any(entry.kind == "self" or entry.reduce == "gcn" for entry in inputs):
+        if stage.reads_own_state:
             changed |= below[node_type]
         for sampler in samplers_of(self._spec, self._graph, level, node_type):
             key = sampler.adjacency.key

@@ -66,7 +66,7 @@ def below_of(stage: Stage, graph: Graph, node_type: str) -> set[str]:
     if stage.file is None:
         return set()
     types = {graph.edges[entry.edge_type].src for entry in stage.inputs if entry.edge_type}
-    if any(entry.kind == "self" or entry.reduce == "gcn" for entry in stage.inputs):
+    if stage.reads_own_state:
         types.add(node_type)
     return types
 

@@ -298,8 +298,7 @@ class BatchRun:
                     found[name] = feature_file(self._graph, name, self._work.folder)
                 else:
                     found[name] = state_path(self._work.folder, level - 1, name)
-        reads_raw = any(entry.kind == "features" for entry in stage.inputs)
-        raw = feature_file(self._graph, node_type, self._work.folder) if reads_raw else None
+        raw = feature_file(self._graph, node_type, self._work.folder) if stage.reads_features else None
         return found, raw
 
     def _reads(self, work: LevelWork) -> Reads:

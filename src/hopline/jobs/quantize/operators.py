@@ -66,10 +66,11 @@ class Layer:
 def files_of(spec: ModelSpec) -> list[File]:
     """The files of a model, lowest level first, the head last."""
     found = [
-        File(f"{number}.{node_type}", stage.file, number, node_type)
+        File(f"{number}.{node_type}{part}", path, number, node_type)
         for number, stages in enumerate(spec.levels)
         for node_type, stage in stages.items()
-        if stage.file is not None
+        for part, path in ((".query", stage.query), ("", stage.file))
+        if path
     ]
     if spec.head.file is not None:
         found.append(File("head", spec.head.file, -1, spec.head.node_type, "logits"))

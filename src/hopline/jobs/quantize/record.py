@@ -113,6 +113,10 @@ def record(
                 runner.row_stage = cast(RowStage, _Tap(runner.row_stage, names, own.rows))
             elif runner.block_stage is not None:
                 runner.block_stage = cast(BlockStage, _Tap(runner.block_stage, [], own.block))
+            if runner.query_stage is not None:
+                queries = kept[f"{number}.{node_type}.query"] = _Kept(max(2, MAX_ROWS // passes), rng)
+                names = [entry.name for entry in stage.query_inputs]
+                runner.query_stage = cast(RowStage, _Tap(runner.query_stage, names, queries.rows))
     head = model.spec.head
     at_head = _Kept(MAX_ROWS, rng)
     done = 0

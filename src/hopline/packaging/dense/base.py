@@ -17,8 +17,12 @@ then already prepared, and `forward` must not apply the maps again:
 `must_lift` is for code that does not commute with the reduction. A SAGEConv with `project=True` reduces
 `relu(W h_j)`; its source code always runs below, at any width. `lifted_destination` is then False.
 
-A conv uses the kinds `self`, `reduce`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`. The kind
-`features` comes from code around the convs (`split.py`), `structure` from students (`jobs/distill`).
+Attention is a reduction too (`attend.py`): its rows are `prepare_source` (keys and values), always lifted.
+The node's query row is `prepare_query`, in the state below (`is_query_state`) or in the stage's query file.
+
+A conv uses the kinds `self`, `reduce`, `attend`, `sources`, `positions`, `mask`, `is_self` and `edge_attr`.
+The kind `features` comes from code around the convs (`split.py`), `structure` from students
+(`jobs/distill`).
 The engine also feeds `edge_weight`, `degree` and `count`; no convolution needs them today.
 """
 
@@ -31,7 +35,7 @@ from typing import Any, Literal
 from torch import nn
 from torch_geometric.nn import aggr
 
-from hopline.artifact import InputKind, Reduce
+from hopline.artifact import Attention, InputKind, Reduce
 from hopline.errors import NotSplittable
 
 
@@ -46,6 +50,7 @@ class ConvInput:
             (`source`) or of the node itself (`destination`). For kind `self`, `source` means the
             node's own row of the source value.
         reduce, weighted: for kind `reduce`.
+        attention: for kind `attend`; without the columns of the query, which the splitter decides.
     """
 
     kind: InputKind
@@ -53,6 +58,7 @@ class ConvInput:
     value: Literal["", "source", "destination"] = ""
     reduce: Reduce | None = None
     weighted: bool = False
+    attention: Attention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class ConvCall:
         paired: the call passes (source, destination) rather than one value for both.
         same_type: source and destination are rows of one node type.
         has_edge_attr, has_edge_weight: the call passes them.
+        has_edge_code: the attributes are computed by the model, not those of the graph.
+        is_same_value: source and destination are one value.
     """
 
     conv: Any
@@ -80,6 +88,8 @@ class ConvCall:
     same_type: bool
     has_edge_attr: bool
     has_edge_weight: bool
+    has_edge_code: bool = False
+    is_same_value: bool = False
 
     @property
     def edge_type(self) -> str:
@@ -107,6 +117,9 @@ class DenseConv(nn.Module):
             state cache holds its result (`lifted_*` says whether it does; then the values that `needs`
             names are already prepared).
         must_lift: the source code has to run below, because a reduction follows it.
+        prepare_query: row-wise code from the destination's value to the query row of an attention.
+        is_query_state: the state below holds the query row, because it is narrow.
+        is_query_source: the query row is the node's own row of the source value.
     """
 
     def __init__(self) -> None:
@@ -117,6 +130,9 @@ class DenseConv(nn.Module):
         self.must_lift = False
         self.lifted_source = False
         self.lifted_destination = False
+        self.prepare_query: nn.Module | None = None
+        self.is_query_state = False
+        self.is_query_source = False
 
 
 Builder = Callable[[ConvCall], DenseConv]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hopline.packaging.dense import attend as attending
 from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, linear
 from hopline.packaging.dense.block import attend, gather, loop_attributes
 
@@ -138,4 +139,5 @@ def block_needs(call: ConvCall, *, loops: bool, edges: bool) -> tuple[ConvInput,
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GATConv call."""
-    return DenseGAT(call)
+    dense = DenseGAT(call)
+    return dense if call.has_edge_code else attending.gat(call)

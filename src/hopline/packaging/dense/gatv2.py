@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from hopline.packaging.dense import attend as attending
 from hopline.packaging.dense.base import ConvCall, DenseConv, as_linear, linear
 from hopline.packaging.dense.block import attend, gather, loop_attributes
 from hopline.packaging.dense.gat import block_needs, check_attention
@@ -79,4 +80,5 @@ class DenseGATv2(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GATv2Conv call."""
-    return DenseGATv2(call)
+    dense = DenseGATv2(call)
+    return dense if call.has_edge_code else attending.gatv2(call)

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from hopline.packaging.dense import attend as attending
 from hopline.packaging.dense.base import ConvCall, DenseConv, as_linear, linear
 from hopline.packaging.dense.block import attend, gather
 from hopline.packaging.dense.gat import block_needs, check_attention
@@ -63,4 +64,5 @@ class DenseTransformer(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a TransformerConv call."""
-    return DenseTransformer(call)
+    dense = DenseTransformer(call)
+    return dense if call.has_edge_code else attending.transformer(call)

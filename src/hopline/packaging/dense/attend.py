@@ -1,0 +1,198 @@
+"""GATConv, GATv2Conv and TransformerConv as one reduction of the engine (`artifact.Attention`).
+
+Keys and values are projected one level below, once for each node. The engine's kernel computes scores,
+softmax and sums, and `forward` gets the attended rows. Terms that are linear in the attributes of edges are
+moved to where they are computed once for each node:
+
+    GAT          a_edge (W e) = (a_edge W) e: H numbers for each attribute
+    Transformer  q (k + W e) = q k + (W^T q) e, and sum a (v + W e) = sum a v + W sum a e
+
+Where the model computes the attributes of edges, the padded block of `gat.py`, `gatv2.py` and
+`transformer.py` is used.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hopline.artifact import Attention
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
+
+
+class Attending(DenseConv):
+    """What the three have in common. Inputs: attended rows, [own row].
+
+    Args:
+        reads_own: the code after the attention reads the destination's own row.
+    """
+
+    bias: Tensor | None
+
+    def __init__(
+        self, call: ConvCall, attention: Attention, *, reads_own: bool, bias: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.heads, self.channels = attention.heads, attention.channels
+        self.concat = bool(call.conv.concat)
+        self.must_lift = True
+        needs = [ConvInput("attend", call.edge_type, "source", attention=attention)]
+        if reads_own:
+            needs.append(ConvInput("self", value="destination"))
+        self.needs = tuple(needs)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def joined(self, attended: Tensor) -> Tensor:
+        """float32 [n, H C] of the heads as [n, H C] or their mean [n, C]."""
+        if self.concat:
+            return attended
+        if self.heads == 1:
+            return attended
+        return attended.unflatten(1, (self.heads, self.channels)).mean(dim=1)
+
+
+class AttendingGAT(Attending):
+    """GATConv (Veličković et al., arXiv 1710.10903) and GATv2Conv (Brody et al., arXiv 2105.14491)."""
+
+    def __init__(self, call: ConvCall, attention: Attention, residual: Any) -> None:
+        super().__init__(call, attention, reads_own=residual is not None, bias=call.conv.bias)
+        self.residual = None if residual is None else linear(residual.weight)
+
+    def forward(self, attended: Tensor, own: Tensor | None = None) -> Tensor:
+        """float32 [n, H C] or [n, C]."""
+        out = self.joined(attended)
+        if self.residual is not None and own is not None:
+            out = out + self.residual(own)
+        return out if self.bias is None else out + self.bias
+
+
+class AttendingTransformer(Attending):
+    """TransformerConv (Shi et al., arXiv 2009.03509)."""
+
+    def __init__(self, call: ConvCall, attention: Attention, edge: Tensor | None) -> None:
+        conv = call.conv
+        super().__init__(call, attention, reads_own=bool(conv.root_weight))
+        self.skip = as_linear(conv.lin_skip) if conv.root_weight else None
+        self.gate = linear(conv.lin_beta.weight) if conv.root_weight and conv.lin_beta is not None else None
+        self.of_edges = None if edge is None else linear(torch.block_diag(*edge))
+
+    def forward(self, attended: Tensor, own: Tensor | None = None) -> Tensor:
+        """float32 [n, H C] or [n, C]."""
+        width = self.heads * self.channels
+        if self.of_edges is not None:
+            attended = attended[:, :width] + self.of_edges(attended[:, width:])
+        out = self.joined(attended)
+        if self.skip is None or own is None:
+            return out
+        skip = self.skip(own)
+        if self.gate is None:
+            return out + skip
+        beta = self.gate(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
+        return beta * skip + (1 - beta) * out
+
+
+def gat(call: ConvCall) -> DenseConv:
+    """A GATConv call."""
+    conv = call.conv
+    weight_src = (conv.lin if conv.lin is not None else conv.lin_src).weight.detach()
+    weight_dst = (conv.lin if conv.lin is not None else conv.lin_dst).weight.detach()
+    uses_edges = call.has_edge_attr and conv.lin_edge is not None
+    edge = _fold(conv.lin_edge.weight.detach(), conv.att_edge).T if uses_edges else None
+    residual = conv.res if call.has_destination else None
+    attention = _attention(
+        call, "gat", edge=edge, slope=conv.negative_slope, is_query_state=call.has_destination
+    )
+    dense = AttendingGAT(call, attention, residual)
+    dense.prepare_source = linear(torch.cat([weight_src, _fold(weight_src, conv.att_src)]))
+    if call.has_destination:
+        dense.prepare_query = linear(_fold(weight_dst, conv.att_dst))
+        dense.is_query_state = True
+    return dense
+
+
+def gatv2(call: ConvCall) -> DenseConv:
+    """A GATv2Conv call."""
+    conv = call.conv
+    edge = conv.lin_edge.weight.detach().T if call.has_edge_attr else None
+    shared = bool(conv.share_weights and call.is_same_value)
+    attention = _attention(
+        call, "gatv2", edge=edge, slope=conv.negative_slope, vector=conv.att, is_query_state=shared
+    )
+    dense = AttendingGAT(call, attention, conv.res)
+    dense.prepare_source = as_linear(conv.lin_l)
+    if shared:
+        dense.is_query_state = dense.is_query_source = True
+    else:
+        dense.prepare_query = as_linear(conv.lin_r)
+    return dense
+
+
+def transformer(call: ConvCall) -> DenseConv:
+    """A TransformerConv call."""
+    conv = call.conv
+    heads, channels, scale = conv.heads, conv.out_channels, 1 / math.sqrt(conv.out_channels)
+    edge = conv.lin_edge.weight.detach().view(heads, channels, -1) if call.has_edge_attr else None
+    dense = AttendingTransformer(call, _attention(call, "transformer", edge=edge), edge)
+    key, value, query = conv.lin_key, conv.lin_value, conv.lin_query
+    bias = None if key.bias is None else torch.cat([key.bias, value.bias]).detach()
+    dense.prepare_source = linear(torch.cat([key.weight, value.weight]).detach(), bias)
+    weight = query.weight.detach()
+    with_bias = [weight] if query.bias is None else [weight, query.bias.detach().unsqueeze(1)]
+    rows = scale * torch.cat(with_bias, dim=1)
+    if edge is not None:
+        # [H, C, d] and [H, C, e] to [H e, d]
+        by_head = torch.einsum("hcd,hce->hed", rows.view(heads, channels, -1), edge)
+        rows = torch.cat([rows, by_head.flatten(0, 1)])
+    dense.prepare_query = linear(
+        rows[:, : weight.shape[1]], None if query.bias is None else rows[:, weight.shape[1]]
+    )
+    return dense
+
+
+def _attention(
+    call: ConvCall,
+    kind: Literal["gat", "gatv2", "transformer"],
+    *,
+    edge: Tensor | None,
+    slope: float = 0.0,
+    vector: Tensor | None = None,
+    is_query_state: bool = False,
+) -> Attention:
+    conv = call.conv
+    num_attr = 0 if edge is None else int(edge.shape[-1] if kind == "transformer" else edge.shape[0])
+    loops = bool(getattr(conv, "add_self_loops", False))
+    fill: Literal["mean", "sum", "row"] = "row"
+    fill_row = b""
+    if loops and num_attr:
+        if isinstance(conv.fill_value, str):
+            fill = "mean" if conv.fill_value == "mean" else "sum"
+        else:
+            given = torch.as_tensor(conv.fill_value, dtype=torch.float32).reshape(-1)
+            fill_row = _bytes(given.expand(num_attr))
+    return Attention(
+        kind=kind,
+        heads=conv.heads,
+        channels=conv.out_channels,
+        is_query_state=is_query_state,
+        loops=loops,
+        slope=float(slope),
+        num_attr=num_attr,
+        fill=fill,
+        vector=b"" if vector is None else _bytes(vector),
+        edge=b"" if edge is None or kind == "transformer" else _bytes(edge),
+        fill_row=fill_row,
+    )
+
+
+def _fold(weight: Tensor, attention: Tensor) -> Tensor:
+    """[H, d] such that x @ result.T = ((x @ weight.T) as [H, C] * attention).sum(-1)."""
+    _, heads, channels = attention.shape
+    return (weight.view(heads, channels, -1) * attention.detach().view(heads, channels, 1)).sum(dim=1)
+
+
+def _bytes(values: Tensor) -> bytes:
+    return np.ascontiguousarray(values.detach().numpy(), "<f4").tobytes()
