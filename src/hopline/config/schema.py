@@ -542,11 +542,11 @@ class GenerateConfig:
 
     device: Literal["CPU", "GPU"] = setting("CPU", "device of openvino-genai")
     threads: int = setting(0, "threads of one step; 0: all CPUs", minimum=0)
-    nice: int = setting(
-        10, "niceness of the processes: scores of nodes go first", minimum=0, maximum=19
-    )
+    nice: int = setting(10, "niceness of the processes: scores of nodes go first", minimum=0, maximum=19)
     kv_tokens: int = setting(
-        16_384, "tokens that the KV cache of a version has room for, of all running texts together", minimum=32
+        16_384,
+        "tokens that the KV cache of a version has room for, of all running texts together",
+        minimum=32,
     )
     max_running: int = setting(32, "texts of a version that run together", minimum=1)
     batch_tokens: int = setting(512, "most tokens of one step", minimum=1)

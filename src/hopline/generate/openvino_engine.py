@@ -76,7 +76,9 @@ class OpenVinoEngine:
 
     def encode(self, text: str) -> list[int]:
         """As `Engine.encode`."""
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        tokens: list[int] = (
+            self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+        )
         return tokens
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:

@@ -156,9 +156,7 @@ async def serve(orders: Orders) -> int:
     """Load the model and serve workers; returns the exit code."""
     loop = asyncio.get_running_loop()
     try:
-        engine = await asyncio.to_thread(
-            load_engine, orders.engine, Path(orders.model), orders.settings
-        )
+        engine = await asyncio.to_thread(load_engine, orders.engine, Path(orders.model), orders.settings)
     except (HoplineError, ImportError) as error:
         say_ready(orders.ready, f"failed {error}".replace("\n", " "))
         return 1

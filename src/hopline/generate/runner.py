@@ -55,6 +55,7 @@ class Text:
     """
 
     __slots__ = (
+        "cached_tokens",
         "deadline",
         "detokenizer",
         "ended",
@@ -80,7 +81,7 @@ class Text:
         self.on_part = on_part
         self.ended = False
         self.tokens: list[int] = []
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.cached_tokens = 0
         self.since = 0.0
         self.detokenizer = Detokenizer()
         self.stops = StopStrings(prompt.sampling.stop)
@@ -227,8 +228,8 @@ class Runner:
         started = []
         for need in self._schedule.start():
             text = self._texts[need.number]
-            self.stats.prompt_tokens += text.prompt_tokens
-            self.stats.cached_tokens += self._prefixes.known(text.tokens)
+            self.stats.tokens += text.prompt_tokens
+            text.cached_tokens = self._prefixes.known(text.tokens)
             started.append((text.number, text.tokens, text.sampling))
             text.tokens = []
         if started:
@@ -304,7 +305,7 @@ class Runner:
             part = wire.Part(text.key, shown, len(each.tokens), tuple(each.logprobs), finish)
             if finish:
                 self._end(text, cancel=not each.finish)
-            part.prompt_tokens = text.prompt_tokens
+            part.prompt_tokens, part.cached_tokens = text.prompt_tokens, text.cached_tokens
             text.on_part(part)
         self._start()
 

@@ -56,7 +56,7 @@ class Part(msgspec.Struct, array_like=True):
         num_tokens: that it came from.
         logprobs: of these tokens, where they were asked for.
         finish: set in its last part.
-        prompt_tokens: of its prompt.
+        prompt_tokens, cached_tokens: of its prompt, and those that an earlier prompt began with.
         error: in place of a finish: code and message.
     """
 
@@ -66,6 +66,7 @@ class Part(msgspec.Struct, array_like=True):
     logprobs: tuple[float, ...] = ()
     finish: Finish = ""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     error: tuple[str, str, float] | None = None
 
 
@@ -83,8 +84,7 @@ class Stats(msgspec.Struct, tag="stats"):
         queued_tokens, oldest_s: of those that wait.
         used_blocks: reserved KV blocks of `num_blocks`.
         usage: share of the KV blocks in use, as the engine says.
-        prompt_tokens, tokens, cached_tokens: in total; of prompts, produced, and of prompts that were found
-            in the prefix cache (a lower bound: whole blocks that an earlier prompt began with).
+        tokens: produced and read in prompts, in total.
         steps, step_s: number and total seconds.
         cpu_s: processor seconds of the process.
     """
@@ -96,9 +96,7 @@ class Stats(msgspec.Struct, tag="stats"):
     used_blocks: int = 0
     num_blocks: int = 0
     usage: float = 0.0
-    prompt_tokens: int = 0
     tokens: int = 0
-    cached_tokens: int = 0
     steps: int = 0
     step_s: float = 0.0
     cpu_s: float = 0.0

@@ -27,6 +27,7 @@ from hopline.engine.schema import check_schema
 from hopline.engine.source import RowSource
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
+from hopline.generate.spec import is_generative
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -294,6 +295,8 @@ class Loader:
         model, unit = load.model, load.unit
         if (folder / "pipeline.toml").is_file():
             return await self._in_thread(self._pipeline, load, folder, limits)
+        if is_generative(folder):
+            return await self._generative(load, folder, limits)
         # fetch has compared every file
         spec = await self._in_thread(functools.partial(read_artifact, folder, verify=False))
         if spec.name != model:
@@ -309,6 +312,20 @@ class Loader:
         inputs = await self.inputs.take(unit)
         load.hold_async(lambda: self.inputs.give_back(unit))
         return await self._in_thread(self._version, load, folder, spec, limits, inputs)
+
+    async def _generative(self, load: Load, folder: Path, limits: ModelLimits) -> Served:
+        from hopline.rollout.generative_version import GenerativeVersion
+
+        return await GenerativeVersion.start(
+            folder,
+            load.model,
+            load.unit.id,
+            self.config,
+            limits,
+            self._metrics,
+            self._recorders,
+            nice=_SHADOW_NICE if load.unit.shadow else self.config.generate.nice,
+        )
 
     # What only some servers need is imported where it is: a fifth of a second of each start. What follows
     # blocks, and is called on threads.
@@ -432,6 +449,9 @@ class Loader:
         # An isolated process caches nothing, its caller does; and copies are always computed.
         if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served
+        if served.info((served.version,)).kind == "generative":
+            log.info("%s: cache_bytes has no effect: generated texts are not cached", served.name)
+            return served
         if self.config.worker.live_memory and not unit.graph:
             log.info("%s: cache_bytes has no effect: answers on a live graph are not cached", served.name)
             return served
@@ -493,7 +513,8 @@ def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
     for name in list(config.models.names) or repository.models():
         for version in repository.versions(name):
             folder = repository.fetch(name, version)
-            spec = read_artifact(folder) if (folder / "model.json").is_file() else None
+            is_graph_model = (folder / "model.json").is_file() and not is_generative(folder)
+            spec = read_artifact(folder) if is_graph_model else None
             if isinstance(spec, ModelSpec):
                 found.append((folder, spec))
     return found
