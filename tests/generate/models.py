@@ -6,12 +6,24 @@ import importlib.util
 import json
 from pathlib import Path
 
+from hopline.generate.spec import GenerativeSpec, write_generative
+
 
 def naive(folder: Path, **values: object) -> Path:
     """A file of the naive engine."""
-    file = folder / "model.json"
+    file = folder / "naive.json"
     file.write_text(json.dumps(values))
     return file
+
+
+def naive_version(repository: Path, model: str = "echo", version: str = "1", **values: object) -> Path:
+    """A version with the naive engine."""
+    folder = repository / model / version
+    folder.mkdir(parents=True)
+    naive(folder, **values)
+    context: int = values.get("context_tokens", 512)  # type: ignore[assignment]
+    write_generative(folder, GenerativeSpec(model, version, "naive", "naive.json", context))
+    return folder
 
 
 def smollm2() -> Path:

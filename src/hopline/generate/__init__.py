@@ -4,6 +4,6 @@
     worker 1 ─┼──────────────► engine process┤
     worker 2 ─┘                              └─ engine thread: admit, step, admit, step, …
 
-Read `request.py` (what a caller may ask for), `engine.py` (what an engine does), `schedule.py` (who runs) and
-`process.py` first. `link.py` is a worker's side. `rollout/generative_version.py` makes a version of it.
+Read `request.py` (what a caller may ask for), `engine.py` (what an engine does), `schedule.py` (who runs)
+and `process.py` first. `link.py` is a worker's side. `rollout/generative_version.py` makes a version of it.
 """

@@ -27,8 +27,8 @@ from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotReady, RuntimeFailure
 from hopline.generate import wire
 from hopline.generate.engine import EngineInfo
-from hopline.generate.request import Prompt
 from hopline.generate.process import Orders
+from hopline.generate.request import Prompt
 from hopline.process.backoff import Backoff
 from hopline.process.child import Child, exit_reason
 from hopline.process.wire import Refusal, WireError
@@ -136,6 +136,8 @@ class ProcessLink:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
+        if self._writer is not None:
+            self._writer.write(wire.WIRE.frame(wire.Bye()))
         self._lost("the model is unloaded")
         if self._child is not None:
             try:

@@ -66,11 +66,15 @@ class Server:
 
     Args:
         runner: answers them.
+
+    Attributes:
+        is_left: set when the last worker has said that it needs no more.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._writers: set[asyncio.StreamWriter] = set()
+        self.is_left = asyncio.Event()
         self._empty_since: float | None = None
         self._was_connected = False
 
@@ -99,6 +103,10 @@ class Server:
                     text = texts.pop(message.number, None)
                     if text is not None:
                         self._runner.cancel(text)
+                elif isinstance(message, wire.Bye):
+                    if len(self._writers) == 1:
+                        self.is_left.set()
+                    return
         except (OSError, EOFError, WireError) as error:
             log.info("a worker has left (%s)", str(error) or type(error).__name__)
         finally:
@@ -173,7 +181,8 @@ async def serve(orders: Orders) -> int:
     gc.freeze()
     say_ready(orders.ready)
     waits: list[asyncio.Task[Any]] = [
-        asyncio.ensure_future(wait) for wait in (server.tell_stats(), failed.wait(), stopping.wait())
+        asyncio.ensure_future(wait)
+        for wait in (server.tell_stats(), server.is_left.wait(), failed.wait(), stopping.wait())
     ]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     listener.close()

@@ -4,7 +4,7 @@
                                                                ▲               │ produced
     on_part ◄─ stop strings ◄─ detokenise (the loop) ◄─────────┴───────────────┘
 
-The engine thread never waits for a caller: what it produced is handed to the loop, and the next step begins.
+The engine thread never waits for a caller: what it produced is handed to the loop, and it goes on.
 """
 
 from __future__ import annotations
@@ -302,7 +302,8 @@ class Runner:
                 continue
             shown = text.stops.take(new, is_last=bool(each.finish))
             finish = "stop" if text.stops.found else each.finish
-            part = wire.Part(text.key, shown, len(each.tokens), tuple(each.logprobs), finish)
+            logprobs = tuple(each.logprobs) if text.sampling.logprobs else ()
+            part = wire.Part(text.key, shown, len(each.tokens), logprobs, finish)
             if finish:
                 self._end(text, cancel=not each.finish)
             part.prompt_tokens, part.cached_tokens = text.prompt_tokens, text.cached_tokens

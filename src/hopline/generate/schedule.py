@@ -85,8 +85,8 @@ class Schedule:
         if self.blocks(need) > self._info.num_blocks:
             most = self._info.num_blocks * self._info.block_tokens
             raise RequestTooLarge(
-                f"prompt and max_tokens together are {need.tokens} tokens; the KV cache has room for {most} "
-                "(generate.kv_tokens)"
+                f"prompt and max_tokens together are {need.tokens} tokens; the KV cache has room for "
+                f"{most} (generate.kv_tokens)"
             )
         if self.num_queued and self.queued_tokens + need.tokens > self._max_queue_tokens:
             raise Overloaded(

@@ -41,6 +41,10 @@ class Cancel(msgspec.Struct, tag="cancel"):
     number: int
 
 
+class Bye(msgspec.Struct, tag="bye"):
+    """The worker needs the process no more; if no other one does, it ends."""
+
+
 class Welcome(msgspec.Struct, tag="welcome"):
     """The answer to `Hello`."""
 
@@ -102,7 +106,7 @@ class Stats(msgspec.Struct, tag="stats"):
     cpu_s: float = 0.0
 
 
-to_process = msgspec.msgpack.Decoder(Hello | Begin | Cancel)
+to_process = msgspec.msgpack.Decoder(Hello | Begin | Cancel | Bye)
 to_worker = msgspec.msgpack.Decoder(Welcome | Parts | Stats | Refusal)
 
 _BY_CODE: dict[str, type[HoplineError]] = {
@@ -132,3 +136,9 @@ def unpack_error(packed: tuple[str, str, float]) -> HoplineError:
     if hasattr(error, "retry_after_s"):
         error.retry_after_s = retry_after_s
     return error
+
+
+def token_logprobs(part: Part) -> list[tuple[str, float]]:
+    """Text and log probability of each token of a part; the first one has the text."""
+    texts = (part.text, *[""] * (len(part.logprobs) - 1))
+    return list(zip(texts, part.logprobs, strict=True))

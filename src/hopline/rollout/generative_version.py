@@ -225,7 +225,8 @@ class _Text:
     def __init__(self) -> None:
         self.number = 0
         self.parts: list[str] = []
-        self.logprobs: list[float] = []
+        #: (text, log probability) of each token; one that ends within a character has no text.
+        self.logprobs: list[tuple[str, float]] = []
         self.num_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.finish = ""
 
@@ -288,7 +289,8 @@ class _Run:
             counts.prompt(part.prompt_tokens, part.cached_tokens)
         counts.tokens(part.num_tokens)
         text.num_tokens += part.num_tokens
-        text.logprobs += part.logprobs
+        if part.logprobs:
+            text.logprobs += wire.token_logprobs(part)
         if part.text:
             text.parts.append(part.text)
         if part.finish:

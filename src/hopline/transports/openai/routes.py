@@ -1,0 +1,100 @@
+"""The handlers of OpenAI's routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from hopline.errors import BadRequest
+from hopline.transports.http_access import client_of
+from hopline.transports.http_messages import Pending, Request
+from hopline.transports.openai.answers import Form
+from hopline.transports.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    chat_request,
+    completion_request,
+    decode_chat,
+    decode_completion,
+)
+from hopline.transports.openai.waiting import Generating, Streaming
+from hopline.transports.score_json import deadline_after
+from hopline.transports.traces import join_trace
+from hopline.types import ModelInfo, ScoreRequest
+
+if TYPE_CHECKING:
+    from hopline.transports.http import HttpApp
+    from hopline.transports.interface import ScoringService
+
+_OWNER = "hopline"
+
+
+class OpenAiRoutes:
+    """See the module.
+
+    Args:
+        app: makes responses of errors, and counts.
+        service: generates.
+        guarded: whether clients are authenticated.
+        traces: whether requests join the caller's trace.
+    """
+
+    def __init__(self, app: HttpApp, service: ScoringService, *, guarded: bool, traces: bool) -> None:
+        self._app = app
+        self._service: Any = service
+        self._guarded = guarded
+        self._traces = traces
+
+    def chat(self, request: Request, id_line: bytes) -> Pending:
+        """POST /v1/chat/completions."""
+        body = decode_chat(request.body)
+        deadline = deadline_after(body.timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
+        return self._begin(body, chat_request(body, deadline, id_line[14:-2].decode()), request, id_line)
+
+    def completions(self, request: Request, id_line: bytes) -> Pending:
+        """POST /v1/completions."""
+        body = decode_completion(request.body)
+        deadline = deadline_after(body.timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
+        asked = completion_request(body, deadline, id_line[14:-2].decode())
+        return self._begin(body, asked, request, id_line)
+
+    def _begin(
+        self, body: ChatBody | CompletionBody, asked: ScoreRequest, request: Request, id_line: bytes
+    ) -> Pending:
+        if self._guarded:
+            client = client_of(request)
+            client.check("score", asked.model)
+            client.sign(asked)
+        kind = self._service.describe(asked.model, asked.version).kind
+        if kind != "generative":
+            raise BadRequest(
+                f"model {asked.model!r} is not generative, it is a {kind} model; ask at "
+                f"/v1/models/{asked.model}/score"
+            )
+        if self._traces:
+            join_trace(asked, request.headers.get(b"traceparent"))
+        form = Form(isinstance(body, ChatBody), id_line[14:-2].decode(), int(time.time()), body.model)
+        per_prompt = body.n or 1
+        if not body.stream:
+            if body.stream_options is not None:
+                raise BadRequest("stream_options: only with stream: true")
+            waiting = Generating(self._app, form, per_prompt, id_line)
+            waiting.ticket = self._service.submit(asked, waiting.deliver)
+            return waiting
+        assert asked.columns is not None
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        num_rows = len(asked.columns["seed"])
+        streaming = Streaming(self._app, form, per_prompt, id_line, num_rows, has_usage=has_usage)
+        streaming.ticket = self._service.stream(asked, streaming.deliver, streaming.take)
+        return streaming
+
+
+def listed(infos: Iterable[ModelInfo]) -> dict[str, Any]:
+    """The generative models in the form of OpenAI's list."""
+    return {"object": "list", "data": [described(info) for info in infos if info.kind == "generative"]}
+
+
+def described(info: ModelInfo) -> dict[str, Any]:
+    """One model in OpenAI's form."""
+    return {"id": info.name, "object": "model", "created": 0, "owned_by": _OWNER}
