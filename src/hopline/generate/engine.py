@@ -31,6 +31,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         batch_tokens: tokens of one step.
         prefix_caching: keep the KV blocks of ended texts for prompts that begin alike.
         context_tokens: of the model, as its version says.
+        chat_template: replaces that of the model; "" keeps it.
     """
 
     device: str = "CPU"
@@ -40,6 +41,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     batch_tokens: int = 512
     prefix_caching: bool = True
     context_tokens: int = 0
+    chat_template: str = ""
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -87,8 +89,8 @@ class Engine(Protocol):
         """
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text."""
+    def encode(self, text: str, *, is_rendered: bool) -> list[int]:
+        """Tokens of a text; one that a template rendered has its special tokens already."""
         ...
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
@@ -127,11 +129,16 @@ def load_engine(name: str, model: Path, settings: EngineSettings) -> Engine:
         model: its file or folder.
 
     Raises:
-        ArtifactError: the engine is unknown, or does not load it.
-        ImportError: its package is not installed.
+        ArtifactError: the engine is unknown, not installed, or does not load it.
     """
     if name not in ENGINES:
         raise ArtifactError(f"engine {name!r} is unknown; there are {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
     load: Callable[[Path, EngineSettings], Engine] = getattr(importlib.import_module(module), attribute)
-    return load(model, settings)
+    try:
+        return load(model, settings)
+    except ImportError as error:
+        raise ArtifactError(
+            f"engine {name!r} needs a package that is not installed ({error}): "
+            "pip install 'hopline[generate]'"
+        ) from None

@@ -61,7 +61,7 @@ class NaiveEngine:
         """As `Engine.render`."""
         return "\n".join(message["content"] for message in messages)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_rendered: bool) -> list[int]:
         """As `Engine.encode`."""
         return list(text.encode())
 

@@ -44,6 +44,8 @@ class OpenVinoEngine:
                 str(model), scheduling, settings.device, properties
             )
             self._tokenizer = self._pipeline.get_tokenizer()
+            if settings.chat_template:
+                self._tokenizer.set_chat_template(settings.chat_template)
             longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         except RuntimeError as error:  # its only kind of error
             raise ArtifactError(f"{model}: openvino-genai does not load it: {_first_line(error)}") from None
@@ -74,11 +76,10 @@ class OpenVinoEngine:
                 f"messages: the model's chat template does not take them: {_first_line(error)}"
             ) from None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_rendered: bool) -> list[int]:
         """As `Engine.encode`."""
-        tokens: list[int] = (
-            self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        )
+        found = self._tokenizer.encode(text, add_special_tokens=not is_rendered).input_ids
+        tokens: list[int] = found.data[0].tolist()
         return tokens
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
@@ -150,4 +151,4 @@ def _first_line(error: BaseException) -> str:
     """What an error of OpenVINO says: its first lines are places in its own sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
-    return (said or lines or ["no reason given"])[-1][:300]
+    return (said or lines or ["no reason given"])[0][:300]

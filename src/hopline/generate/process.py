@@ -165,7 +165,7 @@ async def serve(orders: Orders) -> int:
     loop = asyncio.get_running_loop()
     try:
         engine = await asyncio.to_thread(load_engine, orders.engine, Path(orders.model), orders.settings)
-    except (HoplineError, ImportError) as error:
+    except HoplineError as error:
         say_ready(orders.ready, f"failed {error}".replace("\n", " "))
         return 1
     failed = asyncio.Event()

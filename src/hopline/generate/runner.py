@@ -178,7 +178,7 @@ class Runner:
         source = prompt.text
         if prompt.messages:
             source = self.engine.render(msgspec.json.decode(prompt.messages))
-        tokens = self.engine.encode(source)
+        tokens = self.engine.encode(source, is_rendered=bool(prompt.messages))
         if not tokens:
             raise RequestTooLarge("the prompt has no tokens")
         longest = text.sampling.max_tokens

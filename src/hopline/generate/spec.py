@@ -24,7 +24,8 @@ class GenerativeSpec(msgspec.Struct, frozen=True):
         model: the model's file or folder inside the version; "." is the folder itself.
         context_tokens: prompt and answer together; 0 if unknown.
         architecture, quantisation, parameters: as the file says; "" and 0 if it does not.
-        chat_template: of the file; "" if it has none. The engine reads it from the model.
+        chat_template: of the file, which the engine reads itself; "" if it has none.
+        sets_template: whether `chat_template` is another one, which replaces that of the file.
         licence: its text or name; "" if there is none.
         url: of the upstream, up to and including /v1.
         upstream_model: as the upstream calls the model.
@@ -42,6 +43,7 @@ class GenerativeSpec(msgspec.Struct, frozen=True):
     quantisation: str = ""
     parameters: int = 0
     chat_template: str = ""
+    sets_template: bool = False
     licence: str = ""
     url: str = ""
     upstream_model: str = ""

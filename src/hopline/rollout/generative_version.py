@@ -372,6 +372,7 @@ def generator_of(spec: GenerativeSpec, folder: Path, version: str, config: Confi
             batch_tokens=settings.batch_tokens,
             prefix_caching=settings.prefix_caching,
             context_tokens=spec.context_tokens,
+            chat_template=spec.chat_template if spec.sets_template else "",
         ),
         limits=RunnerSettings(settings.max_running, settings.max_queue_tokens, settings.default_tokens),
         config=config.to_json(),

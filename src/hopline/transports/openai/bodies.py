@@ -192,9 +192,7 @@ def _content(message: Message, at: int) -> str:
         raise BadRequest(f"messages[{at}]: content is missing; send text")
     for part in content:
         if part.type != "text":
-            raise BadRequest(
-                f"messages[{at}]: content is of type {part.type!r:.40}; send text"
-            )
+            raise BadRequest(f"messages[{at}]: content is of type {part.type!r:.40}; send text")
     return "".join(part.text for part in content)
 
 

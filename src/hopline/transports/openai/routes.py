@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopline.errors import BadRequest
 from hopline.transports.http_access import client_of
+from hopline.transports.http_bodies import check_json
 from hopline.transports.http_messages import Pending, Request
 from hopline.transports.openai.answers import Form
 from hopline.transports.openai.bodies import (
@@ -49,12 +50,16 @@ class OpenAiRoutes:
     def chat(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/chat/completions."""
         body = decode_chat(request.body)
+        if not request.is_counted:  # names that are repeated
+            check_json(request.headers, request.body)
         deadline = deadline_after(body.timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
         return self._begin(body, chat_request(body, deadline, id_line[14:-2].decode()), request, id_line)
 
     def completions(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/completions."""
         body = decode_completion(request.body)
+        if not request.is_counted:
+            check_json(request.headers, request.body)
         deadline = deadline_after(body.timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
         asked = completion_request(body, deadline, id_line[14:-2].decode())
         return self._begin(body, asked, request, id_line)
