@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _BROKEN = "\ufffd"
-#: Tokens of one character at most; what is still no text after so many never will be.
-_MOST_HELD = 8
+#: Characters in place of the bytes of an incomplete character: at most so many.
+_MOST_BROKEN = 3
+#: Tokens of a window that never ends with a whole character, as of bytes that are no text.
+_LONGEST_WINDOW = 64
 
 
 class Detokenizer:
     """Turns the tokens of one text into text. The window that is decoded again stays short.
 
-    Algorithm: decode the last emitted token together with the new ones, and emit what is longer (as in
+    Algorithm: decode the last emitted tokens together with the new ones, and emit what is longer (as in
     Hugging Face's text-generation-inference): a tokenizer may write a token differently at the beginning.
     """
 
-    __slots__ = ("_begin", "_done", "_tokens")
+    __slots__ = ("_begin", "_done", "_extra", "_tokens")
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        #: The window begins here, and everything before `_done` is emitted.
-        self._begin = self._done = 0
+        #: The window begins here; the tokens before `_done` are emitted, and `_extra` characters behind.
+        self._begin = self._done = self._extra = 0
 
     def take(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """Add tokens; returns what has to be decoded: the emitted part of the window, and all of it."""
@@ -33,12 +35,16 @@ class Detokenizer:
         return self._tokens[self._begin : self._done], self._tokens[self._begin :]
 
     def new_text(self, emitted: str, whole: str, *, is_last: bool) -> str:
-        """The new text, by both decoded; "" while a character is incomplete."""
-        is_whole = not whole.endswith(_BROKEN) or len(self._tokens) - self._done >= _MOST_HELD
-        if len(whole) <= len(emitted) or not (is_whole or is_last):
-            return ""
-        self._begin, self._done = self._done, len(self._tokens)
-        return whole[len(emitted) :]
+        """The new text, by both decoded, without a character that is incomplete."""
+        num_broken = min(len(whole) - len(whole.rstrip(_BROKEN)), _MOST_BROKEN)
+        if is_last or len(self._tokens) - self._done >= _LONGEST_WINDOW:
+            num_broken = 0
+        new = whole[len(emitted) + self._extra : len(whole) - num_broken]
+        if num_broken:
+            self._extra += len(new)
+        else:
+            self._begin, self._done, self._extra = self._done, len(self._tokens), 0
+        return new
 
 
 class StopStrings:
