@@ -9,15 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from hopline.errors import ArtifactError
 from hopline.generate.request import Sampling
 
-#: Why generation ended; "" while it goes on.
-Finish = Literal["", "stop", "length"]
+#: Why generation ended: "stop", "length", or what an upstream says; "" while it goes on.
+Finish: TypeAlias = str
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
