@@ -107,6 +107,8 @@ class Server:
                     if len(self._writers) == 1:
                         self.is_left.set()
                     return
+        except asyncio.CancelledError:  # the process ends
+            pass
         except (OSError, EOFError, WireError) as error:
             log.info("a worker has left (%s)", str(error) or type(error).__name__)
         finally:
@@ -114,6 +116,15 @@ class Server:
             for text in texts.values():
                 self._runner.cancel(text)
             writer.close()
+
+    async def close(self) -> None:
+        """Write out what is written, and end the connections."""
+        await asyncio.sleep(0)
+        for writer in list(self._writers):
+            writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await writer.wait_closed()
 
     async def tell_stats(self) -> None:
         """Send the state to every worker, once a second; ends when there has been no worker for a while."""
@@ -189,7 +200,7 @@ async def serve(orders: Orders) -> int:
     with contextlib.suppress(OSError):
         Path(orders.socket).unlink()
     if failed.is_set():
-        await asyncio.sleep(0)  # the errors of its texts are written
+        await server.close()  # the errors of its texts are written
         return _ENGINE_FAILED
     for wait in waits:
         wait.cancel()

@@ -87,6 +87,9 @@ class Upstream:
         transport: for tests.
         stall_s: in place of `_STALL_S`.
         clock: seconds, monotonic.
+
+    Attributes:
+        breaker: stops requests to an upstream that fails.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Upstream:
         self._transport = transport
         self._stall_s = stall_s
         self._clock = clock
-        self._breaker = CircuitBreaker(_BREAKER)
+        self.breaker = CircuitBreaker(_BREAKER)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._numbers = 0
         self._http: httpx2.AsyncClient | None = None
@@ -138,7 +141,7 @@ class Upstream:
         Raises: Unavailable: the breaker is open.
         """
         began = self._clock()
-        if not self._breaker.allow(began):
+        if not self.breaker.allow(began):
             raise Unavailable(f"{self._spec.name}: its upstream fails; it is tried again in a moment")
         self._numbers += 1
         number = self._numbers
@@ -168,23 +171,23 @@ class Upstream:
         try:
             await self._stream(number, prompt, on_part)
         except asyncio.CancelledError:
-            self._breaker.abandon(self._clock(), began)
+            self.breaker.abandon(self._clock(), began)
             raise
         except HoplineError as error:
             is_its_fault = not isinstance(error, BadRequest | Overloaded)
-            self._breaker.record(not is_its_fault, self._clock(), began)
+            self.breaker.record(not is_its_fault, self._clock(), began)
             on_part(wire.Part(number, "", 0, error=wire.pack_error(error)))
         except httpx2.TransportError as error:
-            self._breaker.record(False, self._clock(), began)
+            self.breaker.record(False, self._clock(), began)
             what = f"{self._spec.name}: its upstream {_failure(error)}"
             on_part(wire.Part(number, "", 0, error=wire.pack_error(Unavailable(what))))
         except Exception as error:  # the boundary: whatever an upstream sends fails one text
-            self._breaker.record(False, self._clock(), began)
+            self.breaker.record(False, self._clock(), began)
             log.exception("%s: an answer of the upstream could not be read", self._spec.name)
             failure = RuntimeFailure(f"the upstream's answer could not be read: {type(error).__name__}")
             on_part(wire.Part(number, "", 0, error=wire.pack_error(failure)))
         else:
-            self._breaker.record(True, self._clock(), began)
+            self.breaker.record(True, self._clock(), began)
 
     async def _stream(self, number: int, prompt: Prompt, on_part: Callable[[wire.Part], object]) -> None:
         assert self._http is not None
