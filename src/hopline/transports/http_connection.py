@@ -323,6 +323,10 @@ class HttpConnection(asyncio.Protocol):
         """
         if self._closed or self._transport.get_extra_info("sslcontext") is not None:
             return False
+        if self._stream is not None:
+            # Clients of streams stop sending only when they leave, and what they asked for is dear.
+            self._transport.abort()
+            return False
         self._ended = True
         if self not in self._endpoint.lane:
             self._finish()
