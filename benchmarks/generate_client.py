@@ -80,7 +80,7 @@ class Client:
             writer.transport.abort()
 
     async def scores(self, seconds: float, num_nodes: int) -> list[float]:
-        """Milliseconds of scores of single nodes, one after the other with pauses, over one connection."""
+        """Milliseconds of scores of single nodes, one at a time with pauses, over one connection."""
         found = []
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         end = time.perf_counter() + seconds

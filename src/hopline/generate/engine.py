@@ -16,7 +16,7 @@ import msgspec
 from hopline.errors import ArtifactError
 from hopline.generate.request import Sampling
 
-#: Why generation ended: "stop", "length", or what an upstream says; "" while it goes on.
+#: Why generation ended: "stop", "length", or what an upstream says; "" while it continues.
 Finish: TypeAlias = str
 
 
@@ -51,7 +51,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
         context_tokens: prompt and answer together, at most.
         block_tokens: of one KV block.
         num_blocks: KV blocks there are.
-        longest_token_bytes: no token stands for more bytes of text; 0 if unknown.
+        longest_token_bytes: no token represents more bytes of text; 0 if unknown.
     """
 
     name: str
@@ -94,11 +94,11 @@ class Engine(Protocol):
         ...
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Texts of tokens; bytes that are no valid UTF-8 become U+FFFD."""
+        """Texts of tokens; bytes that are not valid UTF-8 become U+FFFD."""
         ...
 
     def add(self, number: int, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Have a text take part in the steps from the next one on."""
+        """Include a text in the steps from the next one on."""
         ...
 
     def cancel(self, number: int) -> None:

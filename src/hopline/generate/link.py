@@ -4,7 +4,7 @@
        │ not there                                      │ lost: its texts fail, then again
        └─► lock file ─► still not there ─► start ─► ready ┘
 
-Whoever starts it only reaps it in the end: the process serves all workers of the server, and ends when the
+The worker that starts it only reaps it in the end: the process serves all workers of the server, and ends when the
 last of them has closed its connection.
 """
 
@@ -49,7 +49,7 @@ class Generator(Protocol):
 
     Attributes:
         engine: what generates.
-        state: as last told; None where it tells nothing.
+        state: as last reported; None where it reports nothing.
         reason: why it generates nothing now; "" while it does.
     """
 

@@ -84,7 +84,7 @@ class NaiveEngine:
             time.sleep(self._model.step_s)
         self._num_steps += 1
         if self._model.fail_after and self._num_steps > self._model.fail_after:
-            raise RuntimeError("the naive engine was told to fail")
+            raise RuntimeError("the naive engine is configured to fail")
         produced = []
         for number, text in list(self._running.items()):
             token = text.answer[text.num_done % len(text.answer)]

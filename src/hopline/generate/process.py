@@ -165,7 +165,7 @@ class Outbox:
         if transport.is_closing():
             return
         if transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
-            log.error("a worker does not read; its connection is ended")
+            log.error("a worker does not read; its connection is closed")
             transport.abort()
             return
         self._writer.write(wire.WIRE.frame(wire.Parts(parts)))

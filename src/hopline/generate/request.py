@@ -33,7 +33,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         seed: of the draws.
         stop: strings before which the text ends.
         logprobs: whether the log probability of each chosen token is wanted.
-        ignore_eos: go on after the model's own end; for measurements.
+        ignore_eos: continue after the model's own end; for measurements.
     """
 
     max_tokens: int = 0

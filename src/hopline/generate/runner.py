@@ -4,7 +4,7 @@
                                                                ▲               │ produced
     on_part ◄─ stop strings ◄─ detokenise (the loop) ◄─────────┴───────────────┘
 
-The engine thread never waits for a caller: what it produced is handed to the loop, and it goes on.
+The engine thread never waits for a caller: what it produced is handed to the loop, and it continues.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Text:
     """One text on its way. `number` is the runner's own; `key` the caller's.
 
     Attributes:
-        ended: nothing more is told about it.
+        ended: nothing more is reported about it.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class Runner:
             return []
         size = len(prompt.text) + len(prompt.messages)
         if info.longest_token_bytes and size > info.longest_token_bytes * info.context_tokens:
-            # not even counted: each token stands for so many bytes at most
+            # not even counted: each token represents so many bytes at most
             raise RequestTooLarge(
                 f"the prompt has {size} characters, more than {info.context_tokens} tokens, "
                 "which is the model's context"

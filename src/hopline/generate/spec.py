@@ -1,6 +1,6 @@
 """A version of a generative model on disk: `<repository>/<model>/<version>/model.json`, kind "generative".
 
-The model itself is a file or folder beside it. Where an upstream generates, there is none.
+The model itself is a file or folder next to it. Where an upstream generates, there is none.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def is_generative(folder: Path) -> bool:
 
 
 def read_generative(folder: Path) -> GenerativeSpec:
-    """Read a version. Its files are compared by whoever fetched it.
+    """Read a version. Its files are compared by the repository that fetched it.
 
     Raises: ArtifactError: malformed, or of a newer format.
     """

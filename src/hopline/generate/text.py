@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 _BROKEN = "\ufffd"
 #: Characters in place of the bytes of an incomplete character: at most so many.
 _MOST_BROKEN = 3
-#: Tokens of a window that never ends with a whole character, as of bytes that are no text.
+#: Tokens of a window that never ends with a whole character, as of bytes that are not text.
 _LONGEST_WINDOW = 64
 
 

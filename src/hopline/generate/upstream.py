@@ -4,7 +4,7 @@
                │                 └─ none for `_STALL_S`, or cut off before the finish: the text fails
                └─ refused, unreachable: the text fails; after several in a row the breaker opens
 
-A cancelled text closes its connection, by which such servers know that nobody reads any more.
+A cancelled text closes its connection, by which such servers know that no caller reads any more.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Upstream:
     async def _parts(
         self, number: int, data: AsyncIterator[bytes], on_part: Callable[[wire.Part], object]
     ) -> wire.Part:
-        """Pass the pieces on; returns the last one, which is told after the usage is known."""
+        """Pass the pieces on; returns the last one, which is passed on after the usage is known."""
         finish, num_tokens, usage = "", 0, _Usage()
         async for event in _events(data):
             if event.error is not None:
@@ -265,7 +265,7 @@ async def _events(data: AsyncIterator[bytes]) -> AsyncIterator[_Event]:
             try:
                 yield _decode_event(content)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise RuntimeFailure(f"the upstream sent an event that is none: {error}") from None
+                raise RuntimeFailure(f"the upstream sent an invalid event: {error}") from None
 
 
 def _logprobs(found: dict[str, Any] | None) -> tuple[float, ...]:

@@ -67,7 +67,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: clients skip (RFC 9110, 15.2). A closed client rejects the first one, and the next write reports it.
 _PROBE_AFTER_S = 1.0
 _NUM_PROBES = 2
-#: A client of a streamed answer that accepts nothing for so long, in seconds, is cut off.
+#: A client of a streamed answer that accepts nothing for this time, in seconds, is cut off.
 _STALLED_S = 60.0
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus

@@ -124,7 +124,7 @@ class Reading:
         try:
             for where, text in expressions(step):
                 yield from self._owners(f"{place}, {where}", text)
-        except PipelineInvalid as error:  # a template that is none
+        except PipelineInvalid as error:  # an invalid template
             self.problems.append(f"{place}: {error}")
         if isinstance(step, ModelStepSpec):
             try:
