@@ -36,6 +36,7 @@ def test_numbers_may_come_as_another_type_without_loss() -> None:
         ({"prompt": ["a"], "max_tokens": [1.5]}, "max_tokens must be int"),
         ({"prompt": ["a"], "max_tokens": [True]}, "max_tokens must be int"),
         ({"prompt": ["a"], "temperature": [float("nan")]}, "temperature must be float from 0 to 2"),
+        ({"prompt": ["a"], "temperature": [10**400]}, "temperature must be float"),
         ({"prompt": ["a"], "logprobs": [2]}, "logprobs must be true or false"),
         ({"prompt": ["a"], "stop": [[""]]}, "no stop string"),
     ],

@@ -4,8 +4,8 @@
        │ not there                                      │ lost: its texts fail, then again
        └─► lock file ─► still not there ─► start ─► ready ┘
 
-The worker that starts it only reaps it in the end: the process serves all workers of the server, and ends when the
-last of them has closed its connection.
+The worker that starts the process only reaps it in the end. The process serves all workers of the server,
+and ends when the last of them has closed its connection.
 """
 
 from __future__ import annotations

@@ -136,9 +136,10 @@ def _value(name: str, value: Any, where: str) -> Any:
     if kind is not bool and not isinstance(value, bool):
         if isinstance(value, float) and kind is int and value.is_integer():
             value = int(value)
-        if isinstance(value, int) and kind is float:
+        if isinstance(value, int) and kind is float and abs(value) < 2**53:
             value = float(value)
-        if isinstance(value, kind) and least <= value <= most:
+        number: Any = value
+        if isinstance(value, kind) and least <= number <= most:
             return value
     expected = "true or false" if kind is bool else f"{kind.__name__} from {least:g} to {most:g}"
     raise BadRequest(f"{where}{name} must be {expected}, not {value!r:.40}")

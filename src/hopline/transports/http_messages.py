@@ -96,7 +96,10 @@ class Sink(Protocol):
         is_blocked: whether the client does not read now: what is written is stored, so write later.
     """
 
-    is_blocked: bool
+    @property
+    def is_blocked(self) -> bool:
+        """See the class."""
+        ...
 
     def write(self, data: bytes) -> None:
         """Send a piece."""
