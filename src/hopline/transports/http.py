@@ -442,6 +442,8 @@ class HttpApp:
             "predict": Handler(self._predict, check_json),
             "chat_completions": Handler(self._openai.chat, check_json),
             "completions": Handler(self._openai.completions, check_json),
+            "generate": Handler(functools.partial(self._openai.generate, streams=False), check_json),
+            "generate_stream": Handler(functools.partial(self._openai.generate, streams=True), check_json),
             "drift": Handler(functools.partial(self._drift, None)),
             "model_drift": Handler(self._drift),
             "graph": Handler(self._graph),

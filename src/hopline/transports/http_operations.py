@@ -19,6 +19,7 @@ from hopline.transports.lifecycle_requests import DECISIONS, DecisionBody, Index
 from hopline.transports.oip_json import InferBody
 from hopline.transports.openai.answers import ChatCompletion, Completion
 from hopline.transports.openai.bodies import ChatBody, CompletionBody
+from hopline.transports.openai.oip_generate import GenerateBody, Generated
 from hopline.transports.path_table import PathTable, split_path
 from hopline.transports.platform_routes import InstancesBody, own_paths
 from hopline.transports.score_json import ScoreBody
@@ -384,6 +385,36 @@ OPERATIONS: tuple[Operation, ...] = (
         body=InferBody,
         body_types=(JSON, BINARY),
         body_required=True,
+        statuses=(404, 504),
+        versioned=True,
+        timed=True,
+        tag="inference protocol",
+    ),
+    Operation(
+        id="generate",
+        method="POST",
+        path="/v2/models/{model}/generate",
+        summary="Generate a text.",
+        required="score",
+        answer=Generated,
+        body=GenerateBody,
+        body_required=True,
+        example={"text_input": "Once upon a time", "parameters": {"max_tokens": 20}},
+        statuses=(404, 504),
+        versioned=True,
+        timed=True,
+        tag="inference protocol",
+    ),
+    Operation(
+        id="generate_stream",
+        method="POST",
+        path="/v2/models/{model}/generate_stream",
+        summary="Generate a text, as server-sent events.",
+        required="score",
+        answer_types=(EVENTS,),
+        body=GenerateBody,
+        body_required=True,
+        example={"text_input": "Once upon a time", "parameters": {"max_tokens": 20}},
         statuses=(404, 504),
         versioned=True,
         timed=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -113,6 +114,26 @@ def test_logprobs_of_chosen_tokens(client: openai.OpenAI) -> None:
     assert text.choices[0].logprobs is not None
     assert text.choices[0].logprobs.tokens == ["a", "b", "c"]
     assert text.choices[0].logprobs.text_offset == [0, 1, 2]
+
+
+def test_open_inference_protocol_generates(server: RunningServer) -> None:
+    body = {"text_input": "snow ☃", "parameters": {"stop": ["zz"], "max_tokens": 20}, "id": "7"}
+    answer = httpx.post(f"{server.url}/v2/models/echo/versions/1/generate", json=body)
+    assert answer.json() == {
+        "model_name": "echo",
+        "model_version": "1",
+        "id": "7",
+        "text_output": "snow ☃",
+        "details": {"finish_reason": "stop", "prompt_tokens": 8, "completion_tokens": 8},
+    }
+    stream = httpx.post(f"{server.url}/v2/models/echo/generate_stream", json=body)
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
+    assert "".join(event["text_output"] for event in events) == "snow ☃"
+    assert events[-1]["details"]["finish_reason"] == "stop"
+    refused = httpx.post(f"{server.url}/v2/models/echo/generate", json={**body, "parameters": {"beams": 2}})
+    assert refused.status_code == 400
+    assert "beams" in refused.json()["error"]
 
 
 def test_version_can_be_named(client: openai.OpenAI) -> None:

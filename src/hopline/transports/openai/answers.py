@@ -113,6 +113,9 @@ class Form:
         model: as it was asked for.
     """
 
+    #: Whether errors have the form of the Open Inference Protocol.
+    is_oip = False
+
     def __init__(self, is_chat: bool, id: str, created: int, model: str) -> None:
         self.is_chat = is_chat
         self._head = {"id": ("chatcmpl-" if is_chat else "cmpl-") + id}
@@ -164,9 +167,12 @@ class Form:
         choice = {"index": row, **content, "logprobs": logprobs, "finish_reason": finish or None}
         return b'%b,"choices":[%b]}\n\n' % (self._chunk_head, orjson.dumps(choice))
 
-    def usage_event(self, usage: dict[str, int]) -> bytes:
-        """The piece with the usage, after all text."""
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._chunk_head, orjson.dumps(usage))
+    def ending(self, result: ScoreResult, per_prompt: int, *, has_usage: bool) -> bytes:
+        """The end of a stream whose text is complete."""
+        if not has_usage:
+            return _DONE
+        usage = orjson.dumps(usage_of(result, per_prompt))
+        return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._chunk_head, usage, _DONE)
 
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"

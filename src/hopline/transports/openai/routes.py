@@ -19,6 +19,7 @@ from hopline.transports.openai.bodies import (
     decode_chat,
     decode_completion,
 )
+from hopline.transports.openai.oip_generate import OipForm, decode_generate, generate_request
 from hopline.transports.openai.waiting import Generating, Streaming
 from hopline.transports.score_json import deadline_after
 from hopline.transports.traces import join_trace
@@ -49,28 +50,66 @@ class OpenAiRoutes:
 
     def chat(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/chat/completions."""
-        body = decode_chat(request.body)
-        if not request.is_counted:  # names that are repeated
-            check_json(request.headers, request.body)
-        deadline = deadline_after(body.timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
-        return self._begin(body, chat_request(body, deadline, id_line[14:-2].decode()), request, id_line)
+        body = decode_chat(self._checked(request))
+        asked = chat_request(body, self._deadline(body.timeout_ms, request), _id_of(id_line))
+        return self._begin_openai(body, asked, request, id_line)
 
     def completions(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/completions."""
-        body = decode_completion(request.body)
+        body = decode_completion(self._checked(request))
+        asked = completion_request(body, self._deadline(body.timeout_ms, request), _id_of(id_line))
+        return self._begin_openai(body, asked, request, id_line)
+
+    def generate(
+        self, model: str, version: str | None, request: Request, id_line: bytes, *, streams: bool
+    ) -> Pending:
+        """POST /v2/models/<model>/generate, and generate_stream."""
+        body = decode_generate(self._checked(request))
+        asked = generate_request(model, version, body, self._deadline(None, request), _id_of(id_line))
+        form = OipForm(model, version or "", body.id)
+        return self._begin(asked, form, request, id_line, streams=streams)
+
+    def _checked(self, request: Request) -> bytes:
+        """The body, in which no name is repeated."""
         if not request.is_counted:
             check_json(request.headers, request.body)
-        deadline = deadline_after(body.timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
-        asked = completion_request(body, deadline, id_line[14:-2].decode())
-        return self._begin(body, asked, request, id_line)
+        return request.body
 
-    def _begin(
+    def _deadline(self, timeout_ms: float | None, request: Request) -> float | None:
+        return deadline_after(timeout_ms, request.headers.get(b"timeout-ms"), time.monotonic())
+
+    def _begin_openai(
         self, body: ChatBody | CompletionBody, asked: ScoreRequest, request: Request, id_line: bytes
     ) -> Pending:
         if self._guarded:
-            client = client_of(request)
-            client.check("score", asked.model)
-            client.sign(asked)
+            client_of(request).check("score", asked.model)
+        if body.stream_options is not None and not body.stream:
+            raise BadRequest("stream_options: only with stream: true")
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        form = Form(isinstance(body, ChatBody), _id_of(id_line), int(time.time()), body.model)
+        return self._begin(
+            asked,
+            form,
+            request,
+            id_line,
+            streams=bool(body.stream),
+            per_prompt=body.n or 1,
+            has_usage=has_usage,
+        )
+
+    def _begin(
+        self,
+        asked: ScoreRequest,
+        form: Form,
+        request: Request,
+        id_line: bytes,
+        *,
+        streams: bool,
+        per_prompt: int = 1,
+        has_usage: bool = False,
+    ) -> Pending:
+        if self._guarded:
+            client_of(request).sign(asked)
         kind = self._service.describe(asked.model, asked.version).kind
         if kind != "generative":
             raise BadRequest(
@@ -79,20 +118,19 @@ class OpenAiRoutes:
             )
         if self._traces:
             join_trace(asked, request.headers.get(b"traceparent"))
-        form = Form(isinstance(body, ChatBody), id_line[14:-2].decode(), int(time.time()), body.model)
-        per_prompt = body.n or 1
-        if not body.stream:
-            if body.stream_options is not None:
-                raise BadRequest("stream_options: only with stream: true")
+        if not streams:
             waiting = Generating(self._app, form, per_prompt, id_line)
             waiting.ticket = self._service.submit(asked, waiting.deliver)
             return waiting
         assert asked.columns is not None
-        has_usage = body.stream_options is not None and body.stream_options.include_usage
         num_rows = len(asked.columns["seed"])
         streaming = Streaming(self._app, form, per_prompt, id_line, num_rows, has_usage=has_usage)
         streaming.ticket = self._service.stream(asked, streaming.deliver, streaming.take)
         return streaming
+
+
+def _id_of(id_line: bytes) -> str:
+    return id_line[14:-2].decode()
 
 
 def listed(infos: Iterable[ModelInfo]) -> dict[str, Any]:

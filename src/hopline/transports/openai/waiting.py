@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hopline.errors import HoplineError
 from hopline.generate.wire import Part, token_logprobs
 from hopline.transports.http_messages import JSON, BodyStream, Pending, Response, StreamedResponse
-from hopline.transports.openai.answers import DONE, Form, usage_of
+from hopline.transports.openai.answers import Form
 from hopline.types import ScoreResult, Ticket
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Generating(Pending):
                 raise outcome
             body = self._form.whole(outcome, self._per_prompt)
         except Exception as error:  # the boundary: whatever fails, the caller gets an answer
-            self.answer(self._app.failed(error, self._id_line, oip=False))
+            self.answer(self._app.failed(error, self._id_line, oip=self._form.is_oip))
             return
         self._app.count_ok()
         self.answer(Response(body, 200, JSON, self._id_line))
@@ -124,11 +124,10 @@ class Streaming(Generating):
             return
         self.ticket = None
         if isinstance(outcome, HoplineError):
-            response = self._app.failed(outcome, self._id_line, oip=False)
+            response = self._app.failed(outcome, self._id_line, oip=self._form.is_oip)
             self._events.end(b"data: %b\n\n" % response.body)
             return
-        usage = self._form.usage_event(usage_of(outcome, self._per_prompt))
-        self._events.end(usage + DONE if self._events.has_usage else DONE)
+        self._events.end(self._form.ending(outcome, self._per_prompt, has_usage=self._events.has_usage))
 
 
 class Events(BodyStream):
