@@ -140,6 +140,8 @@ class ProcessLink:
             self._writer.write(wire.WIRE.frame(wire.Bye()))
         self._lost("the model is unloaded")
         if self._child is not None:
+            if not self._child.ready.is_set():  # still loads: no worker uses it
+                self._child.kill()
             try:
                 async with asyncio.timeout(_END_S):
                     await self._child.wait()
