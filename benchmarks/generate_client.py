@@ -54,6 +54,7 @@ class Client:
                 "max_tokens": tokens,
                 "temperature": 0,
                 "ignore_eos": True,
+                "timeout_ms": 240_000,
                 "stream": True,
                 "stream_options": {"include_usage": True},
             },

@@ -28,6 +28,7 @@ from hopline.generate.process import Orders
 from hopline.generate.request import Prompt, Sampling, read_rows
 from hopline.generate.runner import RunnerSettings
 from hopline.generate.spec import DEFAULT_OUTPUTS, OUTPUTS, GenerativeSpec, describe, read_generative
+from hopline.generate.token_rate import TokenRate
 from hopline.observe.metrics import Metrics
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.generative_metrics import GenerativeMetrics
@@ -52,6 +53,7 @@ class GenerativeVersion(CountedVersion):
         version: as it is served.
         generator: used by nothing else.
         config, limits, metrics, recorders: as for other versions.
+        token_rate: of clients; shared by all generative models of a worker.
         clock: seconds, monotonic.
     """
 
@@ -64,11 +66,13 @@ class GenerativeVersion(CountedVersion):
         limits: ModelLimits,
         metrics: Metrics,
         recorders: Sequence[Recorder] = (),
+        token_rate: TokenRate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(spec.name, version, "", config, metrics.model(spec.name, version), recorders)
         self.spec = spec
         self.generator = generator
+        self.token_rate = token_rate or TokenRate(0)
         self._clock = clock
         self.admission = admission_of(limits, config, limits.max_concurrency or _MAX_OPEN, clock)
         self.counts = GenerativeMetrics(metrics, spec.name, version, generator)
@@ -84,6 +88,7 @@ class GenerativeVersion(CountedVersion):
         metrics: Metrics,
         recorders: Sequence[Recorder] = (),
         *,
+        token_rate: TokenRate | None = None,
         nice: int = 0,
     ) -> GenerativeVersion:
         """A version of the repository, which has generated a text.
@@ -101,6 +106,7 @@ class GenerativeVersion(CountedVersion):
             limits,
             metrics,
             recorders,
+            token_rate,
         )
         try:
             await self._warm_up()
@@ -135,6 +141,7 @@ class GenerativeVersion(CountedVersion):
         """
         try:
             prompts = self._prompts(work.request)
+            self.token_rate.check(work.request.client, self._clock())
             self.admission.admit(work)
             if self.generator.reason:
                 raise ModelNotReady(f"{self.name}: {self.generator.reason}", 1.0)
@@ -276,7 +283,7 @@ class _Run:
             self._finish(wire.unpack_error(part.error))
             return
         text, counts = self.texts[row], self._version.counts
-        now = self._clock()
+        now, used = self._clock(), part.num_tokens
         if part.num_tokens:
             if not self._first:
                 self._first = now
@@ -287,7 +294,9 @@ class _Run:
         if not text.prompt_tokens and part.prompt_tokens:
             text.prompt_tokens, text.cached_tokens = part.prompt_tokens, part.cached_tokens
             counts.prompt(part.prompt_tokens, part.cached_tokens)
+            used += part.prompt_tokens
         counts.tokens(part.num_tokens)
+        self._version.token_rate.charge(work.request.client, used, now)
         text.num_tokens += part.num_tokens
         if part.logprobs:
             text.logprobs += wire.token_logprobs(part)

@@ -53,6 +53,7 @@ from hopline.scheduling.turnstile import Turnstile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hopline.generate.token_rate import TokenRate
     from hopline.rollout.process_starter import ProcessStarter
     from hopline.rollout.state_l2 import StateStore
 
@@ -114,6 +115,7 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
+        self._token_rate: TokenRate | None = None
         self._state_store: StateStore | None = None
         if config.state_cache.l2:
             from hopline.rollout.state_l2 import StateStore
@@ -314,8 +316,11 @@ class Loader:
         return await self._in_thread(self._version, load, folder, spec, limits, inputs)
 
     async def _generative(self, load: Load, folder: Path, limits: ModelLimits) -> Served:
+        from hopline.generate.token_rate import TokenRate
         from hopline.rollout.generative_version import GenerativeVersion
 
+        if self._token_rate is None:
+            self._token_rate = TokenRate(self.config.generate.tokens_per_minute, self.config.worker.count)
         return await GenerativeVersion.start(
             folder,
             load.model,
@@ -324,6 +329,7 @@ class Loader:
             limits,
             self._metrics,
             self._recorders,
+            token_rate=self._token_rate,
             nice=_SHADOW_NICE if load.unit.shadow else self.config.generate.nice,
         )
 
