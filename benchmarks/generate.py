@@ -268,13 +268,21 @@ async def prefixes(client: Client) -> dict[str, Any]:
 
 
 async def measure(client: Client, bare: Bare, *, quick: bool) -> dict[str, Any]:
-    """All phases."""
-    found = await rates(client, bare, 3 if quick else 10, 64 if quick else 128)
-    found |= await joining(client, 96)
-    found |= await cancelling(client, 200)
-    found |= await slow_reader(client, 64)
-    found |= await scores(client, 3.0 if quick else 15.0)
-    found |= await prefixes(client)
+    """All phases; each is printed as it ends."""
+    found: dict[str, Any] = {}
+    phases = (
+        rates(client, bare, 3 if quick else 10, 64 if quick else 128),
+        joining(client, 96),
+        cancelling(client, 200),
+        slow_reader(client, 64),
+        scores(client, 3.0 if quick else 15.0),
+        prefixes(client),
+    )
+    for phase in phases:
+        figures = await phase
+        for key, value in figures.items():
+            print(f"{key:<22}{value}", flush=True)
+        found |= figures
     return found
 
 
@@ -306,8 +314,6 @@ def main() -> None:
         with serve(command, port, request, num_outputs=2), bare_engine(model) as bare:
             client = Client(port, "slm", "sage")
             found = asyncio.run(measure(client, bare, quick=arguments.quick))
-    for key, value in found.items():
-        print(f"{key:<22}{value}")
     print(json.dumps({**found, "callers": CALLERS, "machine": machine(), "commit": commit()}))
 
 

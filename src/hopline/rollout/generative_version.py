@@ -46,7 +46,7 @@ _WARM_UP_S = 120.0
 
 
 class GenerativeVersion(CountedVersion):
-    """See the module; a `Served`. Made by `start`.
+    """See the module; a `Served`. Made by `load_generative`.
 
     Args:
         spec: of its folder.
@@ -77,45 +77,7 @@ class GenerativeVersion(CountedVersion):
         self.admission = admission_of(limits, config, limits.max_concurrency or _MAX_OPEN, clock)
         self.counts = GenerativeMetrics(metrics, spec.name, version, generator)
 
-    @classmethod
-    async def start(
-        cls,
-        folder: Path,
-        model: str,
-        version: str,
-        config: Config,
-        limits: ModelLimits,
-        metrics: Metrics,
-        recorders: Sequence[Recorder] = (),
-        *,
-        token_rate: TokenRate | None = None,
-        nice: int = 0,
-    ) -> GenerativeVersion:
-        """A version of the repository, which has generated a text.
-
-        Raises: HoplineError: it does not load, or does not generate.
-        """
-        spec = await asyncio.to_thread(read_generative, folder)
-        generator = generator_of(spec, folder, version, config, nice)
-        await generator.start()
-        self = cls(
-            msgspec.structs.replace(spec, name=model),
-            version,
-            generator,
-            config,
-            limits,
-            metrics,
-            recorders,
-            token_rate,
-        )
-        try:
-            await self._warm_up()
-        except BaseException:
-            await self.release()
-            raise
-        return self
-
-    async def _warm_up(self) -> None:
+    async def warm_up_once(self) -> None:
         """Generate a text: the first one may need seconds, in which the engine compiles."""
         if self.spec.engine == "openai":
             return
@@ -183,7 +145,7 @@ class GenerativeVersion(CountedVersion):
         return describe(self.spec, versions, self.version, state, generator.reason, context)
 
     def warm_up(self) -> None:
-        """Nothing: `start` has."""
+        """Nothing: `load_generative` has generated a text."""
 
     @property
     def queued_rows(self) -> int:
@@ -389,3 +351,33 @@ def generator_of(spec: GenerativeSpec, folder: Path, version: str, config: Confi
         nice=nice,
     )
     return ProcessLink(orders, config)
+
+
+async def load_generative(
+    folder: Path,
+    model: str,
+    version: str,
+    config: Config,
+    limits: ModelLimits,
+    metrics: Metrics,
+    recorders: Sequence[Recorder] = (),
+    nice: int = 0,
+    token_rate: TokenRate | None = None,
+) -> GenerativeVersion:
+    """A version of the repository, which has generated a text.
+
+    Args:
+        nice: is added to the niceness of its process.
+
+    Raises: HoplineError: it does not load, or does not generate.
+    """
+    spec = msgspec.structs.replace(await asyncio.to_thread(read_generative, folder), name=model)
+    generator = generator_of(spec, folder, version, config, nice)
+    await generator.start()
+    served = GenerativeVersion(spec, version, generator, config, limits, metrics, recorders, token_rate)
+    try:
+        await served.warm_up_once()
+    except BaseException:
+        await served.release()
+        raise
+    return served

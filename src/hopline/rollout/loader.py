@@ -28,6 +28,7 @@ from hopline.engine.source import RowSource
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
 from hopline.generate.spec import is_generative
+from hopline.generate.token_rate import TokenRate
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -53,7 +54,6 @@ from hopline.scheduling.turnstile import Turnstile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hopline.generate.token_rate import TokenRate
     from hopline.rollout.process_starter import ProcessStarter
     from hopline.rollout.state_l2 import StateStore
 
@@ -115,7 +115,7 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
-        self._token_rate: TokenRate | None = None
+        self._token_rate = TokenRate(config.generate.tokens_per_minute, worker.count)
         self._state_store: StateStore | None = None
         if config.state_cache.l2:
             from hopline.rollout.state_l2 import StateStore
@@ -277,7 +277,8 @@ class Loader:
             await self._prewarm(computer)
             if files := self._precomputed_files(limits, load.unit):
                 await self._look_up(served, computer, folder, files)
-        load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
+        if served.info((served.version,)).kind != "generative":  # texts are not cached
+            load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
 
     async def close(self) -> None:
         """Close stores, threads and what starts model processes."""
@@ -316,22 +317,11 @@ class Loader:
         return await self._in_thread(self._version, load, folder, spec, limits, inputs)
 
     async def _generative(self, load: Load, folder: Path, limits: ModelLimits) -> Served:
-        from hopline.generate.token_rate import TokenRate
-        from hopline.rollout.generative_version import GenerativeVersion
+        from hopline.rollout.generative_version import load_generative
 
-        if self._token_rate is None:
-            self._token_rate = TokenRate(self.config.generate.tokens_per_minute, self.config.worker.count)
-        return await GenerativeVersion.start(
-            folder,
-            load.model,
-            load.unit.id,
-            self.config,
-            limits,
-            self._metrics,
-            self._recorders,
-            token_rate=self._token_rate,
-            nice=_SHADOW_NICE if load.unit.shadow else self.config.generate.nice,
-        )
+        nice = _SHADOW_NICE if load.unit.shadow else self.config.generate.nice
+        made = self.config, limits, self._metrics, self._recorders, nice, self._token_rate
+        return await load_generative(folder, load.model, load.unit.id, *made)
 
     # What only some servers need is imported where it is: a fifth of a second of each start. What follows
     # blocks, and is called on threads.
@@ -455,9 +445,6 @@ class Loader:
         # An isolated process caches nothing, its caller does; and copies are always computed.
         if not limits.cache_bytes or self.config.worker.isolated or unit.shadow:
             return served
-        if served.info((served.version,)).kind == "generative":
-            log.info("%s: cache_bytes has no effect: generated texts are not cached", served.name)
-            return served
         if self.config.worker.live_memory and not unit.graph:
             log.info("%s: cache_bytes has no effect: answers on a live graph are not cached", served.name)
             return served
@@ -510,17 +497,3 @@ class Loader:
             from hopline.rollout.prewarm import prewarm
 
             await prewarm(computer, self.config)
-
-
-def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
-    """(folder, spec) of every graph model version in the repository, for the prefetcher."""
-    repository = configured_repository(config)
-    found = []
-    for name in list(config.models.names) or repository.models():
-        for version in repository.versions(name):
-            folder = repository.fetch(name, version)
-            is_graph_model = (folder / "model.json").is_file() and not is_generative(folder)
-            spec = read_artifact(folder) if is_graph_model else None
-            if isinstance(spec, ModelSpec):
-                found.append((folder, spec))
-    return found
