@@ -106,7 +106,7 @@ class AgentTools:
             raise ToolError(f"limit: 1 to {_MOST_NEIGHBOURS}, not {limit}")
         try:
             edges = graph.edge(edge_type)
-            (row,) = graph.node(edges.dst).ids.lookup([node])  # type: ignore[list-item]
+            (row,) = graph.node(edges.dst).ids.lookup([node])  # type: ignore[arg-type]
         except (HoplineError, ValueError) as error:
             raise ToolError(str(error)) from None
         if row < 0:
