@@ -29,7 +29,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[RunningServer]:
-    with running("hopline.service:Service", **{"models.repository": str(repository)}) as server:
+    settings = {"models.repository": str(repository), "generate.nice": 0}
+    with running("hopline.service:Service", **settings) as server:
         yield server
 
 

@@ -297,10 +297,7 @@ class HttpApp:
         return Response(msgspec.json.encode({"models": infos, **listed(infos)}), headers=id_line)
 
     def _describe(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        info = self._service.describe(model, version)
-        found: Any = info
-        if info.kind == "generative":
-            found = {**msgspec.to_builtins(info), **described(info)}
+        found = described(self._service.describe(model, version))
         return Response(msgspec.json.encode(found), headers=id_line)
 
     def _server_metadata(self, request: Request, id_line: bytes) -> Response:
@@ -440,10 +437,7 @@ class HttpApp:
             "model": Handler(self._describe),
             "score": Handler(self._score, score_check),
             "predict": Handler(self._predict, check_json),
-            "chat_completions": Handler(self._openai.chat, check_json),
-            "completions": Handler(self._openai.completions, check_json),
-            "generate": Handler(functools.partial(self._openai.generate, streams=False), check_json),
-            "generate_stream": Handler(functools.partial(self._openai.generate, streams=True), check_json),
+            **self._openai.handlers(),
             "drift": Handler(functools.partial(self._drift, None)),
             "model_drift": Handler(self._drift),
             "graph": Handler(self._graph),

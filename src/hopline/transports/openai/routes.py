@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from hopline.errors import BadRequest
 from hopline.transports.http_access import client_of
 from hopline.transports.http_bodies import check_json
 from hopline.transports.http_messages import Pending, Request
+from hopline.transports.http_routes import Handler
 from hopline.transports.openai.answers import Form
 from hopline.transports.openai.bodies import (
     ChatBody,
@@ -47,6 +51,15 @@ class OpenAiRoutes:
         self._service: Any = service
         self._guarded = guarded
         self._traces = traces
+
+    def handlers(self) -> dict[str, Handler]:
+        """The handler of each operation."""
+        return {
+            "chat_completions": Handler(self.chat, check_json),
+            "completions": Handler(self.completions, check_json),
+            "generate": Handler(functools.partial(self.generate, streams=False), check_json),
+            "generate_stream": Handler(functools.partial(self.generate, streams=True), check_json),
+        }
 
     def chat(self, request: Request, id_line: bytes) -> Pending:
         """POST /v1/chat/completions."""
@@ -135,9 +148,13 @@ def _id_of(id_line: bytes) -> str:
 
 def listed(infos: Iterable[ModelInfo]) -> dict[str, Any]:
     """The generative models in the form of OpenAI's list."""
-    return {"object": "list", "data": [described(info) for info in infos if info.kind == "generative"]}
+    return {"object": "list", "data": [_listed(info) for info in infos if info.kind == "generative"]}
 
 
-def described(info: ModelInfo) -> dict[str, Any]:
-    """One model in OpenAI's form."""
+def described(info: ModelInfo) -> ModelInfo | dict[str, Any]:
+    """One model; a generative one in Hopline's and in OpenAI's form."""
+    return {**msgspec.to_builtins(info), **_listed(info)} if info.kind == "generative" else info
+
+
+def _listed(info: ModelInfo) -> dict[str, Any]:
     return {"id": info.name, "object": "model", "created": 0, "owned_by": _OWNER}
