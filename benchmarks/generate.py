@@ -1,6 +1,6 @@
 """Generative models: what the server costs over the bare engine, and what texts cost scores of nodes.
 
-    python -m benchmarks.generate [--quick] [--model FILE.gguf]
+    python -m benchmarks.generate [--quick] [--model FILE.gguf] [--nice N]
 
 The bare engine is openvino-genai in a separate process, with the same settings and texts: its own loop of
 `step`, without detokenisation. Its rounds and those of eight HTTP streams take turns, so that both see the
@@ -35,8 +35,8 @@ NUM_NODES = 20_000
 _BARE = """
 import json, os, sys, time
 import openvino_genai as genai
-os.nice(10)  # as the server's own process has it
-model, tokens = sys.argv[1], int(sys.argv[2])
+model = sys.argv[1]
+os.nice(int(sys.argv[2]))  # as the server's own process has it
 limits = genai.SchedulerConfig()
 limits.num_kv_blocks, limits.max_num_seqs, limits.max_num_batched_tokens = 512, 8, 512
 limits.enable_prefix_caching = True
@@ -81,10 +81,10 @@ class Bare:
 
 
 @contextlib.contextmanager
-def bare_engine(model: Path) -> Iterator[Bare]:
+def bare_engine(model: Path, nice: int) -> Iterator[Bare]:
     """A process with the engine, warm."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _BARE, str(model), "0"],
+        [sys.executable, "-c", _BARE, str(model), str(nice)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -299,6 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--nice", type=int, default=10, help="of the server's process, and the bare engine")
     arguments = parser.parse_args()
     model: Path = arguments.model or default_model()
     with tempfile.TemporaryDirectory(prefix="hopline-generate-") as name:
@@ -309,9 +310,9 @@ def main() -> None:
         command = [
             *(sys.executable, "-m", "hopline.cli", "serve", "--graph", str(folder / "graph")),
             *("--repository", str(folder / "repository"), "--port", str(port), "--grpc-port", "-1"),
-            *("--set", f"generate.max_running={CALLERS}"),
+            *("--set", f"generate.max_running={CALLERS}", "--set", f"generate.nice={arguments.nice}"),
         ]
-        with serve(command, port, request, num_outputs=2), bare_engine(model) as bare:
+        with serve(command, port, request, num_outputs=2), bare_engine(model, arguments.nice) as bare:
             client = Client(port, "slm", "sage")
             found = asyncio.run(measure(client, bare, quick=arguments.quick))
     print(json.dumps({**found, "callers": CALLERS, "machine": machine(), "commit": commit()}))
