@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.phases import chosen, run_modules
 
-FIGURES = ("int8", "int8_features", "adjacency", "compile", "cold_start_s", "function_cold_start_s", "gpu")
+FIGURES = ("int8", "int8_features", "adjacency", "compile", "cold_start_s", "function_cold_start_s")
 PHASES = ("int8", "features", "adjacency", "compiled", "cold")
 
 

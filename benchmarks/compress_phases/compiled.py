@@ -13,8 +13,7 @@ and 5 on a drawn graph. Both are one artifact, served with `compute.compiled` au
     fourth_over_tenth         the fourth request instead: how far such a median is off by chance
     compile_s, package_s      what compiling took, and packaging as a whole
 
-Both sides take turns in one run, request by request. On a machine with CUDA the row `gpu` has the same
-model and a split one on it, against PyG on the same GPU; without, it says "not measured".
+Both sides take turns in one run, request by request. `benchmarks.gpu` has the same model on a GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _PAUSE_S = 0.05
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """`compile`: the figures of the module docstring; `gpu`: figures, or "not measured"."""
+    """`compile`: the figures of the module docstring."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         graph, seeds = drawn(place, 20_000 if quick else 200_000)
@@ -55,9 +54,7 @@ def measure(quick: bool) -> dict[str, Any]:
         found |= calls(place, graph, seeds[:100], 3 if quick else 20)
         found |= requests(place, seeds, 300 if quick else 3000)
         found |= firsts(place, seeds, 15 if quick else 30)
-        from benchmarks.compress_phases.compiled_gpu import measure_gpu
-
-        return {"compile": found, "gpu": measure_gpu(place, graph, seeds)}
+        return {"compile": found}
 
 
 def drawn(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:

@@ -87,17 +87,19 @@ class Hosts:
         wait_until(is_ready, _PATIENCE_S, f"host {host}")
 
     @contextlib.contextmanager
-    def edges(self) -> Iterator[subprocess.Popen[str]]:
-        """Edges come at the rate meanwhile."""
+    def edges(self) -> Iterator[list[float]]:
+        """Edges come at the rate meanwhile. Afterwards the list has their number, and seconds."""
+        sent: list[float] = []
         words = [sys.executable, "-m", "benchmarks.fleet_phases.edge_producer"]
         words += [self.address, str(_RATE), str(self.world.num_nodes)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as producer:
             assert producer.stdout is not None
             producer.stdout.readline()
             try:
-                yield producer
+                yield sent
             finally:
                 producer.send_signal(signal.SIGTERM)
+                sent += map(float, producer.stdout.read().split())
 
     def close(self) -> None:
         """Stop everything."""
@@ -194,7 +196,7 @@ def measure(quick: bool) -> dict[str, Any]:
             hosts.start_stream()
             for host in list(network.hosts)[:-1]:
                 hosts.start(host)
-            with hosts.edges() as producer:
+            with hosts.edges() as sent:
                 wait_until(lambda: list(folder.glob("snapshots/*/*/complete")), _PATIENCE_S, "a snapshot")
                 began = time.monotonic()
                 hosts.start(network.hosts[-1])
@@ -207,8 +209,6 @@ def measure(quick: bool) -> dict[str, Any]:
                     else:
                         reader.write_and_read()
                 took_s = time.monotonic() - began
-            assert producer.stdout is not None
-            sent, seconds = producer.stdout.read().split()
         except BaseException:
             for log in sorted(folder.glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text()[-2000:]}", file=sys.stderr)
@@ -226,7 +226,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "live_went_elsewhere": counts["elsewhere"],
         "live_write_read_p99_ms": _p99(reader.write_read_ms),
         "live_graph_age_p99_ms": _p99(reader.ages_ms),
-        "live_edges_per_s": round(int(sent) / float(seconds)),
+        "live_edges_per_s": round(sent[0] / sent[1]),
         "live_requests_per_s": round(_REQUESTS / took_s),
         "live_fresh_host_ready_s": round(fresh_s, 1),
     }

@@ -36,8 +36,7 @@ TOLERANCE, DEEP_TOLERANCE = 1e-4, 1e-3
 #: How much of the module's own rounding (float32 against float64) is allowed.
 _OF_ROUNDING = 20.0
 
-_SAYS_FANOUTS = re.compile(r"give (\d+) fanouts|has (\d+) message-passing")
-_SAYS_HOPS = re.compile(r"looks (\d+) hops")
+_SAYS_FANOUTS = re.compile(r"Give (\d+) fanouts|has (\d+) message-passing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +162,8 @@ def judge(
 
 def fanouts_asked_for(message: str) -> int | None:
     """How many fanouts would do, by the message of a refusal."""
-    if said := _SAYS_FANOUTS.search(message):
-        return int(said[1] or said[2])
-    if said := _SAYS_HOPS.search(message):
-        return 2 * int(said[1]) + 2
-    return None
+    said = _SAYS_FANOUTS.search(message)
+    return int(said[1] or said[2]) if said else None
 
 
 def _package(

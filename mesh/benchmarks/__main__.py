@@ -2,9 +2,10 @@
 
     latency          the whole step after the query, compared with PyG's encoder of the same size
     online_boutique  a real mesh with injected faults, compared with static thresholds and other baselines
-    churn            a simulated day in which pods are replaced all the time, compared with static
-    thresholds end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault,
-        one incident
+    churn            a simulated day in which pods are replaced all the time, against static thresholds
+    incident         the whole step in quiet time, and in an incident with 5 % of the series out
+    injections       faults injected into normal hours, at one false incident a day: what the model adds
+    end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault, one incident
     memory           a week of snapshots
 
     python -m mesh.benchmarks [--quick] [--phases a,b] [--data FOLDER]
@@ -24,7 +25,7 @@ from typing import Any
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("latency", "online_boutique", "churn", "end_to_end", "memory")
+PHASES = ("latency", "online_boutique", "churn", "injections", "incident", "end_to_end", "memory")
 
 
 def main() -> int:

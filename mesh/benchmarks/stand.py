@@ -24,6 +24,8 @@ from typing import Any
 
 import httpx
 
+from hopline_mesh.settings import settings_table
+
 _ALERTMANAGER = """
 route:
   receiver: hook
@@ -157,7 +159,8 @@ class Stand:
             "grpc_port": -1,
             **self.plan.watch_settings(),
         }
-        environment = {f"TAGAE_{key.upper()}": str(value) for key, value in settings.items()}
+        names = {row.path.partition(".")[2]: row.env for row in settings_table()}
+        environment = {names[key]: str(value) for key, value in settings.items()}
         self.watch = self._popen(
             "watch", [sys.executable, "-m", "hopline.cli", "mesh", "watch"], environment
         )

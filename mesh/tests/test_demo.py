@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from hopline.cli import build_app
 from hopline.errors import ConfigError
 from hopline_mesh import demo
 from hopline_mesh.incident import Incident, Suspect, Verdict
@@ -139,6 +142,16 @@ def test_its_clock_and_ticks_run_faster() -> None:
     time.sleep(ticks.wait_s() + 0.01)
     assert ticks.wait_s() == 0.0
     assert ticks.take().time_s % 15.0 == pytest.approx(0.0)
+
+
+def test_a_port_that_is_taken_is_told_before_the_demo_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.SimulatedFeed, "detector", lambda *_: pytest.fail("it learned first"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = ["mesh", "demo", "--port", str(taken.getsockname()[1])]
+        result = CliRunner().invoke(build_app(arguments), arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert "--port" in str(result.exception)
+    assert result.output.startswith("starting")
 
 
 def test_too_few_services_are_refused() -> None:

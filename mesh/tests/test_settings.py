@@ -17,13 +17,13 @@ def test_defaults_are_those_of_the_design():
     assert settings.state.state_dir == Path("/var/tagae")
 
 
-def test_environment_sets_every_setting_without_its_section():
+def test_environment_sets_every_setting_by_section_and_key():
     settings = load_settings(
         env={
             "TAGAE_WINDOW_SIZE": "60",
             "TAGAE_ANOMALY_PERCENTILE": "99.5",
-            "TAGAE_NAMESPACES": "shop, pay",
-            "TAGAE_STATE_BYTES": "64 MiB",
+            "HOPLINE_MESH__SOURCE__NAMESPACES": "shop, pay",
+            "HOPLINE_MESH__STATE__STATE_BYTES": "64 MiB",
             "PATH": "/bin",
         }
     )
@@ -36,7 +36,7 @@ def test_environment_sets_every_setting_without_its_section():
 def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
     file = tmp_path / "hopline-mesh.toml"
     file.write_text("[detector]\nwindow_size = 10\nwarm_up = 11\nfalse_alarms_per_day = 2\n")
-    env = {"TAGAE_WINDOW_SIZE": "20", "TAGAE_WARM_UP": "21"}
+    env = {"TAGAE_WINDOW_SIZE": "20", "HOPLINE_MESH__DETECTOR__WARM_UP": "21"}
     settings = load_settings(file, env, {"window_size": 30, "warm_up": None})
     assert settings.detector.window_size == 30
     assert settings.detector.warm_up == 21
@@ -50,16 +50,22 @@ def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
         ({"TAGAE_WINDOW_SIZE": "many"}, r"TAGAE_WINDOW_SIZE: 'many' \(environment\) is not an integer"),
         ({"TAGAE_WINDOW_SIZE": "1"}, r"TAGAE_WINDOW_SIZE: '1' .*between 4 and"),
         ({"TAGAE_ANOMALY_PERCENTILE": "nan"}, r"TAGAE_ANOMALY_PERCENTILE: 'nan' .* not a number"),
-        ({"TAGAE_MESH": "istoi"}, r"TAGAE_MESH: .*did you mean 'istio'"),
-        ({"TAGAE_PROMETHEUS_URL": "prometheus:9090"}, r"prometheus_url: .* is not a URL"),
-        ({"TAGAE_MESH": "file"}, r"query_file: not set"),
+        ({"HOPLINE_MESH__SOURCE__MESH": "istoi"}, r"HOPLINE_MESH__SOURCE__MESH: .*did you mean 'istio'"),
+        ({"HOPLINE_MESH__SOURCE__PROMETHEUS_URL": "prometheus:9090"}, r"prometheus_url: .* is not a URL"),
+        ({"HOPLINE_MESH__SOURCE__MESH": "file"}, r"query_file: not set"),
+        ({"HOPLINE_MESH__DETECTOR__MESH": "istio"}, r"HOPLINE_MESH__DETECTOR__MESH: unknown"),
         ({"TAGAE_PORT": "9000"}, r"TAGAE_PORT: unknown"),
+        ({"TAGAE_HTTP_PORT": "1"}, r"TAGAE_HTTP_PORT: renamed .*; set HOPLINE_MESH__SERVE__HTTP_PORT$"),
+        ({"TAGAE_ALERTMANAGER_URL": "http://a"}, r"renamed .*HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS$"),
         (
-            {"TAGAE_ALERTMANAGER_URL": "http://a:1", "TAGAE_ALERTMANAGER_URLS": "http://b:1"},
-            r"the alias TAGAE_ALERTMANAGER_URLS? is set as well",
+            {"TAGAE_WINDOW_SIZE": "60", "HOPLINE_MESH__DETECTOR__WINDOW_SIZE": "60"},
+            r"is the same setting; set only one",
         ),
-        ({"TAGAE_ALERT_LABELS": "a-b=c"}, r"alert_labels: 'a-b=c'"),
-        ({"TAGAE_STATE_BYTES": "much"}, r"TAGAE_STATE_BYTES: 'much' .*a size such as"),
+        ({"HOPLINE_MESH__ALERTS__ALERT_LABELS": "a-b=c"}, r"alert_labels: 'a-b=c'"),
+        (
+            {"HOPLINE_MESH__STATE__STATE_BYTES": "much"},
+            r"HOPLINE_MESH__STATE__STATE_BYTES: 'much' .*a size such as",
+        ),
     ],
 )
 def test_bad_names_and_values_are_named(env, says):
@@ -67,9 +73,9 @@ def test_bad_names_and_values_are_named(env, says):
         load_settings(env=env)
 
 
-def test_alertmanager_has_two_names():
-    settings = load_settings(env={"TAGAE_ALERTMANAGER_URL": "http://a:9093,http://b:9093"})
-    assert settings.alerts.alertmanager_urls == ("http://a:9093", "http://b:9093")
+def test_a_setting_of_the_description_also_has_the_form_of_all_others():
+    settings = load_settings(env={"HOPLINE_MESH__DETECTOR__WINDOW_SIZE": "60"})
+    assert settings.detector.window_size == 60
 
 
 def test_services_named_tagae_do_not_set_anything():

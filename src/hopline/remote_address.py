@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hopline.config.setting import did_you_mean
+from hopline.config.urls import shown
 from hopline.errors import ConfigError
 
 
@@ -48,12 +49,3 @@ def open_address(url: str, setting: str) -> tuple[Any, str]:
             f"{setting}: {shown(url)} cannot be used: {error}{did_you_mean(scheme, known)}"
         ) from None
     return files, root
-
-
-def shown(url: str) -> str:
-    """The URL without what may be a password; a path is returned unchanged."""
-    if not is_address(url):
-        return url
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")

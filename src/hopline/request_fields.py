@@ -62,8 +62,8 @@ FIELDS = (
     RequestField("key", str, str, False, False),
     RequestField("priority", Priority, Priority, False, False),
     RequestField("tags", _Tags, tuple[str, ...], False, True),
-    # Decides whether there is an answer, not what it is.
-    RequestField("min_version", str, str, False, False),
+    # A cached answer may be of an older version of the graph.
+    RequestField("min_version", str, str, True, False),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

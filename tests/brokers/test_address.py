@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, content, said):
         ("kafka://h:1,/t", "'' is not the address of a server"),
         ("kafka://h:1/t?group=a&group=b", "option 'group' is repeated"),
         ("kafka://h:1/t?group", "cannot be read"),
-        ("kafka://[::1/t", "cannot be read"),
+        ("kafka://[::1/t", "is not a URL"),
     ],
 )
 def test_wrong_addresses_are_refused_by_name_and_without_the_password(text, said):

@@ -115,7 +115,7 @@ def test_errors_are_the_same_classes(make: Any, server: RunningServer) -> None:
     with pytest.raises(errors.NodeNotFound) as caught:
         client.score("sage", [1, -5, -6])
     assert caught.value.missing == (-5, -6)
-    with pytest.raises(errors.ModelNotFound, match="there are sage"):
+    with pytest.raises(errors.ModelNotFound, match="there are: sage"):
         client.score("absent", [1])
     with pytest.raises(errors.ModelNotFound):
         client.score("a/b c", [1])

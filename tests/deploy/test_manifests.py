@@ -9,7 +9,6 @@ import yaml
 
 from hopline.config.reader import config_table, load_config
 from mesh.tests.deploy import kustomize
-from tests.deploy import kserve_models
 
 SERVER = Path(__file__).resolve().parents[2] / "deploy" / "server"
 OVERLAYS = sorted(each.name for each in (SERVER / "overlays").iterdir())
@@ -216,34 +215,6 @@ def test_kserve_finds_the_runtime_its_ports_and_a_pod_that_kubernetes_takes():
     assert {probe["httpGet"]["port"] for key, probe in container.items() if key.endswith("Probe")} == {
         port["containerPort"]
     }
-
-
-KSERVE = ("servingruntime.yaml", "inferenceservice.yaml")
-
-
-@pytest.mark.parametrize("name", KSERVE)
-def test_kserves_own_models_take_its_objects(name):
-    kserve_models.check(yaml.safe_load((SERVER / "kserve" / name).read_text()))
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "value", "message"),
-    [
-        ("servingruntime.yaml", ("spec", "multiModels"), True, "multiModels: no such field"),
-        ("servingruntime.yaml", ("spec", "containers"), None, "None is not a list"),
-        ("servingruntime.yaml", ("spec", "supportedModelFormats", 0, "priority"), "1", "'1' is not a int"),
-        ("inferenceservice.yaml", ("spec", "predictor"), {"minReplica": 2}, "minReplica: no such field"),
-        ("inferenceservice.yaml", ("spec",), {}, "`predictor`, must not be"),
-    ],
-)
-def test_kserves_models_would_find_a_mistake(name, path, value, message):
-    body = yaml.safe_load((SERVER / "kserve" / name).read_text())
-    part = body
-    for key in path[:-1]:
-        part = part[key]
-    part[path[-1]] = value
-    with pytest.raises(ValueError, match=message):
-        kserve_models.check(body)
 
 
 def test_the_image_runs_as_the_manifests_say():

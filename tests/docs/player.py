@@ -73,7 +73,7 @@ def _commands(text: str) -> list[list[str]]:
         pending += line + "\n"
         with contextlib.suppress(ValueError):  # a quotation that is still open
             if not line.endswith("\\"):
-                found.append(shlex.split(pending, comments=True))
+                found.append(shlex.split(pending.replace("\\\n", " "), comments=True))
                 pending = ""
     assert not pending, f"not a whole command: {pending}"
     return [words for words in found if words]

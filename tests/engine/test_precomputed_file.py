@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hopline.engine.final_rows import FinalRows
@@ -300,6 +300,7 @@ def test_a_truncated_file_is_refused(tmp_path, size):
 
 
 @given(at=st.integers(0, 400), bit=st.integers(0, 7))
+@example(at=8, bit=0)  # format 0
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_header_with_a_wrong_bit_is_refused(tmp_path, at, bit):
     path = write(tmp_path / "a.precomputed")

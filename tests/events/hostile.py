@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.graph.live.changes import Applied, Rejected
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
@@ -363,11 +364,23 @@ async def cost(updates: LiveUpdates, body: bytes) -> dict[str, Any]:
     }
 
 
+class _Graph(SimpleNamespace):
+    """What `LiveUpdates` reads of a live graph."""
+
+    version = "abc+0"
+
+    def __enter__(self) -> "_Graph":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 async def send(path: Path, seed: int, count: int) -> None:
     """Send all bodies."""
     memory = SimpleNamespace(version=0, plan=SimpleNamespace(lineage="abc"))
-    graph: Any = SimpleNamespace(schema=GRAPH, memory=memory, close=lambda: None)
-    updates = LiveUpdates(graph, path, 1, Metrics())
+    graph: Any = _Graph(schema=GRAPH, memory=memory, close=lambda: None)
+    updates = LiveUpdates(graph, path, 1, Metrics(), Config())
     updates.start()
     for _, body in (*good_streams(), *list(json_bodies())[:3]):
         await cost(updates, body)  # imports, and what compiles when it is first used

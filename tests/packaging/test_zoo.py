@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.zoo import undescribed
+from benchmarks.zoo import run, undescribed
 from benchmarks.zoo_phases import convs, models
 from benchmarks.zoo_phases.entry import describe, draw_weights
 from benchmarks.zoo_phases.graphs import zoo_graph
-from benchmarks.zoo_phases.verdict import TOLERANCE, ask_module, fanouts_asked_for
+from benchmarks.zoo_phases.verdict import TOLERANCE, ask_module
 
 ENTRIES = {
     describe(name, entry): entry
@@ -54,14 +54,7 @@ def _half(value):
     return value[..., ::2] if value.shape[0] == 2 else value[::2]
 
 
-@pytest.mark.parametrize(
-    ("message", "fanouts"),
-    [
-        ("1 fanouts for 'a' ([-1]) but the model has 2 message-passing layers", 2),
-        ("the model looks 3 hops far", 8),
-        ("the answers of node 4 differ; give 5 fanouts", 5),
-        ("the model fails on the check graph", None),
-    ],
-)
-def test_fanouts_are_read_from_a_refusal(message, fanouts):
-    assert fanouts_asked_for(message) == fanouts
+@pytest.mark.parametrize(("only", "fanouts"), [("TAGConv not normalized", 4), ("LGConv weight", 3)])
+def test_a_model_that_reads_more_hops_gets_as_many_fanouts_as_its_refusal_says(only, fanouts, tmp_path):
+    (row,) = run(False, only, tmp_path)
+    assert (row["outcome"], row["fanouts"]) == ("whole", fanouts), row["why"]

@@ -95,6 +95,7 @@ def cluster():
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_TMPDIR", str(folder))
+        patch.setenv("RAY_worker_niceness", "0")  # as the test itself
         patch.setenv("OMP_NUM_THREADS", "1")
         (folder / "ray").mkdir()
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))

@@ -21,7 +21,7 @@ REQUESTS = [
     ScoreRequest("m", columns={"x": [1.0, None], "y": ["a", "b"], "z": np.array(["c", "d"], object)}),
     ScoreRequest("m", columns={"x": np.array([1, 2], np.float32), "y": np.array(["ä", "bb"])}),
     ScoreRequest("m", attributes={"amount": 3.5, "new": True, "country": "NL"}, key="k", priority="low"),
-    ScoreRequest("m", client="c", traceparent="00-1-2-01", tags=("nightly",)),
+    ScoreRequest("m", client="c", traceparent="00-1-2-01", tags=("nightly",), min_version="ab+7.cd"),
     ScoreRequest(
         "m",
         inline=[

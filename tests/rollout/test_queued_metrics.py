@@ -191,6 +191,16 @@ async def test_no_price_no_cost(pool):
     assert "hopline_cost_total{" not in metrics.render().decode()
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cpu", 0.0), ("cuda", 1.2)])
+async def test_the_layers_of_a_model_on_a_gpu_are_gpu_seconds(pool, device, expected):
+    metrics = Metrics()
+    version = squares(metrics, pool, **{"compute.device": device})
+    for _ in range(4):
+        version._note(1, [0.0], 0.5, {"sample": 0.1, "compute": 0.3})
+    version.flush_metrics()
+    assert sample(metrics, "hopline_gpu_seconds_total") == pytest.approx(expected)
+
+
 def test_gpu_seconds_have_a_price_of_their_own():
     metrics = Metrics()
     prices = load_config(overrides={"cost.cpu_hour": 1.0, "cost.gpu_hour": 10.0}).cost

@@ -146,6 +146,7 @@ OTHERS = {
     "on_missing": "null",
     "degraded": "refuse",
     "columns": {"amount": [1.0]},
+    "min_version": "9c1f0b7e52d4a386+7",
 }
 
 

@@ -237,7 +237,7 @@ async def test_what_all_models_stand_on_ends_the_start(root, monkeypatch):
     with pytest.raises(ConfigError, match=r"graph\.path"):
         await rig.started(root, **{"graph.path": root / "absent"})
 
-    def refuses(loader, unit):
+    def refuses(loader, unit, snapshot):
         raise RepositoryUnavailable("no route to the repository")
 
     monkeypatch.setattr(SharedInputs, "_open_graph", refuses)

@@ -1,5 +1,7 @@
 """The program of sizes and its padding, on the processor; recordings where there is a GPU."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,18 @@ def test_a_model_that_pools_its_graph_is_not_padded(caplog):
         )
 
 
+def test_a_program_that_wants_two_edges_is_recorded():
+    # torch.export treats sizes of 0 and 1 as constants, and writes the demand into the program
+    class Wanting(Nodes):
+        def forward(self, seed, x, edge_index, edge_weight):
+            if edge_index.shape[1] < 2 or len(x) < 2:
+                raise RuntimeError("Runtime assertion failed for expression u1 >= 2")
+            return super().forward(seed, x, edge_index, edge_weight)
+
+    with torch.no_grad():
+        assert RecordedProgram(Wanting(), SLOTS, WIDTHS, replayed).recorded == SIZES
+
+
 def test_what_cannot_be_recorded_runs_as_it_is(caplog):
     def refuses(program, inputs):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -109,16 +123,49 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog):
     assert "not permitted" in caplog.text
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_recordings_on_a_gpu_answer_what_the_processor_answers():
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def exported():
     model = Nodes().eval()
     example = (torch.tensor([3]), *made_up(SLOTS, WIDTHS, 9, 12))
-    dims = ({0: torch.export.Dim.STATIC}, {0: torch.export.Dim.DYNAMIC}, {1: torch.export.Dim.DYNAMIC})
-    shapes = (dims[0], dims[1], dims[2], {0: torch.export.Dim.DYNAMIC})
-    program = on_gpu(torch.export.export(model, example, dynamic_shapes=shapes), SLOTS)
+    rows, columns = {0: torch.export.Dim.DYNAMIC}, {1: torch.export.Dim.DYNAMIC}
+    shapes = ({0: torch.export.Dim.STATIC}, rows, columns, rows)
+    return model, torch.export.export(model, example, dynamic_shapes=shapes)
+
+
+@on_a_gpu
+def test_recordings_on_a_gpu_answer_what_the_processor_answers():
+    model, whole = exported()
+    program = on_gpu(whole, SLOTS)
     assert program.recorded == SIZES
     with torch.no_grad():
         for num_nodes, num_edges in ((3, 2), (60, 110), (4000, 9000)):
             tensors = made_up(SLOTS, WIDTHS, num_nodes, num_edges)
             seed = torch.tensor([num_nodes - 1])
             np.testing.assert_allclose(program(seed, *tensors), model(seed, *tensors), atol=1e-4)
+
+
+@on_a_gpu
+def test_a_model_is_loaded_while_other_threads_use_the_gpu():
+    ends, errors = threading.Event(), []
+
+    def allocate():
+        held = torch.cuda.Stream()
+        with torch.cuda.stream(held):
+            while not ends.is_set():
+                try:
+                    torch.ones(1 << 20, device="cuda").sum().item()
+                    torch.cuda.empty_cache()  # so that the next round asks the driver for memory
+                except RuntimeError as error:
+                    errors.append(error)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    try:
+        programs = [on_gpu(exported()[1], SLOTS) for _ in range(3)]
+    finally:
+        ends.set()
+        thread.join()
+    assert errors == []
+    assert [program.recorded for program in programs] == [SIZES] * 3

@@ -57,7 +57,8 @@ def put(stream: str, *messages: list[dict[str, Any]]) -> None:
 
 def test_equal_versions_are_equal_answers(tmp_path: Path, stream: str) -> None:
     world = World(tmp_path / "world")
-    settings = world.settings() | {"live__stream": stream}
+    # the second host may read much later than the first on a busy machine: a request waits for it
+    settings = world.settings() | {"live__stream": stream, "live__min_version_wait_ms": 20_000.0}
     with (
         serving(live__folder=tmp_path / "a", **settings) as first,
         serving(live__folder=tmp_path / "b", **settings) as second,
@@ -114,7 +115,10 @@ def test_a_version_that_is_not_there_is_refused_so_that_another_server_is_asked(
 
 def test_a_new_host_starts_from_a_shared_snapshot(tmp_path: Path, stream: str) -> None:
     world = World(tmp_path / "world")
-    settings = world.settings() | {"live__stream": stream, "live__snapshots": str(tmp_path / "shared")}
+    settings = world.settings() | {
+        "live__stream": stream, "live__snapshots": str(tmp_path / "shared"),
+        "live__min_version_wait_ms": 20_000.0,
+    }  # fmt: skip
     with serving(live__folder=tmp_path / "a", live__snapshot_bytes=1, **settings) as first:
         for _ in range(5):
             written = first.workers[0].send(world.events(4)).json()

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from hopline.process.listeners import reserve
 from hopline_mesh.changes import Context
 from hopline_mesh.incident import Incident, Suspect, Verdict
 from hopline_mesh.settings import (
@@ -87,7 +88,7 @@ class SimulatedFeed:
 
     def detector(self, settings: TagaeSettings) -> Tagae:
         """Return a detector fitted to three calm hours, with a graph model if torch is installed."""
-        self._say(f"learning from {_LEARNED_HOURS:g} calm hours ...")
+        self._say(f"learning from {_LEARNED_HOURS:g} calm hours, which takes some seconds ...")
         plan = self._run.plan
         before = dataclasses.replace(
             plan,
@@ -208,3 +209,13 @@ def _suspect(suspect: Suspect) -> str:
 
 def _time(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+def check_port(port: int) -> None:
+    """Check that the page can have its port, before the demo learns for some seconds.
+
+    Raises:
+        ConfigError: it is in use.
+    """
+    with reserve(ServeSettings().host, port, "--port"):
+        pass

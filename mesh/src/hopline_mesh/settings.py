@@ -1,8 +1,8 @@
 """Every setting of `hopline mesh watch`, in one tree of frozen dataclasses.
 
-Sources, later ones win: the defaults below < `hopline-mesh.toml` < environment `TAGAE_KEY` < command-line
-flags. Keys are unique over all sections, so that the environment needs no section: `[detector]
-window_size` is `TAGAE_WINDOW_SIZE`. To add a setting, add one line to a section.
+Sources, later ones win: the defaults below < `hopline-mesh.toml` < environment
+`HOPLINE_MESH__SECTION__KEY` < command-line flags. Keys are unique over all sections, so that flags need no
+section. To add a setting, add one line to a section.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any, Literal
 
 from hopline.config.setting import did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
+from hopline_mesh.out.links import check_template
 
-ENV_PREFIX = "TAGAE_"
+ENV_PREFIX = "HOPLINE_MESH__"
 DEFAULT_FILE = Path("hopline-mesh.toml")
 
-#: Alternative names of settings.
-ALIASES = {"ALERTMANAGER_URL": "ALERTMANAGER_URLS"}
+#: Names of the environment that the description of TAGAE has; they stay.
+OF_TAGAE = {"window_size": "TAGAE_WINDOW_SIZE", "anomaly_percentile": "TAGAE_ANOMALY_PERCENTILE"}
+_OLD_PREFIX = "TAGAE_"
 
 #: Variables that Kubernetes sets in every pod for a Service whose name begins with "tagae".
 _SERVICE_LINK = re.compile(r"(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
@@ -129,7 +131,7 @@ class AlertSettings:
 
     alertmanager_urls: tuple[str, ...] = setting(
         (),
-        "URLs of Alertmanagers; each gets every alert; empty: none (alias: TAGAE_ALERTMANAGER_URL)",
+        "URLs of Alertmanagers; each gets every alert; empty: none",
     )
     alert_labels: tuple[str, ...] = setting((), 'labels that are added to alerts, each as "name=value"')
     alertmanager_token_file: Path | None = setting(None, "file with a bearer token for the Alertmanagers")
@@ -137,6 +139,11 @@ class AlertSettings:
         240.0,
         "seconds after the last post at which Alertmanager resolves an alert; at least 3 intervals",
         minimum=1,
+    )
+    links: tuple[str, ...] = setting(
+        (),
+        'links from an incident to other tools, each as "name=https://host/path?service={service}"; '
+        "a list in the file, because URLs may have commas",
     )
     page_url: str = setting("", "URL of the page, for links in alerts; empty: the address it listens on")
 
@@ -229,7 +236,7 @@ def settings_table() -> list[SettingRow]:
     return [
         SettingRow(
             f"{section}.{key}",
-            ENV_PREFIX + key.upper(),
+            _env_of(section, key),
             type_name(annotation),
             item.default,
             item.metadata["help"],
@@ -268,6 +275,10 @@ def load_settings(
         settings = _apply(settings, given)
     _check(settings)
     return settings
+
+
+def _env_of(section: str, key: str) -> str:
+    return OF_TAGAE.get(key, f"{ENV_PREFIX}{section}__{key}".upper())
 
 
 def show_settings(settings: MeshSettings) -> Iterator[tuple[str, Any]]:
@@ -312,19 +323,38 @@ def _of_file(file: Path) -> dict[str, tuple[str, Any, str]]:
 def _of_env(env: Mapping[str, str]) -> dict[str, tuple[str, Any, str]]:
     found: dict[str, tuple[str, Any, str]] = {}
     for name, value in env.items():
-        if not name.startswith(ENV_PREFIX):
+        key = _key_of_env(name, value)
+        if key is None:
             continue
-        rest = name.removeprefix(ENV_PREFIX)
-        key = ALIASES.get(rest, rest).lower()
-        if _SERVICE_LINK.fullmatch(rest) or (rest.endswith("PORT") and _SERVICE_ADDRESS.match(value)):
-            continue
-        if key not in _fields():
-            names = [row.env for row in settings_table()]
-            raise ConfigError(f"{name}: unknown setting (environment){did_you_mean(name, names)}")
         if key in found:
-            raise ConfigError(f"{name}: the alias {found[key][0]} is set as well; set only one of them")
+            raise ConfigError(f"{name}: {found[key][0]} is the same setting; set only one of them")
         found[key] = (name, value, "environment")
     return found
+
+
+def _key_of_env(name: str, value: str) -> str | None:
+    """Return the key that a variable sets; None if it is not one of ours.
+
+    Raises:
+        ConfigError: it has our prefix, and no setting has this name.
+    """
+    if name.startswith(ENV_PREFIX):
+        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+        if key in _fields() and _fields()[key][0] == section:
+            return key
+    elif name in OF_TAGAE.values():
+        return name.removeprefix(_OLD_PREFIX).lower()
+    elif name.startswith(_OLD_PREFIX):
+        rest = name.removeprefix(_OLD_PREFIX)
+        if _SERVICE_LINK.fullmatch(rest) or (rest.endswith("PORT") and _SERVICE_ADDRESS.match(value)):
+            return None
+        key = {"alertmanager_url": "alertmanager_urls"}.get(rest.lower(), rest.lower())
+        if key in _fields():
+            raise ConfigError(f"{name}: renamed (environment); set {_env_of(_fields()[key][0], key)}")
+    else:
+        return None
+    names = [row.env for row in settings_table()]
+    raise ConfigError(f"{name}: unknown setting (environment){did_you_mean(name, names)}")
 
 
 def _apply(settings: MeshSettings, values: Mapping[str, tuple[str, Any, str]]) -> MeshSettings:
@@ -368,6 +398,8 @@ def _check(settings: MeshSettings) -> None:
         raise ConfigError("query_file: not set, but mesh = file needs a file of queries")
     if source.query_file is not None and not source.query_file.is_file():
         raise ConfigError(f"query_file: {str(source.query_file)!r} does not exist or is not a file")
+    for link in alerts.links:
+        check_template(link)
     for label in alerts.alert_labels:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*=.*", label):
             raise ConfigError(f'alert_labels: {label!r} is not "name=value" with a name of letters, 0-9, _')

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -70,7 +71,8 @@ def test_every_setting_is_one_and_all_go_together(overlay):
     assert env.keys() <= {row.env for row in settings_table()}
     settings = load_settings(env=env)
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"grpc": settings.serve.grpc_port, "http": settings.serve.http_port}
+    wanted = {"grpc": settings.serve.grpc_port, "http": settings.serve.http_port}
+    assert ports == {name: port for name, port in wanted.items() if port >= 0}
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(settings.state.state_dir) in mounts
     assert settings.state.state_bytes < 512 * 2**20
@@ -78,6 +80,22 @@ def test_every_setting_is_one_and_all_go_together(overlay):
     if overlay == "sidecar":
         assert str(settings.serve.socket.parent) in mounts
     assert (settings.detector.device == "cuda") == (overlay == "gpu")
+
+
+def test_only_prometheus_and_the_own_namespace_may_connect_without_a_key():
+    objects = built("standalone")
+    (rule,) = objects["NetworkPolicy", "mesh-watch"]["spec"]["ingress"]
+    data = objects["ConfigMap", "mesh-watch"]["data"]
+    prometheus = urlsplit(data["HOPLINE_MESH__SOURCE__PROMETHEUS_URL"]).hostname
+    assert data["HOPLINE_MESH__SERVE__ALLOW_ANONYMOUS"] == "true"
+    assert rule["from"] == [
+        {"podSelector": {}},
+        {
+            "namespaceSelector": {
+                "matchLabels": {"kubernetes.io/metadata.name": prometheus.partition(".")[2]}
+            }
+        },
+    ]
 
 
 def test_the_watch_may_do_what_it_does_and_nothing_else():
@@ -189,7 +207,7 @@ def test_the_service_and_the_policy_are_about_the_pods_of_the_deployment():
     assert {port["port"] for port in policy["ingress"][0]["ports"]} == names
     open_to = {port["port"] for port in policy["egress"][0]["ports"]}
     data = objects["ConfigMap", "mesh-watch"]["data"]
-    for key in ("TAGAE_PROMETHEUS_URL", "TAGAE_ALERTMANAGER_URLS"):
+    for key in ("HOPLINE_MESH__SOURCE__PROMETHEUS_URL", "HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS"):
         assert int(data[key].rpartition(":")[2]) in open_to
 
 

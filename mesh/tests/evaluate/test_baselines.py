@@ -11,6 +11,7 @@ from hopline_mesh.evaluate.baselines.isolation_forest import IsolationForest
 from hopline_mesh.evaluate.baselines.maximum import Maximum
 from hopline_mesh.evaluate.baselines.pca import Pca
 from hopline_mesh.evaluate.baselines.percentile import Percentile
+from hopline_mesh.evaluate.baselines.robust import Robust
 from hopline_mesh.evaluate.baselines.sigma import Sigma
 from hopline_mesh.evaluate.baselines.static import Static
 from hopline_mesh.evaluate.run import judge
@@ -44,11 +45,13 @@ def latencies(test, **more):
         (Maximum(), 13.3, 13.1),  # 1.2 times 11 is 13.2
         (Sigma(), 10 + 6 * 0.7072, 10 + 6 * 0.7070),  # the standard deviation is the root of a half
         (Static(), 1000.1, 999.9),
+        (Robust(), 12.6, 12.4),  # the median is 10, the quartiles are 9.75 and 10.25
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, float) else str(value),
 )
-def test_it_fires_above_its_bound_after_two_minutes_and_not_below(detector, over, under):
-    assert fired(detector, latencies([10, over, over, over, 10, 10])) == [(2, 4, "a")]
+def test_it_fires_above_its_bound_after_two_intervals_and_not_below(detector, over, under):
+    # It ends 90 s after the last: in the second quiet minute.
+    assert fired(detector, latencies([10, over, over, over, 10, 10])) == [(2, 5, "a")]
     assert fired(detector, latencies([10, under, under, under, 10, 10])) == []
 
 
@@ -74,7 +77,7 @@ def test_time_without_snapshots_holds_nothing():
 
 def test_hold_is_counted_in_intervals():
     one = latencies([50] * 12, interval_s=15.0)
-    assert fired(Maximum(), one)[0][0] == 7  # the eighth in a row
+    assert fired(Maximum(), one)[0][0] == 5  # 80 s are six intervals
 
 
 def test_sigma_fires_below_as_well_and_the_others_do_not():
@@ -142,7 +145,7 @@ def noisy(test, seed=0):
 @pytest.mark.parametrize("detector", [IsolationForest(trees=50), Pca()], ids=["isolation_forest", "pca"])
 def test_models_of_the_whole_mesh_find_what_is_far_out_and_name_it(detector):
     one = noisy([(10, 0.1)] * 5 + [(300, 3.0)] * 4 + [(10, 0.1)] * 3)
-    assert fired(detector, one) == [(6, 9, "a")]
+    assert fired(detector, one) == [(6, 10, "a")]
 
 
 def test_pca_sees_what_breaks_a_relation_though_each_value_is_usual():

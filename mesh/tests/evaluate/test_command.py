@@ -4,13 +4,16 @@ import json
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from hopline.cli import build_app
 from hopline.errors import BadRequest, HoplineError
 from hopline_mesh.errors import SnapshotInvalid
+from hopline_mesh.evaluate.baselines.maximum import Maximum
 from hopline_mesh.evaluate.baselines.sigma import Sigma
+from hopline_mesh.evaluate.baselines.static import Static
 from hopline_mesh.evaluate.record import write_folder
 from hopline_mesh.incident import Verdict
 from tests.evaluate.drawn import START, event, recording
@@ -79,6 +82,9 @@ def test_events_in_the_training_are_told(folder):
 class Shy:
     """A detector that says nothing at first."""
 
+    def __init__(self, settings):
+        pass
+
     def fit(self, snapshots, contexts):
         self.seen = 0
 
@@ -91,8 +97,8 @@ class Shy:
 
 def test_intervals_that_were_not_judged_are_told(folder, monkeypatch):
     monkeypatch.setattr("hopline_mesh.tagae.Tagae", Shy)
-    assert "tagae did not judge 7 intervals" in run(folder)
-    assert json.loads(run(folder, "--json"))["detectors"][0]["unjudged"] == 7
+    assert "tagae did not judge 7 intervals" in run(folder, "--detector", "tagae")
+    assert json.loads(run(folder, "--json", "--detector", "tagae"))["detectors"][0]["unjudged"] == 7
 
 
 def test_the_report_has_a_drawing_of_each(folder, tmp_path):
@@ -127,26 +133,111 @@ def test_hostile_names_do_no_harm(tmp_path):
 
 
 def test_all_detectors_run(folder, monkeypatch):
-    monkeypatch.setattr("hopline_mesh.tagae.Tagae", Sigma)  # training takes its time
-    monkeypatch.setattr("hopline_mesh.evaluate.baselines.untrained.make", lambda recording: Sigma())
+    monkeypatch.setattr("hopline_mesh.tagae.Tagae", lambda settings: Sigma())  # training takes its time
     told = json.loads(run(folder, "--detector", "all", "--json"))
     assert [one["detector"] for one in told["detectors"]] == [
         "tagae",
+        "untrained",
+        "none",
         "static",
         "percentile",
         "sigma",
         "maximum",
+        "robust",
         "isolation_forest",
         "pca",
-        "untrained",
     ]
+
+
+def test_the_default_shows_what_the_graph_model_adds(folder, monkeypatch):
+    def made(settings):
+        return Maximum() if settings.model == "trained" else Static()
+
+    monkeypatch.setattr("hopline_mesh.tagae.Tagae", made)
+    said = run(folder)
+    assert "the trained graph model changes: found +1 of 1, false +1" in said
+
+
+def test_a_detector_that_fails_loses_no_results_of_others(folder, monkeypatch):
+    class Broken(Shy):
+        def fit(self, snapshots, contexts):
+            raise ValueError("no column")
+
+    monkeypatch.setattr("hopline_mesh.tagae.Tagae", Broken)
+    arguments = ["mesh", "evaluate", str(folder), "--detector", "maximum,tagae,static"]
+    result = CliRunner().invoke(build_app(arguments), arguments)
+    assert result.exit_code == 1
+    lines = [line.split()[:2] for line in result.output.splitlines()]
+    assert ["maximum", "1/1"] in lines
+    assert ["static", "0/1"] in lines
+    assert "tagae failed: ValueError: no column" in result.output
+
+
+@pytest.mark.parametrize("model", ["none", "untrained"])
+def test_call_paths_without_measurements_are_judged_by_their_services(folder, model):
+    lines = (folder / "edges.csv").read_text().splitlines()
+    (folder / "edges.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    told = json.loads(run(folder, "--detector", model, "--json"))
+    assert told["failed"] == []
+    assert told["detectors"][0]["scores"]["events"] == 1
+
+
+def test_labels_outside_of_the_recording_are_named(folder):
+    with (folder / "labels.csv").open("a") as file:
+        file.write("2031-01-01T00:00:00Z,2031-01-01T00:05:00Z,a,,,late\n")
+    said = run(folder, "--detector", "maximum")
+    assert "outside of the recording, not counted: late a at 2031-01-01 00:00:00" in said
+    assert "1/1" in said
+    told = json.loads(run(folder, "--detector", "maximum", "--json"))
+    assert [event["kind"] for event in told["events_outside"]] == ["late"]
+
+
+def test_every_detector_waits_as_long(folder):
+    for name in ("maximum", "none"):
+        at_once = json.loads(run(folder, "--detector", name, "--min-duration", "240", "--json"))
+        assert at_once["min_duration_s"] == 240.0
+        minutes = at_once["detectors"][0]["scores"]["minutes_to_detect"]
+        assert minutes in (None, 4.0)
+
+
+def test_it_learns_from_one_folder_and_judges_another(folder, tmp_path):
+    # The same services in another order, a week later; and a fault that is labelled.
+    usual = recording({"p99_ms": [*USUAL, *[900.0] * 5, 10.0]}, train=1, events=(event(40, service="a"),))
+    later = [replace(each, time_s=each.time_s + 7 * 86_400) for each in usual.snapshots]
+    moved = replace(
+        usual,
+        snapshots=later,
+        train=(),
+        test=(),
+        events=[msgspec.structs.replace(each, start_s=each.start_s + 7 * 86_400,
+                                        end_s=each.end_s + 7 * 86_400) for each in usual.events],
+    )  # fmt: skip
+    write_folder(replace(moved, name="usual"), tmp_path / "usual")
+    (tmp_path / "usual" / "mesh.toml").unlink()
+    words = (folder, "--learn-from", tmp_path / "usual", "--detector", "maximum", "--json")
+    told = json.loads(run(*words))
+    assert told["snapshots"] == [40, 68]
+    assert told["train"][0]["end_s"] <= told["test"][0]["start_s"]
+    scores = told["detectors"][0]["scores"]
+    assert (scores["found"], scores["events"], scores["false_episodes"]) == (1, 1, 1)
+
+
+def test_two_folders_with_other_columns_are_refused(folder, tmp_path):
+    other = recording({"p99_ms": USUAL, "cpu_cores": USUAL}, train=1)
+    write_folder(other, tmp_path / "other")
+    (tmp_path / "other" / "mesh.toml").write_text('name = "other"')
+    with pytest.raises(SnapshotInvalid, match="only other has cpu_cores in its nodes"):
+        run(folder, "--learn-from", tmp_path / "other", "--detector", "maximum")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--detector", "statik"], "--detector statik: unknown; choose from tagae, static"),
-        (["--detector", ","], "--detector none: unknown; choose from"),
+        (
+            ["--detector", "statik"],
+            "--detector statik: unknown; choose from tagae, untrained, none, static",
+        ),
+        (["--detector", ","], "--detector ',': unknown; choose from"),
         (["--grace", "-1"], "--grace -1: must be at least 0"),
         (["--train", "noon"], r"--train noon: must be A\.\.B"),
         (["--train", "1700000600..1700000000"], "must be A..B, two times"),

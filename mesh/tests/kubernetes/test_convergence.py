@@ -191,7 +191,7 @@ def test_any_order_of_news_and_lists_ends_where_a_fresh_list_does(actions, data)
     for app in APPS:
         named = cluster.objects["endpointslices"].get(f"{app}-abc", {}).get("endpoints")
         if named and any(each["targetRef"]["name"] in cluster.objects["pods"] for each in named):
-            known = story.feed.services_of_workload("shop", app)
+            known = story.feed.names_of_workload("shop", app)
             assert f"shop/{app}" in known
     # Nothing is left over once all is quiet.
     for app in APPS:

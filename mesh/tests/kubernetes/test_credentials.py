@@ -255,6 +255,14 @@ async def test_settings_lead_to_a_server(tmp_path):
                 assert watched.feed.sizes()["pods"] == 1
 
 
+@pytest.mark.parametrize("url", ["http://kubernetes.default:8001", "http://10.0.0.1"])
+def test_no_token_goes_over_the_network_unencrypted(tmp_path, url):
+    (tmp_path / "token").write_text("mine")
+    with pytest.raises(ConfigError, match="would send the account's token unencrypted"):
+        connect(kubernetes_url=url, account=tmp_path)
+    assert connect(kubernetes_url=url).gaps() == ()  # without a token there is nothing to lose
+
+
 def test_the_account_is_used_where_only_the_address_is_given(tmp_path):
     (tmp_path / "token").write_text("mine")
     watched = connect(kubernetes_url="http://127.0.0.1:1", account=tmp_path)

@@ -16,6 +16,7 @@ from tests.kubernetes.things import (
     Story,
     T,
     autoscaler,
+    container,
     daemon_set,
     deployment,
     endpoints,
@@ -124,9 +125,9 @@ def test_an_autoscaler_speaks_for_workloads_of_kinds_that_are_not_watched():
     story.listed(PODS, cart).listed(ENDPOINT_SLICES, endpoints("cart-service", ["cart-1"]))
     story.listed(AUTOSCALERS, autoscaler("cart", 1, 1, "Rollout", "cart"))
     story.says(AUTOSCALERS, autoscaler("cart", 1, 4, "Rollout", "cart"))
-    assert story.changes() == {("scale", "shop/cart-service")}
+    assert story.changes() == {("scale", "shop/cart"), ("scale", "shop/cart-service")}
     story.says(AUTOSCALERS, autoscaler("cart", 2, 6, "Rollout", "cart"))
-    (change,) = story.context().changes
+    change = next(each for each in story.context().changes if each.service == "shop/cart")
     assert (change.before, change.after, change.detail) == (1, 6, "1 to 6 pods")
     story.says(AUTOSCALERS, autoscaler("cart", 6, 6, "Rollout", "cart"))
     assert story.changes() == set()
@@ -345,12 +346,56 @@ def test_what_ended_is_kept_for_some_minutes():
 
 def test_collectors_can_ask_whose_workload_it_is():
     story = web()
-    assert story.feed.services_of_workload("shop", "web") == ("shop/web",)
+    assert story.feed.names_of_workload("shop", "web") == ("shop/web",)
     story.says(DEPLOYMENTS, deployment("cart-v2"), "ADDED")
-    assert story.feed.services_of_workload("shop", "cart-v2") == ("shop/cart-v2",)
+    assert story.feed.names_of_workload("shop", "cart-v2") == ("shop/cart-v2",)
     story.says(PODS, pod("cart-1", "cart-v2"), "ADDED").says(ENDPOINT_SLICES, endpoints("cart", ["cart-1"]))
-    assert story.feed.services_of_workload("shop", "cart-v2") == ("shop/cart",)
-    assert story.feed.services_of_workload("shop", "nobody") == ()
+    assert story.feed.names_of_workload("shop", "cart-v2") == ("shop/cart-v2", "shop/cart")
+    assert story.feed.names_of_workload("shop", "nobody") == ()
+
+
+def reviews(*workloads):
+    """Bookinfo: one Service `reviews`, with a Deployment for each version."""
+    story = web()
+    for each in workloads:
+        story.says(DEPLOYMENTS, deployment(each, desired=1), "ADDED")
+        story.says(PODS, pod(f"{each}-a", each), "ADDED")
+    pods = [f"{each}-a" for each in workloads]
+    return story.says(ENDPOINT_SLICES, endpoints("reviews", pods), "ADDED").after(700)
+
+
+def test_a_change_is_that_of_the_workload_where_the_service_has_another_name():
+    story = reviews("reviews-v1")
+    story.says(DEPLOYMENTS, deployment("reviews-v1", desired=4, generation=2, observed=1, replicas=1))
+    # The Service's name too: metrics without a workload have nothing else.
+    assert story.changes() == {("scale", "shop/reviews-v1"), ("scale", "shop/reviews")}
+
+
+def test_a_change_of_one_version_is_none_of_the_others():
+    story = reviews("reviews-v1", "reviews-v2")
+    story.says(DEPLOYMENTS, deployment("reviews-v2", desired=4, generation=2, observed=1, replicas=1))
+    assert ("scale", "shop/reviews-v2") in story.changes()
+    assert ("scale", "shop/reviews-v1") not in story.changes()
+
+
+def test_a_canarys_change_is_none_of_the_workload_that_has_the_services_name():
+    story = reviews("reviews", "reviews-canary")
+    going = {"desired": 4, "generation": 2, "observed": 1, "replicas": 1}
+    story.says(DEPLOYMENTS, deployment("reviews-canary", **going))
+    assert story.changes() == {("scale", "shop/reviews-canary")}
+
+
+def test_an_oom_kill_is_a_trouble_of_the_workload():
+    story = reviews("reviews-v1", "reviews-v2")
+    killed = [container(restarts=1, last="OOMKilled", ended_s=story.now_s)]
+    story.says(PODS, pod("reviews-v2-a", "reviews-v2", containers=killed))
+    assert story.troubles() == {("oom_kill", "shop/reviews-v2"), ("oom_kill", "shop/reviews")}
+
+
+def test_another_service_of_an_old_workload_adds_no_workload():
+    story = reviews("reviews-v1")
+    story.says(ENDPOINT_SLICES, endpoints("reviews-metrics", ["reviews-v1-a"]), "ADDED")
+    assert ("added", "shop/reviews-v1") not in story.changes()
 
 
 def test_constant_churn_takes_no_more_memory_than_there_are_services():

@@ -60,7 +60,7 @@ async def test_incident_is_one_firing_and_one_resolved_notification(shared: tupl
     body = next(body for body in hooks.bodies if body["alerts"][0]["labels"]["incident"] == "once")
     annotations = body["alerts"][0]["annotations"]
     assert annotations["link"] == "http://watch:9092/#incident=once"
-    assert "p99 latency 812 ms, expected 40 ms" in annotations["summary"]
+    assert "p99 latency 40 ms → 812 ms" in annotations["summary"]
     assert annotations["suspects"].startswith("1. shop/cart")
     await alerts.close()
 

@@ -14,6 +14,7 @@ from hopline.ingress.keys import new_key
 from hopline_mesh.changes import Context
 from hopline_mesh.out.board import Board
 from hopline_mesh.proto import message
+from hopline_mesh.schema import Schema
 from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.live import Live
 from tests.out.serving import serving
@@ -104,6 +105,20 @@ def test_an_event_changes_the_embeddings_that_it_reaches(served):
 def test_what_is_no_event_is_refused(served, body, status, text):
     answer = post(served, body)
     assert (answer.status_code, text in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_as_many_events_as_documented_are_taken_whatever_their_size(served):
+    schema = Schema()
+    long = "n" * 253
+    event = {
+        "caller": f"{long}/{long}",
+        "callee": f"{long}/{long}",
+        "values": dict.fromkeys((*schema.node_features, *schema.edge_features), 1234.567890123456),
+    }
+    told = post(served, {"events": [event] * 1000})
+    assert told.status_code == 200
+    assert told.json()["accepted"] + len(told.json()["refused"]) == 1000
+    assert post(served, {"events": [event] * 1001}).status_code == 413
 
 
 def test_many_events_leave_others_their_turns(served, monkeypatch):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline_mesh.errors import StateDamaged
+from hopline_mesh.changes import Change, Context
+from hopline_mesh.errors import IncidentNotFound, StateDamaged
 from hopline_mesh.incident import ServiceScore
 from hopline_mesh.out.board import KEEP_S, MAX_INCIDENTS, Board
 from hopline_mesh.out.live_graph import live_graph
@@ -118,6 +120,53 @@ def test_restart_keeps_incidents_and_their_evidence() -> None:
 def test_state_that_is_something_else_is_told(state: dict[str, object]) -> None:
     with pytest.raises(StateDamaged, match="saved incidents"):
         Board().restore(state)
+
+
+def test_planned_changes_leave_a_trace_over_a_restart() -> None:
+    board = Board()
+    rollout = Change("rollout", "shop/cart", 900.0, detail="new version")
+    board.publish(verdict(1000.0), snapshot(1000.0), context=Context((rollout,)))
+    over = msgspec.structs.replace(rollout, end_s=1010.0)
+    board.publish(verdict(1015.0), snapshot(1015.0), context=Context((over,)))
+    board.publish(verdict(5000.0), snapshot(5000.0), context=Context())
+    assert board.changes() == [over]
+    again = Board()
+    again.restore(json.loads(json.dumps(board.export())))
+    assert again.changes() == [over]
+    again.publish(verdict(1010.0 + KEEP_S + 1), snapshot(40_000.0), context=Context())
+    assert again.changes() == []
+
+
+def test_marks_mute_and_unmute_and_survive_a_restart() -> None:
+    board = Board(clock=lambda: 7.0)
+    board.publish(verdict(1000.0, incident()), snapshot(1000.0))
+    assert (board.is_muted("i-1"), board.is_real("i-1")) == (False, True)
+    board.mark("i-1", "acknowledged", "ada")
+    assert (board.is_muted("i-1"), board.is_real("i-1")) == (False, True)
+    board.mark("i-1", "muted")
+    assert (board.is_muted("i-1"), board.is_real("i-1")) == (True, True)
+    board.mark("i-1", "not_an_incident", "ada")
+    assert (board.is_muted("i-1"), board.is_real("i-1")) == (True, False)
+    # From a checkpoint, and from the note, which is newer.
+    restored, noted = Board(), Board()
+    restored.restore(json.loads(json.dumps(board.export())))
+    noted.restore_marks(json.loads(json.dumps(msgspec.to_builtins(board.marks()))))
+    assert not restored.is_real("i-1")
+    assert not noted.is_real("i-1")
+    board.mark("i-1", None)
+    assert (board.is_muted("i-1"), board.is_real("i-1")) == (False, True)
+    noted.restore_marks("something else")
+    with pytest.raises(IncidentNotFound):
+        board.mark("absent", "muted")
+
+
+def test_the_name_of_an_incident_stays_where_another_service_is_suspected_later() -> None:
+    board = Board()
+    board.publish(verdict(1000.0, incident()), snapshot(1000.0))
+    board.publish(verdict(1015.0, incident(service="shop/db")), snapshot(1015.0))
+    record = board.incident("i-1")
+    assert record is not None
+    assert (record.name, record.incident.suspects[0].service) == ("shop/cart", "shop/db")
 
 
 def test_scores_come_by_name_or_in_the_order_of_services() -> None:

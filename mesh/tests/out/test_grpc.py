@@ -136,6 +136,19 @@ def test_health_follows_readiness() -> None:
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_health_watches_do_not_keep_readers_of_verdicts_out(served: Served, call: Any) -> None:
+    watches = [call("Watch", service="grpc.health.v1.Health") for _ in range(64)]
+    for each in watches:
+        next(each)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(call("Watch", service="grpc.health.v1.Health"))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    stream = call("WatchVerdicts")
+    assert next(stream).verdict.time_s == 1000.0
+    for each in (stream, *watches):
+        each.cancel()
+
+
 def check_unknown(found: Served) -> None:
     request, response = (
         message("grpc.health.v1.HealthCheckRequest"),

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hopline.errors import ConfigError
 from hopline.ingress.keys import new_key
 from hopline.transports.http_messages import Pending, Request
+from hopline_mesh.incident import Verdict
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.http import MeshHttp
 from hopline_mesh.out.page_files import page_files
@@ -100,8 +101,43 @@ def test_nothing_can_be_changed_and_bodies_are_bounded(served: Served) -> None:
     refused = httpx.post(f"{served.url}/v1/mesh/verdict", content=b"{}")
     assert refused.status_code == 405
     assert refused.headers["allow"] == "GET, HEAD"
-    large = httpx.request("GET", f"{served.url}/v1/mesh/verdict", content=b"x" * 100_000)
+    large = httpx.request("GET", f"{served.url}/v1/mesh/verdict", content=b"x" * 3_000_000)
     assert large.status_code == 413
+
+
+def test_an_incident_is_told_with_what_happened_and_links(served: Served) -> None:
+    served.do(lambda: setattr(served.board, "links", ("traces=https://t/?s={service}&from={start_ms}",)))
+    found = httpx.get(f"{served.url}/v1/mesh/incidents").json()["incidents"][0]
+    assert (found["name"], found["headline"]) == ("shop/cart", "p99 latency 40 ms → 812 ms")
+    assert found["links"] == [{"name": "traces", "url": "https://t/?s=shop%2Fcart&from=400000"}]
+    served.do(lambda: setattr(served.board, "links", ()))
+
+
+def test_an_incident_is_marked_by_json_only(served: Served) -> None:
+    url = f"{served.url}/v1/mesh/incidents/i-1/mark"
+    marked = httpx.post(url, json={"mark": "muted", "by": "ada"})
+    assert (marked.status_code, marked.json()["incident"]["mark"]["kind"]) == (200, "muted")
+    assert served.do(lambda: served.board.is_muted("i-1"))
+    assert httpx.post(url, content=b'{"mark": null}').status_code == 400  # a form of another origin
+    assert httpx.get(url).status_code == 405
+    assert httpx.post(url, json={"mark": "gone"}).status_code == 400
+    assert httpx.post(f"{served.url}/v1/mesh/incidents/absent/mark", json={"mark": None}).status_code == 404
+    assert httpx.post(url, json={"mark": None}).json()["incident"]["mark"] is None
+
+
+def test_a_watch_that_hangs_is_not_live_and_one_that_is_blind_is() -> None:
+    now = [0.0]
+    board = Board(interval_s=15.0, monotonic=lambda: now[0])
+    with serving(board, grpc_port=-1) as found:
+        now[0] = 299.0
+        assert httpx.get(f"{found.url}/healthz").status_code == 200
+        now[0] = 301.0  # the first step never ended
+        hung = httpx.get(f"{found.url}/healthz")
+        assert (hung.status_code, hung.json()["reasons"]) == (503, ["no interval was completed for 301 s"])
+        found.publish(Verdict(1000.0, "blind", 0.0))
+        assert httpx.get(f"{found.url}/healthz").status_code == 200
+        now[0] = 700.0
+        assert httpx.get(f"{found.url}/healthz").status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/", "/page/app.js", "/v1/mesh/verdict", "/absent", "/metrics"])

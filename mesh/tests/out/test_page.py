@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hopline.ingress.keys import new_key
+from hopline_mesh.changes import Change, Context
 from hopline_mesh.incident import Evidence, Incident, Suspect, Verdict
 from hopline_mesh.out.board import Board
 from hopline_mesh.snapshot import Gap
@@ -148,15 +149,71 @@ def test_hostile_names_are_text_and_nothing_else(tab: Tab) -> None:
         assert tab.problems == []
 
 
+def test_an_incident_says_what_happened_and_keeps_its_name(tab: Tab) -> None:
+    with serving(grpc_port=-1) as served:
+        served.do(lambda: setattr(served.board, "links", ("traces=https://t/?s={service}",)))
+        served.publish(verdict(1000.0, incident()), snapshot(1000.0))
+        served.publish(verdict(1015.0, incident(service="shop/db")), snapshot(1015.0))
+        tab.open(f"{served.url}/")
+        tab.wait_for("document.querySelector('.suspects')")
+        assert text(tab, "#incident-title") == "shop/cart"
+        assert text(tab, ".headline") == "p99 latency 40 ms → 812 ms · now suspected: shop/db"
+        assert text(tab, ".incidents .what") == "p99 latency 40 ms → 812 ms"
+        assert text(tab, ".suspects li:first-child .number") == "71 %"
+        assert tab.eval("document.querySelector('.links a').href") == "https://t/?s=shop%2Fdb"
+        zone = tab.eval("Intl.DateTimeFormat().resolvedOptions().timeZone")
+        assert zone in text(tab, "#facts")
+        assert tab.problems == []
+
+
+def test_an_incident_is_marked_and_unmarked(tab: Tab) -> None:
+    with serving(grpc_port=-1) as served:
+        served.publish(verdict(1000.0, incident()), snapshot(1000.0))
+        tab.open(f"{served.url}/")
+        tab.wait_for("document.querySelectorAll('.marks button').length == 3")
+        tab.eval("document.querySelectorAll('.marks button')[1].click()")
+        tab.wait_for("document.querySelector('.marks b')?.innerText == 'Muted'")
+        assert served.do(lambda: served.board.is_muted("i-1"))
+        assert tab.eval("document.querySelector('.incidents a').className") == "over"
+        tab.eval("document.querySelector('.marks button').click()")
+        tab.wait_for("document.querySelectorAll('.marks button').length == 3")
+        assert not served.do(lambda: served.board.is_muted("i-1"))
+        assert tab.problems == []
+
+
+def test_planned_changes_are_listed_after_they_ended(tab: Tab) -> None:
+    over = Change("rollout", "shop/cart", 900.0, 950.0, "new version")
+    with serving(grpc_port=-1) as served:
+        served.do(lambda: served.board.publish(verdict(1000.0), snapshot(1000.0), context=Context((over,))))
+        served.publish(verdict(1015.0), snapshot(1015.0))
+        tab.open(f"{served.url}/")
+        tab.wait_for("document.querySelector('.changes li')")
+        assert text(tab, ".changes li").startswith("shop/cart rollout: new version")
+        assert "lasted 50 s" in text(tab, ".changes .when")
+
+
+def test_on_a_phone_what_happened_comes_before_the_graph(tab: Tab) -> None:
+    with serving(grpc_port=-1) as served:
+        served.publish(verdict(1000.0, incident()), snapshot(1000.0))
+        tab.size(400, 800)
+        tab.open(f"{served.url}/")
+        tab.wait_for("document.querySelector('.suspects')")
+        top = "document.querySelector({!r}).getBoundingClientRect().top"
+        assert tab.eval(top.format(".suspects")) < tab.eval(top.format("#graph"))
+        assert tab.eval("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+        tab.size(1440, 1000)
+
+
 def test_what_the_watch_cannot_say_is_said(tab: Tab) -> None:
     clock = [2000.0]
     with serving(Board(clock=lambda: clock[0]), grpc_port=-1) as served:
         tab.open(f"{served.url}/")
         tab.wait_for("document.body?.dataset.shown == 'none'")
         assert text(tab, "#state") == "Waiting"
-        assert text(tab, "#nothing").startswith("No services yet")
+        assert text(tab, "#nothing").startswith("The first interval since the start")
         served.publish(verdict(1985.0), snapshot(1985.0, (), ()))
         tab.wait_for("document.querySelector('#state').innerText == 'Normal'")
+        assert text(tab, "#nothing").startswith("The newest interval has no service.")
         served.publish(verdict(2000.0, state="learning"), snapshot(2000.0))
         tab.wait_for("document.querySelector('#state').innerText == 'Learning'")
         assert "no verdict so far" in text(tab, "#message")

@@ -63,6 +63,21 @@ def test_history_goes_over_many_files_and_comes_back_in_order(tmp_path):
     assert [seen.snapshot.time_s for seen in late] == [15.0 * i for i in range(91, 100)]
 
 
+def test_history_of_an_earlier_process_goes_too(tmp_path):
+    before, roster = folder(tmp_path, limit=MIB, keep_s=600.0), Roster()
+    for number in range(40):
+        before.append(snapshot(15.0 * number, roster, services=20, edges=60), Context())
+    before.close()
+    old = set(tmp_path.glob("history-*"))
+    sorted(old)[0].write_bytes(b"torn")
+    after = folder(tmp_path, limit=MIB, keep_s=600.0)
+    assert list(after.history(roster, after_s=15.0 * 35))  # as a restart reads it
+    for number in range(40, 120):
+        after.append(snapshot(15.0 * number, roster, services=20, edges=60), Context())
+    assert not old & set(tmp_path.glob("history-*"))
+    after.close()
+
+
 def test_history_that_is_too_old_goes(tmp_path):
     state, roster = folder(tmp_path, limit=MIB, keep_s=300), Roster()
     for i in range(200):

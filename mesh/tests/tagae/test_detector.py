@@ -7,9 +7,10 @@ import pytest
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
+from hopline_mesh.roster import Roster
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.snapshot import Gap
-from hopline_mesh.tagae import Tagae, TagaeSettings
+from hopline_mesh.tagae import Tagae, TagaeSettings, kernels
 from tests.tagae.conftest import NORMAL
 from tests.tagae.meshes import (
     CALLS,
@@ -315,6 +316,89 @@ def test_a_service_that_goes_unannounced_is_an_incident_and_a_planned_one_is_non
     assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("pay", "gone")
     planned = Change("removed", "pay", NEXT_S + 19 * INTERVAL_S, NEXT_S + 21 * INTERVAL_S)
     assert not incidents(gone(Context(changes=(planned,))))
+
+
+def test_gaps_that_last_hide_no_service_that_goes(fitted):
+    detector = fitted()
+    snapshots = [replace(one, gaps=(Gap("node.connections", "no series"),)) for one in
+                 play(60, no_connections, seed=1, start_s=NEXT_S)]  # fmt: skip
+    gone = [without(one, PAY) if number >= 20 else one for number, one in enumerate(snapshots)]
+    (incident,) = incidents(watch(detector, iter(gone)))
+    assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("pay", "gone")
+
+
+def test_a_service_that_only_failed_queries_find_is_not_missed(fitted):
+    detector = fitted()
+    lacking = tuple(Gap(f"node.{column}", "no response") for column in detector.schema.node_features)
+    snapshots = list(play(60, seed=1, start_s=NEXT_S))
+    gone = [
+        replace(without(one, PAY), gaps=lacking) if number >= 20 else one
+        for number, one in enumerate(snapshots)
+    ]
+    assert not incidents(watch(detector, iter(gone)))
+
+
+def no_connections(number, nodes, edges):
+    nodes[:, node("connections")] = np.nan
+
+
+def test_two_watches_of_a_mesh_give_an_incident_the_same_identity(fitted):
+    one, other = fitted(), Tagae(TagaeSettings(model="none"))
+    follow(one, 60, slow(CART, 20, 30, times=9.0), seed=5, start_s=NEXT_S - 7200)  # it had others before
+    # Slots are in the order in which a watch first saw the services.
+    other.fit([renumbered(each) for each in play(NORMAL)], [Context()] * NORMAL)
+    snapshots = list(play(60, slow(STORE, 20, 40, times=9.0), seed=1, start_s=NEXT_S))
+    (mine,) = incidents(watch(one, iter(snapshots)))
+    (theirs,) = incidents(watch(other, map(renumbered, snapshots)))
+    assert (mine.id, mine.start_s) == (theirs.id, theirs.start_s)
+
+
+def renumbered(snapshot):
+    """The same with other slots."""
+    roster = Roster(SERVICES[::-1])
+    to = np.array([roster.slot(name) for name in SERVICES], np.int32)
+    nodes, src, dst = (to[slots] for slots in (snapshot.nodes, snapshot.edge_src, snapshot.edge_dst))
+    return replace(snapshot, roster=roster, nodes=nodes, edge_src=src, edge_dst=dst)
+
+
+def test_who_takes_over_in_the_middle_of_an_incident_goes_on_with_it(fitted):
+    before, after = fitted(), fitted()
+    fault = slow(STORE, 20, 60, times=9.0)
+    snapshots = list(play(120, fault, seed=1, start_s=NEXT_S))
+    began = watch(before, iter(snapshots[:40]))[-1].incidents[0]
+    watch(after, iter(snapshots[23:40]))  # sees it begin later
+    assert after.step(snapshots[40], Context()).incidents[0].id != began.id
+    after.adopt(before)
+    verdicts = watch(after, iter(snapshots[41:]))
+    (incident,) = incidents(verdicts)
+    assert (incident.id, incident.start_s) == (began.id, began.start_s)
+    assert incident.end_s is not None
+
+
+def test_an_incident_that_who_takes_over_does_not_see_ends(fitted):
+    before, after = fitted(), fitted()
+    snapshots = list(play(60, slow(STORE, 20, 60, times=9.0), seed=1, start_s=NEXT_S))
+    began = watch(before, iter(snapshots[:40]))[-1].incidents[0]
+    after.adopt(before)
+    verdicts = watch(after, play(60, seed=3, start_s=NEXT_S + 40 * INTERVAL_S))
+    (incident,) = incidents(verdicts)
+    assert incident.id == began.id
+    assert incident.end_s is not None
+
+
+def test_every_series_can_raise_an_alarm_whatever_it_did_while_it_learned():
+    rng = np.random.default_rng(3)
+
+    def wild(number, nodes, edges):
+        if number % 40 < 6:
+            nodes[STORE, P99] *= 1e4 * np.exp(rng.normal())
+        nodes[PAY, P99] *= 1e3 if number % 60 < 6 else 1.0
+
+    detector = Tagae(TagaeSettings(model="none", false_alarms_per_day=0.001))
+    detector.fit(list(play(NORMAL, wild)), [Context()] * NORMAL)
+    for table in detector._tables:
+        reached = table.threshold * table.factor[: table.size]
+        assert reached.max() < kernels.MAX_DEVIATION
 
 
 @pytest.mark.parametrize("is_planned", [True, False])

@@ -184,5 +184,5 @@ def test_without_a_model_there_are_no_embeddings():
     detector = Tagae(TagaeSettings(model="none"))
     for snapshot in snapshots:
         detector.step(snapshot, Context())
-    with pytest.raises(ModelNotReady, match="TAGAE_TRAIN_AT"):
+    with pytest.raises(ModelNotReady, match="HOPLINE_MESH__DETECTOR__TRAIN_AT"):
         detector.live(snapshots[-1])

@@ -49,6 +49,9 @@ class FakeDetector:
     def scores(self, snapshot):
         return self._scores
 
+    def adopt(self, before):
+        pass
+
     def export(self):
         meta = {"steps": self.steps, "began_s": self.began_s}
         return meta, {"steps": np.array([self.steps], np.int64)}

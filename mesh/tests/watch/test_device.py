@@ -1,5 +1,7 @@
 """Where the graph model runs: settings reach the detector, and what is missing is said at the start."""
 
+import os
+
 import pytest
 import torch
 
@@ -16,7 +18,11 @@ from hopline_mesh.watch.run import watch
 
 def test_settings_reach_the_detector():
     asked = load_settings(
-        env={"TAGAE_DEVICE": "cuda", "TAGAE_PARTITION_ABOVE": "500", "TAGAE_THREADS": "4"}
+        env={
+            "HOPLINE_MESH__DETECTOR__DEVICE": "cuda",
+            "HOPLINE_MESH__DETECTOR__PARTITION_ABOVE": "500",
+            "HOPLINE_MESH__DETECTOR__THREADS": "4",
+        }
     )
     found = detector_settings(asked)
     assert (found.device, found.partition_above, found.threads) == ("cuda", 500, 4)
@@ -38,7 +44,7 @@ def test_a_training_leaves_the_gpu_to_the_watch(tmp_path):
     state.close()
     task = Task(
         folder=str(state.folder),
-        out=str(tmp_path / "trained"),
+        out=os.open(tmp_path / "trained", os.O_WRONLY | os.O_CREAT),  # closed by the training
         names=list(last.roster.names),
         schema=last.schema,
         since_s=0.0,

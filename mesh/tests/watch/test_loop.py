@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from hopline_mesh.changes import Context
+from hopline_mesh.changes import Change, Context
 from hopline_mesh.out.board import Board
 from hopline_mesh.state import StateFolder
 from hopline_mesh.state.keeper import Keeper
@@ -101,6 +101,28 @@ async def test_each_interval_is_judged_shown_told_and_kept(bench):
     state = StateFolder(bench.path, 2**20, 1e9)
     assert next(iter(state.checkpoints())).time_s == 60.0
     assert len(list(state.history(bench.source.roster))) == 5
+
+
+async def test_a_muted_incident_raises_no_alert_and_stays_on_the_board(bench):
+    await bench.intervals(0.0, 5)
+    bench.source.fault = True
+    await bench.intervals(75.0, 2)
+    assert bench.alerts.incidents() == [("fault-75", False)]
+    bench.board.mark("fault-75", "muted")
+    bench.alerts.sent.clear()
+    (verdict,) = await bench.intervals(105.0, 1)
+    assert verdict.state == "anomalous"
+    assert bench.alerts.incidents() == []
+    assert [each.incident.id for each in bench.board.open_incidents()] == ["fault-75"]
+    assert bench.folder.note()["marks"]["fault-75"]["kind"] == "muted"
+
+
+async def test_planned_changes_are_on_the_board(tmp_path):
+    rollout = Change("rollout", "ns/s0", 0.0)
+    one = Bench(tmp_path / "state", context=lambda now_s: (Context((rollout,)), ()))
+    await one.intervals(0.0, 2)
+    assert one.board.changes() == [rollout]
+    await one.stop()
 
 
 async def test_prometheus_that_is_down_makes_the_watch_blind_not_the_services_guilty(bench, caplog):
@@ -195,7 +217,7 @@ async def test_killed_in_the_middle_of_an_incident_it_goes_on_with_it(tmp_path):
     assert again.resumed.summary == "restored"
     assert again.resumed.last_s == 135.0
     assert [each.incident.id for each in again.board.open_incidents()] == ["fault-90"]
-    assert again.resumed.note == {"alerts": {"sent": 10}}
+    assert again.resumed.note == {"alerts": {"sent": 10}, "abnormal": {}, "marks": {}}
     again.source.fault = True
     after = await again.intervals(150.0, 2)
     again.source.fault = False

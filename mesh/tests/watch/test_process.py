@@ -11,14 +11,18 @@ import pytest
 
 @pytest.fixture
 def environment(tmp_path):
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("TAGAE_")}
+    mine = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TAGAE_", "HOPLINE_MESH__"))
+    }
     return mine | {
-        "TAGAE_PROMETHEUS_URL": "http://127.0.0.1:9",  # nobody is there
-        "TAGAE_STATE_DIR": str(tmp_path / "state"),
-        "TAGAE_HTTP_PORT": "0",
-        "TAGAE_GRPC_PORT": "-1",
-        "TAGAE_INTERVAL_S": "0.5",
-        "TAGAE_KUBERNETES": "never",
+        "HOPLINE_MESH__SOURCE__PROMETHEUS_URL": "http://127.0.0.1:9",  # nobody is there
+        "HOPLINE_MESH__STATE__STATE_DIR": str(tmp_path / "state"),
+        "HOPLINE_MESH__SERVE__HTTP_PORT": "0",
+        "HOPLINE_MESH__SERVE__GRPC_PORT": "-1",
+        "HOPLINE_MESH__SOURCE__INTERVAL_S": "0.5",
+        "HOPLINE_MESH__KUBERNETES__KUBERNETES": "never",
     }
 
 

@@ -1,5 +1,7 @@
 """Training beside the loop: a process learns from the history; what it learned takes over, or nothing."""
 
+import functools
+import json
 import time
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.state import Seen, StateFolder
 from hopline_mesh.tagae import Tagae, TagaeSettings
+from hopline_mesh.watch.child import Task, room_bytes
 from hopline_mesh.watch.trainer import Schedule, Trainer
 
 SETTINGS = TagaeSettings(model="untrained")
@@ -70,7 +73,8 @@ def test_a_trained_detector_takes_over_up_to_date_and_not_in_the_middle_of_an_in
     one_more = played[last]
     verdict = found.step(one_more.snapshot, one_more.context)
     assert verdict.score == pytest.approx(oracle.step(one_more.snapshot, one_more.context).score, abs=1e-5)
-    assert not (folder / "trained.part").exists()
+    # The folder is as large as its volume: a training puts nothing there.
+    assert {path.name.partition("-")[0] for path in folder.iterdir()} == {"history"}
 
 
 def test_trouble_that_never_ends_does_not_keep_what_was_learned_away(folder, played, monkeypatch):
@@ -93,6 +97,58 @@ def test_times_of_trouble_are_not_learned_from(folder, played):
         go(one, seen, [gone] if number == 26 else [])
     assert one._task.without == [(start_s - 60, end_s + 60)]
     one.close()
+
+
+def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
+    before, _ = trainer(folder)
+    start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
+    for number, seen in enumerate(played[:40]):
+        go(before, seen, [Incident("x", start_s, end_s, 2.0, ())] if number == 26 else [])
+    note = json.loads(json.dumps(before.export()))
+    after = Trainer(folder, SETTINGS, Schedule(first=20, hours=6), trained=False, abnormal=note)
+    for seen in played[40:60]:
+        go(after, seen)
+    assert after._task.without == [(start_s - 60, end_s + 60)]
+    after.close()
+
+
+def test_what_people_say_is_no_incident_is_learned_from(folder, played):
+    schedule = Schedule(first=60, hours=6)
+    one = Trainer(folder, SETTINGS, schedule, trained=False, is_real=lambda id: id != "x")
+    start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
+    both = [Incident("x", start_s, end_s, 2.0, ()), Incident("y", end_s + 600, end_s + 660, 2.0, ())]
+    for number, seen in enumerate(played[:60]):
+        go(one, seen, both if number == 26 else [])
+    assert one._task.without == [(end_s + 540, end_s + 720)]
+    one.close()
+
+
+def test_a_training_without_enough_memory_fails_alone_and_says_so(folder, played, monkeypatch, caplog):
+    monkeypatch.setattr("hopline_mesh.watch.trainer.Task", functools.partial(Task, most_bytes=2**20))
+    one, outcomes = trainer(folder)
+    for seen in played[:60]:
+        go(one, seen)
+    until_done(one)
+    assert go(one, played[60]) is None
+    assert outcomes == ["failed"]
+    assert "not enough memory; raise the container's limit" in caplog.text
+
+
+def test_it_takes_the_memory_that_the_smallest_limit_of_its_groups_leaves(tmp_path):
+    own = tmp_path / "cgroup"
+    own.write_text("0::/pod/watch\n")
+    root = tmp_path / "fs"
+    for name, most, used in (("pod", "max", 900), ("pod/watch", "1000", 700)):
+        group = root / name
+        group.mkdir(parents=True)
+        (group / "memory.max").write_text(f"{most}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text("anon 600\ninactive_file 50\n")
+    assert room_bytes(root, own) == 350
+    (root / "pod" / "memory.max").write_text("960")
+    assert room_bytes(root, own) == 110
+    own.write_text("3:memory:/old\n")
+    assert room_bytes(root, own) is None
 
 
 def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):

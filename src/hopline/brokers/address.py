@@ -18,9 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from hopline.config.setting import did_you_mean
+from hopline.config.urls import shown, split
 from hopline.errors import ConfigError
 
 #: Options of every broker.
@@ -81,11 +82,11 @@ class Address:
         encrypted = scheme not in known and scheme.removesuffix("s") in known
         if not encrypted and scheme not in known:
             raise wrong(
-                f"{shown(text)} is not the address of a broker{did_you_mean(scheme, known)}; "
+                f"{shown(text)!r} is not the address of a broker{did_you_mean(scheme, known)}; "
                 f"it begins with {' or '.join(f'{name}://' for name in known)}"
             )
+        parts = split(text, wrong)
         try:
-            parts = urlsplit(text)
             query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:
             raise wrong(f"{shown(text)} cannot be read: {error}") from None
@@ -214,12 +215,6 @@ def scheme_of(text: str) -> str:
     """The scheme before ://, in lower case; "" if there is none."""
     head, found, _ = text.partition("://")
     return head.lower() if found else ""
-
-
-def shown(text: str) -> str:
-    """An address without possible passwords, for errors."""
-    head, at, tail = text.partition("?")[0].rpartition("@")
-    return repr(f"{head.partition('://')[0]}://…@{tail}" if at else tail)
 
 
 def _server(text: str, default_port: int, wrong: Any) -> tuple[str, int]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from hopline.brokers.address import scheme_of, shown
+from hopline.brokers.address import scheme_of
 from hopline.brokers.base import Queue, Sink, Source
 from hopline.config.setting import did_you_mean
+from hopline.config.urls import shown
 from hopline.errors import ConfigError
 
 #: Packages add own schemes under this name: scheme = "module:attr", a `Broker`.
@@ -88,7 +89,7 @@ def _make(what: str, address: str, setting: str) -> Any:
     if broker is None:
         known = [*BROKERS, *(point.name for point in entry_points(group=ENTRY_POINTS))]
         raise ConfigError(
-            f"{setting}: {shown(address)} is not the address of a broker{did_you_mean(scheme, known)}; "
+            f"{setting}: {shown(address)!r} is not the address of a broker{did_you_mean(scheme, known)}; "
             f"an address begins with one of {', '.join(f'{name}://' for name in known)}"
         )
     module, _, attribute = str(getattr(broker, what)).partition(":")

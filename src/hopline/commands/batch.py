@@ -96,10 +96,11 @@ def batch(
     ] = None,
 ) -> None:
     """Score all nodes of a graph, compute each row of each level once, and publish all results together."""
+    from hopline.config.urls import shown
     from hopline.jobs.batch.engines import open_engine
     from hopline.jobs.batch.nodes_file import read_nodes
     from hopline.jobs.batch.run import BatchOptions, BatchRun
-    from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, shown, work_folder
+    from hopline.jobs.batch.sinks import OUTPUTS, open_sink, scheme_of, work_folder
     from hopline.live.snapshots import open_graph
 
     resolved = resolve_config(

@@ -8,7 +8,6 @@ from hopline.engine.level import Level, Relation
 from hopline.engine.level_plan import LevelPlan
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.plan import Plan
-from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import FloatArray, IdArray
@@ -54,7 +53,7 @@ def _compute(need: LevelPlan, features: dict[str, Matrix], plan: Plan, keep: boo
     own = raw if level.own_below is None else level.own_below.state
     # Without a level below, a stage reads raw features of its nodes and of their neighbours.
     own_rows = raw_rows if level.own_below is None and level.own_slots is not None else need.own_rows
-    if level.runner.pair is not None and num_rows <= CHUNK_ROWS:
+    if level.runner.pair is not None and num_rows <= level.runner.chunk_rows:
         relation, below = level.links[0]
         base, rows = _base(relation, below, features, need.rows[0], need.blocks[0])
         offsets = need.blocks[0].offsets

@@ -42,7 +42,7 @@ from hopline.graph.extent import STILL
 from hopline.graph.live.view import LiveNodes, LiveView
 from hopline.graph.store_columns import is_in_store
 from hopline.memory.arena import Arena
-from hopline.runtimes.onnx import CHUNK_ROWS, RowStage
+from hopline.runtimes.onnx import RowStage
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -372,8 +372,8 @@ class Model:
             return product
         n = states[0].shape[0]
         logits = np.empty((n, self.spec.head.output_dim), np.float32)
-        for a in range(0, n, CHUNK_ROWS):
-            b = min(a + CHUNK_ROWS, n)
+        for a in range(0, n, self._head.chunk_rows):
+            b = min(a + self._head.chunk_rows, n)
             for buffer, state in zip(self._head.inputs, states, strict=True):
                 buffer[: b - a] = state[a:b]
             logits[a:b] = self._head.run(b - a)

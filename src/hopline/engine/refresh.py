@@ -23,7 +23,6 @@ from hopline.engine.view import EdgeView
 from hopline.graph.extent import SINCE
 from hopline.graph.live.view import LiveView
 from hopline.kernels.jit import njit
-from hopline.runtimes.onnx import CHUNK_ROWS
 from hopline.sampling import Block
 from hopline.sampling.keyed import NO_CUT, frozen
 from hopline.types import FloatArray, IdArray
@@ -207,8 +206,8 @@ class Refresher:
             own = base = self._rows[below_number][below.node_type]
             own_rows, rows = ids, neighbors
         target, touched = self._rows[number][level.node_type], self._touched[number][level.node_type]
-        for a in range(0, kept, CHUNK_ROWS):
-            b = min(a + CHUNK_ROWS, kept)
+        for a in range(0, kept, level.runner.chunk_rows):
+            b = min(a + level.runner.chunk_rows, kept)
             values = level.runner.run_pair(b - a, own, own_rows[a:b], base, rows, offsets[a : b + 1])
             _put(target, ids[a:b], values, touched, self._now)
         self.num_computed += kept

@@ -15,7 +15,7 @@ from hopline.engine.interner import Interner
 from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
-from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage
+from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage, chunk_rows
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Padded entries (destinations x width) of one call of a block stage.
@@ -39,6 +39,7 @@ class StageRunner:
         threads: of the runtime.
 
     Attributes:
+        chunk_rows: destinations of one call of the runtime, at most.
         row_stage: the runtime, if every input has one row for each destination.
         block_stage: the runtime otherwise; one of the two is None.
         pair: set if the stage reads only own rows and an unweighted sum or mean of neighbours, next to
@@ -66,6 +67,7 @@ class StageRunner:
                 self._columns.append((0, feature_dim))
             else:
                 self._columns.append((0, widths.get(entry.edge_type, 0)))
+        self.chunk_rows = chunk_rows()
         self.row_stage: RowStage | None = None
         self.block_stage: BlockStage | None = None
         #: For row stages, the place of each input: (index of the buffer, first column in it).
@@ -115,9 +117,9 @@ class StageRunner:
             )
         else:
             view = views[self.pair[0]]
-            for a in range(0, num_rows, CHUNK_ROWS):
+            for a in range(0, num_rows, self.chunk_rows):
                 look()
-                b = min(a + CHUNK_ROWS, num_rows)
+                b = min(a + self.chunk_rows, num_rows)
                 offsets = view.offsets[a : b + 1]
                 out[a:b] = self.run_pair(b - a, own, own_rows[a:b], view.base, view.rows, offsets)
         return out
@@ -145,7 +147,7 @@ class StageRunner:
         rows: IdArray,
         offsets: IdArray,
     ) -> FloatArray:
-        """`run` for a stage with a `pair` and at most CHUNK_ROWS destinations.
+        """`run` for a stage with a `pair` and at most `chunk_rows` destinations.
 
         Args:
             base, rows, offsets: as in `EdgeView`.
@@ -186,9 +188,9 @@ class StageRunner:
         look: Callable[[], object],
     ) -> None:
         inputs = self.stage.inputs
-        for a in range(0, num_rows, CHUNK_ROWS):
+        for a in range(0, num_rows, self.chunk_rows):
             look()
-            b = min(a + CHUNK_ROWS, num_rows)
+            b = min(a + self.chunk_rows, num_rows)
             for k, entry in enumerate(inputs):
                 buffer, place = self._places[k]
                 target = runtime.inputs[buffer]
@@ -271,8 +273,9 @@ class StageRunner:
                 for g, row in enumerate(distinct)
             ]
         chunks = []
+        entries = _BLOCK_ENTRIES * (self.chunk_rows // CHUNK_ROWS)
         for members, width in groups:
-            size = max(1, min(CHUNK_ROWS, _BLOCK_ENTRIES // max(width, default=1)))
+            size = max(1, min(self.chunk_rows, entries // max(width, default=1)))
             chunks += [(members[a : a + size], width) for a in range(0, members.shape[0], size)]
         return chunks
 

@@ -6,9 +6,10 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from hopline.config.setting import did_you_mean
+from hopline.config.urls import split
 from hopline.errors import ConfigError
 
 _PORT = 6379
@@ -55,7 +56,7 @@ class RedisUrl:
 
         scheme, _, _ = url.partition("://")
         base, _, flavour = scheme.lower().partition("+")
-        parts = urlsplit(url)
+        parts = split(url, wrong)
         login, at, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")
         options = dict(parse_qsl(parts.query, keep_blank_values=True))

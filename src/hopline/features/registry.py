@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from hopline.config.setting import did_you_mean
+from hopline.config.urls import shown
 from hopline.errors import ConfigError
 from hopline.features.base import FeatureStore
 
@@ -56,7 +57,7 @@ def open_store(url: str, setting: str = SETTING) -> FeatureStore:
     if ":" not in url or (target is None and scheme not in (found := _plugged_in())):
         known = [*STORES, *_plugged_in()]
         raise ConfigError(
-            f"{setting}: {_shown(url)} is not the URL of a feature store{did_you_mean(scheme, known)}; "
+            f"{setting}: {shown(url)!r} is not the URL of a feature store{did_you_mean(scheme, known)}; "
             f"it must begin with one of {', '.join(f'{name}:' for name in known)}"
         )
     module, _, attribute = (target or found[scheme]).partition(":")
@@ -66,9 +67,3 @@ def open_store(url: str, setting: str = SETTING) -> FeatureStore:
 
 def _plugged_in() -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-
-
-def _shown(url: str) -> str:
-    """Return the URL without a possible password."""
-    head, at, tail = url.rpartition("@")
-    return repr(f"{head.partition('://')[0]}://…@{tail}" if at else url)

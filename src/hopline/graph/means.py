@@ -18,6 +18,7 @@ def mean_row(features: Any) -> FloatArray:
     """float32 [d] of features [N, d]; of evenly spread rows where there are many."""
     if isinstance(features, StoreFeatures):
         return features.mean
-    step = max(1, math.ceil(features.shape[0] / _MEAN_ROWS))
-    mean: FloatArray = np.asarray(features[::step], np.float32).mean(axis=0)
+    count = features.shape[0]
+    rows = np.arange(0, count, max(1, math.ceil(count / _MEAN_ROWS)))  # a live graph's rows have no slices
+    mean: FloatArray = np.asarray(features[rows], np.float32).mean(axis=0)
     return mean

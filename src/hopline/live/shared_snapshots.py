@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from hopline.config.urls import shown
 from hopline.errors import ConfigError, GraphError, HoplineError
 from hopline.files import draft_of, publish_folder
 from hopline.graph import storage
@@ -138,7 +139,7 @@ class SharedSnapshots:
         except Exception as error:
             reason = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
             raise GraphError(
-                f"live.snapshots: {_shown(self._address)} cannot be used: {type(error).__name__}: {reason}"
+                f"live.snapshots: {shown(self._address)} cannot be used: {type(error).__name__}: {reason}"
             ) from error
 
 
@@ -176,11 +177,11 @@ class _Remote:
             )
         except ImportError as error:
             raise ConfigError(
-                f"live.snapshots: {_shown(url)} needs a package that is not installed ({error}); install "
+                f"live.snapshots: {shown(url)} needs a package that is not installed ({error}); install "
                 "hopline[remote] and the driver of the scheme"
             ) from None
         except ValueError as error:
-            raise ConfigError(f"live.snapshots: {_shown(url)} cannot be used: {error}") from None
+            raise ConfigError(f"live.snapshots: {shown(url)} cannot be used: {error}") from None
         self._root = root.rstrip("/")
 
     def names(self) -> list[str]:
@@ -209,12 +210,3 @@ def _is_name(name: str) -> bool:
 
 def _offset(name: str) -> StreamOffset:
     return read_offset(name.partition(".")[0])
-
-
-def _shown(url: str) -> str:
-    """The URL without what may be a password."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return (
-        f"{scheme}://{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}" if rest else url
-    )

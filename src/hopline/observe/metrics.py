@@ -315,7 +315,9 @@ class Metrics:
         self.cpu_seconds = self.counter(
             "hopline_cpu_seconds_total", "CPU seconds of computing; a scaled sample.", per_model
         )
-        self.gpu_seconds = self.counter("hopline_gpu_seconds_total", "GPU seconds of computing.", per_model)
+        self.gpu_seconds = self.counter(
+            "hopline_gpu_seconds_total", "Seconds of computing on a GPU, copies included.", per_model
+        )
         self.cost = self.counter(
             "hopline_cost_total", "Cost of computing at the configured prices.", (*per_model, "currency")
         )

@@ -24,7 +24,7 @@ class CountedVersion:
 
     Args:
         name, version, graph_version: see `Served`.
-        config: for prices.
+        config: for prices, and the device of models.
         metrics: of this model version.
         recorders: get every batch.
     """
@@ -47,6 +47,7 @@ class CountedVersion:
             tuple[int, Sequence[float], float, float, Mapping[str, float], Sequence[float]]
         ] = []
         self._prices = config.cost
+        self._is_on_gpu = config.compute.device != "cpu"
         self._charged_s = 0.0
         self._is_in_preflight = False
         self.num_ok = self.num_failed = self.num_batches = 0
@@ -110,7 +111,7 @@ class CountedVersion:
             return
         ran, self._ran = self._ran, []
         metrics = self._metrics
-        stages = ran[0][4]
+        stages, gpu_s = ran[0][4], 0.0
         if stages:
             columns = dict(zip(stages, zip(*[each[4].values() for each in ran], strict=True), strict=True))
             columns["post"] = tuple([each[2] - sum(each[4].values()) for each in ran])
@@ -119,6 +120,8 @@ class CountedVersion:
             counts = [each[0] for each in ran]
             self.sample_s += sum(map(mul, counts, columns.get("sample", ())))
             self.post_s += sum(map(mul, counts, columns["post"]))
+            if self._is_on_gpu:
+                gpu_s = sum(columns.get("compute", ()))
         else:
             metrics.compute.observe_all([each[2] for each in ran])
         metrics.batch_rows.observe_all([each[0] for each in ran])
@@ -133,7 +136,7 @@ class CountedVersion:
         self.num_batches += len(ran)
         self.last_inference_ms = int(ran[-1][3] * 1e3)
         used_s = self._cpu_s()
-        metrics.charge(self._prices, used_s - self._charged_s)
+        metrics.charge(self._prices, used_s - self._charged_s, gpu_s)
         self._charged_s = used_s
 
     def note_looked_up(self, seconds: Sequence[float]) -> None:

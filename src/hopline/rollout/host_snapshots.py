@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hopline.config.schema import Config
+from hopline.config.urls import shown
 from hopline.errors import ConfigError, HoplineError, SnapshotUnavailable, Unavailable
 from hopline.files import expanded
 from hopline.observe.metrics import Metrics
-from hopline.remote_address import is_address, shown
+from hopline.remote_address import is_address
 from hopline.rollout.unit import Unit
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.held import HeldSnapshot

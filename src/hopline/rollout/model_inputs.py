@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
+from hopline.config.urls import shown
 from hopline.errors import (
     BadRequest,
     ConfigError,
@@ -30,7 +31,7 @@ from hopline.graph.live.view import LiveView
 from hopline.graph.residency import in_huge_pages, prefault
 from hopline.observe.metrics import Metrics
 from hopline.process.populate import Populator
-from hopline.remote_address import is_address, shown
+from hopline.remote_address import is_address
 from hopline.rollout.host_snapshots import HostSnapshots, is_on
 from hopline.rollout.unit import Unit
 from hopline.snapshots.held import HeldSnapshot

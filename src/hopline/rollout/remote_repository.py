@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hopline.config.urls import shown
 from hopline.engine.student import MODEL_FILE, SPEC_FILE
 from hopline.errors import ConfigError, HoplineError, ModelNotFound, RepositoryUnavailable
-from hopline.remote_address import open_address, shown
+from hopline.remote_address import open_address
 from hopline.rollout.repository import absent
 from hopline.rollout.version_cache import VersionCache
 from hopline.rollout.version_folder import MARKERS, check_name, in_order, is_name, listed_files

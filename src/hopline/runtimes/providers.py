@@ -1,8 +1,8 @@
 """ONNX Runtime's execution providers for each device, with their options.
 
 ONNX Runtime falls back to the processor if a provider is missing or cannot start, and reports that in its
-log only. Here both are errors that name what is missing. The CUDA and TensorRT options are written from
-ONNX Runtime's documentation; they have not run on a GPU yet.
+log only. Here both are errors that name what is missing. CUDA's options ran on a GPU (docs/benchmarks.md);
+TensorRT's are written from ONNX Runtime's documentation and have not run yet.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _CPU: Provider = ("CPUExecutionProvider", {})
 _CUDA: Provider = (
     "CUDAExecutionProvider",
     # The arena grows by the requested size: several workers share one GPU. Copies run in the stream that
-    # computes, so that no call waits for two streams.
+    # computes, so that no call waits for two streams. TF32, ONNX Runtime's default, moved scores by up to
+    # 1e-3; float32 gives what the CPU gives.
     {
         "device_id": "0",
         "arena_extend_strategy": "kSameAsRequested",
         "do_copy_in_default_stream": "1",
         "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "0",
     },
 )
+_INSTALL_CUDA = "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
 #: Device -> the providers that it needs, and how to install each.
 _NEEDED: dict[Device, tuple[tuple[str, str], ...]] = {
     "cpu": (),
-    "cuda": (
-        ("CUDAExecutionProvider", "pip install onnxruntime-gpu in place of onnxruntime, with CUDA 12"),
-    ),
+    "cuda": (("CUDAExecutionProvider", _INSTALL_CUDA),),
     "tensorrt": (
         ("TensorrtExecutionProvider", "pip install onnxruntime-gpu and tensorrt in place of onnxruntime"),
-        ("CUDAExecutionProvider", "pip install onnxruntime-gpu in place of onnxruntime, with CUDA 12"),
+        ("CUDAExecutionProvider", _INSTALL_CUDA),
     ),
 }
 
@@ -113,7 +114,8 @@ def check_started(wanted: Sequence[Provider], started: Sequence[str], what: str)
         if name not in started:
             raise ConfigError(
                 f"compute.device: {name} is built into onnxruntime but did not start for {what} (it runs "
-                f"on {', '.join(started)}): check the GPU, its driver and the CUDA libraries"
+                f"on {', '.join(started)}): check the GPU, its driver and the libraries of CUDA"
+                f"{' and TensorRT' if name.startswith('Tensorrt') else ''}"
             )
 
 

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hopline.errors import ConfigError, SnapshotDamaged, SnapshotTooLarge, Unavailable
-from hopline.files import draft_of, is_draft, sync, write_atomically
+from hopline.files import draft_of, is_draft, publish_file, publish_folder, sync, write_atomically
 from hopline.snapshots.held import HeldSnapshot, hold, is_used, lock_unused
 from hopline.snapshots.manifest import SnapshotAddress, SnapshotFile, SnapshotManifest
 from hopline.snapshots.store import DISK_FULL, SnapshotStore
@@ -233,7 +233,7 @@ class SnapshotCache:
                         "snapshot again"
                     )
                 with self._disk(address, missing):
-                    os.rename(draft, path)
+                    publish_file(draft, path, durable=False)
                 self.fetched_bytes += file.size
             finally:
                 draft.unlink(missing_ok=True)
@@ -258,9 +258,8 @@ class SnapshotCache:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(self._object(file), target)
             (draft / _MANIFEST).write_bytes(manifest.encode())
-            if place.exists():  # damaged; processes that use it have its files open
-                os.rename(place, draft_of(place))
-            os.rename(draft, place)
+            # One that exists is damaged; processes that use it have its files open.
+            publish_folder(draft, place, durable=False)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 

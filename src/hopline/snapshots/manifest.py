@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from hopline.config.urls import shown
 from hopline.errors import BadRequest, SnapshotDamaged, quoted
-from hopline.remote_address import shown
 from hopline.types import UNREADABLE
 
 FORMAT = 1

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hopline.config.urls import shown
 from hopline.errors import HoplineError, SnapshotDamaged, SnapshotNotFound, SnapshotUnavailable
 from hopline.files import draft_of, is_draft, publish_file, write_atomically
-from hopline.remote_address import open_address, shown
+from hopline.remote_address import open_address
 from hopline.snapshots.manifest import (
     POINTER,
     Pointer,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hopline.ingress.certificates import Peer
+if TYPE_CHECKING:
+    from hopline.ingress.certificates import Peer
 
 JSON = b"application/json"
 #: Header line of the last message of a connection.

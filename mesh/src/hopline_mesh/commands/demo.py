@@ -26,8 +26,11 @@ def demo(
     ] = False,
 ) -> None:
     """Watch a simulated mesh for a simulated day, with faults and planned changes, and show the page."""
-    from hopline_mesh.demo import SimulatedFeed, play
+    typer.echo("starting ...")  # before the imports, which take a second or two
+    from hopline_mesh.demo import SimulatedFeed, check_port, play
 
+    if not check:
+        check_port(port)
     feed = SimulatedFeed(
         services, seed, _CHECK_SPEED if check else speed, typer.echo, _CHECKED if check else 0
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from hopline_mesh.incident import Verdict
 
 
+logger = logging.getLogger("hopline_mesh")
+
+#: Maximum number of labels that are named.
+_NAMED = 5
+
+
 def evaluate(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder with the recording: nodes, edges and labels.")
@@ -30,10 +37,18 @@ def evaluate(
     detector: Annotated[
         str,
         typer.Option(
-            help="tagae, static, percentile, sigma, maximum, isolation_forest, pca or untrained; several "
-            "separated by commas; or all."
+            help="tagae, untrained, none, static, percentile, sigma, maximum, robust, isolation_forest or "
+            "pca; several separated by commas; ablation: the first three; or all."
         ),
-    ] = "tagae",
+    ] = "ablation",
+    learn_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Learn from this folder, without its labelled events, and judge all of the other one.",
+            show_default=False,
+        ),
+    ] = None,
     train: Annotated[
         str | None,
         typer.Option(
@@ -46,6 +61,9 @@ def evaluate(
         float,
         typer.Option(help="Seconds after an event's end in which an incident still counts as detection."),
     ] = 120.0,
+    min_duration: Annotated[
+        float, typer.Option(help="Seconds that a deviation must last, for every detector.", min=0.0)
+    ] = 80.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     report: Annotated[
         Path | None,
@@ -58,12 +76,17 @@ def evaluate(
 ) -> None:
     """Train detectors on a recorded mesh, and compare their incidents with its labelled events."""
     from hopline_mesh.evaluate.folder import read_folder
-    from hopline_mesh.evaluate.report import DETECTORS, Report, write_report
+    from hopline_mesh.evaluate.report import ABLATION, DETECTORS, Failed, Report, write_report
 
-    names = list(DETECTORS) if detector == "all" else [name for name in detector.split(",") if name]
+    groups = {"all": DETECTORS, "ablation": ABLATION}
+    names = [each for name in detector.split(",") if name for each in groups.get(name, (name,))]
+    names = list(dict.fromkeys(names))
     if not names or set(names) - set(DETECTORS):
-        unknown = ", ".join(sorted(set(names) - set(DETECTORS))) or "none"
-        raise BadRequest(f"--detector {unknown}: unknown; choose from {', '.join(DETECTORS)}, or all")
+        unknown = ", ".join(sorted(set(names) - set(DETECTORS))) or repr(detector)
+        choices = ", ".join((*DETECTORS, *groups))
+        raise BadRequest(f"--detector {unknown}: unknown; choose from {choices}")
+    if learn_from is not None and train is not None:
+        raise BadRequest("--learn-from and --train exclude each other: both name the training")
     if grace < 0:
         raise BadRequest(f"--grace {grace:g}: must be at least 0")
     if report is not None and report.exists() and not report.is_dir():
@@ -71,13 +94,26 @@ def evaluate(
     recording = read_folder(folder)
     if train is not None:
         recording = _trained_on(recording, train)
+    if learn_from is not None:
+        from hopline_mesh.evaluate.elsewhere import learned_elsewhere
+
+        recording = learned_elsewhere(read_folder(learn_from), recording)
+    judged_or_learned = (*recording.train, *recording.test)
+    outside = [
+        event for event in recording.events if not any(event.start_s in each for each in judged_or_learned)
+    ]
     recording = recording.in_playing_order()
     verdicts: dict[str, list[Verdict]] = {}
-    found = []
+    found, failed = [], []
     with _bars(quiet=as_json) as advance:
         for name in names:
-            verdicts[name], judged = _judge(name, recording, grace, advance)
-            found.append(judged)
+            try:
+                verdicts[name], judged = _judge(name, recording, grace, min_duration, advance)
+            except Exception as error:  # the results of the other detectors must not be lost
+                logger.debug("%s failed", name, exc_info=True)
+                failed.append(Failed(name, f"{type(error).__name__}: {error}"))
+            else:
+                found.append(judged)
     result = Report(
         name=recording.name,
         train=recording.train,
@@ -86,9 +122,12 @@ def evaluate(
         events_in_training=sum(
             any(event.start_s in period for period in recording.train) for event in recording.events
         ),
+        events_outside=tuple(outside),
         interval_s=recording.interval_s,
         grace_s=grace,
+        min_duration_s=min_duration,
         detectors=tuple(found),
+        failed=tuple(failed),
     )
     if report is not None:
         write_report(result, recording, verdicts, report)
@@ -96,11 +135,14 @@ def evaluate(
         typer.echo(msgspec.json.encode(result))
     else:
         show(result, Console())
+    if failed:
+        raise typer.Exit(1)
 
 
 def show(report: Report, console: Console) -> None:
     """Print a report: one line for each detector, then each one's kinds of events."""
     from hopline_mesh.evaluate.plain import plain
+    from hopline_mesh.evaluate.times import clock
 
     judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
     console.print(Text(f"{plain(report.name)}: {judged}, {report.interval_s:g} s each"))
@@ -110,6 +152,14 @@ def show(report: Report, console: Console) -> None:
             style="yellow",
             highlight=False,
         )
+    for event in report.events_outside[:_NAMED]:
+        where = plain(event.service if event.path is None else " → ".join(event.path))
+        text = (
+            f"outside of the recording, not counted: {plain(event.kind)} {where} at {clock(event.start_s)}"
+        )
+        console.print(Text(text, "yellow"), soft_wrap=True)
+    if more := len(report.events_outside[_NAMED:]):
+        console.print(f"and {more} more labels outside of the recording", style="yellow", highlight=False)
     table = Table(
         "detector",
         "found",
@@ -138,7 +188,12 @@ def show(report: Report, console: Console) -> None:
             f"{one.fit_s:.1f}",
             f"{one.step_ms:.2f}",
         )
-    console.print(table)
+    if report.detectors:
+        console.print(table)
+    for each in report.failed:
+        console.print(Text(f"{each.detector} failed: {plain(each.reason)}", "red"), soft_wrap=True)
+    if text := _ablation(report):
+        console.print(Text(text), soft_wrap=True)
     for one in report.detectors:
         if one.unjudged:
             console.print(
@@ -164,14 +219,32 @@ def show(report: Report, console: Console) -> None:
         console.print(kinds)
 
 
+def _ablation(report: Report) -> str:
+    """Return what the graph model adds, in words; "" if one of the two is missing."""
+    scores = {one.detector: one.scores for one in report.detectors}
+    if "none" not in scores or "tagae" not in scores:
+        return ""
+    trained, none = scores["tagae"], scores["none"]
+    return (
+        f"the trained graph model changes: found {trained.found - none.found:+d} of {none.events}, "
+        f"false {trained.false_episodes - none.false_episodes:+d}"
+    )
+
+
 def _judge(
-    name: str, recording: Recording, grace: float, advance: Callable[[str, float], None]
+    name: str,
+    recording: Recording,
+    grace: float,
+    min_duration: float,
+    advance: Callable[[str, float], None],
 ) -> tuple[list[Verdict], Judged]:
     from hopline_mesh.evaluate.report import Judged, detector
     from hopline_mesh.evaluate.run import judge
 
     advance(name, 0.0)
-    done = judge(detector(name, recording), recording, progress=lambda share: advance(name, share))
+    done = judge(
+        detector(name, recording, min_duration), recording, progress=lambda share: advance(name, share)
+    )
     scores = done.score(recording, grace_s=grace)
     unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
     return done.verdicts, Judged(name, scores, round(done.fit_s, 3), round(done.step_ms, 4), unjudged)

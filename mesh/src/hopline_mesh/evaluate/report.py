@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from hopline.errors import ConfigError
 from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.baselines import BASELINES, baseline
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.plot import draw
-from hopline_mesh.evaluate.recording import Period, Recording
+from hopline_mesh.evaluate.recording import Event, Period, Recording
 from hopline_mesh.evaluate.scores import Scores
 from hopline_mesh.incident import Verdict
 
+#: TAGAE itself, with an untrained graph model, and without one: together they show what the model adds.
+ABLATION = ("tagae", "untrained", "none")
 #: Names that `detector` knows.
-DETECTORS = ("tagae", *BASELINES)
+DETECTORS = (*ABLATION, *BASELINES)
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -36,6 +40,13 @@ class Judged(msgspec.Struct, frozen=True):
     unjudged: int
 
 
+class Failed(msgspec.Struct, frozen=True):
+    """A detector that could not judge the recording, and why."""
+
+    detector: str
+    reason: str
+
+
 class Report(msgspec.Struct, frozen=True):
     """The report on a recording.
 
@@ -45,9 +56,12 @@ class Report(msgspec.Struct, frozen=True):
         test: test periods.
         snapshots: numbers in training and test.
         events_in_training: number of events that begin in the training, and so may be learned as normal.
+        events_outside: labelled events that begin outside of the recording; they count nowhere.
         interval_s: seconds from one snapshot to the next.
         grace_s: see `scores`.
+        min_duration_s: how long a deviation had to last, for every detector.
         detectors: in the order of the request.
+        failed: detectors without scores.
     """
 
     name: str
@@ -55,24 +69,31 @@ class Report(msgspec.Struct, frozen=True):
     test: tuple[Period, ...]
     snapshots: tuple[int, int]
     events_in_training: int
+    events_outside: tuple[Event, ...]
     interval_s: float
     grace_s: float
+    min_duration_s: float
     detectors: tuple[Judged, ...]
+    failed: tuple[Failed, ...] = ()
 
 
-def detector(name: str, recording: Recording) -> Detector:
+def detector(name: str, recording: Recording, min_duration_s: float = MIN_DURATION_S) -> Detector:
     """Create a detector by name.
+
+    Args:
+        min_duration_s: how long a deviation must last.
 
     Raises:
         ConfigError: no such detector.
     """
-    if name == "tagae":
-        from hopline_mesh.tagae import Tagae
+    if name in ABLATION:
+        from hopline_mesh.tagae import Tagae, TagaeSettings
 
-        return Tagae()
+        model: Any = "trained" if name == "tagae" else name
+        return Tagae(TagaeSettings(model=model, min_duration_s=min_duration_s))
     if name not in BASELINES:
         raise ConfigError(f"no detector {name!r}; choose from {', '.join(DETECTORS)}")
-    return baseline(name, recording)
+    return baseline(name, recording, min_duration_s)
 
 
 def write_report(

@@ -1,4 +1,4 @@
-"""Troubles of services, from failures of their pods and from failed changes."""
+"""Troubles of workloads, from failures of their pods and from failed changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hopline_mesh.kubernetes.workload import WorkloadKey
 
 
 class Ailments:
-    """Failing pods, and the troubles of their services.
+    """Failing pods, and the troubles of their workloads.
 
     Args:
         backends: pods and services.
@@ -47,7 +47,7 @@ class Ailments:
     def pod_going(self, key: Key, now_s: float) -> None:
         """Note that a pod is about to be removed."""
         for each in self._evidence.pop(key, ()):
-            for service in self._backends.services_of_pod(key):
+            for service in self._backends.names_of_pod(key):
                 since_s = _since(each.since_s, now_s)
                 detail = f"pod {key[1]}, {each.detail}"
                 self._gone[each.kind, service] = KubernetesTrouble(
@@ -76,7 +76,7 @@ class Ailments:
             if len(lasting) < len(evidence):
                 self.pod_seen(key, self._backends.pods[key], lasting, now_s)
             for each in lasting:
-                for service in self._backends.services_of_pod(key):
+                for service in self._backends.names_of_pod(key):
                     detail = f"pod {key[1]}, {each.detail}"
                     self._note(
                         found,
@@ -84,7 +84,7 @@ class Ailments:
                     )
         for workload, failure in failed.items():
             if failure.cause != "sick":
-                for service in self._backends.services_of(workload):
+                for service in self._backends.names_of(workload):
                     since_s = min(failure.since_s, now_s)
                     self._note(
                         found, KubernetesTrouble("stuck_rollout", service, since_s, None, failure.detail)
@@ -111,7 +111,7 @@ class Ailments:
     def _note(
         self, found: dict[tuple[TroubleKind, str], KubernetesTrouble], trouble: KubernetesTrouble
     ) -> None:
-        """Merge the same trouble of several pods of a service; it begins with the first."""
+        """Merge the same trouble of several pods of a workload; it begins with the first."""
         key = trouble.kind, trouble.service
         known = found.get(key) or self._ongoing.get(key)
         start_s = trouble.start_s if known is None else known.start_s

@@ -1,12 +1,14 @@
-"""The relations between services, pods and workloads.
+"""The relations between Services, pods and workloads, and the names of a workload in a mesh.
 
-Endpoints name pods, and pods name their workload; either may arrive first.
+Endpoints name pods, and pods name their workload; either may arrive first. The workload is the key of a
+mesh, because metrics of proxies and of containers name it. A Service is a group of workloads above it: one
+Service may have several (a canary), and its name is often another.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hopline_mesh.kubernetes.objects import EndpointSlice
 from hopline_mesh.kubernetes.pod import PodState
@@ -19,9 +21,14 @@ LASTING = frozenset({"Deployment", "StatefulSet", "DaemonSet", "Rollout", "Repli
 
 
 class Backends:
-    """Pods, workloads and services, and their relations."""
+    """Pods, workloads and services, and their relations.
 
-    def __init__(self) -> None:
+    Args:
+        workloads: those that exist, also without pods; the feed updates them.
+    """
+
+    def __init__(self, workloads: Mapping[WorkloadKey, object]) -> None:
+        self._workloads = workloads
         self.pods: dict[Key, PodState] = {}
         self._slices: dict[Key, tuple[str, tuple[Key, ...], int]] = {}
         self._slices_of: dict[str, set[Key]] = {}
@@ -56,23 +63,45 @@ class Backends:
         """Return the pods of a workload, including those that are ending."""
         return self._pods_of.get(workload, set())
 
-    def services_of_pod(self, key: Key) -> tuple[str, ...]:
-        """Return the services of a pod; if none names it, those of its workload."""
-        named = self._services_of_pod.get(key)
-        if named:
-            return tuple(sorted(set(named)))
+    def names_of_pod(self, key: Key) -> tuple[str, ...]:
+        """Return the names of a pod's workload; see `names_of`."""
         pod = self.pods.get(key)
-        return self.services_of(pod.workload) if pod is not None else ()
+        return () if pod is None else self.names_of(pod.workload, self._services_of_pod.get(key, ()))
+
+    def names_of(self, workload: WorkloadKey, also: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the names that a mesh may have for a workload, its own first.
+
+        Metrics that lack the workload name the called Service instead. A Service whose name is also that of
+        another workload is left out: that name is the other workload.
+
+        Args:
+            also: further Services of it.
+        """
+        services = sorted({*self.services_of(workload), *also})
+        own = f"{workload.namespace}/{workload.name}"
+        if workload.kind not in LASTING and not services:
+            return ()
+        return own, *(name for name in services if name != own and not self._is_workload(name))
+
+    def names_behind(self, service: str) -> tuple[str, ...]:
+        """Return the names of workloads that serve, or served, only this Service; without any, its own."""
+        behind = [
+            workload
+            for workload, services in self._services_of.items()
+            if service in services and {*self.services_of(workload)} <= {service}
+        ]
+        named = dict.fromkeys(name for workload in behind for name in self.names_of(workload, (service,)))
+        return tuple(sorted(named)) or (service,)
 
     def services_of(self, workload: WorkloadKey) -> tuple[str, ...]:
-        """Return the services of a workload; if it never had one, a name in the form of a service's.
+        """Return the existing Services of a workload."""
+        known = self._services_of.get(workload, ())
+        return tuple(sorted(name for name in known if name in self._slices_of))
 
-        A workload that only calls others has no service; collectors use its own name.
-        """
-        known = [name for name in self._services_of.get(workload, ()) if name in self._slices_of]
-        if known:
-            return tuple(sorted(known))
-        return (f"{workload.namespace}/{workload.name}",) if workload.kind in LASTING else ()
+    def _is_workload(self, name: str) -> bool:
+        namespace, _, own = name.partition("/")
+        keys = (WorkloadKey(namespace, kind, own) for kind in LASTING)
+        return any(key in self._workloads or key in self._pods_of for key in keys)
 
     def put_pod(self, key: Key, pod: PodState) -> None:
         """Store a new or changed pod."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hopline.errors import ConfigError
+from hopline_mesh.cleartext import is_sent_in_clear
 from hopline_mesh.kubernetes.credentials import ACCOUNT, Credentials, from_files, in_cluster
 from hopline_mesh.kubernetes.feed import ChangeFeed
 from hopline_mesh.kubernetes.scope import Scope
@@ -48,8 +49,13 @@ def kubernetes_watch(
                 raise ConfigError(f"kubernetes: {absent}")
         else:
             # Report invalid files at the start, not an hour later.
-            credentials.token()
+            token = credentials.token()
             credentials.tls()
+            if token and is_sent_in_clear(credentials.url):
+                raise ConfigError(
+                    f"kubernetes_url: {credentials.url} would send the account's token unencrypted over "
+                    "the network; use https://, or http:// only to this machine (`kubectl proxy`)"
+                )
     return KubernetesWatch(
         credentials,
         ChangeFeed(stuck_after_s=wanted.stuck_after_s, calm_s=wanted.trouble_calm_s),

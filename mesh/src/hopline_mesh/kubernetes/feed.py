@@ -1,4 +1,4 @@
-"""Turns objects of the API server into planned changes and troubles of services.
+"""Turns objects of the API server into planned changes and troubles of workloads.
 
 A state machine: objects and the time are its input, and it makes no requests. Most of its state follows
 from the present objects, so a missed event does no harm. Transitions (a new number of pods, a new pod
@@ -58,8 +58,8 @@ class ChangeFeed:
         merge_s: float = 60.0,
     ) -> None:
         self._calm_s = calm_s
-        self._backends = Backends()
         self._workloads: dict[WorkloadKey, Workload] = {}
+        self._backends = Backends(self._workloads)
         self._autoscalers: dict[Key, tuple[WorkloadKey, int, int]] = {}
         # LONGEST_S: frequent changes of a service must not become one change that never ends.
         self._changes: History[Change] = History(keep_s, merge_s, LONGEST_S)
@@ -118,16 +118,16 @@ class ChangeFeed:
             tuple(sorted(troubles, key=lambda each: each.start_s)),
         )
 
-    def services_of_workload(self, namespace: str, name: str) -> tuple[str, ...]:
-        """Return the services, as `namespace/service`, that a workload of any kind serves.
+    def names_of_workload(self, namespace: str, name: str) -> tuple[str, ...]:
+        """Return the names, as `namespace/name`, of a workload of any kind: its own, and those of Services.
 
-        If it serves none: `namespace/name` if there is such a workload; else nothing.
+        Nothing if there is no such workload.
         """
         found: dict[str, None] = {}
         for kind in sorted(LASTING):
             key = WorkloadKey(namespace, kind, name)
             if key in self._workloads or self._backends.pods_of(key):
-                found.update(dict.fromkeys(self._backends.services_of(key)))
+                found.update(dict.fromkeys(self._backends.names_of(key)))
         return tuple(found)
 
     @property

@@ -29,6 +29,7 @@ class Operation:
         size: for `scale`, the wanted number of pods before.
         wanted: for `scale`, the wanted number of pods now.
         earliest_end_s: the change does not end before this time.
+        services: Services of the workload, as last known; a deleted workload has none any more.
     """
 
     kind: ChangeKind
@@ -41,6 +42,7 @@ class Operation:
     size: int | None = None
     wanted: int | None = None
     earliest_end_s: float = -math.inf
+    services: tuple[str, ...] = ()
 
     def aim(self, detail: str, now_s: float) -> None:
         """Set a new aim."""

@@ -84,7 +84,7 @@ class Operations:
         self.failed.pop(key, None)
         for kind in ("rollout", "scale"):
             self._end((key, kind), now_s, "deleted")
-        if any(service in self._backends for service in self._backends.services_of(key)):
+        if self._backends.services_of(key):
             self._begin("drain", key, now_s, f"{key.kind.lower()} {key.name} deleted")
         self.review(key, now_s)
 
@@ -208,10 +208,11 @@ class Operations:
     def under_way(self, detail: Callable[[Operation], str]) -> Iterator[Change]:
         """Yield the open changes; `detail` returns the text of each."""
         for operation in self._open.values():
-            for service in self._services(operation.subject):
+            for service in self._names(operation.subject):
                 yield _change(operation, service, None, detail(operation))
 
     def _judge(self, operation: Operation, key: WorkloadKey, state: Workload | None, now_s: float) -> None:
+        operation.services = self._backends.services_of(key) or operation.services
         if self._done(operation, key, state, now_s):
             self._end((key, operation.kind), now_s)
             return
@@ -248,7 +249,7 @@ class Operations:
             return state.available >= state.desired
         # It is deleted, or of a kind that is not watched: other pods serve, or the services are deleted
         # too.
-        existing = [service for service in self._backends.services_of(key) if service in self._backends]
+        existing = [service for service in operation.services if service in self._backends]
         return not existing or any(self._backends.ready(service) for service in existing)
 
     def _over(self, failure: Failure, key: WorkloadKey, state: Workload) -> bool:
@@ -291,11 +292,13 @@ class Operations:
             # The ends of its pods arrived before the change that causes them.
             start_s = drain.start_s
             del self._open[subject, "drain"]
-        for service in self._services(subject):
+        for service in self._names(subject):
             start_s = self._history.reopened_s(kind, service, start_s) or start_s
             self._history.reopen(kind, service)
         pods_since_s = -math.inf if listed else now_s - TOGETHER_S
         operation = Operation(kind, subject, start_s, detail, pods_since_s, math.inf, now_s, *pods)
+        if isinstance(subject, WorkloadKey):
+            operation.services = self._backends.services_of(subject)
         self._open[subject, kind] = operation
         return operation
 
@@ -307,7 +310,7 @@ class Operations:
         if isinstance(subject, WorkloadKey) and operation.kind != "drain":
             self._lately[subject] = now_s
         detail = f"{operation.detail}; {why}" if why else operation.detail
-        for service in self._services(subject):
+        for service in self._names(subject):
             self._history.add(_change(operation, service, max(now_s, operation.start_s), detail))
 
     def _fail(
@@ -318,8 +321,10 @@ class Operations:
         if state is not None:
             self.failed[key] = Failure(cause, now_s, detail, state.template, state.desired, state.distance)
 
-    def _services(self, subject: WorkloadKey | str) -> tuple[str, ...]:
-        return self._backends.services_of(subject) if isinstance(subject, WorkloadKey) else (subject,)
+    def _names(self, subject: WorkloadKey | str) -> tuple[str, ...]:
+        if isinstance(subject, WorkloadKey):
+            return self._backends.names_of(subject)
+        return self._backends.names_behind(subject)
 
 
 def _change(operation: Operation, service: str, end_s: float | None, detail: str) -> Change:

@@ -12,43 +12,47 @@ from typing import Any
 import triton
 import triton.language as tl
 
-#: Entries that a program looks at together.
-BLOCK = 16
+#: Entries that a program looks at together, and its warps: the fastest of twelve (docs/log.md).
+BLOCK, WARPS = 32, 2
 
 
 @triton.jit
 def attend_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations as its own
     source, target, attention, indptr, others, edges, e, edge_weight, own, bias, out,
     d_edge, slope,
-    HEADS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, CHANNELS: tl.constexpr, HEADS_2: tl.constexpr, CHANNELS_2: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One node's row: leaky(softmax-weighted sum of source rows + own + bias).
 
     `source`, `target`, `own`, `out`: float32 [n, HEADS * CHANNELS]; `attention`, `bias`: one such row;
     `edge_weight`: d_edge such rows; `indptr`, `others`, `edges`: int32 lists; `e`: float32 [edges, d_edge].
+    HEADS_2, CHANNELS_2: HEADS and CHANNELS or the next power of two, as Triton's blocks have it.
     """
     i = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = HEADS * CHANNELS
-    place = tl.arange(0, HEADS)[:, None] * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    listener = tl.load(target + i * width + place)
-    factors = tl.load(attention + place)
+    head, channel = tl.arange(0, HEADS_2)[:, None], tl.arange(0, CHANNELS_2)[None, :]
+    place = head * CHANNELS + channel
+    inside = (head < HEADS) & (channel < CHANNELS)
+    listener = tl.load(target + i * width + place, mask=inside, other=0.0)
+    factors = tl.load(attention + place, mask=inside, other=0.0)
     begin = tl.load(indptr + i)
     end = tl.load(indptr + i + 1)
-    highest = tl.full((HEADS,), -3.0e38, tl.float32)
-    total = tl.zeros((HEADS,), tl.float32)
-    sums = tl.zeros((HEADS, CHANNELS), tl.float32)
+    highest = tl.full((HEADS_2,), -3.0e38, tl.float32)
+    total = tl.zeros((HEADS_2,), tl.float32)
+    sums = tl.zeros((HEADS_2, CHANNELS_2), tl.float32)
     for at in range(begin, end, BLOCK):
         entry = at + tl.arange(0, BLOCK)
         there = entry < end
         j = tl.load(others + entry, mask=there, other=0).to(tl.int64)
         edge = tl.load(edges + entry, mask=there, other=0).to(tl.int64)
-        rows = tl.load(
-            source + j[:, None, None] * width + place[None, :, :], mask=there[:, None, None], other=0.0
-        )
+        shown = there[:, None, None] & inside[None, :, :]
+        rows = tl.load(source + j[:, None, None] * width + place[None, :, :], mask=shown, other=0.0)
         mixed = rows + listener[None, :, :]
         for q in range(d_edge):
             number = tl.load(e + edge * d_edge + q, mask=there, other=0.0)
-            mixed += number[:, None, None] * tl.load(edge_weight + q * width + place)[None, :, :]
+            weight = tl.load(edge_weight + q * width + place, mask=inside, other=0.0)
+            mixed += number[:, None, None] * weight[None, :, :]
         mixed = tl.where(mixed > 0, mixed, 0.2 * mixed)
         scores = tl.sum(mixed * factors[None, :, :], axis=2)
         scores = tl.where(there[:, None], scores, -3.0e38)
@@ -59,9 +63,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations a
         sums = sums * shrink[:, None] + tl.sum(shares[:, :, None] * rows, axis=0)
         highest = now
     result = sums / tl.maximum(total, 1e-30)[:, None]
-    result += tl.load(own + i * width + place) + tl.load(bias + place)
+    result += tl.load(own + i * width + place, mask=inside, other=0.0)
+    result += tl.load(bias + place, mask=inside, other=0.0)
     result = tl.where(result > 0, result, slope * result)
-    tl.store(out + i * width + place, result)
+    tl.store(out + i * width + place, result, mask=inside)
 
 
 def attend(
@@ -69,33 +74,17 @@ def attend(
     own: Any, bias: Any, slope: float, out: Any,
 ) -> None:  # fmt: skip
     """Launch the kernel for all rows of `out`; tensors on one device, contiguous."""
-    heads, channels = attention.shape
     attend_kernel[(out.shape[0],)](
         source, target, attention, *lists, e, edge_weight, own, bias, out, e.shape[1], slope,
-        HEADS=heads, CHANNELS=channels, BLOCK=BLOCK, num_warps=4,
+        **_sizes(*attention.shape), num_warps=WARPS,
     )  # fmt: skip
 
 
-def compile_ahead(heads: int, channels: int, capability: int) -> Any:
-    """Compile for a GPU that may be missing, into Triton's cache (TRITON_CACHE_DIR).
-
-    For images: a first launch then uses the cache, if Triton specialises the launch in the same way.
-
-    Args:
-        capability: of the GPU, such as 80 or 90.
-
-    Returns: Triton's compiled kernel.
-    """
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    pointers = ("source", "target", "attention", "e", "edge_weight", "own", "bias", "out")
-    signature = dict.fromkeys(attend_kernel.arg_names, "constexpr")
-    signature |= dict.fromkeys(pointers, "*fp32")
-    signature |= dict.fromkeys(("indptr", "others", "edges"), "*i32")
-    signature |= {"d_edge": "i32", "slope": "fp32"}
-    constants = {"HEADS": heads, "CHANNELS": channels, "BLOCK": BLOCK}
-    names = attend_kernel.arg_names
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in (*pointers, "indptr", "others")}
-    source = ASTSource(attend_kernel, signature, constants, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+def _sizes(heads: int, channels: int) -> dict[str, int]:
+    return {
+        "HEADS": heads,
+        "CHANNELS": channels,
+        "HEADS_2": triton.next_power_of_2(heads),
+        "CHANNELS_2": triton.next_power_of_2(channels),
+        "BLOCK": BLOCK,
+    }

@@ -1,16 +1,18 @@
 """The same pass on a GPU: PyTorch for products, one fused kernel for attention, a CUDA graph for each size.
 
 A mesh of n services is padded up to one of few sizes, so that a pass is one replay of what was recorded for
-that size: no launch of single kernels, no allocation. Inputs and results cross through pinned memory.
-Padding rows have empty lists and change nothing; results are cut to the mesh.
+that size: no launch of single kernels, no allocation. The replay also copies inputs and results, through
+pinned memory. The call paths' lists are copied only after they changed. Padding rows have empty lists and
+change nothing; results are cut to the mesh.
 
 The tensor program itself runs on any device (`device="cpu"` is for tests, with attention in plain PyTorch).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -21,11 +23,16 @@ from hopline.errors import ConfigError
 from hopline_mesh.model.encoder import Reconstruction
 from hopline_mesh.model.graph import BoolArray, Lists, MeshGraph
 from hopline_mesh.model.reference import SLOPE
+from hopline_mesh.model.shape import ModelShape
 from hopline_mesh.model.weights import FloatArray, Weights
 
 #: Sizes kept recorded at a time; a mesh seldom leaves one and comes back.
 _KEPT = 4
 _SMALLEST = 128
+#: Bytes that each tensor begins at a multiple of; cuBLAS and Triton then use wide loads.
+_ALIGNED = 256
+#: Runs before recording, in which kernels are compiled and libraries choose their algorithms.
+_WARM_RUNS = 2
 
 
 def padded_size(count: int) -> int:
@@ -61,36 +68,76 @@ def attend_plain(
     out.copy_(leaky_relu(sums + own + bias, slope))
 
 
+class _Tensors:
+    """Named tensors in one piece of memory, so that one copy moves all of them.
+
+    Args:
+        shapes: of each. dtype: of all.
+        device: where they are; pinned: whether a GPU can copy them directly.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        *,
+        pinned: bool = False,
+    ) -> None:
+        places, end = {}, 0
+        for name, shape in shapes.items():
+            places[name] = end
+            end += -(-prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED // dtype.itemsize
+        self.all = torch.zeros(end, dtype=dtype, device=device, pin_memory=pinned)
+        self.named = {
+            name: self.all[places[name] : places[name] + prod(shape)].view(shape)
+            for name, shape in shapes.items()
+        }
+
+
 @dataclass
 class _Size:
-    """Memory of one padded size, and what was recorded with it."""
+    """Memory of one padded size, and what computes with it.
 
-    host: dict[str, Tensor]
-    device: dict[str, Tensor]
-    results: dict[str, Tensor]
-    host_results: dict[str, Tensor]
-    graph: Any
+    Attributes:
+        numbers, lists: inputs on the host.
+        results: on the host.
+        numbers_on_device, lists_on_device: where inputs go; the recording has their addresses.
+        lists_of: the graph that `lists` were written from, and its version.
+        run: copies numbers to the device, computes, and copies results back.
+    """
+
+    numbers: _Tensors
+    lists: _Tensors
+    results: _Tensors
+    numbers_on_device: _Tensors
+    lists_on_device: _Tensors
+    lists_of: tuple[MeshGraph | None, int]
+    run: Callable[[], None]
 
 
 class GpuEncoder:
-    """`Encoder` on a GPU; same arguments, same results up to TF32's 10 bits of fraction. Not thread-safe.
+    """`Encoder` on a GPU; same arguments, same results up to rounding. Not thread-safe.
+
+    Kernels are compiled, and the smallest size is recorded, when the encoder is made.
 
     Args:
         weights: not changed any more.
         device: "cuda", "cuda:1" …, or "cpu" for tests.
-        tf32: whether products may round their factors to TF32.
 
     Raises:
         ConfigError: there is no such device, or no Triton.
     """
 
-    def __init__(self, weights: Weights, device: str = "cuda", *, tf32: bool = True) -> None:
+    def __init__(self, weights: Weights, device: str = "cuda") -> None:
         self.weights, self.shape = weights, weights.shape
         self._device = torch.device(device)
         self._attend: Callable[..., None] = attend_plain
         self._is_cuda = self._device.type == "cuda"
+        self._stream: Any = None
+        self._pool: Any = None
         if self._is_cuda:
-            self._begin_cuda(tf32)
+            self._begin_cuda()
         self._weights = {
             name: torch.from_numpy(array).to(self._device) for name, array in weights.arrays.items()
         }
@@ -99,8 +146,10 @@ class GpuEncoder:
             for layer in range(self.shape.layers)
         ]
         self._sizes: dict[tuple[int, int], _Size] = {}
+        if self._is_cuda:
+            self._size(_SMALLEST, _SMALLEST)
 
-    def _begin_cuda(self, tf32: bool) -> None:
+    def _begin_cuda(self) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(f"device {self._device}: PyTorch finds no CUDA device; use device 'cpu'")
         try:
@@ -108,8 +157,8 @@ class GpuEncoder:
         except ImportError as error:
             raise ConfigError("the GPU path needs Triton: pip install triton") from error
         self._attend = attention_triton.attend
-        if tf32:
-            torch.backends.cuda.matmul.allow_tf32 = True
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def reconstruct(
         self,
@@ -123,19 +172,18 @@ class GpuEncoder:
         """As `Encoder.reconstruct`; arrays are valid until the next pass."""
         n, num_edges = graph.num_nodes, graph.num_edges
         size = self._size(padded_size(n), padded_size(num_edges))
-        self._fill(size.host, graph, {"x": x, "h": h, "e": e, "g": g}, node_mask)
+        _fill_numbers(size.numbers.named, {"x": x, "h": h, "e": e, "g": g}, n, node_mask)
+        is_new = size.lists_of != (graph, graph.version)
+        if is_new:
+            _fill_lists(size.lists.named, graph)
+            size.lists_of = (graph, graph.version)
         with torch.inference_mode():
-            for name, tensor in size.host.items():
-                size.device[name].copy_(tensor, non_blocking=True)
-            if size.graph is None:
-                size.results = self._program(size.device)
-            else:
-                size.graph.replay()
-            for name, tensor in size.results.items():
-                size.host_results[name].copy_(tensor, non_blocking=True)
+            if is_new and self._is_cuda:
+                size.lists_on_device.all.copy_(size.lists.all, non_blocking=True)
+            size.run()
             if self._is_cuda:
                 torch.cuda.current_stream(self._device).synchronize()
-        found = {name: tensor.numpy() for name, tensor in size.host_results.items()}
+        found = {name: tensor.numpy() for name, tensor in size.results.named.items()}
         return Reconstruction(
             found["z"][:n], found["nodes"][:n], found["edges"][:num_edges], found["links"][:num_edges]
         )
@@ -146,68 +194,35 @@ class GpuEncoder:
         if kept is None:
             if len(self._sizes) >= _KEPT:
                 del self._sizes[next(iter(self._sizes))]
-            kept = self._record(nodes, edges)
+            kept = self._new_size(nodes, edges)
         self._sizes[nodes, edges] = kept  # the last one is the most recent
         return kept
 
-    def _record(self, nodes: int, edges: int) -> _Size:
-        shape = self.shape
-        rows = {
-            "x": (nodes, shape.d_in),
-            "h": (nodes, shape.d_temporal),
-            "e": (edges, shape.d_edge),
-            "g": (edges, shape.d_edge_temporal),
-            "shown": (nodes, 1),
-        }
-        lists = {f"{side}.indptr": nodes + 1 for side in ("callers", "callees")}
-        lists |= {
-            f"{side}.{what}": edges for side in ("callers", "callees") for what in ("others", "edges")
-        }
-        lists |= {"sources": edges, "targets": edges}
-        host = {name: torch.zeros(of, pin_memory=self._is_cuda) for name, of in rows.items()}
-        host |= {
-            name: torch.zeros(count, dtype=torch.int32, pin_memory=self._is_cuda)
-            for name, count in lists.items()
-        }
-        device = {name: torch.zeros_like(tensor, device=self._device) for name, tensor in host.items()}
-        graph = None
-        with torch.inference_mode():
-            if self._is_cuda:
-                aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-                aside.wait_stream(torch.cuda.current_stream(self._device))
-                with torch.cuda.stream(aside):
-                    for _ in range(2):  # compile and choose algorithms before anything is recorded
-                        self._program(device)
-                torch.cuda.current_stream(self._device).wait_stream(aside)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    results = self._program(device)
-            else:
-                results = self._program(device)
-        host_results = {
-            name: torch.zeros(tensor.shape, pin_memory=self._is_cuda) for name, tensor in results.items()
-        }
-        return _Size(host, device, results, host_results, graph)
+    def _new_size(self, nodes: int, edges: int) -> _Size:
+        on_gpu, shapes, dtype = self._is_cuda, _shapes(self.shape, nodes, edges), torch.float32
+        numbers = _Tensors(shapes.numbers, dtype, pinned=on_gpu)
+        lists = _Tensors(shapes.lists, torch.int32, pinned=on_gpu)
+        results = _Tensors(shapes.results, dtype, pinned=on_gpu)
+        if not on_gpu:
+            given = numbers.named | lists.named
 
-    @staticmethod
-    def _fill(
-        host: dict[str, Tensor],
-        graph: MeshGraph,
-        inputs: dict[str, FloatArray],
-        node_mask: BoolArray | None,
-    ) -> None:
-        """Write a mesh into the memory of its size; padding rows get empty lists."""
-        n, num_edges = graph.num_nodes, graph.num_edges
-        for name, array in inputs.items():
-            host[name].numpy()[: len(array)] = array
-        shown = host["shown"].numpy()
-        shown[:] = 0
-        shown[:n, 0] = 1 if node_mask is None else node_mask
-        for side, lists in (("callers", graph.callers), ("callees", graph.callees)):
-            _fill_lists(host, side, lists, n)
-        host["sources"].numpy()[:num_edges] = graph.sources
-        host["targets"].numpy()[:num_edges] = graph.targets
-        host["sources"].numpy()[num_edges:] = host["targets"].numpy()[num_edges:] = 0
+            def on_cpu() -> None:
+                for name, tensor in self._program(given).items():
+                    results.named[name].copy_(tensor)
+
+            return _Size(numbers, lists, results, numbers, lists, (None, 0), on_cpu)
+        there = _Tensors(shapes.numbers, dtype, self._device)
+        lists_there = _Tensors(shapes.lists, torch.int32, self._device)
+        given = there.named | lists_there.named
+
+        def compute() -> None:
+            there.all.copy_(numbers.all, non_blocking=True)
+            for name, tensor in self._program(given).items():
+                results.named[name].copy_(tensor, non_blocking=True)
+
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            replay = _recorded(compute, self._stream, self._pool)
+        return _Size(numbers, lists, results, there, lists_there, (None, 0), replay)
 
     def _program(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """The pass on tensors of one size."""
@@ -248,7 +263,73 @@ class GpuEncoder:
         }
 
 
-def _fill_lists(host: dict[str, Tensor], side: str, lists: Lists, n: int) -> None:
+def _recorded(compute: Callable[[], None], stream: Any, pool: Any) -> Callable[[], None]:
+    """A function recorded as a CUDA graph; the result runs it again.
+
+    Args:
+        stream: to record on; cuBLAS keeps 32 MiB for every stream.
+        pool: memory that recordings share which never run at the same time.
+    """
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_RUNS):
+            compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads of the process may use the GPU meanwhile.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        compute()
+    return graph.replay
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    numbers: dict[str, tuple[int, ...]]
+    lists: dict[str, tuple[int, ...]]
+    results: dict[str, tuple[int, ...]]
+
+
+def _shapes(shape: ModelShape, nodes: int, edges: int) -> _Shapes:
+    numbers: dict[str, tuple[int, ...]] = {
+        "x": (nodes, shape.d_in),
+        "h": (nodes, shape.d_temporal),
+        "e": (edges, shape.d_edge),
+        "g": (edges, shape.d_edge_temporal),
+        "shown": (nodes, 1),
+    }
+    lists: dict[str, tuple[int, ...]] = {"sources": (edges,), "targets": (edges,)}
+    for side in ("callers", "callees"):
+        lists |= {f"{side}.indptr": (nodes + 1,), f"{side}.others": (edges,), f"{side}.edges": (edges,)}
+    results: dict[str, tuple[int, ...]] = {
+        "z": (nodes, shape.d_out),
+        "nodes": (nodes, shape.n_node_targets),
+        "edges": (edges, shape.n_edge_targets),
+        "links": (edges,),
+    }
+    return _Shapes(numbers, lists, results)
+
+
+def _fill_numbers(
+    host: dict[str, Tensor], inputs: dict[str, FloatArray], n: int, node_mask: BoolArray | None
+) -> None:
+    for name, array in inputs.items():
+        host[name].numpy()[: len(array)] = array
+    shown = host["shown"].numpy()
+    shown[:n, 0] = 1 if node_mask is None else node_mask
+    shown[n:] = 0
+
+
+def _fill_lists(host: dict[str, Tensor], graph: MeshGraph) -> None:
+    """Write a mesh's call paths; padding rows get empty lists."""
+    n, num_edges = graph.num_nodes, graph.num_edges
+    for side, lists in (("callers", graph.callers), ("callees", graph.callees)):
+        _fill_side(host, side, lists, n)
+    for name, ends in (("sources", graph.sources), ("targets", graph.targets)):
+        host[name].numpy()[:num_edges] = ends
+        host[name].numpy()[num_edges:] = 0
+
+
+def _fill_side(host: dict[str, Tensor], side: str, lists: Lists, n: int) -> None:
     indptr = host[f"{side}.indptr"].numpy()
     indptr[: n + 1] = lists.indptr[: n + 1]
     count = int(lists.indptr[n])

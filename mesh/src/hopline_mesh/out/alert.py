@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hopline_mesh.incident import Incident
-from hopline_mesh.out.words import clean, summary, suspects_text
+from hopline_mesh.out.words import clean, name_of, summary, suspects_text
 from hopline_mesh.roster import namespace_of
 
 ALERT_NAME = "MeshAnomaly"
@@ -32,6 +32,7 @@ class Alert(msgspec.Struct):
         start_s: Unix seconds.
         end_s: when the incident ended; None while it is open.
         end_accepted_by: names of the Alertmanagers that accepted its end.
+        name: the first suspect when it opened.
     """
 
     id: str
@@ -40,10 +41,11 @@ class Alert(msgspec.Struct):
     start_s: float
     end_s: float | None = None
     end_accepted_by: set[str] = set()
+    name: str = ""
 
     def update(self, incident: Incident, page_url: str) -> None:
         """Set the annotations from the newest verdict. Labels do not change."""
-        self.annotations = annotations_of(incident, page_url)
+        self.annotations = annotations_of(incident, page_url, self.name)
 
     def posted(self, now_s: float, until_s: float) -> dict[str, Any]:
         """Return the alert in the form that Alertmanager accepts.
@@ -82,13 +84,19 @@ def alert_of(incident: Incident, extra: Mapping[str, str], page_url: str) -> Ale
             labels["namespace"] = clean(namespace, _MAX_LABEL)
     # Alertmanager drops empty labels, and refuses an alert with no other label.
     labels = {name: value for name, value in labels.items() if value}
-    return Alert(incident.id, labels, annotations_of(incident, page_url), incident.start_s)
+    name = name_of(incident) if incident.suspects else ""
+    found = annotations_of(incident, page_url, name)
+    return Alert(incident.id, labels, found, incident.start_s, name=name)
 
 
-def annotations_of(incident: Incident, page_url: str) -> dict[str, str]:
-    """Return the annotations of an incident as of now."""
+def annotations_of(incident: Incident, page_url: str, name: str = "") -> dict[str, str]:
+    """Return the annotations of an incident as of now.
+
+    Args:
+        name: see `summary`.
+    """
     found = {
-        "summary": clean(summary(incident), 500),
+        "summary": clean(summary(incident, name), 500),
         "suspects": _bounded(suspects_text(incident.suspects, most=_SUSPECTS, evidence=_EVIDENCE)),
         "peak_score": f"{incident.peak_score:.2f}",
     }

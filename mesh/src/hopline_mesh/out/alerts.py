@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import HoplineError
+from hopline_mesh.cleartext import warn_of_token
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.alert import Alert, alert_of
@@ -179,6 +180,8 @@ def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") 
         ConfigError: an address or a file is invalid.
     """
     asked = settings.alerts
+    for url in asked.alertmanager_urls if asked.alertmanager_token_file is not None else ():
+        warn_of_token("alertmanager_token_file", url)
     targets = [
         AlertmanagerTarget(url, token_file=asked.alertmanager_token_file, ca_file=settings.source.ca_file)
         for url in dict.fromkeys(asked.alertmanager_urls)

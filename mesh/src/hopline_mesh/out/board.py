@@ -6,6 +6,7 @@ read it. Knows no transport.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,9 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.errors import StateDamaged
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
+from hopline_mesh.errors import IncidentNotFound, StateDamaged
 from hopline_mesh.incident import ServiceScore, Verdict
 from hopline_mesh.out.between import Between
+from hopline_mesh.out.mark import Mark, MarkKind
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.out.record import Record, seen_in
 from hopline_mesh.out.subscription import Subscription
@@ -32,11 +35,15 @@ MAX_INCIDENTS = 100
 KEEP_S = 6 * 3600.0
 #: Maximum number of stored incidents if all are open; more would help no user.
 _MAX_OPEN_INCIDENTS = 2 * MAX_INCIDENTS
+#: Maximum number of stored planned changes.
+_MAX_CHANGES = 500
 #: Intervals before an incident that its charts show, and the maximum size of these snapshots in bytes.
 _LEAD = 40
 _LEAD_BYTES = 32 * 2**20
 #: Maximum number of verdicts that wait for a slow reader.
 _DEPTH = 16
+#: Without a verdict, also a blind one, for this many seconds and intervals, the watch hangs.
+_HANGS_S, _HANGS_INTERVALS = 300.0, 4
 
 
 class Board:
@@ -46,6 +53,7 @@ class Board:
         interval_s: seconds from one verdict to the next.
         metrics: counts each verdict; None creates separate metrics.
         clock: Unix seconds.
+        monotonic: a clock that never jumps, seconds.
 
     Attributes:
         verdict: the newest; None before the first.
@@ -55,6 +63,7 @@ class Board:
         published_s: when the newest verdict was published, Unix seconds.
         ready: whether a snapshot was collected or state restored.
         live: embeddings between intervals; None if events are not supported.
+        links: templates of links to other tools.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class Board:
         interval_s: float = 15.0,
         metrics: MeshMetrics | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_s = interval_s
         self.metrics = metrics or MeshMetrics()
@@ -71,12 +81,23 @@ class Board:
         self.published_s = 0.0
         self.ready = False
         self.live: Between | None = None
+        self.links: tuple[str, ...] = ()
         self._clock = clock
+        self._monotonic = monotonic
+        self._heard_at = monotonic()
         self._records: dict[str, Record] = {}
         self._past: deque[Snapshot] = deque(maxlen=_LEAD)
         self._readers: set[Subscription] = set()
+        self._marks: dict[str, Mark] = {}
+        self._changes: dict[tuple[str, str, float], Change | KubernetesTrouble] = {}
 
-    def publish(self, verdict: Verdict, snapshot: Snapshot | None = None, scores: Scores = ()) -> None:
+    def publish(
+        self,
+        verdict: Verdict,
+        snapshot: Snapshot | None = None,
+        scores: Scores = (),
+        context: Context | None = None,
+    ) -> None:
         """Publish the verdict on one interval. Call it on the event loop; it makes no copy.
 
         Args:
@@ -84,8 +105,12 @@ class Board:
             snapshot: the interval. If it is None, or has gaps and no services, nothing was collected, and
                 the previous snapshot stays.
             scores: anomaly scores of its services.
+            context: planned changes and troubles at that time.
         """
+        if context is not None:
+            self._note(context, verdict.time_s)
         self.verdict, self.published_s = verdict, self._clock()
+        self._heard_at = self._monotonic()
         if snapshot is not None and not len(snapshot.nodes) and (snapshot.gaps or verdict.gaps):
             snapshot = None
         if snapshot is not None:
@@ -100,6 +125,16 @@ class Board:
     def snapshot(self) -> Snapshot | None:
         """The newest collected snapshot."""
         return self.shown[0]
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the newest verdict, or since the start."""
+        return self._monotonic() - self._heard_at
+
+    @property
+    def alive(self) -> bool:
+        """Whether verdicts come; False if an interval hangs, which only a restart ends."""
+        return self.silent_s <= max(_HANGS_S, _HANGS_INTERVALS * self.interval_s)
 
     @property
     def now_s(self) -> float:
@@ -118,6 +153,47 @@ class Board:
         """Return one incident; None if it is not stored."""
         return self._records.get(id)
 
+    def changes(self) -> list[Change | KubernetesTrouble]:
+        """Return planned changes and troubles of the last hours, the newest first."""
+        return sorted(self._changes.values(), key=lambda each: each.start_s, reverse=True)
+
+    def mark(self, id: str, kind: MarkKind | None, by: str = "") -> Record:
+        """Set or remove the mark of an incident.
+
+        Raises:
+            IncidentNotFound: it is not stored.
+        """
+        record = self._records.get(id)
+        if record is None:
+            raise IncidentNotFound(f"no incident {id[:100]!r} is stored: it may have ended hours ago")
+        self._marks.pop(id, None)
+        record.mark = None
+        if kind is not None:
+            record.mark = self._marks[id] = Mark(kind, by, self._clock())
+        return record
+
+    def marks(self) -> dict[str, Mark]:
+        """Return the marks by incident, JSON-compatible; a restart must not lose them."""
+        return {id: mark for id, mark in self._marks.items() if id in self._records}
+
+    def restore_marks(self, marks: Any) -> None:
+        """Restore `marks`; ignores what is something else."""
+        with contextlib.suppress(msgspec.ValidationError):
+            self._marks = msgspec.convert(marks, dict[str, Mark])
+        for id, mark in self._marks.items():
+            if id in self._records:
+                self._records[id].mark = mark
+
+    def is_muted(self, id: str) -> bool:
+        """Whether an incident raises no alert, because of its mark."""
+        mark = self._marks.get(id)
+        return mark is not None and mark.kind != "acknowledged"
+
+    def is_real(self, id: str) -> bool:
+        """Whether an incident is one: trainings leave its time out."""
+        mark = self._marks.get(id)
+        return mark is None or mark.kind != "not_an_incident"
+
     def subscribe(self) -> Subscription:
         """Subscribe to all verdicts from now on; call `close` of the subscription at the end."""
         reader = Subscription(_DEPTH, self._readers.discard)
@@ -126,7 +202,8 @@ class Board:
 
     def export(self) -> dict[str, Any]:
         """Return the state for a restart, JSON-compatible; see `restore`."""
-        return {"records": msgspec.to_builtins(self.incidents())}
+        changes = [msgspec.to_builtins(each) for each in self.changes() if isinstance(each, Change)]
+        return {"records": msgspec.to_builtins(self.incidents()), "changes": changes}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state of `export`.
@@ -136,10 +213,23 @@ class Board:
         """
         try:
             records = msgspec.convert(state["records"], list[Record])
+            changes = msgspec.convert(state.get("changes", []), list[Change])
         except (msgspec.ValidationError, KeyError, TypeError) as error:
             raise StateDamaged(f"the saved incidents cannot be read: {error}") from None
         self._records = {each.incident.id: each for each in records}
+        self._marks |= {each.incident.id: each.mark for each in records if each.mark is not None}
+        self._changes |= {(each.kind, each.service, each.start_s): each for each in changes}
         self.ready = True
+
+    def _note(self, context: Context, now_s: float) -> None:
+        """Keep planned changes and troubles, so that people see afterwards what was excused."""
+        items: list[Change | KubernetesTrouble] = [*context.changes, *context.troubles]
+        for each in items:
+            self._changes[each.kind, each.service, each.start_s] = each
+        recent = [each for each in self.changes() if now_s - (each.end_s or now_s) <= KEEP_S]
+        if len(recent) < len(self._changes) or len(recent) > _MAX_CHANGES:
+            kept = recent[:_MAX_CHANGES]
+            self._changes = {(each.kind, each.service, each.start_s): each for each in kept}
 
     def _record(self, verdict: Verdict, snapshot: Snapshot | None) -> None:
         named = {incident.id for incident in verdict.incidents}
@@ -179,6 +269,8 @@ class Board:
                 del self._records[each.incident.id]
         for each in records[_MAX_OPEN_INCIDENTS:]:
             self._records.pop(each.incident.id, None)
+        if len(self._marks) > len(self._records):
+            self._marks = self.marks()
 
 
 def _follow(snapshot: Snapshot, records: Sequence[Record]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ from hopline_mesh.proto import message, methods
 
 MESH = "hopline.mesh.v1.Mesh"
 HEALTH = "grpc.health.v1.Health"
-#: Maximum number of open streams.
+#: Maximum number of open streams of each method, so that health checks do not keep readers out.
 _MAX_STREAMS = 64
 _SERVING, _NOT_SERVING = 1, 2
 #: Seconds between checks of readiness for `Watch`.
@@ -52,7 +53,7 @@ class MeshGrpc:
         self.draining = False
         self._board = board
         self._guard = None if gate is None else GrpcGuard(gate, permission_of)
-        self._num_streams = 0
+        self._num_streams: Counter[str] = Counter()
 
     def handlers(self) -> list[Any]:
         """Return the handlers for `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -100,9 +101,10 @@ class MeshGrpc:
 
     def _streamed(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            if self._num_streams >= _MAX_STREAMS:
-                await self._abort(Overloaded(f"{_MAX_STREAMS} streams are open; close some"), context)
-            self._num_streams += 1
+            if self._num_streams[method] >= _MAX_STREAMS:
+                error = Overloaded(f"{_MAX_STREAMS} streams of {method} are open; close some")
+                await self._abort(error, context)
+            self._num_streams[method] += 1
             try:
                 self._admit(method, request, context)
                 async for response in behaviour(request):
@@ -110,7 +112,7 @@ class MeshGrpc:
             except HoplineError as error:
                 await self._abort(error, context)
             finally:
-                self._num_streams -= 1
+                self._num_streams[method] -= 1
             self._count("OK")
 
         return call
@@ -213,7 +215,8 @@ class MeshGrpc:
             await asyncio.sleep(_HEALTH_S)
 
     def _status(self) -> int:
-        return _SERVING if self._board.ready and not self.draining else _NOT_SERVING
+        is_serving = self._board.ready and self._board.alive and not self.draining
+        return _SERVING if is_serving else _NOT_SERVING
 
 
 def _event(sent: Any) -> Event:

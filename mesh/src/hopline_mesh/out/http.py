@@ -1,7 +1,7 @@
 """HTTP of the watch: the page, a JSON API, metrics and probes.
 
 Knows paths; connections are those of `hopline.transports`. All routes are read-only except events, which
-change current embeddings but no verdict.
+change current embeddings but no verdict, and marks on incidents.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from hopline_mesh.out.between import embeddings, read_events, state_of, take_eve
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import HTTP_STATUS
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
+from hopline_mesh.out.mark import read_mark
 from hopline_mesh.out.page_files import page_files
 from hopline_mesh.out.subscription import Subscription
-from hopline_mesh.out.wire import encode_json
+from hopline_mesh.out.wire import encode_json, shown
 
 #: The page loads nothing from other hosts, runs only its own script files, and cannot be framed.
 _POLICY = (
@@ -44,6 +45,7 @@ _NO_STORE = b"cache-control: no-store\r\n"
 _CHECK_AGAIN = b"cache-control: no-cache\r\n"
 _READ = (b"GET", b"HEAD")
 _EVENTS = ["v1", "mesh", "events"]
+_INCIDENTS = ["v1", "mesh", "incidents"]
 #: Maximum number of requests that wait for the next verdict, and the longest wait in seconds.
 _MAX_WAITING = 64
 _MAX_WAIT_S = 60.0
@@ -74,6 +76,8 @@ class MeshHttp:
             if parts == _EVENTS:
                 answer = self._events(request, parts)
                 return answer if isinstance(answer, Pending) else self._counted(answer)
+            if len(parts) == 5 and parts[:3] == _INCIDENTS and parts[4] == "mark":
+                return self._counted(self._mark(request, parts))
             handle = self._find(parts)
             if handle is None:
                 return self._counted(
@@ -113,6 +117,8 @@ class MeshHttp:
                 return self._embeddings
             case ["v1", "mesh", "incidents"]:
                 return self._incidents
+            case ["v1", "mesh", "changes"]:
+                return lambda options: _json({"changes": self._board.changes()})
             case ["v1", "mesh", "incidents", id]:
                 return lambda options: self._incident(id)
         return None
@@ -122,7 +128,10 @@ class MeshHttp:
         return Response(body, 200, content_type, _POLICY + _CHECK_AGAIN)
 
     def _live(self, options: dict[str, str]) -> Response:
-        return _json({"live": True})
+        if self._board.alive:
+            return _json({"live": True})
+        age_s = self._board.silent_s
+        return _json({"live": False, "reasons": [f"no interval was completed for {age_s:.0f} s"]}, 503)
 
     def _ready(self, options: dict[str, str]) -> Response:
         ready = self._board.ready
@@ -182,16 +191,18 @@ class MeshHttp:
         return _Awaited(self, asyncio.to_thread(response))  # a large mesh takes half a second
 
     def _incidents(self, options: dict[str, str]) -> Response:
-        return _json({"incidents": [each.incident for each in self._board.incidents()]})
+        board = self._board
+        return _json({"incidents": [shown(each, board.links, board.now_s) for each in board.incidents()]})
 
     def _incident(self, id: str) -> Response:
         record = self._board.incident(id)
         if record is None:
             raise IncidentNotFound(f"no incident {id[:100]!r} is stored: it may have ended hours ago")
-        return _json({"incident": record.incident, "series": record.series})
+        incident = shown(record, self._board.links, self._board.now_s)
+        return _json({"incident": incident, "series": record.series})
 
-    def _events(self, request: Request, parts: list[str]) -> Response | Pending:
-        """Apply events; the response names the services whose embeddings changed."""
+    def _posted(self, request: Request, parts: list[str]) -> Response | None:
+        """Check a request that changes something; returns a refusal of its method, or None."""
         if request.method != b"POST":
             lines = b"allow: POST\r\n" + _POLICY + _NO_STORE
             return plain_error(405, "this path accepts only POST", lines)
@@ -199,7 +210,23 @@ class MeshHttp:
             self._guard.admit(request, self._access_of(parts))
         if request.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/json":
             # A page of another origin cannot send this type without a CORS preflight.
-            raise BadRequest("events need the header content-type: application/json")
+            raise BadRequest("the request needs the header content-type: application/json")
+        return None
+
+    def _mark(self, request: Request, parts: list[str]) -> Response:
+        """Set or remove the mark of an incident."""
+        refused = self._posted(request, parts)
+        if refused is not None:
+            return refused
+        asked = read_mark(request.body)
+        record = self._board.mark(parts[3], asked.mark, asked.by)
+        return _json({"incident": shown(record, self._board.links, self._board.now_s)})
+
+    def _events(self, request: Request, parts: list[str]) -> Response | Pending:
+        """Apply events; the response names the services whose embeddings changed."""
+        refused = self._posted(request, parts)
+        if refused is not None:
+            return refused
         events = read_events(request.body)
 
         async def response() -> Response:

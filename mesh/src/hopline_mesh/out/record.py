@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 
 from hopline_mesh.incident import Evidence, Incident
+from hopline_mesh.out.mark import Mark
+from hopline_mesh.out.words import name_of
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae.calls import CallsPerRequest
 
@@ -65,11 +67,15 @@ class Record(msgspec.Struct):
         incident: as of the newest verdict.
         series: of the strongest evidence when it was first seen, in the order of the suspects.
         tail: number of intervals that are still recorded after the incident ended.
+        name: the first suspect when it was first seen; it stays, even if another is suspected later.
+        mark: what people say of it.
     """
 
     incident: Incident
     series: list[Series] = []
     tail: int = 20
+    name: str = ""
+    mark: Mark | None = None
 
     @property
     def is_open(self) -> bool:
@@ -79,6 +85,7 @@ class Record(msgspec.Struct):
     def take(self, incident: Incident) -> None:
         """Set the incident as of the newest verdict."""
         self.incident = incident
+        self.name = self.name or name_of(incident)
         self._follow_new()
 
     def follow(self, snapshot: Snapshot, seen: Mapping[Key, float | None]) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of the largest request body; only events have a body.
-_MAX_BODY = 64 * 1024
+#: Bytes of the largest request body: `MAX_EVENTS` events with all columns and the longest names.
+_MAX_BODY = 2 * 2**20
 _TICK_S = 1.0
 #: How long running calls may take at the end, in seconds.
 _GRACE_S = 1.0

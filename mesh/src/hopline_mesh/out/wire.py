@@ -6,12 +6,15 @@ replaced, not refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from hopline_mesh.out.links import links_of
 from hopline_mesh.out.live_graph import LiveGraph
 from hopline_mesh.out.record import Record
+from hopline_mesh.out.words import headline, name_of
 
 
 def encode_json(value: Any) -> bytes:
@@ -28,6 +31,17 @@ def fields_of(value: Any) -> dict[str, Any]:
     if "state" in fields:
         fields["state"] = f"STATE_{fields['state'].upper()}"
     return fields  # type: ignore[no-any-return]
+
+
+def shown(record: Record, templates: Sequence[str], now_s: float) -> dict[str, Any]:
+    """Return an incident for people: with its name, what happened, its mark, and links."""
+    return {
+        **msgspec.to_builtins(record.incident),
+        "name": record.name or name_of(record.incident),
+        "headline": headline(record.incident),
+        "mark": record.mark,
+        "links": links_of(record.incident, templates, now_s),
+    }
 
 
 def record_fields(record: Record) -> dict[str, Any]:

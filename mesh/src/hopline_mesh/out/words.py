@@ -77,24 +77,51 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{text}, expected {amount(evidence.feature, evidence.expected)}"
 
 
-def summary(incident: Incident) -> str:
-    """Return one line that describes an incident."""
+def headline(incident: Incident) -> str:
+    """Return what happened: "p99 latency 40 ms → 812 ms", the strongest evidence of the first suspect."""
+    evidence = incident.suspects[0].evidence if incident.suspects else ()
+    if not evidence:
+        return ""
+    first, suspect = evidence[0], incident.suspects[0]
+    what = feature_name(first.feature)
+    if first.expected is not None:
+        seen = "gone" if first.seen is None else amount(first.feature, first.seen)
+        what = f"{what} {amount(first.feature, first.expected)} → {seen}"
+    elif first.seen is not None:
+        what = f"{what} {amount(first.feature, first.seen)}"
+    of_another = (first.service, first.caller) != (suspect.service, suspect.caller)
+    return f"{what} ({subject(first.service, first.caller)})" if of_another else what
+
+
+def name_of(incident: Incident) -> str:
+    """Return the first suspect."""
+    if not incident.suspects:
+        return "The mesh"
+    return subject(incident.suspects[0].service, incident.suspects[0].caller)
+
+
+def summary(incident: Incident, name: str = "") -> str:
+    """Return one line that describes an incident.
+
+    Args:
+        name: of the incident since it opened; if the first suspect is another now, both are in the text.
+    """
     if not incident.suspects:
         return "The mesh behaves unusually"
-    first = incident.suspects[0]
+    now, what = name_of(incident), headline(incident)
+    where = f"{name}, now suspected: {now}" if name and name != now else now
     others = len(incident.suspects) - 1
-    text = evidence_text(first.evidence[0]) if first.evidence else subject(first.service, first.caller)
-    where = subject(first.service, first.caller)
-    if first.evidence and not text.startswith(f"{where}:"):
-        text = f"{where} ({text})"
+    text = f"{where}: {what}" if what else where
     return f"{text} (and {others} more suspect{'s' if others > 1 else ''})" if others else text
 
 
 def suspects_text(suspects: tuple[Suspect, ...], *, most: int, evidence: int) -> str:
     """Return ranked suspects with their evidence, one line each."""
     lines = []
+    total = sum(suspect.score for suspect in suspects) or 1.0
     for rank, suspect in enumerate(suspects[:most], 1):
-        lines.append(f"{rank}. {subject(suspect.service, suspect.caller)} (score {_short(suspect.score)})")
+        share = f"{100 * suspect.score / total:.0f} % of the evidence"
+        lines.append(f"{rank}. {subject(suspect.service, suspect.caller)} ({share})")
         lines += [f"   {evidence_text(each)}" for each in suspect.evidence[:evidence]]
     if len(suspects) > most:
         lines.append(f"and {len(suspects) - most} more")

@@ -16,7 +16,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,26 +56,35 @@ def write_checkpoint(
             still exists.
     """
     partial = path.with_name(f"{path.name}.part")
-    digest = hashlib.sha256()
-    size = _DIGEST_BYTES
     try:
         with partial.open("wb") as file:
-            for part in _parts(meta, arrays, packed):
-                size += len(part)
-                if size > most:
-                    raise OSError(
-                        errno.ENOSPC, f"the file is larger than the {most:.0f} bytes that are left"
-                    )
-                digest.update(part)
-                file.write(part)
-            file.write(digest.digest())
-            file.flush()
+            size = write_to(file, meta, arrays, packed=packed, most=most)
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+    return size
+
+
+def write_to(
+    file: BinaryIO, meta: Mapping[str, Any], arrays: Arrays, *, packed: bool = False, most: float = math.inf
+) -> int:
+    """Write the content of a file, as `write_checkpoint`, to an open one.
+
+    Returns: its size in bytes.
+    """
+    digest = hashlib.sha256()
+    size = _DIGEST_BYTES
+    for part in _parts(meta, arrays, packed):
+        size += len(part)
+        if size > most:
+            raise OSError(errno.ENOSPC, f"the file is larger than the {most:.0f} bytes that are left")
+        digest.update(part)
+        file.write(part)
+    file.write(digest.digest())
+    file.flush()
     return size
 
 

@@ -84,7 +84,7 @@ class StateFolder:
         probe.unlink()
         self._segment: SegmentWriter | None = None
         self._records = RecordWriter()
-        #: newest time of each finished segment that was written or read by this process
+        #: newest time of each segment that this process wrote or read to its end
         self._newest: dict[Path, float] = {}
 
     @classmethod
@@ -122,14 +122,18 @@ class StateFolder:
             if self._newest.get(path, float("inf")) <= after_s:
                 continue
             reader = RecordReader(roster)
+            newest = float("-inf")
             try:
                 for payload in read_segment(path):
                     seen = reader.decode(payload)
+                    newest = seen.snapshot.time_s
                     if seen.snapshot.time_s > last:
                         last = seen.snapshot.time_s
                         yield seen
             except StateDamaged as error:
                 logger.warning("state: %s; the rest of the file is ignored", error)
+            # Of an earlier process; a file without an intact record is as old as can be.
+            self._newest.setdefault(path, newest)
 
     def append(self, snapshot: Snapshot, context: Context) -> None:
         """Add an interval to the history.

@@ -12,7 +12,7 @@ passed on to the sources.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -162,20 +162,21 @@ def suspects(clues: Sequence[Clue], calls: Sequence[tuple[int, int]], most: int 
             score[at] += weight
 
     paths: dict[tuple[int, int], float] = {}
+    same_caller = Counter(caller for caller, _ in between)
+    same_callee = Counter(callee for _, callee in between)
     for edge, weight in between.items():
         caller, callee = edge
-        same_callee = sum(1 for other in between if other[1] == callee)
-        same_caller = sum(1 for other in between if other[0] == caller)
-        if same_callee > 1:
+        if same_callee[callee] > 1:
             score[callee] += weight
-        elif same_caller > 2 and same_caller > 0.6 * len(callees.get(caller, [])):
+        elif same_caller[caller] > 2 and same_caller[caller] > 0.6 * len(callees.get(caller, [])):
             score[caller] += 0.5 * weight
         else:
             paths[edge] = weight + 0.5 * score[callee]
-    found = [Blame(at, -1, value, []) for at, value in score.items() if value > 0]
+    blames = {at: [Blame(at, -1, value, [])] for at, value in score.items() if value > 0}
     for (caller, callee), value in paths.items():
-        found = [blame for blame in found if blame.service != callee or blame.score > value]
-        found.append(Blame(callee, caller, value, []))
+        stronger = [blame for blame in blames.get(callee, ()) if blame.score > value]
+        blames[callee] = [*stronger, Blame(callee, caller, value, [])]
+    found = [blame for some in blames.values() for blame in some]
     found.sort(key=lambda blame: (-blame.score, blame.service, blame.caller))
     found = found[:most]
     for blame in found:

@@ -36,6 +36,9 @@ _HALF_KNOWN = 60.0
 _CAUTION = 20.0
 #: A series' own threshold, as a multiple of its largest deviation in normal time.
 _OWN = 1.2
+#: The highest threshold of a series. No deviation is counted as larger than `MAX_DEVIATION`, so a series
+#: with a higher threshold could never raise an alarm.
+_REACHED = 0.95 * kernels.MAX_DEVIATION
 #: Deviations below it need no explanation: no threshold is as low, and no series' own is set by them.
 LEAST_COUNTED = LOWEST / _OWN
 #: Exceedances follow each other; so many are one false alarm.
@@ -222,8 +225,10 @@ def set_thresholds(
         wanted = tail_level(table.histogram[f], allowed, percentile)
         wanted = min(raised * max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)
         table.threshold[f] = wanted
-    own = np.clip(_OWN * table.peak[: table.size] / table.threshold, 1.0, 3.0)
-    table.factor[: table.size] = own
+    own = np.minimum(
+        np.clip(_OWN * table.peak[: table.size], table.threshold, 3.0 * table.threshold), _REACHED
+    )
+    table.factor[: table.size] = own / table.threshold
 
 
 def tail_level(histogram: NDArray[np.int64], allowed: float, percentile: float) -> float:

@@ -380,6 +380,15 @@ class Tagae:
             raise StateDamaged("the detector's state is damaged: its parts are of different sizes")
         return self
 
+    def scale_thresholds(self, times: float) -> None:
+        """Multiply all thresholds, to compare detectors at equal false alarms."""
+        for table in self._tables:
+            table.threshold *= np.float32(times)
+
+    def adopt(self, before: Tagae) -> None:
+        """Continue the open incidents of the detector that this one replaces; their identities stay."""
+        self._tracker.adopt(before._tracker.open)
+
     # Judging
 
     def rouse(self) -> None:
@@ -419,8 +428,10 @@ class Tagae:
             ended += self._follow(snapshot, found, direct)
         incidents = [named(tracked, snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
-        suppressed = tuple(sorted({change.service for change in changes})) if changes else ()
-        return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, snapshot.gaps)
+        known = snapshot.roster.find
+        suppressed = tuple(sorted({each.service for each in changes if known(each.service) is not None}))
+        gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot)) if troubles else snapshot.gaps
+        return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, gaps)
 
     def _together(self, snapshot: Snapshot, parts: NDArray[np.int32], is_normal: bool) -> float:
         """Return the combined score of the parts of a mesh."""
@@ -457,7 +468,7 @@ class Tagae:
         if self._expectation is None:
             raise ModelNotReady(
                 "there are no embeddings yet: the model is trained once there are enough intervals "
-                "(TAGAE_TRAIN_AT)",
+                "(HOPLINE_MESH__DETECTOR__TRAIN_AT)",
                 retry_after_s=60.0,
             )
         paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
@@ -614,12 +625,26 @@ class Tagae:
         if self._nodes.load >= 0:
             known &= self._nodes.level[gone, self._nodes.load] > _BUSY
         gone = gone[known & (self._absent[gone] < self.settings.window_size)]
-        if snapshot.gaps or len(gone) > max(1, _MANY * len(snapshot.nodes)):
+        gone = gone[self._would_be_seen(gone, snapshot.gaps)]
+        if len(gone) > max(1, _MANY * len(snapshot.nodes)):
             return clues
         for slot in gone.tolist():
             self._reported[(-1, slot, "gone")] = _REPORTED
             clues.append(Clue(slot, -1, "gone", "gone", _REPORTED, False, True, None, None))
         return clues
+
+    def _would_be_seen(self, slots: NDArray[np.int64], gaps: Sequence[Gap]) -> NDArray[np.bool_]:
+        """Return which services would be measured in spite of the gaps, bool [slots].
+
+        A query without a response hides a service only if no other query ever found the service. So a
+        query that never has one, such as that for connections on a mesh without TCP metrics, hides none.
+        """
+        lacking = {gap.what for gap in gaps}
+        if "prometheus" in lacking:
+            return np.zeros(len(slots), bool)
+        present = [f for f, name in enumerate(self._nodes.columns) if f"node.{name}" not in lacking]
+        seen = self._nodes.seen[slots][:, present].max(axis=1, initial=0) > 0
+        return np.asarray(seen, bool)
 
     def _forget_planned(self, snapshot: Snapshot, context: Context) -> None:
         """Do not report services as missing that disappear during their own planned change."""
@@ -641,8 +666,25 @@ class Tagae:
         calls = self._witness.calls(snapshot, services)
         groups = together(clues, calls)
         first_s = snapshot.time_s - (self._hold - 1) * self.interval_s
-        return self._tracker.update(snapshot.time_s, first_s, groups, calls, self._present, self._patience)
+        return self._tracker.update(
+            snapshot.time_s, first_s, groups, calls, self._present, self._patience, snapshot.roster.name
+        )
 
     def _present(self, key: Key) -> float | None:
         """Return the present anomaly score of a clue's series; None if it was not measured."""
         return self._reported[key] if key in self._reported else self._witness.score(key)
+
+
+def _unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:
+    """Return gaps for troubles that cannot become incidents, because no measurement has their names.
+
+    A trouble is listed once for each name of its workload; one that the mesh knows is enough.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in troubles:
+        names.setdefault((each.kind, each.detail), []).append(each.service)
+    return [
+        Gap(f"kubernetes.{kind}", f"{', '.join(some)}: {detail or kind}; no measurement has this name")
+        for (kind, detail), some in names.items()
+        if all(snapshot.roster.find(name) is None for name in some)
+    ]

@@ -268,9 +268,9 @@ def trust(
             y, p = np.where(known, targets, 0.0), np.where(known, expected, 0.0)
             sums[part][:, where[part]] += np.stack([y * p, p * p, y * y])  # slots are unique
         for part, values in enumerate((item.x, item.e)):
-            if not len(values):
-                continue
             width = values.shape[1] // 2
+            if not len(values) or not width:
+                continue
             row, column = int(rng.integers(len(values))), int(rng.integers(width))
             moved = values.copy()
             moved[row, column] += MAX_INPUT

@@ -19,9 +19,11 @@ from hopline_mesh.tagae.roles import load_column, polarity, role_of
 
 _KINDS = {"amount": kernels.AMOUNT, "share": kernels.SHARE, "real": kernels.REAL}
 
-#: Least spread of a series by kind: 5 % of an amount, half a percent of requests. What idles, or is
-#: constant, would otherwise be out of bounds at the first breath.
+#: Least spread of a series by kind: 5 % of an amount, half a percent of a share. A series that is constant
+#: would otherwise be out of bounds at its first change. The counting noise of few requests comes on top, so
+#: a share of failed requests needs hardly any more.
 _LEAST_SPREAD = {"amount": 0.05, "share": 0.005, "real": 0.05}
+_LEAST_SPREAD_OF_ERRORS = 0.002
 
 #: Intervals in which the typical value of a column is looked for, where it is not known.
 _LOOKS = 10
@@ -56,6 +58,11 @@ _PRESENT: dict[str, tuple[Any, float]] = {
     "dev": (np.float32, 0.0),
     "mark": (np.int8, usual.UNMEASURED),
 }
+
+
+def least_spread(column: str) -> float:
+    """Return the least spread of the series of a column."""
+    return _LEAST_SPREAD_OF_ERRORS if role_of(column) == "errors" else _LEAST_SPREAD[kind_of(column)]
 
 
 class SeriesTable:
@@ -111,7 +118,7 @@ class SeriesTable:
         self.window = window
         self.size = self.moves = 0
         self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
-        self.least_spread = np.array([_LEAST_SPREAD[kind_of(column)] for column in columns], np.float32)
+        self.least_spread = np.array([least_spread(column) for column in columns], np.float32)
         self.load = load_column(columns)
         self.polarity = polarity(columns)
         self.is_ratio = np.array([role_of(column) == "calls" for column in columns], dtype=bool)

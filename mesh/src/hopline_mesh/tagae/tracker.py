@@ -13,6 +13,8 @@ from typing import Any
 from hopline_mesh.tagae.blame import Blame, suspects
 from hopline_mesh.tagae.clues import Clue, Key
 
+#: Maximum number of clues of an incident: the strongest. More would only make the step slow.
+_MOST_CLUES = 1024
 #: A clue below this share of its threshold has ended.
 _OVER = 0.8
 
@@ -52,15 +54,9 @@ class TrackedIncident:
 
 
 class Tracker:
-    """The open incidents.
+    """The open incidents."""
 
-    Args:
-        salt: distinguishes the identities of one watch from those of another.
-    """
-
-    def __init__(self, salt: str = "") -> None:
-        self.salt = salt
-        self.number = 0
+    def __init__(self) -> None:
         self.open: list[TrackedIncident] = []
 
     def update(
@@ -71,6 +67,7 @@ class Tracker:
         calls: Sequence[tuple[int, int]],
         present: Callable[[Key], float | None],
         patience: int,
+        name: Callable[[int], str],
     ) -> list[TrackedIncident]:
         """Update the incidents from one interval.
 
@@ -81,6 +78,8 @@ class Tracker:
             calls: call paths at the services of all clues and open incidents.
             present: returns the anomaly score of a series in this interval; None if it was not measured.
             patience: number of clean intervals after which an incident ends.
+            name: returns the name of a slot. The identity of an incident is made of names and its start,
+                so two watches of one mesh give it the same.
 
         Returns: incidents that ended.
         """
@@ -102,18 +101,23 @@ class Tracker:
             if not firm:
                 continue
             mine = self._belongs_to(group, firm, calls, alive)
-            if mine is None and not suspects(group, calls):
-                continue  # nothing is worse than usual; faster responses are not an incident
             if mine is None:
-                self.number += 1
-                name = f"{self.salt}:{self.number}:{first_s:.3f}"
-                mine = TrackedIncident(hashlib.sha256(name.encode()).hexdigest()[:16], first_s, time_s)
+                blames = suspects(group, calls)
+                if not blames:
+                    continue  # nothing is worse than usual; faster responses are not an incident
+                first = blames[0]
+                path = f"{name(first.caller)} " if first.caller >= 0 else ""
+                text = f"{path}{name(first.service)} {first_s:.0f}"
+                mine = TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], first_s, time_s)
                 self.open.append(mine)
                 alive[mine.id] = True
             for clue in group:
                 before = mine.clues.get(clue.key)
                 if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
                     mine.clues[clue.key] = clue
+            if len(mine.clues) > _MOST_CLUES:
+                strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
+                mine.clues = {clue.key: clue for clue in strongest}
             mine.peak = max(mine.peak, max(clue.score for clue in firm))
             mine.clean, mine.last_s = 0, time_s
             mine.blames = suspects(list(mine.clues.values()), calls)
@@ -155,6 +159,22 @@ class Tracker:
                 best, best_shared = trouble, shared
         return best
 
+    def adopt(self, others: Sequence[TrackedIncident]) -> None:
+        """Continue the open incidents of another tracker with the same slots.
+
+        An incident of this tracker with a common service is the same, and gets the other's identity and
+        start. One that this tracker does not have is open until its evidence is within bounds here.
+        """
+        left = list(self.open)
+        for other in others:
+            mine = max(left, key=lambda each: len(each.services & other.services), default=None)
+            if mine is None or not mine.services & other.services:
+                self.open.append(other)
+                continue
+            left.remove(mine)
+            mine.id, mine.start_s = other.id, min(mine.start_s, other.start_s)
+            mine.peak = max(mine.peak, other.peak)
+
     def close_all(self) -> list[TrackedIncident]:
         """End all incidents, at the time when they were last out of bounds."""
         ended, self.open = self.open, []
@@ -165,8 +185,6 @@ class Tracker:
     def export(self) -> dict[str, Any]:
         """Return the state as a JSON object."""
         return {
-            "salt": self.salt,
-            "number": self.number,
             "open": [
                 {
                     "id": trouble.id,
@@ -192,8 +210,7 @@ class Tracker:
     @classmethod
     def restore(cls, meta: dict[str, Any]) -> Tracker:
         """Restore the state of `export`."""
-        tracker = cls(meta["salt"])
-        tracker.number = meta["number"]
+        tracker = cls()
         for item in meta["open"]:
             trouble = TrackedIncident(item["id"], item["start_s"], item["last_s"], item["peak"])
             trouble.clean, trouble.blind = item["clean"], item["blind"]

@@ -20,9 +20,11 @@ from hopline_mesh.tagae.series import SeriesTable
 #: Table (0 services, 1 call paths), slot and column of a series.
 Place = tuple[int, int, int]
 
+#: Maximum number of clues of an interval: the strongest. More would only make the step slow.
+_MOST_FIRM = 1024
 #: Score from which a series of a service in trouble, or of its neighbour, is a clue; and how many of
-#: a table are looked at.
-_SUPPORTS, _MOST_SUPPORTS = 0.7, 2048
+#: a table are looked at, the strongest.
+_SUPPORTS, _MOST_SUPPORTS = 0.7, 256
 #: Call paths that are followed from the services in trouble.
 _MOST_CALLS = 10_000
 #: How much more than its callers' a load may rise, and the rise of the load (as a logarithm) that excuses
@@ -46,11 +48,24 @@ class Witness:
         self._tables = (nodes, edges)
         self._pairs = pairs
         self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
+        self._columns = [{name: at for at, name in enumerate(table.columns)} for table in self._tables]
+        self._surges: tuple[Snapshot | None, NDArray[np.float64], NDArray[np.float64]] = (
+            None,
+            np.zeros(0),
+            np.zeros(0),
+        )
 
     def firm(self, snapshot: Snapshot, found: Sequence[Place]) -> list[Clue]:
-        """Return clues that lasted, without those that more load explains."""
-        clues = [self._clue(*where, is_firm=True) for where in found]
+        """Return the strongest clues that lasted, without those that more load explains."""
+        clues = [self._clue(*where, is_firm=True) for where in self._strongest(found)]
         return [clue for clue in clues if clue.score * self._share(clue, snapshot) >= 1.0]
+
+    def _strongest(self, found: Sequence[Place]) -> Sequence[Place]:
+        if len(found) <= _MOST_FIRM:
+            return found
+        scores = [float(self._tables[number].score[slot, column]) for number, slot, column in found]
+        order = np.argsort(-np.array(scores), kind="stable")[:_MOST_FIRM]
+        return [found[place] for place in sorted(order.tolist())]
 
     def supporting(self, snapshot: Snapshot, found: Sequence[Place], also: Sequence[int]) -> list[Clue]:
         """Clues of this interval alone at the services in question and their neighbours.
@@ -63,20 +78,42 @@ class Witness:
         near[list(also)] = True
         clues = []
         for number, table in enumerate(self._tables):
-            out = np.argwhere(table.score[: table.size] >= _SUPPORTS)
-            for slot, column in out[:_MOST_SUPPORTS]:
-                where = (number, int(slot), int(column))
-                if where not in firm and self._touches(where, near):
-                    clues.append(self._clue(*where, is_firm=False))
+            scores = table.score[: table.size]
+            slots, columns = np.nonzero(scores >= _SUPPORTS)
+            if number == 0:
+                is_near = near[slots]
+            else:
+                is_near = near[self._pairs.src[slots]] & near[self._pairs.dst[slots]]
+            slots, columns = slots[is_near], columns[is_near]
+            if len(slots) > _MOST_SUPPORTS + len(firm):
+                order = np.argsort(-scores[slots, columns], kind="stable")[: _MOST_SUPPORTS + len(firm)]
+                slots, columns = slots[order], columns[order]
+            places = [(number, *place) for place in zip(slots.tolist(), columns.tolist(), strict=True)]
+            others = [place for place in places if place not in firm][:_MOST_SUPPORTS]
+            clues += [self._clue(*place, is_firm=False) for place in others]
         return clues
 
-    def _surge(self, slot: int) -> float:
-        """Logarithm of how many times more a service has to do than expected; 0 where it has not."""
-        table = self._nodes
-        if table.load < 0 or slot < 0:
-            return 0.0
-        away = kernels.nearer(float(table.slow[slot, table.load]), float(table.near[slot, table.load]))
-        return max(0.0, float(away) * float(table.spread[slot, table.load])) if away == away else 0.0
+    def _all_surges(self, snapshot: Snapshot) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return, by slot, how much more each service has to do than expected, and how much of it is usual.
+
+        Both are logarithms, 0 where there is no more. Usual is what callers, or those outside, account for.
+        """
+        if self._surges[0] is snapshot:
+            return self._surges[1:]
+        table, size = self._nodes, max(1, self._nodes.size)
+        surge = np.zeros(size)
+        if table.load >= 0:
+            slow, near = (
+                values[:size, table.load].astype(np.float64) for values in (table.slow, table.near)
+            )
+            least = np.where(np.abs(slow) < np.abs(near), slow, near)
+            away = np.where(slow * near > 0, least, 0.0)  # as `kernels.nearer`; 0 also if not measured
+            surge[: len(away)] = np.maximum(away * table.spread[:size, table.load], 0.0)
+        above = np.full(size, -1.0)  # the largest surge of a caller; -1 without callers
+        np.maximum.at(above, snapshot.edge_dst, surge[snapshot.edge_src])
+        usual = np.where(above < 0, surge, np.minimum(surge, _AMPLIFIED * above + _NOISE))
+        self._surges = snapshot, surge, usual
+        return surge, usual
 
     def shares(self, snapshot: Snapshot, found: Sequence[Place]) -> list[float]:
         """How much of each deviation more load leaves to be explained, 0 to 1."""
@@ -94,11 +131,12 @@ class Witness:
         rise = np.log(max(clue.seen or 0.0, 1e-9) / max(clue.expected or 0.0, 1e-9))
         if clue.role == "calls":
             return float(rise > _REPEATED and self._sends_more(clue.caller, clue.service, float(rise)))
+        all_surges, usual = self._all_surges(snapshot)
         if clue.role == "load":
             if clue.caller >= 0:
-                return float(rise > _AMPLIFIED * self._surge(clue.caller) + _NOISE)
-            return float(rise > 1.15 * self._usual_surge(clue.service, snapshot) + _NOISE)
-        surge = self._usual_surge(clue.service, snapshot)
+                return float(rise > _AMPLIFIED * float(all_surges[clue.caller]) + _NOISE)
+            return float(rise > 1.15 * float(usual[clue.service]) + _NOISE)
+        surge = float(usual[clue.service])
         if clue.role in ("resource", "traffic") and rise <= _AMPLIFIED * surge:
             return 0.0
         return 1.0 / (1.0 + surge / _DOUBLING)
@@ -109,38 +147,25 @@ class Witness:
         If not, it is fewer requests to their caller.
         """
         table = self._tables[1]
-        found = np.flatnonzero((self._pairs.src == caller) & (self._pairs.dst == callee))
-        if table.load < 0 or not len(found):
+        slot = self._pairs.find(caller, callee)
+        if table.load < 0 or slot < 0:
             return False
-        where = int(found[0]), table.load
+        where = slot, table.load
         return float(table.near[where]) * float(table.spread[where]) > 0.5 * rise
-
-    def _usual_surge(self, slot: int, snapshot: Snapshot) -> float:
-        """How much of `_surge` callers, or those outside, account for."""
-        surge = self._surge(slot)
-        callers = snapshot.edge_src[snapshot.edge_dst == slot]
-        if surge == 0.0 or not len(callers):
-            return surge
-        return min(surge, _AMPLIFIED * max(self._surge(int(caller)) for caller in callers) + _NOISE)
 
     def _services_near(self, snapshot: Snapshot, found: Sequence[Place]) -> NDArray[np.bool_]:
         """bool [slots]: services of what was found, and those that they call or are called by."""
         there = np.zeros(max(1, self._nodes.size), bool)
-        for number, slot, _ in found:
-            if number == 0:
-                there[slot] = True
-            else:
-                there[[self._pairs.src[slot], self._pairs.dst[slot]]] = True
+        if found:
+            numbers, slots, _ = np.array(found, np.int64).T
+            there[slots[numbers == 0]] = True
+            paths = slots[numbers == 1]
+            there[self._pairs.src[paths]] = True
+            there[self._pairs.dst[paths]] = True
         near = there.copy()
         near[snapshot.edge_src[there[snapshot.edge_dst]]] = True
         near[snapshot.edge_dst[there[snapshot.edge_src]]] = True
         return near
-
-    def _touches(self, where: Place, near: NDArray[np.bool_]) -> bool:
-        number, slot, _ = where
-        if number == 0:
-            return bool(near[slot])
-        return bool(near[self._pairs.src[slot]] and near[self._pairs.dst[slot]])
 
     def calls(self, snapshot: Snapshot, services: set[int]) -> list[tuple[int, int]]:
         """Caller and callee of the call paths at these services."""
@@ -149,7 +174,8 @@ class Witness:
         there = np.zeros(self._nodes.size, bool)
         there[list(services)] = True
         touched = np.flatnonzero(there[snapshot.edge_src] | there[snapshot.edge_dst])[:_MOST_CALLS]
-        return [(int(snapshot.edge_src[k]), int(snapshot.edge_dst[k])) for k in touched]
+        ends = snapshot.edge_src[touched].tolist(), snapshot.edge_dst[touched].tolist()
+        return list(zip(*ends, strict=True))
 
     def _clue(self, number: int, slot: int, column: int, *, is_firm: bool) -> Clue:
         table = self._tables[number]
@@ -186,18 +212,14 @@ class Witness:
     def score(self, key: Key) -> float | None:
         """Score of something in this interval; None where it was not measured."""
         caller, service, feature = key
-        if feature not in self._tables[caller >= 0].columns:
-            return 0.0  # reported before, but no longer
         number = 0 if caller < 0 else 1
+        column = self._columns[number].get(feature)
+        if column is None:
+            return 0.0  # reported before, but no longer
         table = self._tables[number]
-        column = table.columns.index(feature)
-        if number == 0:
-            slot = service
-        else:
-            found = np.flatnonzero((self._pairs.src == caller) & (self._pairs.dst == service))
-            if not len(found):
-                return None
-            slot = int(found[0])
+        slot = service if number == 0 else self._pairs.find(caller, service)
+        if slot < 0:
+            return None
         if slot >= table.size or np.isnan(table.slow[slot, column]):
             return None
         return float(table.score[slot, column])

@@ -1,13 +1,15 @@
 """The training process: reads the history of a state folder, fits a detector, writes its state.
 
-Its `main` reads a `Task` as JSON from standard input. It has low CPU priority, and the kernel kills it
-first if memory runs out.
+Its `main` reads a `Task` as JSON from standard input. It has low CPU priority. A container that runs out of
+memory is killed as a whole under cgroup v2 (`memory.oom.group`, which the kubelet sets), so this process
+allocates no more than is left there, and fails before.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +20,7 @@ import msgspec
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.state.checkpoint import write_checkpoint
+from hopline_mesh.state.checkpoint import write_to
 from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.learned import abnormal_of
 
@@ -28,17 +30,18 @@ class Task(msgspec.Struct, frozen=True):
 
     Attributes:
         folder: the state folder; read only.
-        out: file for the result.
+        out: descriptor of the open file for the result.
         names: of the roster, so that slots are those of the watch.
         schema: intervals with other columns are left out.
         since_s, until_s: times of the history, Unix seconds.
         without: times to leave out, (from, to).
         detector: settings.
         nice: niceness of the process, 0 to 19.
+        most_bytes: memory that it may allocate; None: most of what the container's limit leaves.
     """
 
     folder: str
-    out: str
+    out: int
     names: list[str]
     schema: Schema
     since_s: float
@@ -46,6 +49,7 @@ class Task(msgspec.Struct, frozen=True):
     without: list[tuple[float, float]]
     detector: TagaeSettings
     nice: int = 10
+    most_bytes: int | None = None
 
 
 def read(task: Task, roster: Roster) -> list[Seen]:
@@ -83,8 +87,42 @@ def train(task: Task) -> int:
         "names": list(roster.names),
         "abnormal": [out.text() for out in abnormal_of(detector, roster)],
     }
-    write_checkpoint(Path(task.out), header, arrays)
+    with os.fdopen(task.out, "wb") as file:
+        write_to(file, header, arrays)
     return len(history)
+
+
+#: Share of the memory that is left in the container for a training.
+_SHARE = 0.9
+
+
+def room_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Return the memory that the cgroups of this process leave; None if none has a limit.
+
+    Pages of files that can be dropped count as free.
+    """
+    try:
+        within = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return None
+    left = []
+    group = root / within.strip("/")
+    for folder in (group, *group.parents):
+        with suppress(OSError, ValueError, StopIteration):
+            most = int((folder / "memory.max").read_text())
+            stat = (folder / "memory.stat").read_text().splitlines()
+            files = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
+            left.append(max(0, most - int((folder / "memory.current").read_text()) + files))
+        if folder == root:
+            break
+    return min(left, default=None)
+
+
+def limit_memory(most_bytes: int) -> None:
+    """Limit what this process may allocate in addition to what it has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stacks
+    limit = pages * resource.getpagesize() + most_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def main() -> None:
@@ -93,4 +131,7 @@ def main() -> None:
     os.nice(task.nice)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+    room = room_bytes() if task.most_bytes is None else task.most_bytes
+    if room is not None:
+        limit_memory(round(_SHARE * room))
     print(train(task))

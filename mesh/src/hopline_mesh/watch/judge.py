@@ -39,6 +39,9 @@ class SavedDetector(Protocol):
     def live(self, snapshot: Snapshot) -> LiveState:
         """Return embeddings that follow events after the newest judged snapshot."""
 
+    def adopt(self, before: Any, /) -> None:
+        """Continue the open incidents of the detector that this one replaces; same kind and roster."""
+
     def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return its whole state; the arrays are copies."""
 
@@ -66,6 +69,9 @@ class Learning(Protocol):
 
         Returns: a detector, up to date, that replaces the present one; else None.
         """
+
+    def export(self) -> Mapping[str, tuple[float, float]]:
+        """Return the times to leave out of trainings by incident; JSON-compatible."""
 
     def close(self) -> None:
         """Stop a running training."""
@@ -169,8 +175,13 @@ class Judge:
         self._learning.saw(seen, verdict)
         trained = self._learning.advance(seen.snapshot.roster.names, seen)
         if trained is not None:
+            trained.adopt(self.detector)
             self.detector = trained
             self._kept_at = None  # write a checkpoint now: a restart must not restore the previous detector
+
+    def abnormal(self) -> dict[str, tuple[float, float]]:
+        """Return the times to leave out of trainings by incident; JSON-compatible."""
+        return {} if self._learning is None else dict(self._learning.export())
 
     def checkpoint(self) -> None:
         """Save the state as of the newest interval; does nothing before the first."""

@@ -109,7 +109,7 @@ class Watch:
                     verdict = msgspec.structs.replace(verdict, incidents=self._open_incidents())
                 gaps = [*snapshot.gaps, *gaps]
             verdict = msgspec.structs.replace(verdict, gaps=_distinct([*verdict.gaps, *gaps]))
-            await self._publish(verdict, snapshot, judged)
+            await self._publish(verdict, snapshot, judged, context)
             if snapshot is not None and judged is not None:
                 async with self._at_work:
                     await self._keep(snapshot, context, verdict)
@@ -172,15 +172,18 @@ class Watch:
         """Return the open incidents, for an interval without measurements."""
         return tuple(each.incident for each in self._board.open_incidents())
 
-    async def _publish(self, verdict: Verdict, snapshot: Snapshot | None, judged: Judged | None) -> None:
+    async def _publish(
+        self, verdict: Verdict, snapshot: Snapshot | None, judged: Judged | None, context: Context
+    ) -> None:
         with self._stages("publish"):
             try:
                 scores = () if judged is None else judged.scores
-                self._board.publish(verdict, snapshot, scores)
+                self._board.publish(verdict, snapshot, scores, context)
             except Exception:  # a failure of the page must not stop alerts
                 logger.exception("publishing a verdict on the board failed")
             try:
-                await self._alerts.send(verdict)
+                loud = tuple(each for each in verdict.incidents if not self._board.is_muted(each.id))
+                await self._alerts.send(msgspec.structs.replace(verdict, incidents=loud))
             except Exception:  # a failure of alerts must not stop the watch
                 logger.exception("queueing alerts failed")
 
@@ -190,7 +193,12 @@ class Watch:
             with self._stages("keep"):
                 await loop.run_in_executor(self._thread, self._judge.keep, snapshot, context, verdict)
                 if verdict.incidents or self._noted:
-                    self._keeper.note({"alerts": self._alerts.export()})
+                    note = {
+                        "alerts": self._alerts.export(),
+                        "abnormal": self._judge.abnormal(),
+                        "marks": msgspec.to_builtins(self._board.marks()),
+                    }
+                    self._keeper.note(note)
                     self._noted = bool(verdict.incidents)
         except Exception as error:  # missing state affects a restart, not the watch
             if "state" not in self._failing:

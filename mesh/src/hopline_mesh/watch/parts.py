@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hopline.errors import ConfigError
+from hopline_mesh.cleartext import warn_of_token
 from hopline_mesh.collect import Access, CollectOptions, Collector, Prometheus, QuerySet
 from hopline_mesh.collect.catalog import queries_for
 from hopline_mesh.roster import Roster
@@ -29,6 +30,8 @@ def prometheus_of(settings: MeshSettings) -> Prometheus:
         ConfigError: the address or a file is invalid.
     """
     source = settings.source
+    if source.prometheus_token_file is not None:
+        warn_of_token("prometheus_token_file", source.prometheus_url)
     access = Access(token_file=source.prometheus_token_file, ca_file=source.ca_file)
     return Prometheus(source.prometheus_url, access)
 

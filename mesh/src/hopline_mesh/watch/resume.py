@@ -97,7 +97,7 @@ def resume(
         except Exception:  # as in the loop: skip an interval that cannot be judged
             logger.exception("state: the interval at %.0f s is left out", seen.snapshot.time_s)
             continue
-        board.publish(verdict, seen.snapshot, detector.scores(seen.snapshot))
+        board.publish(verdict, seen.snapshot, detector.scores(seen.snapshot), seen.context)
         last_s, replayed = seen.snapshot.time_s, replayed + 1
     if replayed and summary != "restored":
         summary = f"{summary}, from {replayed} saved intervals"

@@ -90,16 +90,19 @@ async def watch(
         metrics = MeshMetrics()
         clock = time.time if feed is None else feed.clock
         board = Board(interval_s=interval_s, metrics=metrics, clock=clock)
+        board.links = settings.alerts.links
+        # First, because a port that is in use must be reported before a long restore.
+        outputs = Outputs(board, settings.serve)
+        await outputs.start()
+        stack.push_async_callback(outputs.stop)
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
         restore = partial(Tagae.restore, machine=detector)
         fresh = partial(Tagae if feed is None else feed.detector, detector)
         resumed = resume(folder, fresh, restore, schema=schema, shape=shape, board=board)
-        outputs = Outputs(board, settings.serve)
-        await outputs.start()
-        stack.push_async_callback(outputs.stop)
         alerts = alerts_of(settings, metrics, outputs.url)
         stack.push_async_callback(alerts.close, 2.0)
+        board.restore_marks(resumed.note.get("marks", {}))
         if "alerts" in resumed.note:
             try:
                 alerts.restore(resumed.note["alerts"])
@@ -112,6 +115,8 @@ async def watch(
             parts.schedule_of(settings),
             trained=resumed.trained,
             outcome=lambda outcome: metrics.fine_tunes(outcome).inc(),
+            abnormal=resumed.note.get("abnormal"),
+            is_real=board.is_real,
         )
         judge = Judge(
             resumed.detector,

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ logger = logging.getLogger("hopline_mesh")
 _CATCH_UP_S = 0.5
 #: Intervals after which it takes over even during an incident; a quarter of it the first time.
 _MAX_WAIT = 240
+#: What Python, C++, LLVM and torch print if they cannot allocate memory.
+_NO_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "can't allocate memory")
 #: Intervals before and after an incident that are left out of trainings.
 _MARGIN = 4
 
@@ -62,6 +64,8 @@ class Trainer:
         settings: of the detector.
         trained: see `Learning`.
         outcome: called with "ok" or "failed" after each training.
+        abnormal: of an earlier watch, as `export` returned it.
+        is_real: whether an incident is one; the time of another is normal.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Trainer:
         *,
         trained: bool,
         outcome: Callable[[str], None] = lambda outcome: None,
+        abnormal: Mapping[str, Sequence[float]] | None = None,
+        is_real: Callable[[str], bool] = lambda id: True,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
@@ -89,7 +95,10 @@ class Trainer:
         self._since: list[Seen] = []
         self._next: Tagae | None = None
         self._judged = 0
-        self._abnormal: list[tuple[float, float]] = []
+        self._out = -1
+        self._is_real = is_real
+        #: times of incidents by their ids, with a margin
+        self._abnormal = {id: (float(times[0]), float(times[1])) for id, times in (abnormal or {}).items()}
         self._calm = True
 
     def saw(self, seen: Seen, verdict: Verdict) -> None:
@@ -98,8 +107,9 @@ class Trainer:
         self._calm = verdict.state in ("normal", "learning") and not verdict.incidents
         now_s, margin = seen.snapshot.time_s, _MARGIN * self._schedule.interval_s
         for incident in verdict.incidents:
-            self._abnormal.append((incident.start_s - margin, (incident.end_s or now_s) + margin))
-        self._abnormal = _merged(self._abnormal, now_s - 3600 * self._schedule.hours)
+            self._abnormal[incident.id] = (incident.start_s - margin, (incident.end_s or now_s) + margin)
+        oldest_s = now_s - 3600 * self._schedule.hours
+        self._abnormal = {id: times for id, times in self._abnormal.items() if times[1] >= oldest_s}
         if self._process is not None or self._next is not None:
             self._since.append(seen)
 
@@ -112,6 +122,10 @@ class Trainer:
         elif self._is_due() and self._calm:
             self._begin(names, seen)
         return None
+
+    def export(self) -> dict[str, tuple[float, float]]:
+        """Return the times to leave out of trainings, JSON-compatible; a restart must not lose them."""
+        return dict(self._abnormal)
 
     def close(self) -> None:
         """Stop a running training."""
@@ -127,14 +141,16 @@ class Trainer:
 
     def _begin(self, names: Sequence[str], seen: Seen) -> None:
         until_s = seen.snapshot.time_s
+        # In memory: the state folder is full of history by design, and its volume hardly larger.
+        self._out = os.memfd_create("mesh-training", 0)
         self._task = Task(
             folder=str(self._folder),
-            out=str(self._folder / "trained.part"),
+            out=self._out,
             names=list(names),
             schema=seen.snapshot.schema,
             since_s=until_s - 3600 * self._schedule.hours,
             until_s=until_s,
-            without=self._abnormal,
+            without=_merged(times for id, times in self._abnormal.items() if self._is_real(id)),
             detector=self._settings,
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -145,6 +161,7 @@ class Trainer:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=environment,
+                pass_fds=(self._out,),
             )
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(self._task))
@@ -172,17 +189,19 @@ class Trainer:
         self._process = None
         if process.returncode:
             last = output.splitlines()[-1] if output else f"exit status {process.returncode}"
+            if any(words in output for words in _NO_MEMORY):
+                last = f"not enough memory; raise the container's limit, or lower fine_tune_hours ({last})"
             self._fail(last)
             return
         if output:
             logger.warning("training: %s", output.splitlines()[-1])
         try:
-            header, arrays = read_checkpoint(Path(task.out))
+            header, arrays = read_checkpoint(Path(f"/proc/self/fd/{task.out}"))
             self._next, self._judged = self._restored(header, arrays), 0
         except (StateDamaged, KeyError, ValueError, TypeError) as error:
             self._fail(str(error))
         else:
-            Path(task.out).unlink(missing_ok=True)
+            self._release()
             for text in header["abnormal"]:
                 logger.warning("training: left out as abnormal: %s", text)
 
@@ -222,17 +241,22 @@ class Trainer:
     def _forget(self) -> None:
         if self._process is not None and self._process.stderr is not None:
             self._process.stderr.close()
+        self._release()
         self._process = self._next = None
         self._since, self._judged = [], 0
         self._ended_at = self._monotonic()
 
+    def _release(self) -> None:
+        """Free the memory of the result."""
+        if self._out >= 0:
+            os.close(self._out)
+            self._out = -1
 
-def _merged(times: list[tuple[float, float]], after_s: float) -> list[tuple[float, float]]:
-    """Merge overlapping times, and drop those that ended before `after_s`."""
+
+def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Merge overlapping times."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(times):
-        if end < after_s:
-            continue
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:

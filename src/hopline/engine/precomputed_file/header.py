@@ -150,8 +150,8 @@ def unpacked(magic: bytes, head: bytes, path: Path, kind: Any) -> Any:
             "upgrade hopline"
         )
     text = head[_PREFIX.size : _PREFIX.size + length]
-    if length > _MAX_JSON or len(text) < length or _digest(text) != digest:
-        raise PrecomputedFileError(f"{path} is damaged: its header does not match its digest; {again}")
+    if version < 1 or length > _MAX_JSON or len(text) < length or _digest(text) != digest:
+        raise PrecomputedFileError(f"{path} is damaged: its header is not as it was written; {again}")
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

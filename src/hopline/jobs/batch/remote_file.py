@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import IO, Any
 
+from hopline.config.urls import shown
 from hopline.errors import SinkError
-from hopline.remote_address import shown
 
 _LONGEST_MESSAGE = 300
 

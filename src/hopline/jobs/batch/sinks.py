@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+from hopline.config.urls import shown
 from hopline.errors import SinkError
 from hopline.features.registry import PUBLISHING
 from hopline.jobs.batch.sink import Sink
@@ -37,13 +38,6 @@ def scheme_of(address: str) -> str:
             return named
     known = ", ".join([*(f"{name}:…" for name in sorted(SINKS)), *(f"*{e}" for e in sorted(ENDINGS))])
     raise SinkError(f"--to {shown(address)!r} names no sink; known are {known}")
-
-
-def shown(address: str) -> str:
-    """An address without possible passwords."""
-    scheme, mark, rest = address.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{'…@' if '@' in host else ''}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def open_sink(address: str) -> Sink:

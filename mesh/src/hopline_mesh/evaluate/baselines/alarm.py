@@ -1,18 +1,29 @@
 """One incident at a time for the whole mesh, from evidence of each interval.
 
 A rule that fires for a service and also for its callers gives one incident, as teams group alerts into one
-page. Separate incidents would only make a simple detector look worse.
+page. Separate incidents would only make a simple detector look worse. Times to begin and to end are those
+of TAGAE, for the same reason.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import msgspec
 
 from hopline_mesh.incident import Evidence, Incident, Suspect, Verdict
 from hopline_mesh.snapshot import Snapshot
 
+#: Seconds that a deviation must last, and seconds without one after which an incident ends.
+MIN_DURATION_S, CLEAN_S = 80.0, 90.0
 #: Maximum evidence of each suspect.
 _EVIDENCE = 5
+
+
+def intervals_of(seconds: float, interval_s: float) -> int:
+    """Return the number of intervals of a duration, at least two, as TAGAE counts them."""
+    return max(2, math.ceil(seconds / interval_s)) if interval_s > 0 else 2
 
 
 class Alarm:
@@ -26,33 +37,35 @@ class Alarm:
         self._name = name
         self._count = 0
         self._open: Incident | None = None
+        self._last_s = 0.0
 
     def verdict(self, snapshot: Snapshot, score: float, evidence: Sequence[Evidence]) -> Verdict:
         """Return the verdict on an interval.
 
         Args:
             score: the largest anomaly score of the mesh, 1.0 is the threshold.
-            evidence: series that were out of bounds for long enough; the incident stays open while there is
-                any. Services are ranked by their strongest evidence.
+            evidence: series that were out of bounds for long enough; the incident ends `CLEAN_S` after the
+                last. Services are ranked by their strongest evidence.
         """
-        incident = self._open
+        incident, time_s = self._open, snapshot.time_s
         if evidence:
+            self._last_s = time_s
             strongest = max(piece.score for piece in evidence)
             if incident is None:
                 self._count += 1
-                identity, start_s, peak = f"{self._name}-{self._count}", snapshot.time_s, strongest
+                identity, start_s, peak = f"{self._name}-{self._count}", time_s, strongest
             else:
                 identity, start_s = incident.id, incident.start_s
                 peak = max(incident.peak_score, strongest)
             self._open = Incident(identity, start_s, None, peak, _suspects(evidence))
-            return Verdict(snapshot.time_s, "anomalous", score, (self._open,))
-        self._open = None
+            return Verdict(time_s, "anomalous", score, (self._open,))
         if incident is None:
-            return Verdict(snapshot.time_s, "normal", score)
-        ended = Incident(
-            incident.id, incident.start_s, snapshot.time_s, incident.peak_score, incident.suspects
-        )
-        return Verdict(snapshot.time_s, "normal", score, (ended,))
+            return Verdict(time_s, "normal", score)
+        if time_s - self._last_s < CLEAN_S:
+            return Verdict(time_s, "anomalous", score, (incident,))
+        self._open = None
+        ended = msgspec.structs.replace(incident, end_s=self._last_s)
+        return Verdict(time_s, "normal", score, (ended,))
 
 
 def _suspects(evidence: Sequence[Evidence]) -> tuple[Suspect, ...]:

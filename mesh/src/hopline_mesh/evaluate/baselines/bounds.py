@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.evaluate.baselines.alarm import Alarm
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm, intervals_of
 from hopline_mesh.evaluate.baselines.rows import Places, Rows, Values, interval_of
 from hopline_mesh.incident import Evidence, Verdict
 from hopline_mesh.snapshot import Snapshot
@@ -42,7 +42,7 @@ class Bounded(ABC):
     """
 
     def __init__(
-        self, name: str, *, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
+        self, name: str, *, min_duration_s: float = MIN_DURATION_S, columns: Sequence[str] | None = None
     ) -> None:
         self._min_duration_s = min_duration_s
         self._columns = None if columns is None else frozenset(columns)
@@ -121,6 +121,11 @@ class Bounded(ABC):
         ]
         return self._alarm.verdict(snapshot, float(score), evidence)
 
+    def scale_thresholds(self, times: float) -> None:
+        """Move all bounds away from their centre, to compare detectors at equal false alarms."""
+        self._node_bounds = self._node_bounds[0], times * self._node_bounds[1]
+        self._edge_bounds = self._edge_bounds[0], times * self._edge_bounds[1]
+
     def reach_of_new(self, column: str) -> float:
         """Return the reach, around 0, of a series without values in the training; NaN: no bounds."""
         return float("nan")
@@ -128,7 +133,7 @@ class Bounded(ABC):
     def _learn(self, values: Values, columns: Sequence[str]) -> tuple[Values, Values]:
         unseen = np.isnan(values).all(axis=0)
         filled = np.where(unseen, 0.0, values)
-        if not len(filled) or not filled.shape[1]:
+        if not filled.size:
             return np.zeros(values.shape[1:]), np.full(values.shape[1:], np.nan)
         centre, reach = self.bounds(filled)
         new = np.array([self.reach_of_new(column) for column in columns])
@@ -157,7 +162,7 @@ class Bounded(ABC):
         before = np.zeros_like(fresh)
         before[: len(streaks)] = streaks
         fresh[rows] = np.where(scores > 1, before[rows] + 1, 0)
-        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
+        needed = intervals_of(self._min_duration_s, self._interval_s)
         return fresh, scores, fresh[rows] >= needed
 
     def _watches(self, column: str) -> bool:

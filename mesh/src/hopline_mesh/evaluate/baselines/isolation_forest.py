@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.rows import Values
 from hopline_mesh.evaluate.baselines.whole import Whole
 from hopline_mesh.evaluate.recording import Recording
@@ -21,7 +22,12 @@ class IsolationForest(Whole):
     """
 
     def __init__(
-        self, *, trees: int = 100, seed: int = 0, percent: float = 99.0, min_duration_s: float = 120.0
+        self,
+        *,
+        trees: int = 100,
+        seed: int = 0,
+        percent: float = 99.0,
+        min_duration_s: float = MIN_DURATION_S,
     ) -> None:
         super().__init__("isolation_forest", percent=percent, min_duration_s=min_duration_s)
         self._trees = trees
@@ -43,6 +49,6 @@ class IsolationForest(Whole):
         return np.abs(vector)
 
 
-def make(recording: Recording) -> IsolationForest:
+def make(recording: Recording, min_duration_s: float) -> IsolationForest:
     """Create the detector with its documented settings."""
-    return IsolationForest()
+    return IsolationForest(min_duration_s=min_duration_s)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.bounds import Bounded
 from hopline_mesh.evaluate.baselines.rows import Values
 from hopline_mesh.evaluate.recording import Recording
@@ -20,7 +21,11 @@ class Maximum(Bounded):
     """
 
     def __init__(
-        self, *, times: float = 1.2, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
+        self,
+        *,
+        times: float = 1.2,
+        min_duration_s: float = MIN_DURATION_S,
+        columns: Sequence[str] | None = None,
     ) -> None:
         super().__init__("maximum", min_duration_s=min_duration_s, columns=columns)
         self._times = times
@@ -31,6 +36,6 @@ class Maximum(Bounded):
         return np.zeros_like(reach), reach
 
 
-def make(recording: Recording) -> Maximum:
+def make(recording: Recording, min_duration_s: float) -> Maximum:
     """Create the detector with its documented settings."""
-    return Maximum()
+    return Maximum(min_duration_s=min_duration_s)

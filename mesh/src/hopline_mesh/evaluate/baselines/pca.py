@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.rows import Values
 from hopline_mesh.evaluate.baselines.whole import Whole
 from hopline_mesh.evaluate.recording import Recording
@@ -20,7 +21,7 @@ class Pca(Whole):
     """
 
     def __init__(
-        self, *, variance: float = 0.9, percent: float = 99.0, min_duration_s: float = 120.0
+        self, *, variance: float = 0.9, percent: float = 99.0, min_duration_s: float = MIN_DURATION_S
     ) -> None:
         super().__init__("pca", percent=percent, min_duration_s=min_duration_s)
         self._variance = variance
@@ -47,6 +48,6 @@ class Pca(Whole):
         return vectors - rebuilt
 
 
-def make(recording: Recording) -> Pca:
+def make(recording: Recording, min_duration_s: float) -> Pca:
     """Create the detector with its documented settings."""
-    return Pca()
+    return Pca(min_duration_s=min_duration_s)

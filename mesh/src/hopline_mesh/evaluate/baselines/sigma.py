@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.bounds import Bounded
 from hopline_mesh.evaluate.baselines.rows import Values
 from hopline_mesh.evaluate.recording import Recording
@@ -20,7 +21,11 @@ class Sigma(Bounded):
     """
 
     def __init__(
-        self, *, sigmas: float = 6.0, min_duration_s: float = 120.0, columns: Sequence[str] | None = None
+        self,
+        *,
+        sigmas: float = 6.0,
+        min_duration_s: float = MIN_DURATION_S,
+        columns: Sequence[str] | None = None,
     ) -> None:
         super().__init__("sigma", min_duration_s=min_duration_s, columns=columns)
         self._sigmas = sigmas
@@ -30,6 +35,6 @@ class Sigma(Bounded):
         return np.nanmean(values, axis=0), self._sigmas * np.nanstd(values, axis=0)
 
 
-def make(recording: Recording) -> Sigma:
+def make(recording: Recording, min_duration_s: float) -> Sigma:
     """Create the detector with its documented settings."""
-    return Sigma()
+    return Sigma(min_duration_s=min_duration_s)

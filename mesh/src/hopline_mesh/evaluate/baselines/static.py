@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hopline_mesh.changes import Context
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.bounds import Bounded
 from hopline_mesh.evaluate.baselines.rows import Values
 from hopline_mesh.evaluate.recording import Recording
@@ -32,7 +33,7 @@ class Static(Bounded):
         p99_ms: float = 1000.0,
         error_share: float | None = None,
         cpu_limits: Mapping[str, float] | None = None,
-        min_duration_s: float = 120.0,
+        min_duration_s: float = MIN_DURATION_S,
     ) -> None:
         reach = {"cpu_share": cpu_share, "p99_ms": p99_ms}
         if error_share is not None:
@@ -70,6 +71,6 @@ class Static(Bounded):
         return self._reach.get(column, float("nan"))
 
 
-def make(recording: Recording) -> Static:
+def make(recording: Recording, min_duration_s: float) -> Static:
     """Create the detector with its documented settings."""
-    return Static(cpu_limits=recording.cpu_limits)
+    return Static(cpu_limits=recording.cpu_limits, min_duration_s=min_duration_s)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.evaluate.baselines.alarm import Alarm
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm, intervals_of
 from hopline_mesh.evaluate.baselines.rows import Values, interval_of
 from hopline_mesh.evaluate.baselines.vector import MeshVector
 from hopline_mesh.incident import Verdict
@@ -24,7 +24,7 @@ class Whole(ABC):
         min_duration_s: how long the score must exceed it.
     """
 
-    def __init__(self, name: str, *, percent: float = 99.0, min_duration_s: float = 120.0) -> None:
+    def __init__(self, name: str, *, percent: float = 99.0, min_duration_s: float = MIN_DURATION_S) -> None:
         self._percent = percent
         self._min_duration_s = min_duration_s
         self._alarm = Alarm(name)
@@ -61,7 +61,7 @@ class Whole(ABC):
         vector = self._vector.of(snapshot)
         score = float(self.scores(vector[None])[0]) / self._threshold
         self._streak = self._streak + 1 if score > 1 else 0
-        needed = max(1, round(self._min_duration_s / self._interval_s)) if self._interval_s else 1
+        needed = intervals_of(self._min_duration_s, self._interval_s)
         evidence = []
         if self._streak >= needed:
             errors = self.errors(vector)

@@ -15,6 +15,16 @@ export async function get(path, signal) {
   return response.json();
 }
 
+/** Set the mark of an incident, or remove it with null. */
+export async function mark(id, kind) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const body = JSON.stringify({ mark: kind });
+  const response = await fetch(`v1/mesh/incidents/${encodeURIComponent(id)}/mark`, { method: "POST", headers, body });
+  if (response.status === 401 || response.status === 403) throw new Error("marks need an API key with the permission admin");
+  if (!response.ok) throw new Error(`the watch returned status ${response.status}`);
+}
+
 export function useKey(key) {
   sessionStorage.setItem(KEY, key);
 }

@@ -1,10 +1,10 @@
 // The page: requests the newest verdict, waits for the next one, and shows it.
 
-import { NeedsKey, get, useKey } from "./api.js";
+import { NeedsKey, get, mark, useKey } from "./api.js";
 import { html } from "./dom.js";
 import { Graph, legend } from "./graph.js";
-import { incidentDetail, incidentList, serviceDetail, serviceTable } from "./incidents.js";
-import { clean, clock, span, times } from "./words.js";
+import { changeList, incidentDetail, incidentList, serviceDetail, serviceTable } from "./incidents.js";
+import { clean, clock, span, times, zone } from "./words.js";
 
 const MAX_SERVICES = 200; // in the graph
 const WAIT_S = 20;
@@ -18,7 +18,7 @@ const STATES = {
   stale: ["No news", ""],
 };
 const $ = (id) => document.getElementById(id);
-const page = { latest: null, at: 0, graph: null, incidents: [], detail: null, reachable: true, around: "" };
+const page = { latest: null, at: 0, graph: null, incidents: [], changes: [], detail: null, reachable: true, around: "" };
 const graph = new Graph($("canvas"), (name) => { location.hash = `service=${encodeURIComponent(name)}`; });
 
 function route() {
@@ -41,9 +41,10 @@ async function load(wait) {
 
 async function loadGraph() {
   const around = page.around ? `&around=${encodeURIComponent(page.around)}` : "";
-  const [found, recent] = await Promise.all([get(`graph?limit=${MAX_SERVICES}${around}`), get("incidents")]);
+  const [found, recent, planned] = await Promise.all([get(`graph?limit=${MAX_SERVICES}${around}`), get("incidents"), get("changes")]);
   page.graph = found.graph;
   page.incidents = recent.incidents;
+  page.changes = planned.changes;
   await loadIncident();
 }
 
@@ -63,6 +64,9 @@ function show() {
   const hasServices = Boolean(drawn?.nodes.length);
   $("table").hidden = !hasServices;
   $("nothing").hidden = hasServices;
+  $("nothing").textContent = !page.reachable ? "" : !drawn
+    ? "The first interval since the start is not over yet."
+    : "The newest interval has no service. The reasons are listed under “Not measured”; `hopline mesh queries` shows each query.";
   if (drawn) {
     graph.draw(drawn, service ?? null, ranks());
     const old = verdict && drawn.time_s < verdict.time_s ? ` as of ${clock(drawn.time_s)}` : "";
@@ -74,11 +78,23 @@ function show() {
   const parts = [];
   if (service !== undefined && drawn) parts.push(serviceDetail(drawn, service));
   if (page.detail?.missing) parts.push(html("section", { class: "card" }, html("h2", {}, "Incident"), html("p", { class: "quiet" }, `${clean(page.detail.missing, 60)} is not stored any more: it may have ended hours ago.`)));
-  else if (page.detail) parts.push(incidentDetail(page.detail, now()));
+  else if (page.detail) parts.push(incidentDetail(page.detail, now(), setMark));
   parts.push(incidentList(page.incidents, page.detail?.incident?.id, now()));
+  const planned = changeList(page.changes, now());
+  if (planned) parts.push(planned);
   const focused = $("panel").contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   $("panel").replaceChildren(...parts);
   if (focused) [...$("panel").querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
+}
+
+async function setMark(kind) {
+  try {
+    await mark(page.detail.incident.id, kind);
+    await loadGraph();
+  } catch (error) {
+    alert(error.message);
+  }
+  show();
 }
 
 /** service -> its rank among the suspects of open incidents; the newest incident's rank wins. */
@@ -107,7 +123,7 @@ function showState(verdict) {
   const facts = [];
   if (verdict && ["normal", "anomalous"].includes(verdict.state)) facts.push(`anomaly score ${times(verdict.score)} the threshold`);
   if (page.graph) facts.push(`${page.graph.total_services.toLocaleString()} services, ${page.graph.total_edges.toLocaleString()} call paths`);
-  if (verdict) facts.push(`verdict at ${clock(verdict.time_s)}`);
+  if (verdict) facts.push(`verdict at ${clock(verdict.time_s)} (${zone()})`);
   $("facts").textContent = facts.join(" · ");
 }
 

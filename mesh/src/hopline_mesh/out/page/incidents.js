@@ -6,6 +6,7 @@ import { amount, clean, clock, featureName, level, short, span, subject, times }
 
 const MAX_CHARTS = 6;
 const FIRST_ROWS = 5;
+const MARKS = { acknowledged: "acknowledged", muted: "muted", not_an_incident: "not an incident" };
 
 /** @param chosen id of the selected incident; @param now Unix seconds */
 export function incidentList(incidents, chosen, now) {
@@ -15,13 +16,14 @@ export function incidentList(incidents, chosen, now) {
   return html("section", { class: "card" },
     html("h2", {}, "Incidents ", html("span", { class: "count" }, open ? `${open} open` : "none open")),
     html("ul", { class: "incidents" }, incidents.map((incident) => {
-      const first = incident.suspects[0];
+      const muted = incident.mark && incident.mark.kind !== "acknowledged";
       return html("li", {}, html("a", {
-        href: `#incident=${encodeURIComponent(incident.id)}`, class: incident.end_s === null ? "open" : "over",
+        href: `#incident=${encodeURIComponent(incident.id)}`, class: incident.end_s === null && !muted ? "open" : "over",
         "aria-current": incident.id === chosen ? "true" : null,
       },
-        html("span", { class: "who" }, first ? subject(first) : "The mesh"),
-        html("span", { class: "when" }, when(incident, now)),
+        html("span", { class: "who" }, clean(incident.name)),
+        html("span", { class: "what" }, clean(incident.headline)),
+        html("span", { class: "when" }, when(incident, now), incident.mark ? ` · ${MARKS[incident.mark.kind]}` : ""),
         html("span", { class: "peak" }, times(incident.peak_score))));
     })));
 }
@@ -31,19 +33,24 @@ function when(incident, now) {
   return `${clock(incident.start_s)}, lasted ${span(incident.end_s - incident.start_s)}`;
 }
 
-export function incidentDetail({ incident, series }, now) {
+/** @param setMark called with a kind of mark, or null to remove it */
+export function incidentDetail({ incident, series }, now, setMark = () => {}) {
   const { suspects } = incident;
-  const most = Math.max(...suspects.map((suspect) => suspect.score), 0.001);
+  const total = suspects.reduce((sum, suspect) => sum + suspect.score, 0) || 1;
+  const moved = suspects.length && subject(suspects[0]) !== clean(incident.name);
   const evidence = distinct(suspects.flatMap((suspect) => suspect.evidence));
   return html("section", { class: "card incident", "aria-labelledby": "incident-title" },
     html("div", { class: "bar" },
-      html("h2", { id: "incident-title" }, suspects.length ? subject(suspects[0]) : "The mesh as a whole"),
+      html("h2", { id: "incident-title" }, clean(incident.name)),
       html("span", { class: `pill small ${incident.end_s === null ? "going" : "over"}` }, incident.end_s === null ? "open" : "ended")),
-    html("p", { class: "quiet" }, times_of(incident, now), ` · peak ${times(incident.peak_score)} · `, html("code", {}, clean(incident.id, 40))),
-    html("h3", {}, "Suspects"),
+    html("p", { class: "headline" }, clean(incident.headline), moved ? ` · now suspected: ${subject(suspects[0])}` : ""),
+    html("p", { class: "quiet" }, times_of(incident, now), ` · peak anomaly score ${times(incident.peak_score)} the threshold · `, html("code", {}, clean(incident.id, 40))),
+    incident.links.length ? html("p", { class: "links" }, "Look at: ", incident.links.map(({ name, url }, index) => [index ? " · " : "", html("a", { href: url, rel: "noopener noreferrer", target: "_blank" }, clean(name, 60))])) : null,
+    marks(incident, setMark),
+    html("h3", {}, "Suspects", html("span", { class: "key" }, "share of the evidence")),
     html("ol", { class: "suspects" }, suspects.slice(0, 8).map((suspect) => html("li", {},
       html("a", { href: `#service=${encodeURIComponent(suspect.service)}` }, subject(suspect)),
-      meter(suspect.score / most), html("span", { class: "number" }, suspect.score.toFixed(1))))),
+      meter(suspect.score / total), html("span", { class: "number" }, `${Math.round((100 * suspect.score) / total)} %`)))),
     evidence.length ? html("h3", {}, "Evidence") : null,
     evidence.length ? evidenceTable(evidence) : null,
     series.length ? html("h3", {}, "Over time ", html("span", { class: "key" }, html("span", { class: "line seen" }), "seen ", html("span", { class: "line expected" }), "expected")) : null,
@@ -59,7 +66,31 @@ function times_of(incident, now) {
   return incident.end_s === null ? `${start}, ${span(now - incident.start_s)} ago` : `${start}, ended ${clock(incident.end_s)} after ${span(incident.end_s - incident.start_s)}`;
 }
 
-/** A share of the largest score as a bar; an element without styles, because the page's policy forbids inline styles. */
+/** What people say of the incident, and buttons to say it. */
+function marks(incident, setMark) {
+  const { mark } = incident;
+  const button = (kind, text, title) => html("button", { type: "button", title, onclick: () => setMark(kind) }, text);
+  if (mark) return html("p", { class: "marks" }, html("b", {}, capital(MARKS[mark.kind])), mark.by ? ` by ${clean(mark.by, 60)}` : "", mark.at_s ? ` at ${clock(mark.at_s)} ` : " ", button(null, "Undo", "Remove the mark"));
+  return html("p", { class: "marks" },
+    button("acknowledged", "Acknowledge", "Someone looks after it"),
+    button("muted", "Mute", "End its alert; the page still shows it"),
+    button("not_an_incident", "Not an incident", "As muted, and the next training takes its time as normal"));
+}
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
+/** Planned changes and troubles of the last hours: what was excused, and what Kubernetes reported. */
+export function changeList(changes, now) {
+  if (!changes.length) return null;
+  return html("section", { class: "card changes" }, html("h2", {}, "Planned changes and troubles"),
+    html("ul", {}, changes.slice(0, 20).map((change) => html("li", {},
+      html("a", { href: `#service=${encodeURIComponent(change.service)}` }, clean(change.service, 80)),
+      html("span", {}, ` ${change.kind.replaceAll("_", " ")}`, change.detail ? `: ${clean(change.detail, 120)}` : ""),
+      html("span", { class: "when" }, when(change, now))))),
+    changes.length > 20 ? html("p", { class: "quiet" }, `and ${changes.length - 20} more`) : null);
+}
+
+/** A share as a bar; an element without styles, because the page's policy forbids inline styles. */
 function meter(share) {
   return html("progress", { max: "1", value: Math.max(0, Math.min(1, share)).toFixed(3), "aria-hidden": "true" });
 }

@@ -73,6 +73,13 @@ export function clock(seconds, { withSeconds = true } = {}) {
   return when.toLocaleString(undefined, today ? time : { month: "short", day: "numeric", ...time });
 }
 
+/** The time zone of all times on the page, which is the browser's. */
+export function zone() {
+  const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
+  const short = new Date().toLocaleTimeString("en", { timeZoneName: "short" }).split(" ").pop();
+  return timeZone && timeZone !== short ? `${timeZone}, ${short}` : short;
+}
+
 /** A duration: "45 s", "3 min", "2 h 5 min". */
 export function span(seconds) {
   const whole = Math.max(0, Math.round(seconds));

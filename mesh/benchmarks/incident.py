@@ -1,0 +1,71 @@
+"""The whole step in quiet time and in an incident in which 5 % of the series are out of bounds.
+
+The step matters most in an incident, when evidence is collected, grouped and followed. Snapshots are those
+of `latency`: seeded graphs, all values new in each step. In the incident every twentieth number of services
+and call paths, drawn once, is three times the usual one. Medians and the worst of some steps, on one thread
+of steps and the model's second thread, as in the watch.
+
+    python -m mesh.benchmarks --phases incident
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hopline_mesh.changes import Context
+from hopline_mesh.snapshot import Snapshot
+from hopline_mesh.tagae import Tagae
+from mesh.benchmarks.latency import Stream, detector
+
+SIZES = ((100, 400), (500, 3000), (2000, 20_000), (20_000, 200_000))
+_QUICK = SIZES[:3]
+_OUT, _TIMES = 0.05, 3.0
+#: Steps that are timed, and steps before them until the deviations have lasted.
+_STEPS, _BEFORE = 20, 10
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Results under `incident`, by number of services; quick: up to 2,000."""
+    return {"incident": {str(n): _of(n, e) for n, e in (_QUICK if quick else SIZES)}}
+
+
+def _of(n: int, e: int) -> dict[str, Any]:
+    stream = Stream(n, e)
+    tagae = detector(stream)
+    quiet = _times(tagae, [next(stream) for _ in range(_BEFORE + _STEPS)])
+    rng = np.random.default_rng(1)
+    some = next(stream)
+    harmed = rng.random(some.node_features.shape) < _OUT, rng.random(some.edge_features.shape) < _OUT
+    out = _times(tagae, [_harmed(next(stream), *harmed) for _ in range(_BEFORE + _STEPS)])
+    opened = tagae._tracker.open
+    return {
+        "quiet_p50_ms": round(float(np.median(quiet)), 2),
+        "incident_p50_ms": round(float(np.median(out)), 2),
+        "incident_max_ms": round(max(out), 2),
+        "incidents": len(opened),
+        "evidence": sum(len(each.clues) for each in opened),
+    }
+
+
+def _harmed(snapshot: Snapshot, nodes: np.ndarray, edges: np.ndarray) -> Snapshot:
+    return replace(
+        snapshot,
+        node_features=np.where(nodes, _TIMES * snapshot.node_features, snapshot.node_features),
+        edge_features=np.where(edges, _TIMES * snapshot.edge_features, snapshot.edge_features),
+    )
+
+
+def _times(tagae: Tagae, snapshots: list[Snapshot]) -> list[float]:
+    """Milliseconds of each step but the first ones."""
+    found = []
+    for number, snapshot in enumerate(snapshots):
+        began = time.perf_counter()
+        tagae.step(snapshot, Context())
+        tagae.scores(snapshot)
+        if number >= _BEFORE:
+            found.append(1e3 * (time.perf_counter() - began))
+    return found

@@ -1,0 +1,3 @@
+from tests.transports.conftest import server
+
+__all__ = ["server"]
