@@ -1,7 +1,7 @@
 """The interface of an engine, and the list of engines.
 
 An engine runs many texts together and gives each its next token in every step. It knows token ids, not
-callers, queues or stop strings. All methods but `encode`, `render` and `decode` are called on one thread.
+callers, queues or stop strings. All methods are called on one thread.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
-"""Runs an engine: prompts in, text out, as a loop and two threads.
+"""Runs an engine on the event loop: prompts in, text out.
 
-    begin ─► prepare (a thread: template, tokens, limits) ─► schedule ─► engine thread: step, step, …
-                                                               ▲               │ produced
-    on_part ◄─ stop strings ◄─ detokenise (the loop) ◄─────────┴───────────────┘
+    begin ─► read prompts (template, tokens, limits) ─► schedule ─► step ─► text, stop strings ─► on_part
+                 ▲                                                                                  │
+                 └──── a few turns of the loop: parts are sent, messages are received ◄─────────────┘
 
-The engine thread never waits for a caller: what it produced is handed to the loop, and it continues.
+The engine has no thread of its own: openvino-genai holds the interpreter's lock during a step, so a loop on
+another thread could send a token only after the next step. The process does nothing else. No step waits
+for a caller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from hopline.errors import DeadlineExceeded, HoplineError, RequestTooLarge, RuntimeFailure
 from hopline.generate import wire
 from hopline.generate.engine import Engine, Produced
-from hopline.generate.request import Prompt, Sampling
+from hopline.generate.request import Prompt
 from hopline.generate.schedule import Need, Schedule
 from hopline.generate.text import Detokenizer, StopStrings, decode_together
 
@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 #: Between looks at deadlines of texts that wait, in seconds.
 _LOOK_S = 0.05
+#: Between two steps, prompts are read for so long.
+_READ_S = 0.005
+#: Turns of the loop between two steps: parts are collected and written, new messages are read and taken.
+#: uvloop writes at the end of a turn, and reads after that.
+_TURNS = 3
 OnPart = Callable[[wire.Part], object]
 
 
@@ -112,32 +117,29 @@ class Runner:
         self._schedule = Schedule(engine.info, settings.max_running, settings.max_queue_tokens)
         self._texts: dict[int, Text] = {}
         self._numbers = 0
-        self._prepares = ThreadPoolExecutor(1, thread_name_prefix="hopline-tokens")
         self._loop = asyncio.get_running_loop()
         self._prefixes = Prefixes(engine.info.block_tokens, engine.info.num_blocks)
         self._looks: asyncio.TimerHandle | None = None
-        # Shared with the engine thread, under the condition.
-        self._changed = threading.Condition()
-        self._added: list[tuple[int, Sequence[int], Sampling]] = []
-        self._cancelled: list[int] = []
-        self._stopping = False
-        self._thread = threading.Thread(target=self._steps, name="hopline-engine", daemon=True)
-        self._thread.start()
+        self._unread: deque[Text] = deque()
+        #: A cancelled text frees its blocks in the next step.
+        self._has_cancelled = False
+        self._wanted = asyncio.Event()
+        self._work = asyncio.ensure_future(self._turns())
 
     def begin(self, key: int, prompt: Prompt, lane: int, left_s: float, on_part: OnPart) -> Text:
         """Take a prompt; `on_part` is called with its parts, of which the last has a finish or an error."""
         self._numbers += 1
         text = Text(self._numbers, key, prompt, lane, self._clock() + left_s, on_part)
         self._texts[text.number] = text
-        prepared = self._loop.run_in_executor(self._prepares, self._prepare, text)
-        prepared.add_done_callback(lambda done: self._queue(text, done))
+        self._unread.append(text)
+        self._wanted.set()
         return text
 
     def cancel(self, text: Text) -> None:
         """Its caller does not wait any more: its place is free within one step."""
         if not text.ended:
             self._end(text, cancel=True)
-            self._start()
+            self._wanted.set()
 
     def state(self) -> wire.Stats:
         """Counters and state."""
@@ -149,25 +151,48 @@ class Runner:
         return stats
 
     async def close(self) -> None:
-        """Stop the threads; texts that run are dropped."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        await asyncio.to_thread(self._thread.join)
-        self._prepares.shutdown(wait=False, cancel_futures=True)
+        """Stop; texts that run are dropped."""
+        self._work.cancel()
+        await asyncio.wait([self._work])
         if self._looks is not None:
             self._looks.cancel()
 
+    async def _turns(self) -> None:
+        """Work as long as there is some."""
+        while True:
+            await self._wanted.wait()
+            self._read_prompts()
+            try:
+                self._start()
+                if self._schedule.num_running or self._has_cancelled:
+                    self._step()
+            except Exception:  # the boundary: what an engine throws fails all that runs
+                log.exception("the engine failed")
+                self._failed()
+                return
+            if not (self._unread or self._schedule.num_running or self._has_cancelled):
+                self._wanted.clear()
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+
     # Prompts
 
-    def _prepare(self, text: Text) -> list[int]:
-        """The tokens of a prompt, on a thread.
+    def _read_prompts(self) -> None:
+        """Queue the texts that have come, or some of them: those that run shall not wait long."""
+        end = time.perf_counter() + _READ_S
+        while self._unread:
+            text = self._unread.popleft()
+            if text.prompt is not None:  # else cancelled
+                self._queue(text, text.prompt)
+            if time.perf_counter() > end:
+                return
+
+    def _tokens(self, text: Text, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt.
 
         Raises: HoplineError: it can never be answered.
         """
-        prompt, info = text.prompt, self.engine.info
-        if prompt is None:  # cancelled
-            return []
+        info = self.engine.info
         size = len(prompt.text) + len(prompt.messages)
         if info.longest_token_bytes and size > info.longest_token_bytes * info.context_tokens:
             # not even counted: each token represents so many bytes at most
@@ -195,17 +220,10 @@ class Runner:
             )
         return tokens
 
-    def _queue(self, text: Text, prepared: asyncio.Future[list[int]]) -> None:
-        if prepared.cancelled():
-            return
-        error = prepared.exception()
-        if text.ended:
-            return
+    def _queue(self, text: Text, prompt: Prompt) -> None:
         try:
-            if error is not None:
-                raise error
+            text.tokens = self._tokens(text, prompt)
             text.prompt = None
-            text.tokens = prepared.result()
             text.prompt_tokens = len(text.tokens)
             now = text.since = self._clock()
             if text.deadline <= now:
@@ -214,78 +232,40 @@ class Runner:
             self._schedule.put(Need(text.number, tokens, text.lane, text.deadline, now))
         except HoplineError as refusal:
             self._fail(text, refusal)
-            return
         except Exception as failure:  # the boundary: a tokenizer may fail in any way on any text
             log.exception("a prompt could not be read")
             self._fail(text, RuntimeFailure(f"the prompt could not be read: {type(failure).__name__}"))
-            return
-        self._start()
-        if self._schedule.num_queued and self._looks is None:
-            self._looks = self._loop.call_later(_LOOK_S, self._look)
 
     def _start(self) -> None:
         """Give the engine what fits now."""
-        started = []
         for need in self._schedule.start():
             text = self._texts[need.number]
             self.stats.tokens += text.prompt_tokens
             text.cached_tokens = self._prefixes.known(text.tokens)
-            started.append((text.number, text.tokens, text.sampling))
+            self.engine.add(text.number, text.tokens, text.sampling)
             text.tokens = []
-        if started:
-            with self._changed:
-                self._added += started
-                self._changed.notify()
+        if self._schedule.num_queued and self._looks is None:
+            self._looks = self._loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
         """Refuse the texts whose deadline passed while they waited."""
         self._looks = None
         for need in self._schedule.expired(self._clock()):
             self._fail(self._texts[need.number], DeadlineExceeded("the deadline passed in the queue"))
-        self._start()
         if self._schedule.num_queued:
             self._looks = self._loop.call_later(_LOOK_S, self._look)
-
-    # The engine thread
-
-    def _steps(self) -> None:
-        engine, running = self.engine, set[int]()
-        while True:
-            with self._changed:
-                while not (self._added or self._cancelled or running or self._stopping):
-                    self._changed.wait()
-                if self._stopping:
-                    return
-                added, self._added = self._added, []
-                cancelled, self._cancelled = self._cancelled, []
-            began = time.perf_counter()
-            try:
-                for number in cancelled:
-                    engine.cancel(number)
-                    running.discard(number)
-                gone = set(cancelled)
-                for number, tokens, sampling in added:
-                    if number not in gone:
-                        engine.add(number, tokens, sampling)
-                        running.add(number)
-                produced = engine.step()
-                usage = engine.usage()
-            except Exception:  # the boundary: what an engine throws fails all that runs
-                log.exception("the engine failed")
-                self._tell_loop(self._failed)
-                return
-            running.difference_update(each.number for each in produced if each.finish or each.failed)
-            self._tell_loop(self._stepped, produced, usage, time.perf_counter() - began)
-
-    def _tell_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # the loop is closed: the process ends
-            log.debug("a step came after the end")
+        self._wanted.set()
 
     # Text
 
-    def _stepped(self, produced: list[Produced], usage: float, seconds: float) -> None:
+    def _step(self) -> None:
+        """The next tokens of all texts that run."""
+        began = time.perf_counter()
+        self._has_cancelled = False
+        produced = self.engine.step()
+        self._took(produced, self.engine.usage(), time.perf_counter() - began)
+
+    def _took(self, produced: list[Produced], usage: float, seconds: float) -> None:
         stats = self.stats
         stats.steps += 1
         stats.step_s += seconds
@@ -308,7 +288,6 @@ class Runner:
                 self._end(text, cancel=not each.finish)
             part.prompt_tokens, part.cached_tokens = text.prompt_tokens, text.cached_tokens
             text.on_part(part)
-        self._start()
 
     def _failed(self) -> None:
         for text in list(self._texts.values()):
@@ -325,9 +304,8 @@ class Runner:
         self._texts.pop(text.number, None)
         ran = self._schedule.remove(text.number)
         if cancel and ran:
-            with self._changed:
-                self._cancelled.append(text.number)
-                self._changed.notify()
+            self.engine.cancel(text.number)
+            self._has_cancelled = True
 
 
 class Prefixes:
