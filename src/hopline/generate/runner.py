@@ -4,7 +4,7 @@
                  ▲                                                                                  │
                  └──── a few turns of the loop: parts are sent, messages are received ◄─────────────┘
 
-The engine has no thread of its own: openvino-genai holds the interpreter's lock during a step, so a loop on
+The engine has no separate thread: openvino-genai holds the interpreter's lock during a step, so a loop on
 another thread could send a token only after the next step. The process does nothing else. No step waits
 for a caller.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 #: Between looks at deadlines of texts that wait, in seconds.
 _LOOK_S = 0.05
-#: Between two steps, prompts are read for so long.
+#: Time for reading prompts between two steps.
 _READ_S = 0.005
 #: Turns of the loop between two steps: parts are collected and written, new messages are read and taken.
 #: uvloop writes at the end of a turn, and reads after that.
@@ -178,7 +178,7 @@ class Runner:
     # Prompts
 
     def _read_prompts(self) -> None:
-        """Queue the texts that have come, or some of them: those that run shall not wait long."""
+        """Queue the texts that have come, or some of them: texts that run must not wait long."""
         end = time.perf_counter() + _READ_S
         while self._unread:
             text = self._unread.popleft()
