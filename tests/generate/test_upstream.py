@@ -135,7 +135,7 @@ def status(code: int, body: bytes = b'{"error": {"message": "no luck"}}') -> byt
             RuntimeFailure,
             "memory",
         ),
-        ([OK, b"data: nonsense\n\n"], RuntimeFailure, "an event that is none"),
+        ([OK, b"data: nonsense\n\n"], RuntimeFailure, "an invalid event"),
         ([OK, b"data: " + b"x" * 2**21], RuntimeFailure, "more than"),
         ([OK, event("Hel"), None], Unavailable, "sent nothing for too long"),
         ([b"garbage\r\n\r\n"], Unavailable, "broke the connection off"),
