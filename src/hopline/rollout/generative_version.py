@@ -54,7 +54,6 @@ class GenerativeVersion(CountedVersion):
         generator: used by nothing else.
         config, limits, metrics, recorders: as for other versions.
         token_rate: of clients; shared by all generative models of a worker.
-        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -67,14 +66,13 @@ class GenerativeVersion(CountedVersion):
         metrics: Metrics,
         recorders: Sequence[Recorder] = (),
         token_rate: TokenRate | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(spec.name, version, "", config, metrics.model(spec.name, version), recorders)
         self.spec = spec
         self.generator = generator
         self.token_rate = token_rate or TokenRate(0)
-        self._clock = clock
-        self.admission = admission_of(limits, config, limits.max_concurrency or _MAX_OPEN, clock)
+        self._clock = time.monotonic
+        self.admission = admission_of(limits, config, limits.max_concurrency or _MAX_OPEN, self._clock)
         self.counts = GenerativeMetrics(metrics, spec.name, version, generator)
 
     async def warm_up_once(self) -> None:
