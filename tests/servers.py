@@ -45,6 +45,13 @@ class RunningServer:
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
+    def wait_until(self, line: str, value: float) -> None:
+        """Until a sample has a value."""
+        end = time.monotonic() + 10
+        while self.metric(line) != value:
+            assert time.monotonic() < end, f"{line} is {self.metric(line)}, not {value}"
+            time.sleep(0.02)
+
     def wait_for_waiting(self, count: int) -> None:
         """Until so many requests wait in model `slow`."""
         end = time.monotonic() + 10

@@ -69,6 +69,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "log": ("hopline.commands.log", "app", "Show a prediction log."),
     "drift": ("hopline.commands.drift", "app", "Compare requests and answers with a reference."),
     "pipeline": ("hopline.commands.pipeline", "app", "Draw and check pipelines."),
+    "generate": ("hopline.commands.generate", "app", "Import generative models into a repository."),
+    "mcp": ("hopline.commands.mcp", "mcp", "Offer a server's models to agents (Model Context Protocol)."),
     "config": ("hopline.commands.config", "app", "Show all settings and their values."),
 }
 

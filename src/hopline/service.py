@@ -25,7 +25,7 @@ from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.rollout.served import Recorder, Scorer, Served, SupportsPreflight
 from hopline.scheduling.work import Work
-from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
+from hopline.types import Deliver, ModelInfo, OnPart, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
     from hopline.live.updates import LiveUpdates
@@ -169,6 +169,12 @@ class Service:
         work = Work(request, deliver)
         if request.min_version:
             return self._submit_at(work)
+        self._accept(work)
+        return work
+
+    def stream(self, request: ScoreRequest, deliver: Deliver, on_part: OnPart) -> Ticket:
+        """As `submit`; `on_part` gets parts of the outcome before, such as text as it is generated."""
+        work = Work(request, deliver, on_part=on_part)
         self._accept(work)
         return work
 

@@ -151,6 +151,10 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         return max(0, int(now_s * 1e3) - self.graph_through_ms)
 
 
+#: A callback for parts of an outcome as they come, on the event loop: the row, and a part that its model
+#: defines (`generate.wire.Part`). The outcome follows as always.
+OnPart: TypeAlias = Callable[[int, Any], object]
+
 #: A callback for the outcome of a request: a `ScoreResult` or a `HoplineError`.
 Deliver: TypeAlias = Callable[[Any], object]
 
@@ -188,8 +192,8 @@ class ModelInfo:
         version: the described version.
         state: "READY", "LOADING" or "UNAVAILABLE".
         reason: why it is not ready, else "".
-        kind: "node" (reads `node_ids`), "link" (reads `src_ids` and `dst_ids`), "tabular" (reads columns)
-            or "pipeline" (reads what its steps read).
+        kind: "node" (reads `node_ids`), "link" (reads `src_ids` and `dst_ids`), "tabular" (reads columns),
+            "generative" (reads columns: prompts) or "pipeline" (reads what its steps read).
         id_kind: "int" or "string", the type of external ids of the model's node type; "none" if the model
             reads no graph.
         inputs, outputs: the OIP interface.
@@ -203,7 +207,7 @@ class ModelInfo:
     version: str
     state: str
     reason: str
-    kind: Literal["node", "link", "tabular", "pipeline"]
+    kind: Literal["node", "link", "tabular", "generative", "pipeline"]
     id_kind: Literal["int", "string", "none"]
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]

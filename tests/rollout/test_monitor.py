@@ -94,7 +94,9 @@ def test_batches_are_counted_a_few_at_a_time_and_whenever_somebody_looks(rollout
 async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
     judge = RolloutJudge(Metrics(), [], FolderStore(tmp_path))
-    served = SimpleNamespace(name="m", version="1", graph_version="")
+    served = SimpleNamespace(
+        name="m", version="1", graph_version="", info=lambda versions: SimpleNamespace(kind="graph")
+    )
     judge.between(rollout, served, served)
     judging = asyncio.ensure_future(anext(judge.judge(lambda: 0.0), None))
     await asyncio.sleep(0)
@@ -106,7 +108,9 @@ async def test_counts_of_a_step_that_is_over_are_not_left_behind(rollout, tmp_pa
 async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutMonitor, "is_due", True)
     judge = RolloutJudge(Metrics(), [], FolderStore(tmp_path))
-    served = SimpleNamespace(name="m", version="1", graph_version="")
+    served = SimpleNamespace(
+        name="m", version="1", graph_version="", info=lambda versions: SimpleNamespace(kind="graph")
+    )
     rollout = forward(rollout, "preflighted", 0.0)
     judge.between(rollout, served, served)
     (watch,) = judge._watches.values()

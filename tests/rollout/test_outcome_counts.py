@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hopline.errors import DeadlineExceeded, RuntimeFailure
 from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.types import ScoreResult
 
@@ -68,3 +69,24 @@ def test_answers_without_numbers_have_no_scores() -> None:
     tally = OutcomeCounts()
     tally.compare(answer(text=np.array(["x"])), answer(text=np.array(["y"])), 0.0)
     assert (tally.scores, tally.differing) == ([], 1)
+
+
+def test_two_models_may_write_other_words_but_not_texts_of_another_length() -> None:
+    tally = OutcomeCounts()
+    for number in range(200):
+        wanted = answer(text=np.array(["a cat"]), prompt_tokens=[7], completion_tokens=[number % 20])
+        found = answer(text=np.array(["a dog"]), prompt_tokens=[7], completion_tokens=[20 + number % 20])
+        tally.compare(wanted, found, 0.1, is_text=True)
+    assert (tally.compared, tally.differing) == (200, 0)
+    shift = tally.shift()
+    assert shift is not None
+    assert shift.above(0.25)
+
+
+def test_a_text_in_place_of_an_error_says_nothing_and_an_error_in_place_of_a_text_does() -> None:
+    tally = OutcomeCounts()
+    text = answer(text=np.array(["a cat"]), completion_tokens=[2])
+    tally.compare(DeadlineExceeded("too long"), text, 0.1, is_text=True)
+    assert (tally.compared, tally.differing) == (0, 0)
+    tally.compare(text, RuntimeFailure("broken"), 0.1, is_text=True)
+    assert (tally.compared, tally.differing) == (1, 1)

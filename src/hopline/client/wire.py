@@ -81,7 +81,13 @@ class _Failure(msgspec.Struct):
 
 
 _read_answer = msgspec.json.Decoder(_Answer).decode
-_read_models = msgspec.json.Decoder(dict[str, list[ModelInfo]]).decode
+
+
+class _Models(msgspec.Struct):
+    models: list[ModelInfo]
+
+
+_read_models = msgspec.json.Decoder(_Models).decode
 
 
 def credentials(api_key: str | None, token: str | None) -> dict[str, str]:
@@ -226,7 +232,7 @@ def read_json(content: bytes) -> Any:
 
 def read_models(content: bytes) -> list[ModelInfo]:
     """Decode the model list."""
-    return _read_models(content)["models"]
+    return _read_models(content).models
 
 
 def read_error(status: int, content: bytes, code: str = "") -> errors.HoplineError:

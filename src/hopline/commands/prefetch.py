@@ -42,7 +42,7 @@ def prefetch(
     needed_folder(resolved, "graph.path")
     from hopline.observe.logs import configure_logs
     from hopline.prefetch.process import run
-    from hopline.rollout.loader import graph_models
+    from hopline.rollout.graph_models import graph_models
 
     configure_logs(resolved.log)
     raise typer.Exit(run(resolved, graph_models(resolved)))

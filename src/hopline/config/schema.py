@@ -537,6 +537,36 @@ class QueuesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateConfig:
+    """Generative models: the process of each version, which all workers share."""
+
+    device: Literal["CPU", "GPU"] = setting("CPU", "device of openvino-genai")
+    threads: int = setting(0, "threads of one step; 0: all CPUs", minimum=0)
+    nice: int = setting(10, "niceness of the processes: scores of nodes go first", minimum=0, maximum=19)
+    kv_tokens: int = setting(
+        16_384,
+        "tokens that the KV cache of a version has room for, of all running texts together",
+        minimum=32,
+    )
+    max_running: int = setting(32, "texts of a version that run together", minimum=1)
+    batch_tokens: int = setting(512, "most tokens of one step", minimum=1)
+    prefix_caching: bool = setting(True, "keep KV blocks of ended texts for prompts that begin alike")
+    max_queue_tokens: int = setting(
+        65_536, "tokens of waiting texts beyond which new ones are refused", minimum=1
+    )
+    default_tokens: int = setting(512, "longest answer of a request that sets no max_tokens", minimum=1)
+    tokens_per_minute: int = setting(
+        0,
+        "tokens of prompts and answers that a client may use in a minute, over all generative models; each"
+        " worker has an equal share; 0: no limit",
+        minimum=0,
+    )
+    socket_folder: Path | None = setting(
+        None, "folder for the sockets of the processes; not set: one in the folder for temporary files"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """Internal settings that the supervisor passes to its workers."""
 
@@ -579,6 +609,7 @@ class Config:
     drift: DriftConfig = field(default_factory=DriftConfig)
     live: LiveConfig = field(default_factory=LiveConfig)
     queues: QueuesConfig = field(default_factory=QueuesConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
 
     @property

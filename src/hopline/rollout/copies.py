@@ -29,8 +29,6 @@ _PAUSE_S = 0.01
 #: from one turn to the next where there is more; packed in one go.
 _TOGETHER, _MAX_AWAY, _DISTANT_PAUSE_S, _DISTANT_AGAIN_S = 128, 4, 0.25, 0.05
 _PACKED_TOGETHER = 8
-#: A copy may take so long.
-_PATIENCE_S = 5.0
 
 Outcome = ScoreResult | HoplineError
 
@@ -93,14 +91,20 @@ class NearCopies(Copies):
         target: gets the copies.
         compare: is called with both outcomes, the real one first.
         dropped: as for `Copies`.
+        patience_s: that a copy may take.
     """
 
     def __init__(
-        self, target: Served, compare: Callable[[Outcome, Outcome], object], dropped: Callable[[], object]
+        self,
+        target: Served,
+        compare: Callable[[Outcome, Outcome], object],
+        dropped: Callable[[], object],
+        patience_s: float,
     ) -> None:
         super().__init__(dropped, _PAUSE_S, _PAUSE_S)
         self._target = target
         self._compare = compare
+        self._patience_s = patience_s
         self._num_running = 0
 
     def _send(self) -> None:
@@ -115,7 +119,7 @@ class NearCopies(Copies):
             key="",
             traceparent="",
             is_copy=True,
-            deadline=asyncio.get_running_loop().time() + _PATIENCE_S,
+            deadline=asyncio.get_running_loop().time() + self._patience_s,
         )
 
         def deliver(found: Any) -> None:

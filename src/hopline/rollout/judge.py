@@ -67,7 +67,8 @@ class RolloutJudge:
         watch = self._watches.get(name)
         if watch is None or (watch.rollout.id, watch.rollout.step) != (rollout.id, rollout.step):
             self.leave(name)
-            watch = RolloutMonitor(rollout, self._store)
+            is_text = candidate.info(()).kind == "generative"
+            watch = RolloutMonitor(rollout, self._store, is_text=is_text)
             self._watches[name] = watch
             self._recorders.append(watch)
         watch.rollout = rollout  # paused or resumed: its counts continue
@@ -89,8 +90,8 @@ class RolloutJudge:
             distant = DistantCopies(candidate, rollout.gates.tolerance, on_counts, dropped)
             return Mirror(current, rollout.share, distant)
         if rollout.copies:
-            return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped))
-        copies = NearCopies(current, compare, dropped)
+            return Mirror(current, rollout.share, NearCopies(candidate, compare, dropped, watch.patience_s))
+        copies = NearCopies(current, compare, dropped, watch.patience_s)
         return Split(
             current, candidate, rollout.percent, rollout.id, copies, is_confirmed=self._is_confirmed
         )

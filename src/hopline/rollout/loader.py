@@ -27,6 +27,8 @@ from hopline.engine.schema import check_schema
 from hopline.engine.source import RowSource
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
+from hopline.generate.spec import is_generative
+from hopline.generate.token_rate import TokenRate
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -113,6 +115,7 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
+        self._token_rate = TokenRate(config.generate.tokens_per_minute, worker.count)
         self._state_store: StateStore | None = None
         if config.state_cache.l2:
             from hopline.rollout.state_l2 import StateStore
@@ -274,7 +277,8 @@ class Loader:
             await self._prewarm(computer)
             if files := self._precomputed_files(limits, load.unit):
                 await self._look_up(served, computer, folder, files)
-        load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
+        if served.info((served.version,)).kind != "generative":  # texts are not cached
+            load.served = await self._in_thread(self._wrapped, served, limits, load.unit)
 
     async def close(self) -> None:
         """Close stores, threads and what starts model processes."""
@@ -294,6 +298,8 @@ class Loader:
         model, unit = load.model, load.unit
         if (folder / "pipeline.toml").is_file():
             return await self._in_thread(self._pipeline, load, folder, limits)
+        if is_generative(folder):
+            return await self._generative(load, folder, limits)
         # fetch has compared every file
         spec = await self._in_thread(functools.partial(read_artifact, folder, verify=False))
         if spec.name != model:
@@ -309,6 +315,13 @@ class Loader:
         inputs = await self.inputs.take(unit)
         load.hold_async(lambda: self.inputs.give_back(unit))
         return await self._in_thread(self._version, load, folder, spec, limits, inputs)
+
+    async def _generative(self, load: Load, folder: Path, limits: ModelLimits) -> Served:
+        from hopline.rollout.generative_version import load_generative
+
+        nice = _SHADOW_NICE if load.unit.shadow else self.config.generate.nice
+        made = self.config, limits, self._metrics, self._recorders, nice, self._token_rate
+        return await load_generative(folder, load.model, load.unit.id, *made)
 
     # What only some servers need is imported where it is: a fifth of a second of each start. What follows
     # blocks, and is called on threads.
@@ -484,16 +497,3 @@ class Loader:
             from hopline.rollout.prewarm import prewarm
 
             await prewarm(computer, self.config)
-
-
-def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
-    """(folder, spec) of every graph model version in the repository, for the prefetcher."""
-    repository = configured_repository(config)
-    found = []
-    for name in list(config.models.names) or repository.models():
-        for version in repository.versions(name):
-            folder = repository.fetch(name, version)
-            spec = read_artifact(folder) if (folder / "model.json").is_file() else None
-            if isinstance(spec, ModelSpec):
-                found.append((folder, spec))
-    return found

@@ -24,6 +24,8 @@ _CountsByVersion = dict[str, OutcomeCounts]
 _SHIFT_S = 1.0
 #: Seconds between verdicts of a rollout, and of a shadow: no caller is harmed until it is judged.
 _JUDGE_S, _SHADOW_S = 0.2, 1.0
+#: Seconds that a copy may take, and one of a request for a text.
+_PATIENCE_S, _TEXT_PATIENCE_S = 5.0, 120.0
 #: Batches that are counted together: one by one, each finds the caches full of other things.
 _COUNTED_TOGETHER = 32
 
@@ -35,14 +37,21 @@ class RolloutMonitor:
         rollout: that is watched, at its present step.
         store: in which members find each other's counts.
         clock: seconds, monotonic.
+        is_text: as for `OutcomeCounts.compare`.
     """
 
     def __init__(
-        self, rollout: Rollout, store: StateStore, clock: Callable[[], float] = time.monotonic
+        self,
+        rollout: Rollout,
+        store: StateStore,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_text: bool = False,
     ) -> None:
         self._clock = clock
         self.rollout = rollout
         self._store = store
+        self._is_text = is_text
         self._tallies: _CountsByVersion = {
             rollout.current: OutcomeCounts(),
             rollout.candidate: OutcomeCounts(),
@@ -90,8 +99,13 @@ class RolloutMonitor:
             ours, current = wanted, found
         tally = self._tallies[self.rollout.candidate]
         before = tally.differing
-        tally.compare(current, ours, self.rollout.gates.tolerance)
+        tally.compare(current, ours, self.rollout.gates.tolerance, is_text=self._is_text)
         return tally.differing > before
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that a copy may take."""
+        return _TEXT_PATIENCE_S if self._is_text else _PATIENCE_S
 
     @property
     def is_due(self) -> bool:

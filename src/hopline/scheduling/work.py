@@ -18,7 +18,7 @@ import msgspec
 
 from hopline.errors import HoplineError, Unavailable
 from hopline.scheduling.policy import NORMAL
-from hopline.types import ScoreRequest
+from hopline.types import OnPart, ScoreRequest
 
 if TYPE_CHECKING:
     from hopline.scheduling.admission import Admission
@@ -53,6 +53,8 @@ class Work(msgspec.Struct, eq=False, gc=False):
             node.
         fetch: what became of feature rows that it lacked; None where it lacked none.
         number: as a model's own process calls it.
+        on_part: gets parts of the outcome as they come, where the model has any; None where no caller
+            wants them.
     """
 
     request: ScoreRequest
@@ -70,6 +72,7 @@ class Work(msgspec.Struct, eq=False, gc=False):
     below: float = 0.0
     fetch: Any = None
     number: int = 0
+    on_part: OnPart | None = None
 
     @property
     def request_id(self) -> str:

@@ -45,6 +45,7 @@ from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle_requests import DECISIONS, IndexBody, LifecycleRequests, graph_updates
 from hopline.transports.oip_json import check_names, decode_infer
+from hopline.transports.openai.routes import OpenAiRoutes, described, listed
 from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
 from hopline.transports.path_table import Match
@@ -93,6 +94,7 @@ class HttpApp:
         self._reject_early: Callable[[str], None] | None = getattr(service, "reject_early", None)
         self._traces = bool(config.tracing.endpoint)
         self._lifecycle = LifecycleRequests(service)
+        self._openai = OpenAiRoutes(self, service, guarded=gate is not None, traces=self._traces)
         self._routes: dict[bytes, Route] = {}
         operations = operations_of(config.server)
         self._table = table_of(operations)
@@ -291,10 +293,12 @@ class HttpApp:
     def _list_models(self, request: Request, id_line: bytes) -> Response:
         names = self._service.model_names()
         infos = [self._service.describe(name) for name in names if self._shows(request, name)]
-        return Response(msgspec.json.encode({"models": infos}), headers=id_line)
+        # OpenAI's clients read their own names at the same path, and Hopline's theirs.
+        return Response(msgspec.json.encode({"models": infos, **listed(infos)}), headers=id_line)
 
     def _describe(self, model: str, version: str | None, request: Request, id_line: bytes) -> Response:
-        return Response(msgspec.json.encode(self._service.describe(model, version)), headers=id_line)
+        found = described(self._service.describe(model, version))
+        return Response(msgspec.json.encode(found), headers=id_line)
 
     def _server_metadata(self, request: Request, id_line: bytes) -> Response:
         metadata = oip.server_metadata()
@@ -433,6 +437,7 @@ class HttpApp:
             "model": Handler(self._describe),
             "score": Handler(self._score, score_check),
             "predict": Handler(self._predict, check_json),
+            **self._openai.handlers(),
             "drift": Handler(functools.partial(self._drift, None)),
             "model_drift": Handler(self._drift),
             "graph": Handler(self._graph),

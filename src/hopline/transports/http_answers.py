@@ -75,10 +75,25 @@ class ModelReady(msgspec.Struct):
     ready: bool
 
 
+class Model(msgspec.Struct):
+    """A generative model in the form of OpenAI's API."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
 class Models(msgspec.Struct):
-    """The models that the client may read."""
+    """The models that the client may read.
+
+    Attributes:
+        object, data: the generative ones, as OpenAI's clients read them.
+    """
 
     models: list[ModelInfo]
+    object: Literal["list"]
+    data: list[Model]
 
 
 class Scores(msgspec.Struct):

@@ -31,7 +31,7 @@ from hopline.transports.budget import Budget
 from hopline.transports.http_chunks import OpenChunk
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
-from hopline.transports.http_messages import LAST, Pending, Request, Response
+from hopline.transports.http_messages import LAST, BodyStream, Pending, Request, Response, StreamedResponse
 from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: clients skip (RFC 9110, 15.2). A closed client rejects the first one, and the next write reports it.
 _PROBE_AFTER_S = 1.0
 _NUM_PROBES = 2
+#: A client of a streamed answer that accepts nothing for this time, in seconds, is cut off.
+_STALLED_S = 60.0
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -82,6 +84,11 @@ class HttpConnection(asyncio.Protocol):
         self._transport: Any = None
         self._peer: Peer | None = None
         self._pending: Pending | None = None
+        #: The answer that is being sent in pieces.
+        self._stream: BodyStream | None = None
+        self._is_chunked = False
+        #: Of a streamed answer: bytes that the client had not accepted, and since when they are as many.
+        self._unsent, self._unsent_since = 0, 0.0
         self._current: Request | None = None
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
@@ -161,8 +168,12 @@ class HttpConnection(asyncio.Protocol):
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.receiver = None
-            self._endpoint.spinner.num_pending -= 1
-            pending.cancel()
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.gone()
+            else:
+                self._endpoint.spinner.num_pending -= 1
+                pending.cancel()
         # Break the reference cycle: the parser refers to bound methods of this object.
         self._parser = None
 
@@ -312,6 +323,10 @@ class HttpConnection(asyncio.Protocol):
         """
         if self._closed or self._transport.get_extra_info("sslcontext") is not None:
             return False
+        if self._stream is not None:
+            # Clients of streams stop sending only when they leave, and what they asked for is dear.
+            self._transport.abort()
+            return False
         self._ended = True
         if self not in self._endpoint.lane:
             self._finish()
@@ -339,6 +354,8 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Continue when the client reads again."""
         self._blocked = False
+        if self._stream is not None and not self._closed:
+            self._stream.resumed()
         self._begin_turn()
         self._start_waiting()
 
@@ -548,11 +565,14 @@ class HttpConnection(asyncio.Protocol):
             self._send(request, answer)
             return
         assert isinstance(answer, Pending)
-        if answer.response is not None:
+        if answer.response is not None and type(answer.response) is not StreamedResponse:
             self._send(request, answer.response)
             return
         self._current = request
         self._pending = answer
+        if answer.response is not None:
+            self._open_stream(request, answer.response)
+            return
         answer.receiver = self._answered
         self._endpoint.spinner.num_pending += 1
 
@@ -562,9 +582,12 @@ class HttpConnection(asyncio.Protocol):
         assert pending is self._pending
         assert request is not None
         assert pending.response is not None
-        self._pending = None
-        pending.receiver = None
         self._endpoint.spinner.num_pending -= 1
+        pending.receiver = None
+        if type(pending.response) is StreamedResponse:
+            self._open_stream(request, pending.response)
+            return
+        self._pending = None
         self._send(request, pending.response)
         self._current = None
         if self._waiting or self._paused or self._owes_continue:
@@ -613,6 +636,72 @@ class HttpConnection(asyncio.Protocol):
             self._endpoint.spinner.answered()
         if connection is LAST:
             self._close()
+
+    # A streamed answer: this connection is its `Sink`
+
+    def _open_stream(self, request: Request, response: Response) -> None:
+        """Send the head of an answer whose body comes in pieces, and have them come."""
+        assert isinstance(response, StreamedResponse)
+        self._is_late = False
+        self._release(request.reserved_bytes)
+        request.reserved_bytes = 0
+        if self._endpoint.closing:
+            request.connection = LAST
+        # The end of the connection ends the body where it is closed anyway, and for clients of HTTP/1.0.
+        self._is_chunked = not request.connection
+        if not self._is_chunked:
+            request.connection = LAST
+        self._transport.write(
+            b"%bcontent-type: %b\r\n%b%b%b%b\r\n"
+            % (
+                _STATUS_LINES[response.status],
+                response.content_type,
+                b"transfer-encoding: chunked\r\n" if self._is_chunked else b"",
+                response.headers,
+                self._endpoint.date,
+                request.connection,
+            )
+        )
+        self._stream = response.stream
+        self._unsent, self._unsent_since = 0, self._endpoint.now
+        self._stream.start(self)
+
+    @property
+    def is_blocked(self) -> bool:
+        """As `Sink.is_blocked`."""
+        return self._blocked
+
+    def write(self, data: bytes) -> None:
+        """As `Sink.write`."""
+        if self._stream is not None and not self._closed and data:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def end(self) -> None:
+        """As `Sink.end`: continues with the next request."""
+        request = self._current
+        if self._stream is None or request is None:
+            return
+        self._stream = self._pending = self._current = None
+        if self._is_chunked and not self._closed:
+            self._transport.write(b"0\r\n\r\n")
+        if request.connection is LAST or self._endpoint.closing:
+            self._close()
+        elif self._waiting or self._paused or self._owes_continue:
+            self._begin_turn()
+            self._start_waiting()
+
+    def fail(self) -> None:
+        """As `Sink.fail`: closes without the end of the chunks."""
+        self._stream = None
+        self._close()
+
+    def _check_stalled(self, now: float) -> None:
+        """Cut off a client that accepts nothing of a streamed answer."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent != self._unsent or not unsent:
+            self._unsent, self._unsent_since = unsent, now
+        elif now - self._unsent_since > _STALLED_S:
+            self._transport.abort()
 
     def _refuse_body(self) -> None:
         limit = self._endpoint.max_body_bytes
@@ -671,7 +760,9 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
         elif not self.idle:
             self._since = now
-            if self._num_probes and now > self._probe_after:
+            if self._stream is not None:
+                self._check_stalled(now)
+            elif self._num_probes and now > self._probe_after:
                 self._num_probes -= 1
                 self._transport.write(_CONTINUE)
         elif not self._between or self._held is not None:

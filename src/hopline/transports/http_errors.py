@@ -90,6 +90,18 @@ TRANSPORT_CODES = {
     503: "overloaded",
     505: "http_version_not_supported",
 }
+#: OpenAI's types of errors.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 
 def http_status(
@@ -137,7 +149,9 @@ def error_response(
     text = errors.public_text(str(error))
     body: Any = text
     if not oip:
-        body = {"code": error.code, "message": text, **error_details(error)}
+        # `type` and `param` are for OpenAI's clients.
+        kind = _TYPES.get(http_status(error, statuses), "server_error")
+        body = {"code": error.code, "message": text, "type": kind, "param": None, **error_details(error)}
     return Response(encode_json({"error": body}), http_status(error, statuses), headers=headers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from hopline.ingress.certificates import Peer
@@ -88,6 +88,58 @@ class Response:
         self.status = status
         self.content_type = content_type
         self.headers = headers
+
+
+class Sink(Protocol):
+    """Where a body goes that comes in pieces; one for each protocol.
+
+    Attributes:
+        is_blocked: whether the client does not read now: what is written is stored, so write later.
+    """
+
+    @property
+    def is_blocked(self) -> bool:
+        """See the class."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send a piece."""
+
+    def end(self) -> None:
+        """The body is complete."""
+
+    def fail(self) -> None:
+        """The body cannot be completed: let the client see that it is cut off."""
+
+
+class BodyStream:
+    """A body that comes in pieces. Subclasses write to `sink` while it is not blocked."""
+
+    __slots__ = ("sink",)
+
+    def __init__(self) -> None:
+        self.sink: Sink | None = None
+
+    def start(self, sink: Sink) -> None:
+        """The head is sent: write."""
+        self.sink = sink
+        self.resumed()
+
+    def resumed(self) -> None:
+        """The client reads again: write what has come meanwhile."""
+
+    def gone(self) -> None:
+        """The client has gone: make no more."""
+
+
+class StreamedResponse(Response):
+    """A response whose body comes in pieces; `body` is empty."""
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream: BodyStream, content_type: bytes, headers: bytes = b"") -> None:
+        super().__init__(b"", 200, content_type, headers)
+        self.stream = stream
 
 
 class Pending:

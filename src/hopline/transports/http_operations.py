@@ -17,6 +17,9 @@ from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.transports import http_answers as answers
 from hopline.transports.lifecycle_requests import DECISIONS, DecisionBody, IndexBody, LoadBody
 from hopline.transports.oip_json import InferBody
+from hopline.transports.openai.answers import ChatCompletion, Completion
+from hopline.transports.openai.bodies import ChatBody, CompletionBody
+from hopline.transports.openai.oip_generate import GenerateBody, Generated
 from hopline.transports.path_table import PathTable, split_path
 from hopline.transports.platform_routes import InstancesBody, own_paths
 from hopline.transports.score_json import ScoreBody
@@ -31,6 +34,7 @@ METRICS, OPEN_METRICS = "text/plain", "application/openmetrics-text"
 BINARY = "application/octet-stream"
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
+EVENTS = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +191,38 @@ OPERATIONS: tuple[Operation, ...] = (
         tag="models",
     ),
     _SCORE,
+    Operation(
+        id="chat_completions",
+        method="POST",
+        path="/v1/chat/completions",
+        summary="Generate the next turn of a conversation, as OpenAI's API does.",
+        required="score",
+        answer=ChatCompletion,
+        answer_types=(JSON, EVENTS),
+        body=ChatBody,
+        body_required=True,
+        example={"model": "slm", "messages": [{"role": "user", "content": "Hello"}]},
+        statuses=(404, 504),
+        timed=True,
+        names_model=True,
+        tag="generative models",
+    ),
+    Operation(
+        id="completions",
+        method="POST",
+        path="/v1/completions",
+        summary="Generate text after a prompt, as OpenAI's API does.",
+        required="score",
+        answer=Completion,
+        answer_types=(JSON, EVENTS),
+        body=CompletionBody,
+        body_required=True,
+        example={"model": "slm", "prompt": "Once upon a time"},
+        statuses=(404, 504),
+        timed=True,
+        names_model=True,
+        tag="generative models",
+    ),
     Operation(
         id="drift",
         path="/v1/drift",
@@ -349,6 +385,36 @@ OPERATIONS: tuple[Operation, ...] = (
         body=InferBody,
         body_types=(JSON, BINARY),
         body_required=True,
+        statuses=(404, 504),
+        versioned=True,
+        timed=True,
+        tag="inference protocol",
+    ),
+    Operation(
+        id="generate",
+        method="POST",
+        path="/v2/models/{model}/generate",
+        summary="Generate a text.",
+        required="score",
+        answer=Generated,
+        body=GenerateBody,
+        body_required=True,
+        example={"text_input": "Once upon a time", "parameters": {"max_tokens": 20}},
+        statuses=(404, 504),
+        versioned=True,
+        timed=True,
+        tag="inference protocol",
+    ),
+    Operation(
+        id="generate_stream",
+        method="POST",
+        path="/v2/models/{model}/generate_stream",
+        summary="Generate a text, as server-sent events.",
+        required="score",
+        answer_types=(EVENTS,),
+        body=GenerateBody,
+        body_required=True,
+        example={"text_input": "Once upon a time", "parameters": {"max_tokens": 20}},
         statuses=(404, 504),
         versioned=True,
         timed=True,

@@ -17,8 +17,9 @@ class ScoringService(Protocol):
 
     A service may also have: `reject_early`, which refuses requests before they are read; `is_pressed`,
     which reports whether other work waits for the loop; `preflight`, which runs before the first request;
-    the coroutines `load`, `unload`, `begin_rollout` and `decide_rollout`; and `describe_rollout` and
-    `log_id`. See `hopline.service.Service`.
+    `stream`, which is `submit` with parts of the outcome as they come; the coroutines `load`, `unload`,
+    `begin_rollout` and `decide_rollout`; and `describe_rollout` and `log_id`. See
+    `hopline.service.Service`.
     """
 
     metrics: Metrics

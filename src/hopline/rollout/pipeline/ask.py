@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.engine.fallbacks import filled
-from hopline.errors import DeadlineExceeded, ModelNotReady, PipelineInvalid, RuntimeFailure
+from hopline.errors import DeadlineExceeded, HoplineError, ModelNotReady, PipelineInvalid, RuntimeFailure
 from hopline.rollout.pipeline.compile import Expression
 from hopline.rollout.pipeline.run import Run
 from hopline.rollout.pipeline.step import Step, StepHead
@@ -124,7 +124,11 @@ class ModelStep(Step):
         def take(run: Run, result: ScoreResult) -> None:
             self._take(run, question, result)
 
-        run.ask(self, served, request, take)
+        run.ask(self, served, request, take, self.otherwise)
+
+    def otherwise(self, run: Run, error: HoplineError) -> bool:
+        """Take something else where the model fails; whether there is anything."""
+        return False
 
     def _first_question(self, served: Scorer) -> Question:
         try:

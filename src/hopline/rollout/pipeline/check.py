@@ -14,6 +14,7 @@ from hopline.rollout.pipeline.compile import Expression
 from hopline.rollout.pipeline.compute import Decider, RulesStep, TransformStep
 from hopline.rollout.pipeline.ensemble import EnsembleStep
 from hopline.rollout.pipeline.fit import ModelFit, fit
+from hopline.rollout.pipeline.generate import GenerateStep, Writing, check_generative
 from hopline.rollout.pipeline.inputs import InputReader
 from hopline.rollout.pipeline.order import ALL_COLUMNS, Reading, choices
 from hopline.rollout.pipeline.plan import Plan
@@ -24,6 +25,7 @@ from hopline.rollout.pipeline.spec import (
     RESERVED_STEPS,
     AnyStep,
     EnsembleStepSpec,
+    GenerateStepSpec,
     ModelStepSpec,
     PipelineSpec,
     RouteStepSpec,
@@ -113,6 +115,7 @@ class _Checker:
         self._steps: dict[str, Step] = {}
         self._infos: dict[str, ModelInfo] = {}
         self._fits: dict[str, ModelFit] = {}
+        self._reads_nodes = False
         self._scope = Scope(reader, len(reading.steps))
 
     def plan(self, order: list[str]) -> Plan:
@@ -195,6 +198,8 @@ class _Checker:
         below: object = info.properties.get("models", ())
         if isinstance(below, list | tuple) and self._spec.name in below:
             raise PipelineInvalid(f"pipeline {spec.model!r} has this pipeline inside it")
+        if isinstance(spec, GenerateStepSpec):
+            check_generative(info)
         found = fit(spec, info, self._scope)
         self._infos[spec.id], self._fits[spec.id] = info, found
 
@@ -207,7 +212,13 @@ class _Checker:
             return now.question
 
         head = StepHead(spec.id, index, deps, found.outputs)
-        step = ModelStep(head, spec.model, spec.version, self._resolve, question_for)
+        step: ModelStep
+        if isinstance(spec, GenerateStepSpec):
+            step = generating = GenerateStep(head, spec.model, spec.version, self._resolve, question_for)
+            generating.writing = Writing(spec, self._scope)
+            self._reads_nodes = self._reads_nodes or generating.writing.reads_nodes
+        else:
+            step = ModelStep(head, spec.model, spec.version, self._resolve, question_for)
         return step
 
     def _route(self, spec: RouteStepSpec, index: int) -> Step:
@@ -294,7 +305,7 @@ class _Checker:
         pairs = any(
             step.pairs == "input.pairs" for step in self._spec.step if isinstance(step, ModelStepSpec)
         )
-        if self._reader.takes_nodes and not own:
+        if self._reader.takes_nodes and not (own or self._reads_nodes):
             self._problems.append("inputs: nodes are declared, but no step reads input.nodes")
         if self._reader.takes_pairs and not pairs:
             self._problems.append("inputs: pairs are declared, but no step reads input.pairs")

@@ -48,7 +48,7 @@ def fit(spec: ModelStepSpec, info: ModelInfo, scope: Scope) -> ModelFit:
     columns = {
         tensor.name: tensor
         for tensor in info.inputs
-        if info.kind in ("tabular", "pipeline") and tensor.name not in _NO_COLUMNS
+        if info.kind in ("tabular", "generative", "pipeline") and tensor.name not in _NO_COLUMNS
     }
     named = {tensor.name for tensor in info.inputs}
     takes_nodes = info.kind == "node" or (info.kind == "pipeline" and "node_ids" in named)
@@ -93,7 +93,8 @@ def _check_given(spec: ModelStepSpec, info: ModelInfo, what: str, given: bool, t
 
 
 def _takes(info: ModelInfo) -> str:
-    return {"node": "nodes", "link": "pairs", "tabular": "columns", "pipeline": "other inputs"}[info.kind]
+    kinds = {"node": "nodes", "link": "pairs", "tabular": "columns", "generative": "prompts"}
+    return kinds.get(info.kind, "other inputs")
 
 
 def _nodes(spec: ModelStepSpec, info: ModelInfo, scope: Scope) -> bool | Expression:

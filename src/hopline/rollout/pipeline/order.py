@@ -10,11 +10,13 @@ from hopline.rollout.pipeline.expression import Reference, parse
 from hopline.rollout.pipeline.spec import (
     AnyStep,
     EnsembleStepSpec,
+    GenerateStepSpec,
     ModelStepSpec,
     PipelineSpec,
     RouteStepSpec,
     RulesStepSpec,
 )
+from hopline.rollout.pipeline.template import expressions_of
 
 #: What `*` may mean: every column of the request or of a transform.
 ALL_COLUMNS = "columns"
@@ -30,6 +32,9 @@ def expressions(step: AnyStep) -> Iterable[tuple[str, str]]:
         for name, source in step.columns.items():
             if name != "*" and isinstance(source, str):
                 yield f"columns.{name}", source
+        if isinstance(step, GenerateStepSpec):
+            yield from expressions_of(step.prompt, "prompt")
+            yield from expressions_of(step.system, "system")
     elif isinstance(step, RouteStepSpec | RulesStepSpec):
         yield from ((f"rule {number}", rule.when) for number, rule in enumerate(step.rules, 1))
     elif not isinstance(step, EnsembleStepSpec):
@@ -116,8 +121,11 @@ class Reading:
 
     def _read_by(self, step: AnyStep) -> Iterable[str]:
         place = f"step {step.id!r}"
-        for where, text in expressions(step):
-            yield from self._owners(f"{place}, {where}", text)
+        try:
+            for where, text in expressions(step):
+                yield from self._owners(f"{place}, {where}", text)
+        except PipelineInvalid as error:  # an invalid template
+            self.problems.append(f"{place}: {error}")
         if isinstance(step, ModelStepSpec):
             try:
                 for owner in all_columns(step):

@@ -177,8 +177,11 @@ class Run:
         served: Scorer,
         request: ScoreRequest,
         take: Callable[[Run, ScoreResult], None],
+        otherwise: Callable[[Run, HoplineError], bool] = lambda run, error: False,
     ) -> None:
         """Ask a model for a step; `take` gets its answer.
+
+        `otherwise` gets an error that comes instead, and returns whether the step has an answer anyway.
 
         Raises: HoplineError: it refused immediately.
         """
@@ -189,7 +192,8 @@ class Run:
             if self._ended:
                 return
             if isinstance(outcome, HoplineError):
-                self.fail(index, named(step.id, outcome))
+                if not otherwise(self, outcome):
+                    self.fail(index, named(step.id, outcome))
                 return
             self._parts[index] = f"{outcome.model}/{outcome.version}"
             if outcome.graph_version:

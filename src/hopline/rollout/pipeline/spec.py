@@ -109,6 +109,24 @@ class ModelStepSpec(StepSpec, frozen=True, tag="model"):
     timeout_ms: float | None = None
 
 
+class GenerateStepSpec(ModelStepSpec, frozen=True, tag="generate", kw_only=True):
+    """Has a generative model write a text for each row.
+
+    Attributes:
+        prompt, system: templates, see `template.py`; `system` is left out where it is empty.
+        max_tokens, temperature, seed, stop: as in requests.
+        fallback: the text where the model has none in time, labelled "filled:<id>"; None fails.
+    """
+
+    prompt: str
+    system: str = ""
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    fallback: str | None = None
+
+
 class RouteStepSpec(StepSpec, frozen=True, tag="route"):
     """Runs one of several steps; `then` and `default` are their ids."""
 
@@ -148,7 +166,9 @@ class TransformStepSpec(StepSpec, frozen=True, tag="transform"):
     columns: dict[str, str]
 
 
-AnyStep: TypeAlias = ModelStepSpec | RouteStepSpec | RulesStepSpec | EnsembleStepSpec | TransformStepSpec
+AnyStep: TypeAlias = (
+    ModelStepSpec | GenerateStepSpec | RouteStepSpec | RulesStepSpec | EnsembleStepSpec | TransformStepSpec
+)
 
 
 class PipelineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

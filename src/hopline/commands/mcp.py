@@ -1,0 +1,35 @@
+"""`hopline mcp`: tools for agents, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hopline.commands.connection import ApiKey, Token, Url, credentials, server_url
+from hopline.errors import ConfigError
+
+
+def mcp(
+    graph: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a graph whose neighbourhoods agents may read.", show_default=False),
+    ] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    token: Token = None,
+) -> None:
+    """Offer a server's models to an agent, on stdin and stdout."""
+    try:
+        from hopline.client.agents import AgentTools
+    except ImportError as error:
+        raise ConfigError(
+            f"the package mcp is not installed ({error}): pip install 'hopline[mcp]'"
+        ) from None
+    from hopline.client import AsyncClient
+    from hopline.graph import Graph
+
+    key, jwt = credentials(api_key, token)
+    client = AsyncClient(server_url(url), api_key=key, token=jwt)
+    AgentTools(client, None if graph is None else Graph.open(graph)).server().run("stdio")

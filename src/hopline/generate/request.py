@@ -1,0 +1,192 @@
+"""What a caller asks of a generative model, and the limits that can be checked before any work.
+
+One row of columns is one text to generate, so that logs, replay, pipelines and the inference protocol treat
+a prompt as they treat any other input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hopline.errors import BadRequest
+from hopline.types import UNREADABLE
+
+#: Stop strings of one request, and characters of one of them.
+MAX_STOPS, MAX_STOP_CHARS = 16, 256
+#: Texts of one request.
+MAX_ROWS = 32
+#: Longest `max_tokens`; the context of the model is checked later.
+_MOST_TOKENS = 1 << 20
+_ROLES = ("system", "user", "assistant", "developer", "tool")
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How the next token is chosen, and when generation ends.
+
+    Attributes:
+        max_tokens: longest answer; 0 takes the server's default.
+        temperature: 0 takes the most probable token.
+        top_p, top_k, min_p: the tokens that may be drawn; 1, 0 and 0 allow all.
+        seed: of the draws.
+        stop: strings before which the text ends.
+        logprobs: whether the log probability of each chosen token is wanted.
+        ignore_eos: continue after the model's own end; for measurements.
+    """
+
+    max_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: bool = False
+    ignore_eos: bool = False
+
+
+class Prompt(msgspec.Struct, frozen=True, array_like=True):
+    """One text to generate: after a `text`, or as the next turn after `messages`.
+
+    Attributes:
+        messages: JSON, a list of {"role", "content"}; "" where there is a text.
+    """
+
+    text: str
+    messages: str
+    sampling: Sampling
+
+
+#: Column -> (type, least, most). A column that is absent has the value of `Sampling`.
+_RANGES: Mapping[str, tuple[type, float, float]] = {
+    "max_tokens": (int, 1, _MOST_TOKENS),
+    "temperature": (float, 0.0, 2.0),
+    "top_p": (float, 1e-6, 1.0),
+    "top_k": (int, 0, 1_000_000),
+    "min_p": (float, 0.0, 1.0),
+    "seed": (int, -(2**63), 2**63 - 1),
+    "presence_penalty": (float, -2.0, 2.0),
+    "frequency_penalty": (float, -2.0, 2.0),
+    "repetition_penalty": (float, 0.01, 10.0),
+    "logprobs": (bool, 0, 1),
+    "ignore_eos": (bool, 0, 1),
+}
+#: Columns that a row may have.
+COLUMNS = ("prompt", "messages", "stop", *_RANGES)
+
+
+def read_rows(columns: Mapping[str, Any] | None) -> list[Prompt]:
+    """The texts that a request asks for, checked.
+
+    Args:
+        columns: column -> values, of equal length.
+
+    Raises: BadRequest: a column is missing, unknown, or holds a value out of range.
+    """
+    if not columns:
+        raise BadRequest("a generative model takes rows with a column prompt or messages")
+    for name in columns:
+        if name not in COLUMNS:
+            raise BadRequest(f"unexpected column {name!r}; a generative model has {', '.join(COLUMNS)}")
+    if ("prompt" in columns) == ("messages" in columns):
+        raise BadRequest("a row needs either the column prompt or the column messages, one of both")
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1:
+        raise BadRequest("columns are of unequal length")
+    (count,) = lengths
+    if not 1 <= count <= MAX_ROWS:
+        raise BadRequest(f"{count} rows in one request; a generative model takes 1 to {MAX_ROWS}")
+    listed = {name: _plain(values) for name, values in columns.items()}
+    return [
+        _row({name: values[at] for name, values in listed.items() if values[at] is not None}, at)
+        for at in range(count)
+    ]
+
+
+def _plain(values: Any) -> Sequence[Any]:
+    return values.tolist() if hasattr(values, "tolist") else values  # type: ignore[no-any-return]
+
+
+def _row(row: dict[str, Any], at: int) -> Prompt:
+    text, messages, stop = row.pop("prompt", ""), row.pop("messages", ""), row.pop("stop", "")
+    for name, value in (("prompt", text), ("messages", messages)):
+        if not isinstance(value, str):
+            raise BadRequest(f"row {at}: {name} must be a string, not {value!r:.40}")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadRequest(f"row {at}: {name} holds half of a surrogate pair: not valid text") from None
+    if not text and not messages:
+        raise BadRequest(f"row {at}: the prompt is empty")
+    if messages:
+        check_messages(messages, f"row {at}: messages")
+    values = {name: _value(name, value, f"row {at}: ") for name, value in row.items()}
+    return Prompt(text, messages, Sampling(**values, stop=read_stop(stop, f"row {at}: stop")))
+
+
+def _value(name: str, value: Any, where: str) -> Any:
+    kind, least, most = _RANGES[name]
+    if kind is bool and isinstance(value, (bool, int)) and value in (0, 1):
+        return bool(value)
+    if kind is not bool and not isinstance(value, bool):
+        if isinstance(value, float) and kind is int and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and kind is float and abs(value) < 2**53:
+            value = float(value)
+        number: Any = value
+        if isinstance(value, kind) and least <= number <= most:
+            return value
+    expected = "true or false" if kind is bool else f"{kind.__name__} from {least:g} to {most:g}"
+    raise BadRequest(f"{where}{name} must be {expected}, not {value!r:.40}")
+
+
+def read_stop(stop: Any, where: str = "stop") -> tuple[str, ...]:
+    """Stop strings: one string, a list, or a list as JSON.
+
+    Raises: BadRequest: too many, too long, empty, or no strings.
+    """
+    if isinstance(stop, str) and stop[:1] == "[":
+        try:
+            stop = msgspec.json.decode(stop)
+        except UNREADABLE:
+            stop = [stop]  # a string that begins with a bracket
+    if stop is None or (isinstance(stop, str) and not stop):
+        return ()
+    found = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(found) > MAX_STOPS:
+        raise BadRequest(f"{where}: {len(found)} stop strings; at most {MAX_STOPS} are allowed")
+    for each in found:
+        if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_CHARS:
+            raise BadRequest(
+                f"{where}: {each!r:.40} is no stop string: 1 to {MAX_STOP_CHARS} characters are allowed"
+            )
+    return found
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+_decode_messages = msgspec.json.Decoder(list[_Message]).decode
+
+
+def check_messages(text: str, where: str = "messages") -> None:
+    """Check a conversation as JSON.
+
+    Raises: BadRequest: not a list of messages with a role and text, or a role that is unknown.
+    """
+    try:
+        found = _decode_messages(text)
+    except UNREADABLE as error:
+        raise BadRequest(f"{where}: {error}; a message is {{'role': 'user', 'content': 'text'}}") from None
+    if not found:
+        raise BadRequest(f"{where}: the list is empty")
+    for message in found:
+        if message.role not in _ROLES:
+            raise BadRequest(f"{where}: role {message.role!r:.40} is none of {', '.join(_ROLES)}")

@@ -1,0 +1,152 @@
+"""A version of a generative model on disk: `<repository>/<model>/<version>/model.json`, kind "generative".
+
+The model itself is a file or folder next to it. Where an upstream generates, there is none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from hopline.artifact import FORMAT_VERSION, sha256_of
+from hopline.errors import ArtifactError
+from hopline.types import UNREADABLE, ModelInfo, TensorInfo
+
+
+class GenerativeSpec(msgspec.Struct, frozen=True):
+    """The content of model.json.
+
+    Attributes:
+        name, version: as in the folder's path.
+        engine: of `engine.ENGINES`, or "openai": a server that speaks OpenAI's protocol.
+        model: the model's file or folder inside the version; "." is the folder itself.
+        context_tokens: prompt and answer together; 0 if unknown.
+        architecture, quantisation, parameters: as the file says; "" and 0 if it does not.
+        chat_template: of the file, which the engine reads itself; "" if it has none.
+        sets_template: whether `chat_template` is another one, which replaces that of the file.
+        licence: its text or name; "" if there is none.
+        url: of the upstream, up to and including /v1.
+        upstream_model: as the upstream calls the model.
+        api_key_env: environment variable with the upstream's key; "" sends none.
+        files: path inside the version -> sha256.
+        producer: library -> version of it that wrote this.
+    """
+
+    name: str
+    version: str
+    engine: str
+    model: str = ""
+    context_tokens: int = 0
+    architecture: str = ""
+    quantisation: str = ""
+    parameters: int = 0
+    chat_template: str = ""
+    sets_template: bool = False
+    licence: str = ""
+    url: str = ""
+    upstream_model: str = ""
+    api_key_env: str = ""
+    kind: Literal["generative"] = "generative"
+    format: int = FORMAT_VERSION
+    files: dict[str, str] = {}
+    producer: dict[str, str] = {}
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+
+
+def is_generative(folder: Path) -> bool:
+    """Whether a version is a generative model; one that cannot be read is not."""
+    try:
+        return msgspec.json.decode((folder / "model.json").read_bytes(), type=_Kind).kind == "generative"
+    except (OSError, *UNREADABLE):
+        return False
+
+
+def read_generative(folder: Path) -> GenerativeSpec:
+    """Read a version. Its files are compared by the repository that fetched it.
+
+    Raises: ArtifactError: malformed, or of a newer format.
+    """
+    file = folder / "model.json"
+    try:
+        spec = msgspec.json.decode(file.read_bytes(), type=GenerativeSpec)
+    except (OSError, *UNREADABLE) as error:
+        raise ArtifactError(f"{file}: not a valid model.json of a generative model: {error}") from None
+    if spec.format > FORMAT_VERSION:
+        raise ArtifactError(
+            f"{file}: format {spec.format} is newer than {FORMAT_VERSION}, which this Hopline reads"
+        )
+    return spec
+
+
+def write_generative(folder: Path, spec: GenerativeSpec) -> GenerativeSpec:
+    """Hash every file below `folder`, write model.json and return the spec as written."""
+    files = {
+        path.relative_to(folder).as_posix(): sha256_of(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "model.json"
+    }
+    spec = msgspec.structs.replace(spec, files=files)
+    (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+    return spec
+
+
+#: Outputs of a generative model: a row for each text.
+OUTPUTS = (
+    TensorInfo("text", "BYTES", (-1,)),
+    TensorInfo("finish_reason", "BYTES", (-1,)),
+    TensorInfo("prompt_tokens", "INT64", (-1,)),
+    TensorInfo("completion_tokens", "INT64", (-1,)),
+    TensorInfo("logprobs", "BYTES", (-1,)),
+)
+_INPUTS = (
+    TensorInfo("prompt", "BYTES", (-1,), True),
+    TensorInfo("messages", "BYTES", (-1,), True),
+    TensorInfo("stop", "BYTES", (-1,), True),
+    *(TensorInfo(name, "INT64", (-1,), True) for name in ("max_tokens", "seed", "top_k")),
+    *(
+        TensorInfo(name, "FP64", (-1,), True)
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+        )
+    ),
+    *(TensorInfo(name, "BOOL", (-1,), True) for name in ("logprobs", "ignore_eos")),
+)
+DEFAULT_OUTPUTS = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
+
+
+def describe(
+    spec: GenerativeSpec, versions: tuple[str, ...], version: str, state: str, reason: str, context: int
+) -> ModelInfo:
+    """What transports tell about a version."""
+    return ModelInfo(
+        name=spec.name,
+        versions=versions,
+        version=version,
+        state=state,
+        reason=reason,
+        kind="generative",
+        id_kind="none",
+        inputs=_INPUTS,
+        outputs=OUTPUTS,
+        default_outputs=DEFAULT_OUTPUTS,
+        graph_version="",
+        properties={
+            "engine": spec.engine,
+            "context_tokens": context,
+            "architecture": spec.architecture,
+            "quantisation": spec.quantisation,
+            "parameters": spec.parameters,
+            "has_chat_template": bool(spec.chat_template),
+            "licence": spec.licence.strip().partition("\n")[0][:80],
+        },
+    )

@@ -1,0 +1,243 @@
+"""Bodies of OpenAI's requests, and the rows of a scoring request that they mean.
+
+A parameter that is not known is refused, and so is one that the engines cannot keep to: an answer that
+ignored it would be a wrong one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from hopline.errors import BadRequest
+from hopline.generate.request import MAX_ROWS, read_stop
+from hopline.transports.json_body import decode_body
+from hopline.types import ScoreRequest
+
+_SEED_BITS = 62
+
+
+class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
+    """A piece of a message; only text is read."""
+
+    type: str
+    text: str = ""
+
+
+class Message(msgspec.Struct):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream has besides text."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(msgspec.Struct):
+    """The form of the text; only "text" is known."""
+
+    type: str = "text"
+
+
+class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of both kinds.
+
+    Attributes:
+        model: a model, or "model/version".
+        n: texts for each prompt.
+        top_k, min_p, repetition_penalty, ignore_eos: as in vLLM's API.
+        timeout_ms, priority, key, tags: as in Hopline's own scoring requests.
+    """
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    timeout_ms: float | None = None
+    priority: Literal["high", "normal", "low"] | None = None
+    key: str | None = None
+    tags: tuple[str, ...] | None = None
+
+
+class ChatBody(Common, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class CompletionBody(Common, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[str]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+_decode_chat: Callable[[bytes | memoryview], ChatBody] = msgspec.json.Decoder(ChatBody).decode
+_decode_completion: Callable[[bytes | memoryview], CompletionBody] = msgspec.json.Decoder(
+    CompletionBody
+).decode
+CHAT_EXAMPLE = '{"model": "slm", "messages": [{"role": "user", "content": "Hello"}]}'
+COMPLETION_EXAMPLE = '{"model": "slm", "prompt": "Once upon a time"}'
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "ignore_eos",
+)
+
+
+def decode_chat(body: bytes) -> ChatBody:
+    """Decode a body. Raises: BadRequest: what is wrong with it, and where."""
+    return decode_body(body, _decode_chat, ChatBody, example=CHAT_EXAMPLE)
+
+
+def decode_completion(body: bytes) -> CompletionBody:
+    """Decode a body. Raises: BadRequest: what is wrong with it, and where."""
+    return decode_body(body, _decode_completion, CompletionBody, example=COMPLETION_EXAMPLE)
+
+
+def model_of(body: Common) -> tuple[str, str | None]:
+    """Model and version; None is the one that serves."""
+    model, slash, version = body.model.partition("/")
+    return model, version if slash else None
+
+
+def chat_request(body: ChatBody, deadline: float | None, request_id: str) -> ScoreRequest:
+    """The transport-neutral request of a chat.
+
+    Raises: BadRequest: a parameter that is not kept to.
+    """
+    if body.tools or body.tool_choice not in (None, "none", "auto"):
+        raise BadRequest("tools: calls of tools are not supported")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise BadRequest(
+            f"response_format: type {body.response_format.type!r} is not supported; only text is"
+        )
+    if body.top_logprobs:
+        raise BadRequest(
+            "top_logprobs: the engines tell the log probability of chosen tokens only; send logprobs alone"
+        )
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise BadRequest("max_tokens and max_completion_tokens differ; send one of them")
+    messages = [
+        {"role": message.role, "content": _content(message, at)} for at, message in enumerate(body.messages)
+    ]
+    longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    prompts = [msgspec.json.encode(messages).decode()]
+    return _request(body, "messages", prompts, longest, bool(body.logprobs), deadline, request_id)
+
+
+def completion_request(body: CompletionBody, deadline: float | None, request_id: str) -> ScoreRequest:
+    """The transport-neutral request of a completion.
+
+    Raises: BadRequest: a parameter that is not kept to.
+    """
+    prompts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if not prompts:
+        raise BadRequest("prompt: the list is empty")
+    for name, value in (("echo", body.echo), ("suffix", body.suffix)):
+        if value:
+            raise BadRequest(f"{name}: not supported")
+    if body.best_of not in (None, 1, body.n):
+        raise BadRequest("best_of: not supported; n gives several texts")
+    if body.logprobs:
+        raise BadRequest(
+            "logprobs: the engines tell the log probability of the chosen token only; send logprobs: 0"
+        )
+    longest = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default here
+    return _request(body, "prompt", prompts, longest, body.logprobs is not None, deadline, request_id)
+
+
+def _content(message: Message, at: int) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise BadRequest(f"messages[{at}]: content is missing; send text")
+    for part in content:
+        if part.type != "text":
+            raise BadRequest(f"messages[{at}]: content is of type {part.type!r:.40}; send text")
+    return "".join(part.text for part in content)
+
+
+def _request(
+    body: Common,
+    name: str,
+    prompts: list[str],
+    longest: int | None,
+    logprobs: bool,
+    deadline: float | None,
+    request_id: str,
+) -> ScoreRequest:
+    if body.logit_bias:
+        raise BadRequest("logit_bias: not supported")
+    count = 1 if body.n is None else body.n
+    rows = len(prompts) * count
+    if count < 1 or rows > MAX_ROWS:
+        raise BadRequest(f"n: {count} texts for each of {len(prompts)} prompts; 1 to {MAX_ROWS} in all")
+    # Drawn here, so that the prediction log has it, and a replay gives the same text.
+    seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
+    columns: dict[str, list[Any]] = {
+        name: [prompt for prompt in prompts for _ in range(count)],
+        "seed": [(seed + at) % 2**63 if body.n else seed for _ in prompts for at in range(count)],
+    }
+    if longest is not None:
+        columns["max_tokens"] = [longest] * rows
+    stops = read_stop(body.stop)
+    if stops:
+        columns["stop"] = [msgspec.json.encode(stops).decode()] * rows
+    if logprobs:
+        columns["logprobs"] = [True] * rows
+    for parameter in _NUMBERS:
+        value = getattr(body, parameter)
+        if value is not None:
+            columns[parameter] = [value] * rows
+    model, version = model_of(body)
+    outputs = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
+    return ScoreRequest(
+        model,
+        version=version,
+        columns=columns,
+        outputs=(*outputs, "logprobs") if logprobs else outputs,
+        deadline=deadline,
+        request_id=request_id,
+        priority=body.priority or "normal",
+        key=body.key or body.user or "",
+        tags=body.tags or (),
+    )

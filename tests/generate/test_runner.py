@@ -1,0 +1,141 @@
+"""The runner with the naive engine, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from hopline.generate import wire
+from hopline.generate.engine import EngineSettings
+from hopline.generate.naive_engine import NaiveEngine
+from hopline.generate.request import Prompt, Sampling
+from hopline.generate.runner import Runner, RunnerSettings, Text
+from hopline.scheduling.policy import NORMAL
+from tests.generate.models import naive
+
+Make = Callable[..., Runner]
+
+
+class Caller:
+    """Collects the parts of one text."""
+
+    def __init__(self, runner: Runner, text: str, left_s: float = 60.0, **sampling: object) -> None:
+        self.parts: list[wire.Part] = []
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+        values = {"temperature": 0.0, "max_tokens": 100, **sampling}
+        prompt = Prompt(text, "", Sampling(**values))  # type: ignore[arg-type]
+        self.text: Text = runner.begin(7, prompt, NORMAL, left_s, self._take)
+
+    def _take(self, part: wire.Part) -> None:
+        self.parts.append(part)
+        self.begun.set()
+        if part.finish or part.error:
+            self.ended.set()
+
+    async def said(self) -> str:
+        await asyncio.wait_for(self.ended.wait(), 20)
+        return "".join(part.text for part in self.parts)
+
+    async def refusal(self) -> str:
+        await self.said()
+        error = self.parts[-1].error
+        assert error is not None
+        return error[1]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    runners = []
+
+    def make(kv_tokens: int = 1024, **model: object) -> Runner:
+        engine = NaiveEngine(naive(tmp_path, **model), EngineSettings(kv_tokens=kv_tokens))
+        runner = Runner(engine, RunnerSettings())
+        runners.append(runner)
+        return runner
+
+    yield make
+    for runner in runners:
+        await runner.close()
+
+
+async def test_texts_join_and_leave_a_running_batch(make: Make) -> None:
+    runner = make(step_s=0.002)
+    first = Caller(runner, "a" * 50)
+    await first.begun.wait()
+    second = Caller(runner, "b" * 5)
+    assert await second.said() == "b" * 5
+    assert not first.ended.is_set()
+    third = Caller(runner, "c" * 3)
+    assert await third.said() == "c" * 3
+    assert await first.said() == "a" * 50
+
+
+async def test_cancelled_texts_leave_no_block(make: Make) -> None:
+    runner = make(kv_tokens=2048, step_s=0.001)
+    for _ in range(25):
+        callers = [Caller(runner, "x" * 40, ignore_eos=True, max_tokens=150) for _ in range(8)]
+        await callers[0].begun.wait()
+        for caller in callers:
+            runner.cancel(caller.text)
+        assert not any(caller.ended.is_set() for caller in callers)
+    state = runner.state()
+    assert (state.used_blocks, state.num_running, state.num_queued, state.queued_tokens) == (0, 0, 0, 0)
+    assert await Caller(runner, "still here").said() == "still here"
+    assert runner.engine.usage() == 0.0
+
+
+async def test_a_text_waits_for_blocks_and_starts_when_they_are_free(make: Make) -> None:
+    runner = make(kv_tokens=128, step_s=0.001)
+    first = Caller(runner, "x" * 20, max_tokens=80, ignore_eos=True)
+    second = Caller(runner, "y" * 20, max_tokens=80, ignore_eos=True)
+    await first.begun.wait()
+    assert not second.begun.is_set()
+    runner.cancel(first.text)
+    assert (await second.said()).startswith("y" * 20)
+
+
+async def test_deadline_in_the_queue(make: Make) -> None:
+    runner = make(kv_tokens=128, step_s=0.01)
+    first = Caller(runner, "x" * 20, max_tokens=80, ignore_eos=True)
+    late = Caller(runner, "y" * 20, left_s=0.05, max_tokens=80)
+    assert "in the queue" in await late.refusal()
+    runner.cancel(first.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "max_tokens", "said"),
+    [
+        ("x" * 600, 10, "600 characters, more than 512 tokens"),
+        ("x" * 500, 100, "500 tokens and max_tokens 100; the model's context is 512"),
+        ("x" * 512, 0, "512 tokens; the model's context is 512"),
+        ("x" * 100, 400, "500 tokens; the KV cache has room for 256"),
+    ],
+)
+async def test_what_is_too_long_is_refused_with_the_number(
+    make: Make, text: str, max_tokens: int, said: str
+) -> None:
+    runner = make(kv_tokens=256)
+    assert said in await Caller(runner, text, max_tokens=max_tokens).refusal()
+    assert runner.stats.steps == 0
+
+
+async def test_engine_that_fails_fails_its_texts_and_says_so(tmp_path: Path) -> None:
+    failed = asyncio.Event()
+    engine = NaiveEngine(naive(tmp_path, fail_after=2), EngineSettings())
+    runner = Runner(engine, RunnerSettings(), failed.set)
+    assert "the engine failed" in await Caller(runner, "a long text").refusal()
+    await asyncio.wait_for(failed.wait(), 5)
+    await runner.close()
+
+
+async def test_prompts_that_begin_alike_are_counted(make: Make) -> None:
+    runner = make()
+    await Caller(runner, "p" * 100).said()
+    second = Caller(runner, "p" * 100 + "q")
+    await second.said()
+    assert second.parts[0].cached_tokens == 96
+    assert second.parts[0].prompt_tokens == 101

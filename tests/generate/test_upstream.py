@@ -1,0 +1,174 @@
+"""An upstream that speaks OpenAI's protocol, well and badly: a server of the test, over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from hopline.errors import BadRequest, HoplineError, Overloaded, RuntimeFailure, Unavailable
+from hopline.generate import wire
+from hopline.generate.request import Prompt, Sampling
+from hopline.generate.spec import GenerativeSpec
+from hopline.generate.upstream import Upstream
+from hopline.scheduling.policy import NORMAL
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+def event(text: str = "", finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+class Server:
+    """Answers every request with one script: bytes, and pauses until the client has gone."""
+
+    def __init__(self) -> None:
+        self.script: list[bytes | None] = []
+        self.bodies: list[dict[str, object]] = []
+        self.gone = asyncio.Event()
+        self.url = ""
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        self.bodies.append(json.loads(await reader.readexactly(length)))
+        for step in self.script:
+            if step is None:
+                await reader.read()
+                self.gone.set()
+            else:
+                writer.write(step)
+        writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    listener = await asyncio.start_server(found.talk, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    found.url = f"http://127.0.0.1:{port}/v1"
+    yield found
+    listener.close()
+    await listener.wait_closed()
+
+
+Make = Callable[..., Upstream]
+
+
+@pytest.fixture
+async def upstream(server: Server) -> AsyncIterator[Upstream]:
+    spec = GenerativeSpec("slm", "1", "openai", url=server.url, upstream_model="theirs")
+    found = Upstream(spec, stall_s=0.3)
+    await found.start()
+    yield found
+    await found.close()
+
+
+PROMPT = Prompt("", '[{"role": "user", "content": "Hi"}]', Sampling(20, 0.5, stop=("x",), seed=3))
+
+
+async def ask(upstream: Upstream, prompt: Prompt = PROMPT) -> list[wire.Part]:
+    parts: list[wire.Part] = []
+    ended = asyncio.Event()
+
+    def take(part: wire.Part) -> None:
+        parts.append(part)
+        if part.finish or part.error:
+            ended.set()
+
+    upstream.begin(prompt, NORMAL, 30.0, take)
+    await asyncio.wait_for(ended.wait(), 20)
+    return parts
+
+
+def error_of(parts: list[wire.Part]) -> HoplineError:
+    error = parts[-1].error
+    assert error is not None
+    return wire.unpack_error(error)
+
+
+async def test_a_text_is_passed_on_with_its_usage(server: Server, upstream: Upstream) -> None:
+    # an event in two pieces, and two events in one
+    first = event("Hel")
+    server.script = [OK, first[:9], first[9:], event("lo") + event("", "length") + USAGE + DONE]
+    parts = await ask(upstream)
+    assert "".join(part.text for part in parts) == "Hello"
+    assert parts[-1].finish == "length"
+    assert parts[-1].prompt_tokens == 5
+    assert sum(part.num_tokens for part in parts) == 7
+    assert server.bodies == [
+        {
+            "model": "theirs",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "messages": [{"role": "user", "content": "Hi"}],
+            "temperature": 0.5,
+            "seed": 3,
+            "max_tokens": 20,
+            "stop": ["x"],
+        }
+    ]
+
+
+def status(code: int, body: bytes = b'{"error": {"message": "no luck"}}') -> bytes:
+    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (code, len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "said"),
+    [
+        ([status(400)], BadRequest, "no luck"),
+        ([status(429)], Overloaded, "no luck"),
+        ([status(500, b"<html>")], Unavailable, "status 500: <html>"),
+        ([OK, event("Hel")], RuntimeFailure, "cut off"),
+        ([OK, event("Hel"), DONE], RuntimeFailure, "cut off"),
+        (
+            [OK, event("Hel"), b'data: {"error": {"message": "out of memory"}}\n\n'],
+            RuntimeFailure,
+            "memory",
+        ),
+        ([OK, b"data: nonsense\n\n"], RuntimeFailure, "an invalid event"),
+        ([OK, b"data: " + b"x" * 2**21], RuntimeFailure, "more than"),
+        ([OK, event("Hel"), None], Unavailable, "sent nothing for too long"),
+        ([b"garbage\r\n\r\n"], Unavailable, "broke the connection off"),
+        ([], Unavailable, "broke the connection off"),
+    ],
+)
+async def test_what_goes_wrong_is_said(
+    server: Server, upstream: Upstream, script: list[bytes | None], kind: type[HoplineError], said: str
+) -> None:
+    server.script = script
+    error = error_of(await ask(upstream))
+    assert type(error) is kind
+    assert said in str(error)
+
+
+async def test_cancelling_closes_the_connection(server: Server, upstream: Upstream) -> None:
+    server.script = [OK, event("Hel"), None]
+    begun = asyncio.Event()
+    number = upstream.begin(PROMPT, NORMAL, 30.0, lambda part: begun.set())
+    await asyncio.wait_for(begun.wait(), 10)
+    upstream.cancel(number)
+    await asyncio.wait_for(server.gone.wait(), 10)
+
+
+async def test_breaker_opens_after_failures_and_not_after_refusals(
+    server: Server, upstream: Upstream
+) -> None:
+    server.script = [status(400)]
+    for _ in range(8):
+        await ask(upstream)
+    server.script = [status(500)]
+    while len(server.bodies) < 16 and upstream.breaker.state == "closed":
+        await ask(upstream)
+    with pytest.raises(Unavailable, match="upstream fails"):
+        await ask(upstream)
+    assert len(server.bodies) < 16
