@@ -11,9 +11,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from hopline.artifact import ModelSpec, TabularSpec
 
 _DIGITS = 16
+#: Fields of model.json on which no answer depends.
+_ABOUT = ("name", "version", "parity", "producer", "why_whole")
 
 
 def hash_of(value: Any) -> str:
@@ -25,12 +29,16 @@ def hash_of(value: Any) -> str:
 def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
     """The three hashes of a graph model, as properties of its `ModelInfo`.
 
-    artifact_hash: all files. preprocessing_hash: what stands between the graph and the first layer, which
-    is how neighbours are sampled and the level-0 stages. feature_schema_hash: names, order and widths of
-    node features and edge attributes.
+    artifact_hash: all files, and what model.json says of them: the files of a model that takes the mean
+    of its neighbours may equal those of one that takes the maximum. preprocessing_hash: what stands
+    between the graph and the first layer, which is how neighbours are sampled and the level-0 stages.
+    feature_schema_hash: names, order and widths of node features and edge attributes.
     """
     first = spec.levels[0] if spec.levels else {}
-    stages = {name: spec.files.get(stage.file or "", "") for name, stage in first.items()}
+    stages = {
+        name: [msgspec.to_builtins(stage), spec.files.get(stage.file or "", "")]
+        for name, stage in first.items()
+    }
     sampling = {
         "fanouts": {key: list(fanouts) for key, fanouts in spec.fanouts.items()},
         "sampling": spec.sampling,
@@ -38,7 +46,7 @@ def graph_model_hashes(spec: ModelSpec) -> dict[str, str]:
         "salt": spec.salt,
     }
     return {
-        "artifact_hash": hash_of([dict(spec.files), sampling, spec.task, list(spec.classes)]),
+        "artifact_hash": _content(spec),
         "preprocessing_hash": hash_of([sampling, stages]),
         "feature_schema_hash": hash_of(_features(spec.graph_schema)),
     }
@@ -55,10 +63,16 @@ def tabular_model_hashes(spec: TabularSpec) -> dict[str, str]:
         for column in spec.columns
     ]
     return {
-        "artifact_hash": hash_of([dict(spec.files), spec.task, list(spec.classes), list(spec.outputs)]),
+        "artifact_hash": _content(spec),
         "preprocessing_hash": spec.preprocessing[:_DIGITS],
         "feature_schema_hash": hash_of(columns),
     }
+
+
+def _content(spec: ModelSpec | TabularSpec) -> str:
+    """The hash of all that decides what a version answers."""
+    fields = msgspec.to_builtins(spec)
+    return hash_of({name: value for name, value in fields.items() if name not in _ABOUT})
 
 
 def _features(schema: Mapping[str, Any]) -> Any:

@@ -108,12 +108,18 @@ def encode_state(state: LifecycleState) -> bytes:
     return msgspec.json.format(msgspec.json.encode(state), indent=1)
 
 
-def decode_state(body: bytes, where: str) -> LifecycleState:
-    """The state that was stored in `where`. Raises: ConfigError: this Hopline did not write it."""
+def decode_state(body: bytes, where: str, remedy: str = "") -> LifecycleState:
+    """The state that was stored in `where`.
+
+    Args:
+        remedy: what to do where it is damaged, for the message.
+
+    Raises: ConfigError: this Hopline did not write it.
+    """
     try:
         state = msgspec.json.decode(body, type=LifecycleState)
     except UNREADABLE as error:
-        raise ConfigError(f"models.state: {where} is not a lifecycle file: {error}") from None
+        raise ConfigError(f"models.state: {where} is not a lifecycle file: {error}{remedy}") from None
     if state.format > FORMAT:
         raise ConfigError(f"models.state: {where} was written by a newer Hopline; upgrade hopline")
     return state

@@ -152,6 +152,33 @@ def test_members_give_back_what_a_server_lost(server, join):
     assert late.read()[0] == after
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        ("generation", "x"),
+        ("generation", "99", "nonce", "other", "body", "{"),
+        ("nonce", "other", "body", ""),
+    ],
+    ids=["generation", "body", "no body"],
+)
+def test_a_state_that_no_member_can_read_is_reported_and_never_given_back(server, join, damage):
+    member, other = join(), join()
+    member.update(serving("1"))
+    eventually(lambda: other.heard().identity == member.read()[1])
+    other.read()
+    key = "t:{fleet}:state"
+    server.call("HSET", key, *damage)
+    for each in (member, other):
+        eventually(lambda each=each: not each.status()["up"])
+        assert key in each.status()["why"]
+        with pytest.raises(StoreUnavailable, match="has not answered for"):
+            each.check_up()
+    server.call("DEL", key)
+    eventually(lambda: member.status()["up"] and other.status()["up"])
+    assert other.read()[0].models["m"].serving == "1"
+    member.check_up()
+
+
 def test_two_states_of_one_generation_become_one_that_is_newer(server, join):
     first, other = join(), join()
     first.update(serving("1"))

@@ -294,9 +294,9 @@ class RedisStore(StateStore):
             places, [self.member, self._ack, int(_LIFETIME_S * 1e3), lead_ms]
         )
         self._offset_s = int(now_ms) / 1e3 - (began + time.monotonic()) / 2
-        stored = _Stored(int(generation), nonce.decode())
-        if _is_older(stored, newest):
-            stored = self._load()
+        stored = self._stored(generation, nonce)
+        if stored.identity != newest.identity:
+            stored = self._load()  # what cannot be read is not the newest state
         self._heard = Heard(stored.identity, began)
         self._leader, self._num_members = leader.decode(), int(num)
         self._counts.exchange(self._client, began, leads=self._leader == self.member)
@@ -308,13 +308,11 @@ class RedisStore(StateStore):
         return 0 if identity is None else int(identity[0])
 
     def _load(self) -> _Stored:
-        """The newest content. Raises: StoreUnavailable."""
+        """The newest content. Raises: StoreUnavailable; ConfigError: it cannot be read."""
 
         def load() -> _Stored:
             found = self._client.hmget(self._keys.state, "generation", "nonce", "body")
-            if found[0] is None:
-                return _Stored()
-            return _Stored(int(found[0]), found[1].decode(), found[2])
+            return _Stored() if found[0] is None else self._stored(*found)
 
         newest = self._newest
         stored = self._asked(load)
@@ -330,8 +328,22 @@ class RedisStore(StateStore):
             state = msgspec.structs.replace(state, generation=state.generation + 1)
             renumbered = _Stored(state.generation, secrets.token_hex(8), encode_state(state))
             stored = renumbered if self._replace(stored, renumbered) else self._asked(load)
+        self._decode(stored)  # before it is remembered: what is remembered is given back
         self._remember(stored)
         return stored
+
+    def _stored(self, generation: bytes, nonce: bytes | None, body: bytes | None = b"") -> _Stored:
+        """The fields of the state's hash. Raises: ConfigError: not as Hopline writes them."""
+        try:
+            return _Stored(int(generation), (nonce or b"").decode(), body or b"")
+        except ValueError:
+            raise ConfigError(
+                f"{_SETTING}: {self.address} has a state that no Hopline wrote{self._remedy}"
+            ) from None
+
+    @property
+    def _remedy(self) -> str:
+        return f"; remove the key {self._keys.state!r}: hosts that run give back the state that they follow"
 
     def _replace(self, stored: _Stored, wanted: _Stored) -> bool:
         """Put `wanted` in the place of `stored`; whether that was the newest.
@@ -367,7 +379,9 @@ class RedisStore(StateStore):
     def _decode(self, stored: _Stored) -> LifecycleState:
         nonce, state = self._decoded
         if not stored.generation or nonce != stored.nonce:
-            state = decode_state(stored.body, self.address) if stored.generation else LifecycleState()
+            state = LifecycleState()
+            if stored.generation:
+                state = decode_state(stored.body, self.address, self._remedy)
             self._decoded = stored.nonce, state
         return state
 
