@@ -112,7 +112,7 @@ class Topology:
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """Names under which metrics are reported; a service without a proxy is reported by that of its Service."""
+        """Names in metrics: those of the workloads, and of Services where a workload has no proxy."""
         seen = self.visibility
         return tuple(
             name if has_proxy else service
