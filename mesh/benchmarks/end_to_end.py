@@ -51,9 +51,13 @@ class Target:
     reported: frozenset[str] = frozenset()
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """Run all faults and changes; returns the results by name."""
-    plan = StandPlan(train_at=100 if quick else 360)
+def measure(quick: bool, speed: float = 15.0) -> dict[str, Any]:
+    """Run all faults and changes; returns the results by name.
+
+    Args:
+        speed: simulated seconds in one second, with a snapshot every 15 of them; lower on a busy machine.
+    """
+    plan = StandPlan(train_at=100 if quick else 360, speed=speed, interval_s=15.0 / speed)
     with tempfile.TemporaryDirectory(prefix="hopline-mesh-") as folder, stand(Path(folder), plan) as one:
         learn(one)
         found: dict[str, Any] = {}
