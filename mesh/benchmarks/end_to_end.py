@@ -1,5 +1,8 @@
 """Faults from a simulated mesh through real Prometheus, the watch and real Alertmanager to a webhook.
 
+The mesh is unkind: workloads with other names than their Services, canaries, cycles, retry budgets,
+services without a sidecar, missing series, no TCP metrics, a daily rhythm.
+
 All processes are real and communicate over loopback; time is compressed (15 simulated seconds pass in one
 second, with one snapshot per second). The watch learns from Prometheus alone. Then follow five faults, each
 on a service or call path that is in use, three planned changes, and a fault during which the watch is
@@ -36,15 +39,25 @@ _SEVERITY = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Location of a fault. For a call path, `caller` is not empty."""
+    """Location of a fault. For a call path, `caller` is not empty.
+
+    Attributes:
+        service, caller: names of workloads.
+        reported: names under which the metrics have them.
+    """
 
     service: str
     caller: str = ""
+    reported: frozenset[str] = frozenset()
 
 
-def measure(quick: bool) -> dict[str, Any]:
-    """Run all faults and changes; returns the results by name."""
-    plan = StandPlan(train_at=100 if quick else 360)
+def measure(quick: bool, speed: float = 15.0) -> dict[str, Any]:
+    """Run all faults and changes; returns the results by name.
+
+    Args:
+        speed: simulated seconds in one second, with a snapshot every 15 of them; lower on a busy machine.
+    """
+    plan = StandPlan(train_at=100 if quick else 360, speed=speed, interval_s=15.0 / speed)
     with tempfile.TemporaryDirectory(prefix="hopline-mesh-") as folder, stand(Path(folder), plan) as one:
         learn(one)
         found: dict[str, Any] = {}
@@ -181,9 +194,8 @@ def _ids(one: Stand, after: int, status: str) -> list[str]:
 
 def rank(incident: dict[str, Any], target: Target) -> int | None:
     """Rank of the faulty service or path among the suspects, from 1; either end also names a path."""
-    wanted = {target.service, target.caller} - {""}
     for place, suspect in enumerate(incident["suspects"], start=1):
-        if suspect["service"] in wanted:
+        if suspect["service"] in target.reported:
             return place
     return None
 
@@ -206,14 +218,20 @@ def _worst(told: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def target(one: Stand, service: str, caller: str = "") -> Target:
+    """The target of a fault, with the names under which the metrics have it."""
+    names = {each["service"]: each["reported"] for each in one.state()["services"]}
+    return Target(service, caller, frozenset(names[each] for each in (service, caller) if each))
+
+
 def _target(one: Stand, kind: str, number: int) -> Target:
-    """A service or call path that is in use, a different one for each number."""
-    paths = [each for each in one.state()["paths"] if each["request_rate"] > 1]
+    """A service or call path that is in use and measured, a different one for each number."""
+    paths = [each for each in one.state()["paths"] if each["request_rate"] > 1 and each["measured"]]
     paths.sort(key=lambda each: -each["request_rate"])
     if kind in EDGE_FAULTS:
         path = paths[(2 + 2 * number) % len(paths)]
-        return Target(path["service"], path["caller"])
-    return Target(_busy(one)[(2 + number) % len(_busy(one))])
+        return target(one, path["service"], path["caller"])
+    return target(one, _busy(one)[(2 + number) % len(_busy(one))])
 
 
 def _busy(one: Stand) -> list[str]:

@@ -51,6 +51,7 @@ class StandPlan:
         seed: seed of the simulated mesh.
         speed: simulated seconds in one second.
         interval_s: seconds (of the clock) between snapshots and between scrapes.
+        unkind: whether the mesh has what makes a real mesh harder to watch; see `hopline_mesh.simulate`.
         train_at: snapshots after which the watch is trained.
         settings: further settings of the watch, by key.
     """
@@ -59,6 +60,7 @@ class StandPlan:
     seed: int = 3
     speed: float = 15.0
     interval_s: float = 1.0
+    unkind: bool = True
     train_at: int = 240
     settings: tuple[tuple[str, object], ...] = ()
 
@@ -197,6 +199,7 @@ def stand(folder: Path, plan: StandPlan) -> Iterator[Stand]:
         start(
             "simulate", sys.executable, "-m", "hopline.cli", "mesh", "simulate",
             "--services", plan.services, "--seed", plan.seed, "--speed", plan.speed,
+            *(["--unkind"] if plan.unkind else []),
             "--no-autoscale", "--port", ports[0], "--kubernetes-port", ports[1],
             "--prometheus-config", folder / "prometheus.yml", "--scrape-interval", plan.interval_s,
         )  # fmt: skip

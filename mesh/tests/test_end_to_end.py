@@ -1,10 +1,9 @@
-"""Simulated mesh, real Prometheus, the watch, real Alertmanager, webhook: one fault is one incident.
+"""Unkind simulated mesh, real Prometheus, the watch, real Alertmanager, webhook: one fault is one incident.
 
 The processes are those of the benchmark's phase `end_to_end`, which plays all faults.
 """
 
 from mesh.benchmarks import end_to_end
-from mesh.benchmarks.end_to_end import Target
 from mesh.benchmarks.stand import StandPlan, stand
 
 
@@ -27,7 +26,7 @@ def test_a_fault_is_told_once_and_a_killed_watch_goes_on_with_it(tmp_path):
         one.simulated(90)
         (incident,) = (each for each in one.incidents() if each["end_s"] is None)
         assert end_to_end.fired(one) == [incident["id"]]
-        assert end_to_end.rank(incident, Target(service)) in (1, 2)
+        assert end_to_end.rank(incident, end_to_end.target(one, service)) in (1, 2)
         one.end_faults()
         one.wait("the end", lambda: end_to_end.over(one), 60)
         assert end_to_end.over(one) == end_to_end.fired(one) == [incident["id"]]

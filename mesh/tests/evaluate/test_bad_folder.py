@@ -20,7 +20,7 @@ def changed(text: str, line: int, new: str) -> str:
 
 BAD = {
     "no nodes": ({"nodes": None}, ["no nodes.csv or nodes.parquet; it has a row for each service"]),
-    "no edges": ({"edges": None}, ["no edges.csv or edges.parquet"]),
+    "no edges": ({"edges": None}, ["no edges.csv or edges.parquet", "(a header alone: no call paths)"]),
     "no labels": ({"labels": None}, ["no labels.csv or labels.parquet; it has the events that went wrong"]),
     "empty file": (
         {"nodes": ""},
@@ -60,7 +60,7 @@ BAD = {
     ),
     "milliseconds": (
         {"nodes": changed(NODES, 2, "1767225600000,cart,1,0")},
-        ["'1767225600000' is not a time"],
+        ["'1767225600000' is not a time", "this looks like milliseconds: divide it by 1,000"],
     ),
     "text for a number": (
         {"nodes": changed(NODES, 4, "2026-01-01T00:01:00Z,cart,fast,0")},

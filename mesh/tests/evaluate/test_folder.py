@@ -47,6 +47,13 @@ def test_it_is_read_as_it_stands(folder):
     assert one.test == (Period(T0 + 60, T0 + 240),)
 
 
+def test_a_mesh_without_known_call_paths_has_a_header_for_them(tmp_path):
+    one = read_folder(files(tmp_path, edges="time,source,destination\n"))
+    assert [len(snapshot.edge_src) for snapshot in one.snapshots] == [0] * 4
+    for snapshot in one.snapshots:
+        snapshot.check()
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 
 from hopline_mesh.tagae.blame import suspects
 from hopline_mesh.tagae.clues import Clue
+from hopline_mesh.tagae.paths import Paths
 
 FRONT, CART, STORE, PAY = range(4)
 CALLS = [(FRONT, CART), (PAY, STORE), (CART, STORE), (FRONT, PAY)]
+PATHS = Paths.of(CALLS)
 FEATURES = {
     "request_rate": "load",
     "error_share": "errors",
@@ -27,19 +29,19 @@ def clue(feature: str, service: int, caller: int = -1, *, is_up: bool = True, sc
 
 
 def test_calls_that_are_missing_on_one_path_are_its_callers():
-    found = suspects([clue("request_rate", STORE, CART, is_up=False)], CALLS)
+    found = suspects([clue("request_rate", STORE, CART, is_up=False)], PATHS)
     assert found[0].service == CART
     assert PAY not in [blame.service for blame in found]
 
 
 def test_requests_that_are_missing_at_a_service_may_be_any_callers():
-    found = suspects([clue("request_rate", STORE, is_up=False)], CALLS)
+    found = suspects([clue("request_rate", STORE, is_up=False)], PATHS)
     assert {blame.service for blame in found} >= {CART, PAY}
 
 
 def test_nobody_is_to_blame_for_answering_faster():
     assert (
-        suspects([clue("p99_ms", CART, is_up=False), clue("server_ms", CART, FRONT, is_up=False)], CALLS)
+        suspects([clue("p99_ms", CART, is_up=False), clue("server_ms", CART, FRONT, is_up=False)], PATHS)
         == []
     )
 
@@ -58,7 +60,7 @@ clues = st.builds(
 
 @given(st.lists(clues, min_size=1, max_size=8))
 def test_whoever_is_suspected_is_so_for_something_that_was_seen(given_clues):
-    for blame in suspects(given_clues, CALLS):
+    for blame in suspects(given_clues, PATHS):
         assert blame.clues
         near = {blame.service} | {b for a, b in CALLS if a == blame.service}
         near |= {a for a, b in CALLS if b == blame.service}

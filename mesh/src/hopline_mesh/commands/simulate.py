@@ -39,6 +39,23 @@ def simulate(
         float,
         typer.Option(help="Share of scrapes that fail; in a recording, share of missing measurements."),
     ] = 0.0,
+    unkind: Annotated[
+        bool,
+        typer.Option(
+            "--unkind",
+            help="Draw properties that make a real mesh harder to watch: workloads with other names than "
+            "their Services, canaries, cycles, retry budgets, services without a sidecar, missing series, "
+            "no TCP metrics, a daily rhythm.",
+        ),
+    ] = False,
+    trait: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE",
+            help="Set one of these properties, such as without_sidecar=0.2 or tcp=0; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     speed: Annotated[float, typer.Option(help="Simulated seconds per second.")] = 1.0,
     per_pod: Annotated[
         bool,
@@ -96,8 +113,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a service mesh: metrics of Istio, cAdvisor and kube-state-metrics, pods, and faults."""
-    from hopline_mesh.simulate import MeshPlan
-    from hopline_mesh.simulate.orders import read_fault, read_operation
+    from hopline_mesh.simulate import MeshPlan, unkind_plan
+    from hopline_mesh.simulate.orders import read_fault, read_operation, read_traits
 
     plan = MeshPlan(
         services=services,
@@ -109,6 +126,9 @@ def simulate(
         faults=tuple(read_fault(each) for each in fault or []),
         operations=tuple(read_operation(each) for each in operation or []),
     )
+    if unkind:
+        plan = unkind_plan(plan, seed)
+    plan = replace(plan, traits=read_traits(trait or [], plan.traits))
     if record is not None:
         _record(_run(preset, plan, seed), record, as_json)
         return
@@ -135,8 +155,10 @@ def _run(preset: str, plan: MeshPlan, seed: int) -> Simulation:
             f"--preset {preset} defines its faults and operations; remove --fault and --operation"
         )
     if preset == "calm":
-        return calm(plan.hours, plan.services, seed=seed)
-    return high_churn(plan.hours, plan.services, seed=seed, quiet_hours=min(4.0, plan.hours / 4))
+        run = calm(plan.hours, plan.services, seed=seed)
+    else:
+        run = high_churn(plan.hours, plan.services, seed=seed, quiet_hours=min(4.0, plan.hours / 4))
+    return simulated(replace(run.plan, traits=plan.traits, daily=plan.daily or run.plan.daily), seed)
 
 
 def _record(run: Simulation, folder: Path, as_json: bool) -> None:

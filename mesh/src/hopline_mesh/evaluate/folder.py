@@ -42,7 +42,7 @@ def read_folder(folder: Path) -> Recording:
         folder,
         "edges",
         ("time", "source", "destination"),
-        "it has a row for each call path and interval",
+        "it has a row for each call path and interval (a header alone: no call paths)",
         problems,
     )
     names = nodes.columns["service"] if nodes is not None else []

@@ -14,12 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.evaluate.problems import Problems
-from hopline_mesh.evaluate.times import parse
+from hopline_mesh.evaluate.times import parse, unit_of
 from hopline_mesh.schema import kind_of
 
 _ENDINGS = (".csv", ".parquet")
 #: Tolerance of a share, for rounding.
 _ROUNDING = 1e-6
+
+
+def _unit_of(text: str) -> str:
+    """Return a hint for a time that would be valid in another unit; else ""."""
+    unit = unit_of(text)
+    return f"; this looks like {unit[0]}: divide it by {unit[1]:,}" if unit else ""
 
 
 class Table:
@@ -55,7 +61,7 @@ class Table:
                 problems.add(
                     self.where(row, column),
                     f"{text!r} is not a time; it must be Unix seconds such as 1661140279, or ISO-8601 such "
-                    "as 2022-08-22T03:51:19Z",
+                    f"as 2022-08-22T03:51:19Z{_unit_of(text)}",
                 )
             else:
                 found[row] = seconds

@@ -27,6 +27,17 @@ def parse(text: str) -> float | None:
     return seconds if math.isfinite(seconds) and _FIRST_S <= seconds <= _LAST_S else None
 
 
+def unit_of(text: str) -> tuple[str, int] | None:
+    """Return the unit in which a number is a time, and its parts in a second; None if there is none."""
+    for unit, parts in (("milliseconds", 1000), ("microseconds", 10**6), ("nanoseconds", 10**9)):
+        try:
+            if _FIRST_S <= float(text) / parts <= _LAST_S:
+                return unit, parts
+        except ValueError:
+            return None
+    return None
+
+
 def clock(seconds: float) -> str:
     """Return a time such as `2022-08-22 03:51:19`, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

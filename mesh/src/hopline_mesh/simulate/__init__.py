@@ -23,8 +23,9 @@ from hopline_mesh.simulate.plan import (
     Operation,
     OperationKind,
 )
-from hopline_mesh.simulate.presets import MEASURED, calm, high_churn
+from hopline_mesh.simulate.presets import MEASURED, calm, high_churn, unkind, unkind_plan
 from hopline_mesh.simulate.simulation import Simulation, simulate
+from hopline_mesh.simulate.traits import Traits
 
 __all__ = [
     "EDGE_FAULTS",
@@ -37,7 +38,10 @@ __all__ = [
     "Operation",
     "OperationKind",
     "Simulation",
+    "Traits",
     "calm",
     "high_churn",
     "simulate",
+    "unkind",
+    "unkind_plan",
 ]

@@ -40,9 +40,10 @@ class _Chooser:
     def __init__(self, topology: Topology, rates: Floats, flows: Floats, rng: np.random.Generator) -> None:
         self._topology, self._rng = topology, rng
         steady = (topology.spare_of < 0) & ~topology.idle
+        can_be_seen = topology.visibility.sidecar[topology.src]
         self._services = np.flatnonzero(steady & (rates > _SEEN * rates.max()))
         seen = steady[topology.src] & steady[topology.dst] & (flows > _SEEN * flows.max(initial=0.0))
-        self._paths = np.flatnonzero(seen)
+        self._paths = np.flatnonzero(seen & can_be_seen)
         self._spares: list[int] = list(np.flatnonzero(topology.spare_of >= 0))
         self._added: list[str] = []
 
@@ -91,22 +92,24 @@ class _Chooser:
         return replace(operation, service=service)
 
     def _known(self, name: str) -> str:
-        """Return the full name of a service; "" is unchanged."""
-        names = self._topology.names
-        if not name or name in names:
+        """Return the full name of a workload; "" is unchanged."""
+        if not name:
             return name
-        short = [each for each in names if each.partition("/")[2] == name]
-        if len(short) != 1:
+        found, names = self._topology.find(name), self._topology.names
+        if found is None:
             raise ConfigError(f"the mesh has no service {name!r}; it has {', '.join(names[:8])}, …")
-        return short[0]
+        return names[found]
 
 
 def _traffic(topology: Topology, rate: float) -> tuple[Floats, Floats]:
     """Return usual requests per second of services and of call paths."""
     rates = topology.entry_share * rate
     flows = np.zeros(len(topology.src))
+    # Behind one Service each workload gets its share of the pods.
+    groups, replicas = topology.groups, topology.replicas.astype(np.float64)
+    share = replicas / np.bincount(groups, replicas)[groups]
     for level in topology.levels:
-        flows[level] = rates[topology.src[level]] * topology.calls[level]
+        flows[level] = rates[topology.src[level]] * (topology.calls * share[topology.dst])[level]
         used = topology.spare_of[topology.dst[level]] < 0
         rates = rates + np.bincount(topology.dst[level], flows[level] * used, len(rates))
     return rates, flows

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hopline_mesh.simulate import names
+from hopline_mesh.simulate.topology import Topology
 from hopline_mesh.simulate.traffic import BOUNDS_MS, FAILED, FINE, NOBODY, TIMED_OUT, Counters, Traffic
 from hopline_mesh.simulate.world import World
 
@@ -78,7 +79,9 @@ def _istio(world: World, traffic: Traffic) -> Iterator[str]:
                     )
     name = "istio_request_duration_milliseconds"
     yield from _head(name, "histogram", "Duration of requests.")
-    for counters, labelled in rows:
+    has_durations = world.topology.visibility.durations
+    for reporter, (counters, labelled) in enumerate(rows):
+        counting = (traffic.src, traffic.dst)[reporter]
         cumulated = np.cumsum(counters.buckets, axis=1).tolist()
         for row, labels, grpc in labelled:
             tail = (
@@ -86,11 +89,15 @@ def _istio(world: World, traffic: Traffic) -> Iterator[str]:
                 if grpc
                 else ',response_code="200",grpc_response_status=""'
             )
+            if not has_durations[counting[counters.path[row]]]:
+                continue
             seen = cumulated[row]
             for bound, value in zip(_LE, seen, strict=True):
                 yield f'{name}_bucket{{{labels}{tail},le="{bound}"}} {value}'
             yield f"{name}_sum{{{labels}{tail}}} {counters.total_ms[row]:.3f}"
             yield f"{name}_count{{{labels}{tail}}} {seen[-1]}"
+    if not world.topology.visibility.tcp:
+        return
     for what, text in (("opened", "Connections opened."), ("closed", "Connections closed.")):
         name = f"istio_tcp_connections_{what}_total"
         yield from _head(name, "counter", text)
@@ -105,23 +112,29 @@ def _rows(
 ) -> list[tuple[int, str, bool]]:
     """Return row, labels and whether it is gRPC, for each counter of an existing pod."""
     topology, found = world.topology, []
+    seen = topology.visibility
     for row, (path, serial) in enumerate(
         zip(counters.path.tolist(), counters.serial.tolist(), strict=True)
     ):
         if serial >= 0 and serial not in pods:
             continue
-        source = "unknown/unknown" if traffic.src[path] < 0 else topology.names[traffic.src[path]]
-        (from_space, from_name), (to_space, to_name) = map(
-            names.split, (source, topology.names[traffic.dst[path]])
-        )
-        grpc = bool(topology.grpc[traffic.dst[path]])
+        src, dst = int(traffic.src[path]), int(traffic.dst[path])
+        if not seen.sidecar[src if reporter == "source" else dst]:
+            continue  # nothing counts there
+        # A proxy knows the workload at the other end only from the proxy there.
+        from_name, from_space = _workload(topology, src)
+        to_name, to_space = _workload(topology, dst)
+        from_app = "unknown" if from_name == "unknown" else names.split(seen.services[src])[1]
+        called_space, called = names.split(seen.services[dst])
+        to_app = "unknown" if to_name == "unknown" else called
+        grpc = bool(topology.grpc[dst])
         labels = (
             f'reporter="{reporter}",source_workload="{from_name}",source_workload_namespace="{from_space}",'
-            f'source_canonical_service="{from_name}",source_app="{from_name}",'
+            f'source_canonical_service="{from_app}",source_app="{from_app}",'
             f'destination_workload="{to_name}",destination_workload_namespace="{to_space}",'
-            f'destination_canonical_service="{to_name}",destination_app="{to_name}",'
-            f'destination_service="{to_name}.{to_space}.svc.cluster.local",'
-            f'destination_service_name="{to_name}",destination_service_namespace="{to_space}",'
+            f'destination_canonical_service="{to_app}",destination_app="{to_app}",'
+            f'destination_service="{called}.{called_space}.svc.cluster.local",'
+            f'destination_service_name="{called}",destination_service_namespace="{called_space}",'
             f'request_protocol="{"grpc" if grpc else "http"}",'
             f'connection_security_policy="{"mutual_tls" if reporter == "destination" else "unknown"}"'
         )
@@ -130,6 +143,14 @@ def _rows(
             labels += f',namespace="{space}",pod="{pod}"'
         found.append((row, labels, grpc))
     return found
+
+
+def _workload(topology: Topology, service: int) -> tuple[str, str]:
+    """Return name and namespace of a workload as a proxy knows it; -1 is outside of the mesh."""
+    if service < 0 or not topology.visibility.sidecar[service]:
+        return "unknown", "unknown"
+    space, name = names.split(topology.names[service])
+    return name, space
 
 
 def _pod_names(world: World) -> dict[int, tuple[str, str]]:
@@ -147,13 +168,19 @@ def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
     """Yield metrics of each pod's container, its proxy, and (without a container name) their sum."""
     labelled = _pod_names(world)
     rows = []
-    for serial, memory in zip(world.pods.serial.tolist(), world.pod_memory.tolist(), strict=True):
+    seen = world.topology.visibility
+    for serial, service, memory in zip(
+        world.pods.serial.tolist(), world.pods.service.tolist(), world.pod_memory.tolist(), strict=True
+    ):
+        if not seen.containers[service]:
+            continue
         space, pod = labelled[serial]
         used = cpu.seconds.get(serial, 0.0)
+        proxy = [("istio-proxy", 0.1 * used, 5e7)] if seen.sidecar[service] else []
         for container, seconds, held in (
-            ("app", 0.9 * used, memory),
-            ("istio-proxy", 0.1 * used, 5e7),
-            ("", used, memory + 5e7),
+            ("app", 0.9 * used if proxy else used, memory),
+            *proxy,
+            ("", used, memory + 5e7 if proxy else memory),
         ):
             rows.append((f'container="{container}",namespace="{space}",pod="{pod}"', seconds, held))
     name = "container_cpu_usage_seconds_total"

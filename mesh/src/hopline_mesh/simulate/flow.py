@@ -1,7 +1,7 @@
 """The physics of one step: rates of requests, latencies and failures of all services and call paths.
 
 Requests go down the layers; latencies and failures come back up. Feedback (failures cause retries, which
-cause failures) uses the values of the previous step.
+cause failures; calls in cycles) uses the values of the previous step.
 """
 
 from __future__ import annotations
@@ -114,12 +114,19 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
 
     # Downwards: requests.
     failing = np.minimum(before.failed, 0.999)
-    attempts = (1.0 - failing ** (topology.retries + 1)) / (1.0 - failing) * now.resend
+    tries = (1.0 - failing ** (topology.retries + 1)) / (1.0 - failing)
+    # A budget lets only some of the retries happen.
+    tried = np.minimum(tries, 1.0 + topology.retry_budget)
+    allowed = np.where(tried < tries, (tried - 1.0) / np.maximum(tries - 1.0, 1e-12), 1.0)
+    attempts = tried * now.resend
     per_request = now.calls * attempts
     arrives = np.where(gone[dst], 0.0, 1.0 - now.loss)
     arrived = np.where(gone, 0.0, now.entering)
     served = np.zeros(s)
     sent = np.zeros(len(src))
+    back = topology.back
+    sent[back] = before.served[src[back]] * per_request[back]
+    arrived += np.bincount(dst[back], sent[back] * arrives[back], s)
     for level in levels:
         served = _served(arrived, capacity, clogged)
         sent[level] = served[src[level]] * per_request[level]
@@ -143,15 +150,20 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
     stuck_time = np.zeros(s)
     stuck_weight = np.zeros(s)
     failed, client, client_variance, client_stuck, client_stuck_ms = np.zeros((5, len(src)))
-    for level in reversed(levels):
+    for level in (back, *reversed(levels)):
         callee, caller = dst[level], src[level]
-        errors = -np.expm1(right[callee])
-        stuck = -np.expm1(smooth[callee])
-        stuck_ms = stuck_time[callee] / np.maximum(stuck_weight[callee], 1e-12) + mean[callee]
+        if level is back:
+            errors, stuck, stuck_ms = before.errors[callee], before.stuck[callee], before.stuck_ms[callee]
+            callee_ms, callee_variance = before.mean_ms[callee], before.variance[callee]
+        else:
+            errors = -np.expm1(right[callee])
+            stuck = -np.expm1(smooth[callee])
+            callee_ms, callee_variance = mean[callee], variance[callee]
+            stuck_ms = stuck_time[callee] / np.maximum(stuck_weight[callee], 1e-12) + callee_ms
         way = topology.network_ms[level] + now.delay_ms[level]
         timeout = topology.timeout_ms[level]
-        took = mean[callee] + way
-        spread = variance[callee] + (0.25 * way) ** 2
+        took = callee_ms + way
+        spread = callee_variance + (0.25 * way) ** 2
         late = share_above(timeout, took, spread)
         # The caller waits for a lost call until the timeout; without any pod the proxy fails immediately.
         none = gone[callee]
@@ -168,16 +180,17 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
             lost + passed, 1e-12
         )
         calls = now.calls[level]
-        tries = np.minimum(attempts[level] / now.resend[level], 3.0)
+        repeats = np.minimum(tried[level], 3.0)
         share, several = np.minimum(calls, 1.0), np.maximum(calls, 1.0)
-        length = _SERIAL_SHARE * tries * client[level]
+        length = _SERIAL_SHARE * repeats * client[level]
         mean += np.bincount(caller, calls * length, s)
-        square = client_variance[level] * (_SERIAL_SHARE * tries) ** 2
+        square = client_variance[level] * (_SERIAL_SHARE * repeats) ** 2
         variance += np.bincount(caller, several * (share * (square + length**2) - (share * length) ** 2), s)
-        for_good = failed[level] ** (topology.retries[level] + 1)
+        at_once = failed[level]
+        for_good = at_once - allowed[level] * (at_once - at_once ** (topology.retries[level] + 1))
         hurt = np.minimum(share * topology.critical[level] * for_good, _MAX_SHARE)
         right += np.bincount(caller, np.log1p(-hurt), s)
-        held = np.minimum(calls * tries * held, _MAX_SHARE)
+        held = np.minimum(calls * repeats * held, _MAX_SHARE)
         smooth += np.bincount(caller, np.log1p(-held), s)
         stuck_time += np.bincount(caller, held * held_ms * _SERIAL_SHARE, s)
         stuck_weight += np.bincount(caller, held, s)

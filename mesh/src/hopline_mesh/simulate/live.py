@@ -166,10 +166,12 @@ class Live:
         """Return the state, for people and tests; times are those of the wall clock."""
         with self._lock:
             world, flow, topology = self._world, self._world.flow, self._world.topology
-            context = world.journal.context(world.now_s)
+            context = world.context()
             services = [
                 {
                     "service": name,
+                    "behind": topology.visibility.services[at],
+                    "reported": topology.reported[at],
                     "running": bool(world.fleet.running[at]),
                     "spare_of": topology.names[topology.spare_of[at]]
                     if topology.spare_of[at] >= 0
@@ -188,6 +190,7 @@ class Live:
                 {
                     "caller": topology.names[src],
                     "service": topology.names[dst],
+                    "measured": bool(topology.visibility.sidecar[src]),
                     "request_rate": round(rate, 3),
                 }
                 for src, dst, rate in zip(

@@ -31,6 +31,7 @@ class Monitor:
         self._kept: deque[tuple[float, dict[str, Floats]]] = deque()
         self._window_s, self._missing, self._noise = plan.window_s, plan.missing, plan.noise
         self._slots = np.full(len(world.topology.names), -1, dtype=np.int32)
+        self._reported = world.topology.reported
         self._seen_s = np.full(len(world.topology.src), -np.inf)
         self._sums: dict[str, Floats] = {}
 
@@ -84,15 +85,16 @@ class Monitor:
         topology, now_s = world.topology, world.now_s
         alive = np.flatnonzero(world.fleet.running)
         for service in alive[self._slots[alive] < 0]:
-            self._slots[service] = self._roster.slot(topology.names[service])
+            self._slots[service] = self._roster.slot(self._reported[service])
         paths = np.flatnonzero(
             (now_s - self._seen_s < FORGET_S)
+            & topology.visibility.sidecar[topology.src]
             & world.fleet.running[topology.src]
             & world.fleet.running[topology.dst]
         )
         nodes = self._columns(schema.node_features, self._node_columns(alive), len(alive))
         edges = self._columns(schema.edge_features, self._edge_columns(paths), len(paths))
-        gaps = self._lose(nodes, edges, schema.node_features)
+        gaps = self._hide(nodes, edges, alive, paths) + self._lose(nodes, edges, schema.node_features)
         return Snapshot(
             time_s=now_s,
             schema=schema,
@@ -104,6 +106,40 @@ class Monitor:
             edge_features=edges,
             gaps=gaps,
         )
+
+    def _hide(
+        self,
+        nodes: NDArray[np.float32],
+        edges: NDArray[np.float32],
+        alive: NDArray[np.int64],
+        paths: NDArray[np.int64],
+    ) -> tuple[Gap, ...]:
+        """Drop the values that this mesh's monitoring never has."""
+        world, schema = self._world, self._world.plan.schema
+        topology, seen = world.topology, world.topology.visibility
+        # Container metrics have the workload's name; calls to a service without a proxy the Service's.
+        is_named = np.array([a == b for a, b in zip(topology.names, self._reported, strict=True)])
+        has = {
+            "istio": seen.sidecar,
+            "cadvisor": seen.containers & is_named,
+            "envoy": seen.sidecar & seen.tcp,
+        }
+        for column, name in enumerate(schema.node_features):
+            there = has.get(_SOURCES.get(name, ""))
+            if name in ("p50_ms", "p99_ms"):
+                there = seen.sidecar & seen.durations
+            if there is not None:
+                nodes[~there[alive], column] = np.nan
+        for column, name in enumerate(schema.edge_features):
+            end, of = {
+                "client_ms": (topology.src, seen.durations),
+                "server_ms": (topology.dst, seen.sidecar & seen.durations),
+            }.get(name, (None, None))
+            if end is not None and of is not None:
+                edges[~of[end[paths]], column] = np.nan
+        if seen.tcp or "connections" not in schema.node_features:
+            return ()
+        return (Gap("node.connections", "no series"),)
 
     def _node_columns(self, alive: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
         world = self._world

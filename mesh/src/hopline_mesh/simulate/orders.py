@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from hopline.errors import BadRequest
 from hopline_mesh.simulate.plan import Fault, Operation
+from hopline_mesh.simulate.traits import Traits
 
 _SHAPE = re.compile(
     r"(?P<kind>[a-z_]+)@(?P<start>[0-9.]+)(\+(?P<length>[0-9.]+))?(:(?P<target>[^=*]*))?"
@@ -50,6 +53,23 @@ def read_operation(text: str) -> Operation:
     replicas = int(found["replicas"] or 0)
     start_s = _number(text, found["start"])
     return Operation(found["kind"], start_s, found["target"] or "", replicas)  # type: ignore[arg-type]
+
+
+def read_traits(texts: Sequence[str], traits: Traits) -> Traits:
+    """Return traits with values of the command line, such as `without_sidecar=0.2` or `tcp=0`.
+
+    Raises:
+        BadRequest: no such trait, or its value is not a number.
+        ConfigError: a value outside of 0 to 1.
+    """
+    known = [each.name for each in fields(Traits)]
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise BadRequest(f"--trait {text}: must be NAME=SHARE, with a name of {', '.join(known)}")
+        number = _number(f"--trait {text}", value)
+        traits = replace(traits, **{name: number != 0.0 if name == "tcp" else number})
+    return traits
 
 
 def _number(text: str, number: str) -> float:

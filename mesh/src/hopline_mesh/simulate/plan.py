@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from hopline.errors import ConfigError
 from hopline_mesh.schema import Schema
+from hopline_mesh.simulate.traits import Traits
 
 #: Kinds of faults. Of a call path: `retry_storm` (a caller sends every call several times), `partition` (a
 #: share of the calls is lost and times out), `edge_latency` (the network delays; the callee does not see
@@ -125,6 +126,7 @@ class MeshPlan:
         window_s: rates and latencies are taken over this time, as Prometheus' `rate(...[1m])` does.
         warm_up_s: simulated time before the first snapshot, so that nothing starts cold.
         faults, operations: in any order.
+        traits: what makes it harder to watch.
         schema: the columns; only names of the default schema can be measured, all others are NaN.
     """
 
@@ -144,6 +146,7 @@ class MeshPlan:
     warm_up_s: float = 600.0
     faults: tuple[Fault, ...] = ()
     operations: tuple[Operation, ...] = ()
+    traits: Traits = field(default_factory=Traits)
     schema: Schema = field(default_factory=Schema)
 
     def __post_init__(self) -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hopline.errors import ConfigError
 from hopline_mesh.simulate.plan import FAULTS, Fault, FaultKind, MeshPlan, Operation, OperationKind
 from hopline_mesh.simulate.simulation import Simulation
+from hopline_mesh.simulate.traits import draw
 
 #: Faults that are visible in measurements; a stuck rollout is visible only in Kubernetes.
 MEASURED: tuple[FaultKind, ...] = tuple(kind for kind in FAULTS if kind != "stuck_rollout")
+
+
+def unkind(run: Simulation) -> Simulation:
+    """Return a simulation of the same plan and seed, with all traits and a daily rhythm drawn."""
+    return Simulation(unkind_plan(run.plan, run.seed), run.seed)
+
+
+def unkind_plan(plan: MeshPlan, seed: int) -> MeshPlan:
+    """Return the plan with all traits and a daily rhythm drawn."""
+    daily = float(np.random.default_rng([seed, 8]).uniform(0.4, 0.8))
+    return replace(plan, traits=draw(seed), daily=daily)
 
 
 def calm(hours: float = 6.0, services: int = 30, *, seed: int = 0, interval_s: float = 15.0) -> Simulation:

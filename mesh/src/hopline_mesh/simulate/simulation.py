@@ -24,7 +24,8 @@ class Simulation:
         plan: as given.
         faults: with their services; `start_s` and `end_s` are Unix seconds.
         operations: planned changes; `start_s` is Unix seconds.
-        services: names of all services, including spares.
+        services: names of all workloads, including spares.
+        reported: service -> name under which metrics report it.
         paths: caller and callee of every call path that may be used.
         world: state of the newest iteration; before the first, the initial state.
     """
@@ -33,6 +34,7 @@ class Simulation:
         self.plan, self.seed = plan, seed
         self.world = world = World(plan, seed)
         self.services = world.topology.names
+        self.reported = dict(zip(self.services, world.topology.reported, strict=True))
         self.paths = tuple(
             (self.services[src], self.services[dst])
             for src, dst in zip(world.topology.src, world.topology.dst, strict=True)
@@ -58,7 +60,7 @@ class Simulation:
             world.step(plan.interval_s)
             monitor.look(plan.interval_s)
             if tick >= warm_up:
-                yield monitor.snapshot(), world.journal.context(world.now_s)
+                yield monitor.snapshot(), world.context()
 
 
 def simulate(plan: MeshPlan, seed: int) -> Simulation:

@@ -25,13 +25,40 @@ _UTILISATION = 0.42
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Visibility:
+    """What monitoring sees of each workload; arrays over services [s].
+
+    Attributes:
+        services: the Kubernetes Service in front of each, `namespace/service`; several may have the same.
+        sidecar: bool [s], whether its pods have a proxy.
+        containers: bool [s], whether CPU and memory of its pods are scraped.
+        durations: bool [s], whether its proxies' latencies are scraped.
+        tcp: whether proxies count TCP connections.
+    """
+
+    services: tuple[str, ...]
+    sidecar: NDArray[np.bool_]
+    containers: NDArray[np.bool_]
+    durations: NDArray[np.bool_]
+    tcp: bool
+
+    @classmethod
+    def full(cls, names: tuple[str, ...]) -> Visibility:
+        """Return that of a mesh in which everything is measured, under the names of the workloads."""
+        yes = np.ones(len(names), dtype=bool)
+        return cls(names, yes, yes, yes, True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Topology:
     """Services and calls; arrays over services [s] or edges [e], edges sorted by their caller's layer.
 
+    A service here is a workload: usually it has a Kubernetes Service of the same name to itself.
+
     Attributes:
-        names: `namespace/service`.
+        names: `namespace/workload`.
         spare_of: int64 [s], the service whose traffic a spare can take; -1 if it is not a spare.
-        layer: int64 [s]; calls go from a lower layer to a higher one only, so they have no cycles.
+        layer: int64 [s]; calls go from a lower layer to a higher one, except the last `num_back` edges.
         entry_share: share of the mesh's load that enters at the service.
         own_ms: time of a request in the service itself, without queueing.
         spread: coefficient of variation of that time.
@@ -51,6 +78,9 @@ class Topology:
         timeout_ms: after which the caller stops waiting.
         retries: int64 [e], attempts after a failed one.
         critical: share of the caller's requests that fail if the call fails.
+        retry_budget: largest number of retries, as a share of the calls; inf for no limit.
+        visibility: what monitoring sees.
+        num_back: number of edges back to a caller, which close cycles.
     """
 
     names: tuple[str, ...]
@@ -76,11 +106,46 @@ class Topology:
     timeout_ms: Floats
     retries: Ints
     critical: Floats
+    retry_budget: Floats
+    visibility: Visibility
+    num_back: int = 0
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Names in metrics: those of the workloads, and of Services where a workload has no proxy."""
+        seen = self.visibility
+        return tuple(
+            name if has_proxy else service
+            for name, service, has_proxy in zip(self.names, seen.services, seen.sidecar, strict=True)
+        )
+
+    def find(self, name: str) -> int | None:
+        """Return the number of a service; None if the name fits none, or several.
+
+        Args:
+            name: of the workload, with or without namespace, or of a Service with one workload.
+        """
+        whole = (self.names, self.visibility.services)
+        for names in (*whole, *(tuple(each.partition("/")[2] for each in some) for some in whole)):
+            fits = [number for number, each in enumerate(names) if each == name]
+            if len(fits) == 1:
+                return fits[0]
+        return None
+
+    @property
+    def back(self) -> slice:
+        """Slice of the edges that go back to a caller."""
+        return slice(len(self.src) - self.num_back, len(self.src))
+
+    @property
+    def groups(self) -> Ints:
+        """Number of each workload's Service, int64 [s]: equal for workloads behind the same one."""
+        return np.unique(np.array(self.visibility.services), return_inverse=True)[1].astype(np.int64)
 
     @property
     def levels(self) -> list[slice]:
-        """Slices of the edges, one for each layer of callers, top first."""
-        layers = self.layer[self.src]
+        """Slices of the edges, one for each layer of callers, top first; without those that go back."""
+        layers = self.layer[self.src[: self.back.start]]
         bounds = np.searchsorted(layers, np.arange(int(self.layer.max()) + 2))
         return [slice(int(a), int(b)) for a, b in pairwise(bounds) if b > a]
 
@@ -138,8 +203,9 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
     idle = (rng.random(n) < 0.3) & (layer == depth - 1) & (usual < 0.05 * rate)
     idle[copied] = idle[services:] = False
     memory = np.exp(rng.uniform(np.log(60e6), np.log(900e6), n))
+    names = _names(layer, depth, services, spare_of, rng)
     return Topology(
-        names=_names(layer, depth, services, spare_of, rng),
+        names=names,
         spare_of=spare_of,
         layer=layer,
         entry_share=entry_share,
@@ -162,6 +228,8 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
         timeout_ms=rng.choice(np.array([1000.0, 2000.0, 5000.0]), e),
         retries=rng.choice(np.array([0, 1, 2]), e, p=[0.3, 0.5, 0.2]),
         critical=rng.choice(np.array([1.0, 1.0, 0.3, 0.0]), e),
+        retry_budget=np.full(e, np.inf),
+        visibility=Visibility.full(names),
     )
 
 

@@ -19,10 +19,10 @@ def events(run: Simulation) -> list[Event]:
         Event(
             start_s=fault.start_s,
             end_s=fault.end_s,
-            service=fault.roots[0],
-            caller=fault.caller or None,
+            service=run.reported[fault.roots[0]],
+            caller=run.reported[fault.caller] if fault.caller else None,
             kind=fault.kind,
-            callee=fault.service if fault.caller else None,
+            callee=run.reported[fault.service] if fault.caller else None,
         )
         for fault in run.faults
     ]

@@ -6,11 +6,15 @@ Combines load, pods, faults and physics. Knows neither snapshots nor Prometheus.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.simulate import flow as physics
 from hopline_mesh.simulate.fleet import Fleet
 from hopline_mesh.simulate.harm import Harm
@@ -20,9 +24,20 @@ from hopline_mesh.simulate.lognormal import Floats
 from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.pods import Pods
 from hopline_mesh.simulate.topology import build
+from hopline_mesh.simulate.traits import add
+
+_Noted = TypeVar("_Noted", Change, KubernetesTrouble)
 
 #: Share of a service's calls that a spare takes over after it was added.
 SPARE_SHARE = 0.3
+
+
+def _named(items: Iterable[_Noted], also: dict[str, str]) -> Iterator[_Noted]:
+    """Yield changes or troubles, each also under the name of its Service, as `kubernetes.feed` does."""
+    for item in items:
+        yield item
+        if item.service in also:
+            yield msgspec.structs.replace(item, service=also[item.service])
 
 
 class World:
@@ -41,7 +56,11 @@ class World:
     def __init__(self, plan: MeshPlan, seed: int) -> None:
         self.plan = plan
         self._rng = rng = np.random.default_rng([seed, 1])
-        self.topology = build(plan.services, plan.spares, plan.rate, np.random.default_rng([seed, 0]))
+        self.topology = add(
+            plan.traits,
+            build(plan.services, plan.spares, plan.rate, np.random.default_rng([seed, 0])),
+            np.random.default_rng([seed, 7]),
+        )
         self.now_s = plan.start_s - plan.warm_up_s
         self.pods = Pods(machines=max(6, plan.services))
         self.journal = Journal()
@@ -64,20 +83,32 @@ class World:
         self.pod_cpu: Floats = np.zeros(len(self.pods))
         self.pod_memory: Floats = np.zeros(len(self.pods))
         self._noise = plan.noise
+        self._groups = groups = self.topology.groups
+        self._group_size = np.bincount(groups)[groups]
+        names, services = self.topology.names, self.topology.visibility.services
+        pairs = zip(names, services, strict=True)
+        self._also = {name: service for name, service in pairs if service not in names}
 
     def find(self, service: str) -> int:
-        """Return the number of a service.
+        """Return the number of a service, by the name of its workload or Service.
 
         Raises:
             BadRequest: no service has this name.
         """
-        names = self.topology.names
-        if service in names:
-            return names.index(service)
-        short = [number for number, name in enumerate(names) if name.partition("/")[2] == service]
-        if len(short) == 1:
-            return short[0]
-        raise BadRequest(f"the mesh has no service {service!r}; it has {', '.join(names[:8])}, …")
+        found = self.topology.find(service)
+        if found is None:
+            names = self.topology.names
+            raise BadRequest(f"the mesh has no service {service!r}; it has {', '.join(names[:8])}, …")
+        return found
+
+    def context(self) -> Context:
+        """Return planned changes and troubles, under each name that a mesh may have for the workload."""
+        context = self.journal.context(self.now_s)
+        if not self._also:
+            return context
+        return Context(
+            tuple(_named(context.changes, self._also)), tuple(_named(context.troubles, self._also))
+        )
 
     def operate(self, operation: Operation) -> None:
         """Begin a planned change now.
@@ -183,6 +214,12 @@ class World:
             self._taken[spare] = taken
             share[spare] = taken
             share[topology.spare_of[spare]] *= 1.0 - taken
+        # A Service distributes its requests over all ready pods behind it.
+        ready = np.where(self.fleet.running, self.ready, 0).astype(np.float64)
+        behind = np.bincount(self._groups, ready)[self._groups]
+        several = self._group_size > 1
+        equal = 1.0 / self._group_size
+        share[several] *= np.where(behind > 0, ready / np.maximum(behind, 1.0), equal)[several]
         return (share * self.fleet.running)[topology.dst]
 
     def _consume(self, step_s: float, serving: NDArray[np.bool_]) -> None:

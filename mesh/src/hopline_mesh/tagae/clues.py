@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.tagae.paths import Paths
 from hopline_mesh.tagae.roles import Role
 
 #: Services are slots; of a service the caller is -1.
@@ -42,38 +46,52 @@ class Clue:
         return self.caller, self.service, self.feature
 
 
-def together(clues: Iterable[Clue], calls: Iterable[tuple[int, int]]) -> list[list[Clue]]:
+def together(clues: Iterable[Clue], paths: Paths) -> list[list[Clue]]:
     """Return clues in groups that call paths connect.
 
     Args:
-        calls: caller and callee of call paths at the services of the clues. Services are also connected
-            through one service in between.
+        paths: at the services of the clues. Services are also connected through one service in between.
     """
-    parent: dict[int, int] = {}
-
-    def root(slot: int) -> int:
-        parent.setdefault(slot, slot)
-        while parent[slot] != slot:
-            parent[slot] = parent[parent[slot]]
-            slot = parent[slot]
-        return slot
-
     kept = list(clues)
-    for clue in kept:
-        root(clue.service)
-        if clue.caller >= 0:
-            parent[root(clue.caller)] = root(clue.service)
-    with_clues = set(parent)
-    above: dict[int, int] = {}
-    for caller, callee in calls:
-        if caller in with_clues and callee in with_clues:
-            parent[root(caller)] = root(callee)
-        elif caller in with_clues:
-            above[callee] = caller
-    for caller, callee in calls:
-        if callee in with_clues and caller in above:
-            parent[root(callee)] = root(above[caller])
+    if not kept:
+        return []
+    ends = np.array([(clue.service, clue.caller) for clue in kept], np.int64)
+    on_path = ends[:, 1] >= 0
+    size = 1 + max(int(ends.max()), int(paths.src.max(initial=0)), int(paths.dst.max(initial=0)))
+    has_clue = np.zeros(size, bool)
+    has_clue[ends[:, 0]] = True
+    has_clue[ends[on_path, 1]] = True
+    src, dst = paths.src, paths.dst
+    from_clue, to_clue = has_clue[src], has_clue[dst]
+    above = np.full(size, -1)  # a caller with clues of a service without
+    half = from_clue & ~to_clue
+    above[dst[half]] = src[half]
+    through = to_clue & (above[src] >= 0)
+    both = from_clue & to_clue
+    label = _components(
+        size,
+        np.concatenate([ends[on_path, 1], src[both], above[src[through]]]),
+        np.concatenate([ends[on_path, 0], dst[both], dst[through]]),
+    )
     groups: dict[int, list[Clue]] = {}
-    for clue in kept:
-        groups.setdefault(root(clue.service), []).append(clue)
+    for clue, group in zip(kept, label[ends[:, 0]].tolist(), strict=True):
+        groups.setdefault(group, []).append(clue)
     return list(groups.values())
+
+
+def _components(size: int, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the smallest member of each number's connected component, int64 [size].
+
+    Args:
+        a, b: ends of the connections.
+    """
+    label = np.arange(size)
+    while True:
+        low = np.minimum(label[a], label[b])
+        lower = label.copy()
+        np.minimum.at(lower, label[a], low)
+        np.minimum.at(lower, label[b], low)
+        lower = lower[lower]
+        if (lower == label).all():
+            return label
+        label = lower

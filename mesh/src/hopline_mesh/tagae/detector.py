@@ -38,7 +38,7 @@ from hopline_mesh.tagae.series import SeriesTable
 from hopline_mesh.tagae.sweep import Order, Sweep, Taken
 from hopline_mesh.tagae.telling import named
 from hopline_mesh.tagae.tracker import TrackedIncident, Tracker
-from hopline_mesh.tagae.witness import Place, Witness
+from hopline_mesh.tagae.witness import Place, Places, Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +206,19 @@ class Tagae:
             table.peak[:] = peak
 
     def _unexplained(
-        self, snapshot: Snapshot, context: Context, found: Sequence[Place]
+        self, snapshot: Snapshot, context: Context, found: Places
     ) -> list[tuple[Place, float]]:
         """Return the found series with the share that neither load nor a planned change explains."""
-        if not found:
+        if not len(found):
             return []
         changes = expected.under_way(context, snapshot.time_s, self.interval_s)
         quiet = [expected.shares(changes, snapshot.roster, roles) for roles in self._roles]
         left = []
-        for place, share in zip(found, self._witness.shares(snapshot, found), strict=True):
-            number, slot, column = place
+        shares = self._witness.shares(snapshot, found).tolist()
+        for (number, slot, column), share in zip(found.tolist(), shares, strict=True):
             ends = (slot,) if number == 0 else (int(self._pairs.src[slot]), int(self._pairs.dst[slot]))
             excused = min((quiet[number][end][column] for end in ends if end in quiet[number]), default=1.0)
-            left.append((place, share * float(excused)))
+            left.append(((number, slot, column), share * float(excused)))
         return left
 
     def _learn_model(self, snapshots: Sequence[Snapshot]) -> None:
@@ -424,7 +424,7 @@ class Tagae:
             )
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
         direct = self._direct(snapshot, troubles, context)
-        if found or direct or self._tracker.open:
+        if len(found) or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
         incidents = [named(tracked, snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
@@ -539,7 +539,7 @@ class Tagae:
         """Return the columns of the call paths, float32 [e, columns]."""
         return snapshot.edge_features if self._calls is None else self._calls.of(snapshot)
 
-    def _judge(self, snapshot: Snapshot, learn: int) -> tuple[list[tuple[int, int, int]], float]:
+    def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:
         """Return series out of bounds in the newest observed interval, and the largest anomaly score."""
         model = done = None
         if self._expectation is not None and not self._sweep.is_judged:
@@ -653,9 +653,7 @@ class Tagae:
             if slot is not None and change.kind != "added" and self._absent[slot]:
                 self._absent[slot] = _FORGOTTEN
 
-    def _follow(
-        self, snapshot: Snapshot, found: Sequence[tuple[int, int, int]], direct: Sequence[Clue]
-    ) -> list[TrackedIncident]:
+    def _follow(self, snapshot: Snapshot, found: Places, direct: Sequence[Clue]) -> list[TrackedIncident]:
         clues = [*direct, *self._witness.firm(snapshot, found)]
         if not clues and not self._tracker.open:
             return []
@@ -663,16 +661,17 @@ class Tagae:
         services = {clue.service for clue in clues} | {clue.caller for clue in clues if clue.caller >= 0}
         for trouble in self._tracker.open:
             services |= trouble.services
-        calls = self._witness.calls(snapshot, services)
-        groups = together(clues, calls)
+        paths = self._witness.paths(snapshot, services)
+        groups = together(clues, paths)
         first_s = snapshot.time_s - (self._hold - 1) * self.interval_s
         return self._tracker.update(
-            snapshot.time_s, first_s, groups, calls, self._present, self._patience, snapshot.roster.name
+            snapshot.time_s, first_s, groups, paths, self._present, self._patience, snapshot.roster.name
         )
 
-    def _present(self, key: Key) -> float | None:
-        """Return the present anomaly score of a clue's series; None if it was not measured."""
-        return self._reported[key] if key in self._reported else self._witness.score(key)
+    def _present(self, keys: Sequence[Key]) -> list[float | None]:
+        """Return the present anomaly scores of clues' series; None for one that was not measured."""
+        measured = self._witness.scores(keys)
+        return [self._reported.get(key, score) for key, score in zip(keys, measured, strict=True)]
 
 
 def _unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:

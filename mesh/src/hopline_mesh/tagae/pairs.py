@@ -42,9 +42,11 @@ class Pairs:
             self._add(src, dst, found, new)
         return found
 
-    def find(self, src: int, dst: int) -> int:
-        """Return the slot of a path; -1 if it was never seen."""
-        return int(_find_one(src, dst, self._keys, self._slots))
+    def find(self, src: SlotArray, dst: SlotArray) -> SlotArray:
+        """Return slots of paths, int32 [e]; -1 for those that were never seen."""
+        found = np.empty(len(src), np.int32)
+        _find(src, dst, self._keys, self._slots, found)
+        return found
 
     def _add(self, src: SlotArray, dst: SlotArray, found: SlotArray, new: int) -> None:
         """Give slots to paths that were not found, in the order of the interval.
@@ -91,13 +93,6 @@ def _find(
         found[k] = slots[place] if is_there else -1
         missing += not is_there
     return missing
-
-
-@njit(nogil=True, cache=True)
-def _find_one(src: int, dst: int, keys: NDArray[np.int64], slots: SlotArray) -> int:
-    """Return the slot of one path; -1 if it is missing."""
-    place = _place_of((np.int64(src) << 32) | np.int64(dst), keys)
-    return slots[place] if keys[place] != _EMPTY else -1
 
 
 @njit(nogil=True, cache=True)

@@ -29,6 +29,7 @@ _WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
                            "reads", "writes", "read", "write", "syscall", "packets"})),
 )  # fmt: skip
 _LATENCY = frozenset({"latency", "duration", "p50", "p75", "p90", "p95", "p99", "ms", "seconds", "s"})
+_ERRORS = frozenset({"error", "errors", "failed", "failure", "failures", "fault", "faults"})
 _RATIO = frozenset({"calls", "per", "request"})
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -49,8 +50,10 @@ _POLARITY: dict[Role, tuple[float, float]] = {
 def role_of(column: str) -> Role:
     """Return the role of a column."""
     words = set(re.findall(r"[a-z]+\d*", _CAMEL.sub(" ", column).lower()))
+    if words & _ERRORS:
+        return "errors"
     if kind_of(column) == "share":
-        return "errors" if words & {"error", "errors", "failed", "failure", "fault"} else "resource"
+        return "resource"
     if words & _LATENCY and not words & {"cpu", "memory"}:
         return "outgoing" if "client" in words else "latency"
     if words >= _RATIO:

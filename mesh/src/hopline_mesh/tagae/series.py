@@ -62,7 +62,10 @@ _PRESENT: dict[str, tuple[Any, float]] = {
 
 def least_spread(column: str) -> float:
     """Return the least spread of the series of a column."""
-    return _LEAST_SPREAD_OF_ERRORS if role_of(column) == "errors" else _LEAST_SPREAD[kind_of(column)]
+    kind = kind_of(column)
+    if kind == "share" and role_of(column) == "errors":
+        return _LEAST_SPREAD_OF_ERRORS
+    return _LEAST_SPREAD[kind]
 
 
 class SeriesTable:

@@ -44,6 +44,7 @@ _AWAKE_S = 0.003
 #: Placeholder if nothing is pending.
 _NO_ROWS: FloatArray = np.zeros((0, 0), np.float32)
 _NO_SLOTS: SlotArray = np.zeros(0, np.int32)
+_NOTHING_FOUND: NDArray[np.int64] = np.zeros((0, 3), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,7 @@ class Sweep:
         learn: int,
         model: NDArray[np.int64] | None = None,
         expected: Expected | None = None,
-    ) -> tuple[list[tuple[int, int, int]], float]:
+    ) -> tuple[NDArray[np.int64], float]:
         """Compare the interval that was taken in with what was expected; see `kernels.judge`.
 
         Nothing is left to do where it was judged when it was taken in.
@@ -288,7 +289,7 @@ class Sweep:
                 no model.
 
         Returns: table (0 = services), slot and column of each series that was out of bounds for long
-            enough, and the largest score.
+            enough, int64 [n, 3], and the largest score.
         """
         if self._judged is None:
             bits, held_at = self._bits(model, expected), step % kernels.HOLD
@@ -298,10 +299,12 @@ class Sweep:
             *_, out, largest = cast(Outcome, outcome)
         else:
             (out, largest), self._judged = self._judged, None
-        found = []
-        if out:
-            for number, side in enumerate(self._sides):
-                found += [(number, slot, column) for slot, column in side.out().tolist()]
+        if not out:
+            return _NOTHING_FOUND, largest
+        rows = [side.out() for side in self._sides]
+        found = np.zeros((sum(map(len, rows)), 3), np.int64)
+        found[len(rows[0]) :, 0] = 1
+        found[:, 1:] = np.concatenate(rows)
         return found, largest
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from hopline_mesh.tagae.blame import Blame, suspects
 from hopline_mesh.tagae.clues import Clue, Key
+from hopline_mesh.tagae.paths import Paths
 
 #: Maximum number of clues of an incident: the strongest. More would only make the step slow.
 _MOST_CLUES = 1024
@@ -64,8 +65,8 @@ class Tracker:
         time_s: float,
         first_s: float,
         groups: Sequence[Sequence[Clue]],
-        calls: Sequence[tuple[int, int]],
-        present: Callable[[Key], float | None],
+        paths: Paths,
+        present: Callable[[Sequence[Key]], Sequence[float | None]],
         patience: int,
         name: Callable[[int], str],
     ) -> list[TrackedIncident]:
@@ -75,8 +76,8 @@ class Tracker:
             time_s: of the interval.
             first_s: start of deviations that are firm now.
             groups: connected clues; a group begins an incident only with a firm clue and a suspect.
-            calls: call paths at the services of all clues and open incidents.
-            present: returns the anomaly score of a series in this interval; None if it was not measured.
+            paths: call paths at the services of all clues and open incidents.
+            present: returns the anomaly scores of series in this interval; None if one was not measured.
             patience: number of clean intervals after which an incident ends.
             name: returns the name of a slot. The identity of an incident is made of names and its start,
                 so two watches of one mesh give it the same.
@@ -86,8 +87,7 @@ class Tracker:
         ended = []
         alive: dict[str, bool] = {}
         for trouble in self.open:
-            scores = [present(key) for key in trouble.clues]
-            measured = [score for score in scores if score is not None]
+            measured = [score for score in present(list(trouble.clues)) if score is not None]
             alive[trouble.id] = any(score >= _OVER for score in measured)
             if alive[trouble.id]:
                 trouble.clean = trouble.blind = 0
@@ -100,9 +100,9 @@ class Tracker:
             firm = [clue for clue in group if clue.is_firm]
             if not firm:
                 continue
-            mine = self._belongs_to(group, firm, calls, alive)
+            mine = self._belongs_to(group, firm, paths, alive)
             if mine is None:
-                blames = suspects(group, calls)
+                blames = suspects(group, paths)
                 if not blames:
                     continue  # nothing is worse than usual; faster responses are not an incident
                 first = blames[0]
@@ -120,7 +120,7 @@ class Tracker:
                 mine.clues = {clue.key: clue for clue in strongest}
             mine.peak = max(mine.peak, max(clue.score for clue in firm))
             mine.clean, mine.last_s = 0, time_s
-            mine.blames = suspects(list(mine.clues.values()), calls)
+            mine.blames = suspects(list(mine.clues.values()), paths)
         for trouble in list(self.open):
             if trouble.clean >= patience or trouble.blind >= 5 * patience:
                 trouble.end_s = trouble.last_s
@@ -132,7 +132,7 @@ class Tracker:
         self,
         group: Sequence[Clue],
         firm: Sequence[Clue],
-        calls: Sequence[tuple[int, int]],
+        paths: Paths,
         alive: dict[str, bool],
     ) -> TrackedIncident | None:
         """Return the open incident that these clues belong to, if any.
@@ -151,10 +151,7 @@ class Tracker:
                 shared += 1
             if alive[trouble.id]:
                 affected = trouble.services
-                connected = services & affected or any(
-                    (a in services and b in affected) or (b in services and a in affected) for a, b in calls
-                )
-                shared += 1 if connected else 0
+                shared += bool(services & affected) or paths.connect(services, affected)
             if shared > best_shared:
                 best, best_shared = trouble, shared
         return best

@@ -5,7 +5,8 @@ Reads the tables of the present interval; changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,13 @@ from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.tagae import kernels
 from hopline_mesh.tagae.clues import Clue, Key
 from hopline_mesh.tagae.pairs import Pairs
-from hopline_mesh.tagae.roles import role_of
+from hopline_mesh.tagae.paths import Paths
+from hopline_mesh.tagae.roles import Role, role_of
 from hopline_mesh.tagae.series import SeriesTable
 
-#: Table (0 services, 1 call paths), slot and column of a series.
+#: Table (0 services, 1 call paths), slot and column of a series; many of them are int64 [n, 3].
 Place = tuple[int, int, int]
+Places = NDArray[np.int64]
 
 #: Maximum number of clues of an interval: the strongest. More would only make the step slow.
 _MOST_FIRM = 1024
@@ -55,28 +58,32 @@ class Witness:
             np.zeros(0),
         )
 
-    def firm(self, snapshot: Snapshot, found: Sequence[Place]) -> list[Clue]:
+    def firm(self, snapshot: Snapshot, found: Places) -> list[Clue]:
         """Return the strongest clues that lasted, without those that more load explains."""
-        clues = [self._clue(*where, is_firm=True) for where in self._strongest(found)]
-        return [clue for clue in clues if clue.score * self._share(clue, snapshot) >= 1.0]
+        clues: list[Clue] = []
+        for seen in self._read(self._strongest(found), is_firm=True):
+            clues += seen.clues(seen.score * self._shares(seen, snapshot) >= 1.0)
+        return clues
 
-    def _strongest(self, found: Sequence[Place]) -> Sequence[Place]:
+    def _strongest(self, found: Places) -> Places:
         if len(found) <= _MOST_FIRM:
             return found
-        scores = [float(self._tables[number].score[slot, column]) for number, slot, column in found]
-        order = np.argsort(-np.array(scores), kind="stable")[:_MOST_FIRM]
-        return [found[place] for place in sorted(order.tolist())]
+        scores = np.zeros(len(found))
+        for number, table in enumerate(self._tables):
+            mine = found[:, 0] == number
+            scores[mine] = table.score[found[mine, 1], found[mine, 2]]
+        return found[np.sort(np.argsort(-scores, kind="stable")[:_MOST_FIRM])]
 
-    def supporting(self, snapshot: Snapshot, found: Sequence[Place], also: Sequence[int]) -> list[Clue]:
+    def supporting(self, snapshot: Snapshot, found: Places, also: Sequence[int]) -> list[Clue]:
         """Clues of this interval alone at the services in question and their neighbours.
 
         Args:
             found: what lasted, and is no clue again; also: slots of services with other clues.
         """
-        firm = set(found)
         near = self._services_near(snapshot, found)
         near[list(also)] = True
-        clues = []
+        most = _MOST_SUPPORTS + len(found)
+        clues: list[Clue] = []
         for number, table in enumerate(self._tables):
             scores = table.score[: table.size]
             slots, columns = np.nonzero(scores >= _SUPPORTS)
@@ -85,12 +92,15 @@ class Witness:
             else:
                 is_near = near[self._pairs.src[slots]] & near[self._pairs.dst[slots]]
             slots, columns = slots[is_near], columns[is_near]
-            if len(slots) > _MOST_SUPPORTS + len(firm):
-                order = np.argsort(-scores[slots, columns], kind="stable")[: _MOST_SUPPORTS + len(firm)]
+            if len(slots) > most:
+                order = np.argsort(-scores[slots, columns], kind="stable")[:most]
                 slots, columns = slots[order], columns[order]
-            places = [(number, *place) for place in zip(slots.tolist(), columns.tolist(), strict=True)]
-            others = [place for place in places if place not in firm][:_MOST_SUPPORTS]
-            clues += [self._clue(*place, is_firm=False) for place in others]
+            is_firm = np.zeros(scores.shape, bool)
+            mine = found[found[:, 0] == number]
+            is_firm[mine[:, 1], mine[:, 2]] = True
+            others = np.flatnonzero(~is_firm[slots, columns])[:_MOST_SUPPORTS]
+            seen = self._see(number, slots[others], columns[others], is_firm=False)
+            clues += seen.clues(np.ones(len(others), bool))
         return clues
 
     def _all_surges(self, snapshot: Snapshot) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -115,111 +125,180 @@ class Witness:
         self._surges = snapshot, surge, usual
         return surge, usual
 
-    def shares(self, snapshot: Snapshot, found: Sequence[Place]) -> list[float]:
+    def shares(self, snapshot: Snapshot, found: Places) -> NDArray[np.float64]:
         """How much of each deviation more load leaves to be explained, 0 to 1."""
-        return [self._share(self._clue(*where, is_firm=True), snapshot) for where in found]
+        each = [self._shares(seen, snapshot) for seen in self._read(found, is_firm=True)]
+        return np.concatenate(each)
 
-    def _share(self, clue: Clue, snapshot: Snapshot) -> float:
-        """What a clue's score is multiplied by since there is more load.
+    def _shares(self, seen: _Seen, snapshot: Snapshot) -> NDArray[np.float64]:
+        """What the scores are multiplied by since there is more load, float64 [n].
 
         More load comes from callers who have more, or from outside; a caller that sends more than it gets
         more is not explained. What a service uses, and how long it takes, may rise with its load. Calls
         per request do not; where there are only fewer requests, they are no clue.
         """
-        if not clue.is_up or clue.role in ("errors", "trouble"):
-            return 1.0
-        rise = np.log(max(clue.seen or 0.0, 1e-9) / max(clue.expected or 0.0, 1e-9))
-        if clue.role == "calls":
-            return float(rise > _REPEATED and self._sends_more(clue.caller, clue.service, float(rise)))
+        rise = np.log(np.maximum(seen.seen, 1e-9) / np.maximum(seen.expected, 1e-9))
         all_surges, usual = self._all_surges(snapshot)
-        if clue.role == "load":
-            if clue.caller >= 0:
-                return float(rise > _AMPLIFIED * float(all_surges[clue.caller]) + _NOISE)
-            return float(rise > 1.15 * float(usual[clue.service]) + _NOISE)
-        surge = float(usual[clue.service])
-        if clue.role in ("resource", "traffic") and rise <= _AMPLIFIED * surge:
-            return 0.0
-        return 1.0 / (1.0 + surge / _DOUBLING)
+        surge = usual[seen.service]
+        shares = 1.0 / (1.0 + surge / _DOUBLING)
+        is_load, is_call, is_unexplained, follows = (
+            np.array([role in some for role in self._roles[seen.number]])[seen.columns]
+            for some in (("load",), ("calls",), ("errors",), ("resource", "traffic"))
+        )
+        shares[follows & (rise <= _AMPLIFIED * surge)] = 0.0
+        more = np.where(
+            seen.caller >= 0, _AMPLIFIED * all_surges[seen.caller] + _NOISE, 1.15 * surge + _NOISE
+        )
+        shares = np.where(is_load, rise > more, shares)
+        shares = np.where(is_call, (rise > _REPEATED) & self._sends_more(seen, rise), shares)
+        return np.where(seen.is_up & ~is_unexplained, shares, 1.0)
 
-    def _sends_more(self, caller: int, callee: int, rise: float) -> bool:
+    def _sends_more(self, seen: _Seen, rise: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Whether most of a rise of the calls per request, a logarithm, is more calls than lately.
 
         If not, it is fewer requests to their caller.
         """
         table = self._tables[1]
-        slot = self._pairs.find(caller, callee)
-        if table.load < 0 or slot < 0:
-            return False
-        where = slot, table.load
-        return float(table.near[where]) * float(table.spread[where]) > 0.5 * rise
+        if table.load < 0 or seen.number == 0:
+            return np.zeros(len(rise), bool)
+        near, spread = (
+            values[seen.slots, table.load].astype(np.float64) for values in (table.near, table.spread)
+        )
+        return np.asarray(near * spread > 0.5 * rise, bool)
 
-    def _services_near(self, snapshot: Snapshot, found: Sequence[Place]) -> NDArray[np.bool_]:
+    def _services_near(self, snapshot: Snapshot, found: Places) -> NDArray[np.bool_]:
         """bool [slots]: services of what was found, and those that they call or are called by."""
         there = np.zeros(max(1, self._nodes.size), bool)
-        if found:
-            numbers, slots, _ = np.array(found, np.int64).T
-            there[slots[numbers == 0]] = True
-            paths = slots[numbers == 1]
-            there[self._pairs.src[paths]] = True
-            there[self._pairs.dst[paths]] = True
+        numbers, slots = found[:, 0], found[:, 1]
+        there[slots[numbers == 0]] = True
+        paths = slots[numbers == 1]
+        there[self._pairs.src[paths]] = True
+        there[self._pairs.dst[paths]] = True
         near = there.copy()
         near[snapshot.edge_src[there[snapshot.edge_dst]]] = True
         near[snapshot.edge_dst[there[snapshot.edge_src]]] = True
         return near
 
-    def calls(self, snapshot: Snapshot, services: set[int]) -> list[tuple[int, int]]:
-        """Caller and callee of the call paths at these services."""
-        if not services:
-            return []
+    def paths(self, snapshot: Snapshot, services: set[int]) -> Paths:
+        """Return the call paths at these services."""
         there = np.zeros(self._nodes.size, bool)
         there[list(services)] = True
         touched = np.flatnonzero(there[snapshot.edge_src] | there[snapshot.edge_dst])[:_MOST_CALLS]
-        ends = snapshot.edge_src[touched].tolist(), snapshot.edge_dst[touched].tolist()
-        return list(zip(*ends, strict=True))
+        return Paths(snapshot.edge_src[touched], snapshot.edge_dst[touched])
 
-    def _clue(self, number: int, slot: int, column: int, *, is_firm: bool) -> Clue:
-        table = self._tables[number]
-        dev = float(table.dev[slot, column])
-        seen, expected = self._values(table, slot, column, dev)
-        service, caller = (
-            (slot, -1) if number == 0 else (int(self._pairs.dst[slot]), int(self._pairs.src[slot]))
+    def _read(self, found: Places, *, is_firm: bool) -> Iterator[_Seen]:
+        """Yield what was seen of the places, by table."""
+        for number in range(len(self._tables)):
+            mine = found[found[:, 0] == number]
+            yield self._see(number, mine[:, 1], mine[:, 2], is_firm=is_firm)
+
+    def _see(
+        self, number: int, slots: NDArray[np.int64], columns: NDArray[np.int64], *, is_firm: bool
+    ) -> _Seen:
+        table, where = self._tables[number], (slots, columns)
+        dev, width, offset = (
+            values[where].astype(np.float64) for values in (table.dev, table.spread, table.offset)
         )
-        return Clue(
-            service, caller, table.columns[column], self._roles[number][column],
-            max(float(table.score[slot, column]), 1.0 if is_firm else 0.0),
-            dev > 0, is_firm, expected, seen,
-        )  # fmt: skip
+        slow, near = (values[where].astype(np.float64) for values in (table.slow, table.near))
+        is_up = dev > 0
+        weight = table.polarity[columns, np.where(is_up, 0, 1)] * table.quiet[where]
+        counted = weight.astype(np.float64) * table.sharp[where].astype(np.float64)
+        away = np.divide(dev, counted, out=np.zeros(len(dev)), where=counted != 0)
+        least = np.where(np.abs(slow) < np.abs(near), slow, near)
+        away = np.where(  # a deviation ends at the largest one
+            np.abs(away) > 0.9 * kernels.MAX_DEVIATION, np.where(slow * near > 0, least, 0.0), away
+        )
+        u = table.level[where].astype(np.float64) + width * slow
+        kinds = table.kinds[columns]
+        caller = np.full(len(slots), -1) if number == 0 else self._pairs.src[slots].astype(np.int64)
+        return _Seen(
+            number=number,
+            slots=slots,
+            columns=columns,
+            service=slots if number == 0 else self._pairs.dst[slots].astype(np.int64),
+            caller=caller,
+            score=np.maximum(table.score[where].astype(np.float64), 1.0 if is_firm else 0.0),
+            is_up=is_up,
+            seen=_back(u, kinds, offset),
+            expected=_back(u - width * away, kinds, offset),
+            is_firm=is_firm,
+            names=table.columns,
+            roles=self._roles[number],
+        )
 
-    @staticmethod
-    def _values(table: SeriesTable, slot: int, column: int, dev: float) -> tuple[float, float]:
-        """Seen and expected, in the column's unit."""
-        kind, offset = int(table.kinds[column]), float(table.offset[slot, column])
-        width = float(table.spread[slot, column])
-        counted = float(table.polarity[column, 0 if dev > 0 else 1] * table.quiet[slot, column])
-        counted *= float(table.sharp[slot, column])
-        dev = dev / counted if counted else 0.0
-        if abs(dev) > 0.9 * kernels.MAX_DEVIATION:  # it ends there
-            dev = kernels.nearer(float(table.slow[slot, column]), float(table.near[slot, column]))
-        u = float(table.level[slot, column]) + width * float(table.slow[slot, column])
+    def scores(self, keys: Sequence[Key]) -> list[float | None]:
+        """Return the scores of series in this interval; None where one was not measured."""
+        found: list[float | None] = [None] * len(keys)
+        for number, table in enumerate(self._tables):
+            known = self._columns[number]
+            mine = [at for at, (caller, _, _) in enumerate(keys) if (caller >= 0) == (number == 1)]
+            if not mine:
+                continue
+            columns = np.array([known.get(keys[at][2], -1) for at in mine])
+            service = np.array([keys[at][1] for at in mine], np.int32)
+            slots = service.astype(np.int64)
+            if number == 1:
+                caller = np.array([keys[at][0] for at in mine], np.int32)
+                slots = self._pairs.find(caller, service).astype(np.int64)
+            is_there = (slots >= 0) & (slots < table.size)
+            where = np.where(is_there, slots, 0), np.maximum(columns, 0)
+            if table.size:
+                score, slow = table.score[where].astype(np.float64), table.slow[where]
+                is_there &= ~np.isnan(slow)
+            else:
+                score = np.zeros(len(mine))
+            for at, there, value, column in zip(
+                mine, is_there.tolist(), score.tolist(), columns.tolist(), strict=True
+            ):
+                if column < 0:
+                    found[at] = 0.0  # reported before, but no longer
+                elif there:
+                    found[at] = value
+        return found
 
-        def back(v: float) -> float:
-            if kind == kernels.AMOUNT:
-                return max(float(np.exp(min(v, 80.0))) - offset, 0.0)
-            return v if kind == kernels.SHARE else float(np.sinh(np.clip(v, -80, 80)))
 
-        return back(u), back(u - width * dev)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """What was seen of some series of one table, as arrays [n].
 
-    def score(self, key: Key) -> float | None:
-        """Score of something in this interval; None where it was not measured."""
-        caller, service, feature = key
-        number = 0 if caller < 0 else 1
-        column = self._columns[number].get(feature)
-        if column is None:
-            return 0.0  # reported before, but no longer
-        table = self._tables[number]
-        slot = service if number == 0 else self._pairs.find(caller, service)
-        if slot < 0:
-            return None
-        if slot >= table.size or np.isnan(table.slow[slot, column]):
-            return None
-        return float(table.score[slot, column])
+    Attributes:
+        number: of the table.
+        slots, columns: of the series.
+        service, caller, score, is_up, seen, expected: see `Clue`.
+        is_firm: whether they lasted.
+        names, roles: of the table's columns.
+    """
+
+    number: int
+    slots: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    service: NDArray[np.int64]
+    caller: NDArray[np.int64]
+    score: NDArray[np.float64]
+    is_up: NDArray[np.bool_]
+    seen: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    is_firm: bool
+    names: Sequence[str]
+    roles: Sequence[Role]
+
+    def clues(self, which: NDArray[np.bool_]) -> list[Clue]:
+        """Return those for which `which` is true."""
+        arrays = (self.service, self.caller, self.columns, self.score, self.is_up, self.expected, self.seen)
+        rows = zip(*(values[which].tolist() for values in arrays), strict=True)
+        return [
+            Clue(
+                service, caller, self.names[column], self.roles[column], score, is_up, self.is_firm,
+                expected, seen,
+            )
+            for service, caller, column, score, is_up, expected, seen in rows
+        ]  # fmt: skip
+
+
+def _back(
+    v: NDArray[np.float64], kinds: NDArray[np.int8], offset: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return values in their column's unit."""
+    amount = np.maximum(np.exp(np.minimum(v, 80.0)) - offset, 0.0)
+    real = np.sinh(np.clip(v, -80, 80))
+    return np.where(kinds == kernels.AMOUNT, amount, np.where(kinds == kernels.SHARE, v, real))

@@ -28,6 +28,7 @@ class Mirror:
         self._wishes: dict[int, tuple[tuple[int, ...], int, float]] = {}
         self._versions: dict[int, set[int]] = {}
         self._complete: dict[int, int] = {}
+        self._groups = world.topology.groups
         self._noted = 0
         self._events: deque[tuple[str, str]] = deque()
 
@@ -72,13 +73,9 @@ class Mirror:
             space, name = names.split(full)
             if not fleet.running[service]:
                 if self._services.pop(service, None) is not None:
-                    for plural, of in (
-                        ("horizontalpodautoscalers", name),
-                        ("deployments", name),
-                        ("endpointslices", f"{name}-abcde"),
-                        ("services", name),
-                    ):
-                        log.drop(plural, space, of)
+                    for plural in ("horizontalpodautoscalers", "deployments"):
+                        log.drop(plural, space, name)
+                    self._drop_service(service)
                     self._drop_versions(service, set())
                     self._wishes.pop(service, None)
                 continue
@@ -108,6 +105,17 @@ class Mirror:
             log.put("endpointslices", objects.endpoint_slice(world, service, self._clock))
             if world.topology.max_replicas[service] > world.topology.replicas[service]:
                 log.put("horizontalpodautoscalers", objects.autoscaler(world, service, self._clock))
+
+    def _drop_service(self, service: int) -> None:
+        """Drop the Service of a workload, unless others are behind it."""
+        world, log = self._world, self._log
+        behind = np.flatnonzero(self._groups == self._groups[service])
+        if world.fleet.running[behind].any():
+            log.put("endpointslices", objects.endpoint_slice(world, service, self._clock))
+            return
+        space, name = names.split(world.topology.visibility.services[service])
+        log.drop("endpointslices", space, f"{name}-abcde")
+        log.drop("services", space, name)
 
     def _drop_versions(self, service: int, keep: set[int]) -> None:
         """Drop replica sets of versions without pods."""

@@ -42,12 +42,12 @@ def pod(world: World, row: int, clock: Clock) -> Body:
     """Return the Pod of a row in `world.pods`."""
     pods, service = world.pods, int(world.pods.service[row])
     full, revision, serial = world.topology.names[service], int(pods.revision[row]), int(pods.serial[row])
-    space, name = names.split(full)
+    space, app = names.split(full)[0], _app(world, service)
     ready, down, restarts, deleted_s = pod_state(world, row)
     created, started = stamp(clock(float(pods.created_s[row]))), stamp(clock(float(pods.started_s[row])))
     meta = {
         **_meta(full, names.pod(full, revision, serial), created, "pod", serial),
-        "labels": {"app": name, "pod-template-hash": names.template_hash(full, revision)},
+        "labels": {**_labels(world, service), "pod-template-hash": names.template_hash(full, revision)},
         "ownerReferences": [_owner("ReplicaSet", names.replica_set(full, revision), full, revision)],
     }
     conditions = [
@@ -64,7 +64,7 @@ def pod(world: World, row: int, clock: Clock) -> Body:
             )
     status: Body = {
         "name": "app",
-        "image": f"registry.example/{space}/{name}:{revision}",
+        "image": f"registry.example/{space}/{app}:{revision}",
         "ready": ready,
         "started": not down,
         "restartCount": restarts,
@@ -147,8 +147,8 @@ def deployment(
         "spec": {
             "replicas": desired,
             "progressDeadlineSeconds": max(1, round(clock(DEADLINE_S) - clock(0.0))),
-            "selector": {"matchLabels": {"app": names.split(full)[1]}},
-            "template": _template(full, revision),
+            "selector": {"matchLabels": _labels(world, service)},
+            "template": _template(world, service, revision),
         },
         "status": {
             "observedGeneration": generation,
@@ -176,20 +176,17 @@ def replica_set(world: World, service: int, revision: int, clock: Clock) -> Body
             **_meta(
                 full, names.replica_set(full, revision), stamp(clock(world.plan.start_s)), "rs", revision
             ),
-            "labels": {
-                "app": names.split(full)[1],
-                "pod-template-hash": names.template_hash(full, revision),
-            },
+            "labels": {**_labels(world, service), "pod-template-hash": names.template_hash(full, revision)},
             "ownerReferences": [_owner("Deployment", names.split(full)[1], full, 0)],
         },
-        "spec": {"replicas": len(rows), "template": _template(full, revision)},
+        "spec": {"replicas": len(rows), "template": _template(world, service, revision)},
         "status": {"replicas": len(rows), "readyReplicas": int(pods.ready(world.now_s)[rows].sum())},
     }
 
 
 def service(world: World, number: int, clock: Clock) -> Body:
-    """Return the Service."""
-    full = world.topology.names[number]
+    """Return the Service of a workload."""
+    full = world.topology.visibility.services[number]
     name = names.split(full)[1]
     return {
         "apiVersion": "v1",
@@ -201,11 +198,13 @@ def service(world: World, number: int, clock: Clock) -> Body:
 
 
 def endpoint_slice(world: World, service: int, clock: Clock) -> Body:
-    """Return the EndpointSlice of a service."""
-    full, pods = world.topology.names[service], world.pods
+    """Return the EndpointSlice of a workload's Service, with the pods of all workloads behind it."""
+    full, pods = world.topology.visibility.services[service], world.pods
     ready = pods.ready(world.now_s)
     endpoints = []
-    for row in np.flatnonzero(pods.service == service).tolist():
+    behind = world.topology.groups == world.topology.groups[service]
+    for row in np.flatnonzero(behind[pods.service]).tolist():
+        of = world.topology.names[pods.service[row]]
         serial, ending = int(pods.serial[row]), bool(np.isfinite(pods.deleted_s[row]))
         endpoints.append(
             {
@@ -219,7 +218,7 @@ def endpoint_slice(world: World, service: int, clock: Clock) -> Body:
                 "targetRef": {
                     "kind": "Pod",
                     "namespace": names.split(full)[0],
-                    "name": names.pod(full, int(pods.revision[row]), serial),
+                    "name": names.pod(of, int(pods.revision[row]), serial),
                 },
             }
         )
@@ -304,12 +303,23 @@ def _owner(kind: str, name: str, full: str, revision: int) -> Body:
     }
 
 
-def _template(full: str, revision: int) -> Body:
-    space, name = names.split(full)
+def _template(world: World, service: int, revision: int) -> Body:
+    space, app = names.split(world.topology.names[service])[0], _app(world, service)
     return {
-        "metadata": {"labels": {"app": name}},
-        "spec": {"containers": [{"name": "app", "image": f"registry.example/{space}/{name}:{revision}"}]},
+        "metadata": {"labels": _labels(world, service)},
+        "spec": {"containers": [{"name": "app", "image": f"registry.example/{space}/{app}:{revision}"}]},
     }
+
+
+def _app(world: World, service: int) -> str:
+    """Return the name of a workload's Service, without its namespace; pods have it as a label."""
+    return names.split(world.topology.visibility.services[service])[1]
+
+
+def _labels(world: World, service: int) -> Body:
+    """Return the labels of a workload's pods; `version` tells workloads of one Service apart."""
+    app, name = _app(world, service), names.split(world.topology.names[service])[1]
+    return {"app": app} if name == app else {"app": app, "version": name.removeprefix(f"{app}-")}
 
 
 def _condition(type_: str, true: bool, since: str, reason: str = "") -> Body:

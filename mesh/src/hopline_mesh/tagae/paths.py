@@ -1,0 +1,71 @@
+"""Call paths at some services, indexed by caller and by callee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+class Paths:
+    """Call paths in their order; those from a service to itself have no neighbours.
+
+    Args:
+        src, dst: slots of callers and callees.
+
+    Attributes:
+        src, dst: int64 [e].
+    """
+
+    def __init__(self, src: NDArray[np.integer], dst: NDArray[np.integer]) -> None:
+        self.src, self.dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
+        is_call = self.src != self.dst
+        self._of_caller = _index(self.src[is_call], self.dst[is_call])
+        self._of_callee = _index(self.dst[is_call], self.src[is_call])
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, int]]) -> Paths:
+        """Return those of pairs of caller and callee."""
+        ends = np.array(list(pairs), np.int64).reshape(-1, 2)
+        return cls(ends[:, 0], ends[:, 1])
+
+    def callees(self, service: int) -> list[int]:
+        """Return the services that a service calls."""
+        return _of(self._of_caller, service)
+
+    def callers(self, service: int) -> list[int]:
+        """Return the services that call a service."""
+        return _of(self._of_callee, service)
+
+    def connect(self, some: set[int], others: set[int]) -> bool:
+        """Whether a path leads from one set of services to the other, in any direction."""
+        if not len(self.src) or not some or not others:
+            return False
+        size = 1 + max(int(self.src.max()), int(self.dst.max()), max(some), max(others))
+        in_some, in_others = np.zeros(size, bool), np.zeros(size, bool)
+        in_some[list(some)], in_others[list(others)] = True, True
+        leads = (in_some[self.src] & in_others[self.dst]) | (in_some[self.dst] & in_others[self.src])
+        return bool(leads.any())
+
+
+#: Starts of the rows of each service, and the rows: the other ends.
+_Index = tuple[Ints, Ints]
+
+
+def _index(by: Ints, other: Ints) -> _Index:
+    """Index paths by one of their ends, in their order."""
+    order = np.argsort(by, kind="stable")
+    starts = np.zeros(int(by.max(initial=-1)) + 2, np.int64)
+    np.cumsum(np.bincount(by, minlength=len(starts) - 1), out=starts[1:])
+    return starts, other[order]
+
+
+def _of(index: _Index, service: int) -> list[int]:
+    starts, others = index
+    if service >= len(starts) - 1:
+        return []
+    found: list[int] = others[starts[service] : starts[service + 1]].tolist()
+    return found
