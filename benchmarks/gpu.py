@@ -41,6 +41,8 @@ PARTS = ("split", "stage", "whole", "zoo", "serve")
 BATCHES = (1, 32, 1024)
 _FANOUTS = [10, 5]
 _FEATURES, _CLASSES = 64, 8
+#: Ending of the name of a package whose attention a GPU computes.
+_FOR_GPU = "_for_gpu"
 _NO_CUT = np.iinfo(np.int64).max
 
 
@@ -71,13 +73,19 @@ def prepare(place: Path, num_nodes: int) -> tuple[Graph, IdArray]:
                 each.eval(), graph, place / "models", name=name, fanouts=_FANOUTS, task="multiclass",
                 runtime=runtime,
             )  # fmt: skip
+        if name.startswith("gat") and not (place / "models" / f"{name}{_FOR_GPU}").exists():
+            package(
+                each.eval(), graph, place / "models", name=f"{name}{_FOR_GPU}", fanouts=_FANOUTS,
+                task="multiclass", device="cuda",
+            )  # fmt: skip
     return graph, seeds
 
 
 def loaded(place: Path, name: str, graph: Graph, device: Any, threads: int = 1) -> Any:
     """A model on a device."""
     place_models(Placement(device, "never"))
-    folder = place / "models" / name / "1"
+    for_gpu = place / "models" / f"{name}{_FOR_GPU}" / "1"
+    folder = for_gpu if device != "cpu" and for_gpu.exists() else place / "models" / name / "1"
     spec = read_spec(folder)
     try:
         return load_model(folder, spec, graph, threads=threads)

@@ -275,6 +275,21 @@ def test_a_neighbour_that_is_not_a_number_reaches_only_the_nodes_that_attend_to_
     np.testing.assert_array_equal(after[~reads_first], before[~reads_first])
 
 
+@pytest.mark.parametrize("conv", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
+def test_a_package_for_a_gpu_has_attention_in_its_stages_and_answers_the_same(tmp_path, conv):
+    graph, model = homogeneous(attr_dim=2), trained(conv(6, 4, heads=2, edge_dim=2))
+    kernel = package(model, graph, tmp_path / "cpu")
+    blocks = package(model, graph, tmp_path / "cuda", device="cuda")
+    kinds = [
+        {item.kind for level in report.spec.levels for stage in level.values() for item in stage.inputs}
+        for report in (kernel, blocks)
+    ]
+    assert "attend" in kinds[0]
+    assert "attend" not in kinds[1]
+    ids = np.arange(graph.num_nodes)
+    np.testing.assert_allclose(Served(blocks, graph)(ids), Served(kernel, graph)(ids), atol=1e-5)
+
+
 def test_padding_never_leaks_even_if_the_first_source_is_not_a_number(tmp_path):
     graph = homogeneous(attr_dim=2)
     report = package(AttributesByCode(pyg.TransformerConv(6, 4, edge_dim=2)), graph, tmp_path)

@@ -18,7 +18,7 @@ from hopline.commands.screen import Screen, whole
 from hopline.errors import PackagingError
 from hopline.graph import Graph
 from hopline.observe.progress import shown
-from hopline.packaging.settings import Role
+from hopline.packaging.settings import Device, Role
 
 if TYPE_CHECKING:
     from hopline.packaging import PackageReport
@@ -141,6 +141,9 @@ def package(
             help="onnx (error if the model cannot be split into layers), torch (whole model) or auto."
         ),
     ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="cuda keeps attention in the stages, where a GPU computes it; or cpu.")
+    ] = "cpu",
     check_nodes: Annotated[
         int, typer.Option(help="Nodes of each type on which the package is checked.")
     ] = 512,
@@ -177,6 +180,7 @@ def package(
     check_choice("--task", task, _TASKS)
     check_choice("--output", output, ("auto", "logits", "probabilities"))
     check_choice("--runtime", runtime, ("auto", "onnx", "torch"))
+    check_choice("--device", device, get_args(Device))
     check_choice("--sampling", sampling, ("uniform", "recent", "weighted"))
     notes: list[str] = []
     with shown(True, f"packaging {name}") as progress:
@@ -207,6 +211,7 @@ def package(
             relations=relation,
             output=cast(Any, output),
             runtime=cast(Any, runtime),
+            device=cast(Any, device),
             check_nodes=check_nodes,
             compile=compile_,
             overwrite=overwrite,

@@ -39,7 +39,7 @@ from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.rowwise import check_rowwise
-from hopline.packaging.settings import Fanouts, check_signs, num_hops, resolve_fanouts
+from hopline.packaging.settings import Device, Fanouts, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated_edge
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
@@ -90,6 +90,7 @@ class Job:
     fanouts: Fanouts
     progress: Progress
     reference: Reference
+    device: Device = "cpu"
     notes: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
@@ -373,7 +374,7 @@ class Job:
         finals, head = self._finals(traced)
         check_task(self.task, head.output_dim, spec.classes)
         self.progress(TRACE, 1.0)
-        splitter = Splitter(traced, lower(traced, self.binding), finals)
+        splitter = Splitter(traced, lower(traced, self.binding, self.device), finals)
         plans = splitter.stages()
         edge_types = {item.edge_type for plan in plans for item in plan.inputs if item.edge_type}
         check_signs(spec.sampling, self.graph.schema, edge_types)

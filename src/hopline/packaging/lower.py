@@ -14,6 +14,7 @@ from torch import fx, nn
 from hopline.errors import NotSplittable
 from hopline.packaging.arguments import Binding
 from hopline.packaging.dense import ConvCall, DenseConv, build
+from hopline.packaging.settings import Device
 from hopline.packaging.trace import Domain, Traced, conv_arguments, describe, slot_of
 
 _KNOWN = {"x", "edge_index", "edge_attr", "edge_weight", "edge_type"}
@@ -41,17 +42,20 @@ class LoweredConv:
     query: fx.Node | None = None
 
 
-def lower(traced: Traced, binding: Binding) -> dict[fx.Node, LoweredConv]:
+def lower(traced: Traced, binding: Binding, device: Device = "cpu") -> dict[fx.Node, LoweredConv]:
     """Build the dense form of every conv call.
+
+    Args:
+        device: where attention is computed.
 
     Raises:
         NotSplittable: a conv has no dense form; the message says which and why.
     """
     traced.module.add_module("dense", nn.Module())
-    return {node: _lower(traced, binding, node, number) for number, node in enumerate(traced.convs)}
+    return {node: _lower(traced, binding, node, number, device) for number, node in enumerate(traced.convs)}
 
 
-def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> LoweredConv:
+def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int, device: Device) -> LoweredConv:
     arguments = conv_arguments(traced.module, node)
     where = describe(traced.module, node)
     unknown = sorted(set(arguments) - _KNOWN)
@@ -71,6 +75,7 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
     if attr is not None and traced.domains.get(attr) != Domain("edge", key):
         raise NotSplittable(f"{where} reads edge attributes that are not those of {key!r}")
     same_type = destination is None or traced.domains[source] == traced.domains[destination]
+    has_edge_code = attr is not None and (slot_of(attr) is None or traced.values[attr].dim() != 2)
     call = ConvCall(
         conv=traced.module.get_submodule(str(node.target)),
         name=str(node.target).removeprefix("model.") if node.target != "model" else "the model",
@@ -81,7 +86,7 @@ def _lower(traced: Traced, binding: Binding, node: fx.Node, number: int) -> Lowe
         same_type=same_type,
         has_edge_attr=attr is not None,
         has_edge_weight=weight is not None,
-        has_edge_code=attr is not None and (slot_of(attr) is None or traced.values[attr].dim() != 2),
+        in_blocks=device == "cuda" or has_edge_code,
         is_same_value=destination is source,
     )
     dense = build(call)

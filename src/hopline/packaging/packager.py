@@ -27,7 +27,7 @@ from hopline.packaging.head import is_link
 from hopline.packaging.job import Job
 from hopline.packaging.reference import Reference
 from hopline.packaging.report import PackageReport, stage_figures
-from hopline.packaging.settings import Fanouts, Role, Sampling, check_sampling
+from hopline.packaging.settings import Device, Fanouts, Role, Sampling, check_sampling
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
 from hopline.types import Progress, silent
@@ -57,6 +57,7 @@ def package(
     relations: Sequence[str] | None = None,
     output: Output = "auto",
     runtime: Runtime = "auto",
+    device: Device = "cpu",
     check_nodes: int = 512,
     compile: bool = False,
     overwrite: bool = False,
@@ -87,6 +88,8 @@ def package(
         output: whether the module answers "logits" or "probabilities"; "auto" detects it. The server
             applies the task's sigmoid or softmax to logits only.
         runtime: "onnx" fails if the model cannot be split, "torch" never splits, "auto" tries.
+        device: where stages are computed: "cuda" keeps attention in the stages, so that a GPU computes it.
+            On a CPU such a package answers the same, several times slower.
         check_nodes: nodes of each type of the graph on which the package is checked.
         compile: compile a model that is served whole to machine code (10 to 40 s; needs a C++ compiler).
             A model that cannot be compiled is packaged anyway, and the report says why.
@@ -114,6 +117,7 @@ def package(
         ("task", task, Task),
         ("output", output, Output),
         ("runtime", runtime, Runtime),
+        ("device", device, Device),
     ):
         check_choice(named, value, get_args(hint))
     if isinstance(classes, str):
@@ -139,6 +143,7 @@ def package(
         progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
         notes=list(binding.notes),
+        device=device,
     )
     spec = ModelSpec(
         name=name,

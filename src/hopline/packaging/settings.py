@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 #: What an argument of a model's forward receives; see `arguments.py`.
 Role = Literal["features", "edge_index", "edge_attr", "edge_weight", "edge_type", "adj_t", "batch", "data"]
 Sampling = Literal["uniform", "recent", "weighted"]
+#: Where attention is computed: by a kernel of the engine, or by the program of the GPU.
+Device = Literal["cpu", "cuda"]
 #: One list for every edge type, or edge type (key or triple) -> its own list.
 Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, str], Sequence[int]]
 

@@ -75,7 +75,8 @@ class ConvCall:
         paired: the call passes (source, destination) rather than one value for both.
         same_type: source and destination are rows of one node type.
         has_edge_attr, has_edge_weight: the call passes them.
-        has_edge_code: the attributes are computed by the model, not those of the graph.
+        in_blocks: attention is computed over padded blocks, by the runtime: the model computes the
+            attributes of edges, or a GPU is to compute it.
         is_same_value: source and destination are one value.
     """
 
@@ -88,7 +89,7 @@ class ConvCall:
     same_type: bool
     has_edge_attr: bool
     has_edge_weight: bool
-    has_edge_code: bool = False
+    in_blocks: bool = False
     is_same_value: bool = False
 
     @property

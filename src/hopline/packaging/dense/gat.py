@@ -140,4 +140,4 @@ def block_needs(call: ConvCall, *, loops: bool, edges: bool) -> tuple[ConvInput,
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GATConv call."""
     dense = DenseGAT(call)
-    return dense if call.has_edge_code else attending.gat(call)
+    return dense if call.in_blocks else attending.gat(call)

@@ -81,4 +81,4 @@ class DenseGATv2(DenseConv):
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GATv2Conv call."""
     dense = DenseGATv2(call)
-    return dense if call.has_edge_code else attending.gatv2(call)
+    return dense if call.in_blocks else attending.gatv2(call)

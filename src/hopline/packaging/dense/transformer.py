@@ -65,4 +65,4 @@ class DenseTransformer(DenseConv):
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a TransformerConv call."""
     dense = DenseTransformer(call)
-    return dense if call.has_edge_code else attending.transformer(call)
+    return dense if call.in_blocks else attending.transformer(call)
