@@ -42,8 +42,7 @@ class Values(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, *, concat: bool) -> None:
         super().__init__()
-        self.dim = weight.shape[1]
-        parts = weight.detach().view(heads, -1, self.dim)
+        parts = weight.detach().view(heads, -1, weight.shape[1])
         self.parts = nn.ModuleList(
             map(linear, parts) if concat else [linear(torch.cat(tuple(parts), dim=1) / heads)]
         )
