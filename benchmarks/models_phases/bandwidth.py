@@ -51,7 +51,7 @@ def bandwidth(turns: int = 40) -> dict[str, float]:
             slope=0.2,
             vector=vector if kind == "gatv2" else b"",
         )
-        kernel = AttentionInput(attention, 0)
+        kernel = AttentionInput(attention, 0, columns)
 
         def attend(rows: IdArray, kernel: AttentionInput = kernel) -> None:
             kernel.run(

@@ -50,6 +50,12 @@ level l-1, head by head; q is i's query row, e the attributes of the edge:
     gatv2        score = sum_c vector[h, c] leaky_relu(row[h, c] + q[h, c] + e E_hc)    value = row[h, :]
     transformer  score = sum_c q[h, c] row[h, c] + e q[HC + h d_e ...]      value = row[HC + h, :]
 
+With `shared`, all heads read the same C columns, which are not projected; what would be projected after
+the sum is left to the stage's file:
+
+    gat          score = leaky_relu(sum_c vector[h, c] row[c] + sum_c own_vector[h, c] q[c] + e E_h)
+    transformer  score = sum_c q[h, c] row[c] + e q[HC + h d_e ...]         value = row, for both
+
 The result is the sum of values weighted by the softmax of the scores, w = HC. `transformer` appends the
 weighted sums of e for each head, w = HC + H d_e. With `loops`, i's own row replaces its self-loops; the
 attributes of that edge are the mean or sum of the other edges' attributes, or `fill_row`.
@@ -102,13 +108,15 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         heads, channels: H and C.
+        shared: all heads read the same columns; not for `gatv2`.
         query: [a, b) columns of the query row; None where no query is read (`gat` without own rows).
         is_query_state: the query row is the node's own state at level l-1, else a row of `Stage.query`.
         loops: the node attends to itself.
         slope: of leaky_relu.
         num_attr: attributes of an edge that are read, 0 for none.
         fill: attributes of the added self-loop: `mean` or `sum` of the other edges', or `row`.
-        vector: float32 [H C], little endian, as the other two.
+        vector: float32 [H C], little endian, as the others.
+        own_vector: float32 [H, q].
         edge: E, float32 [d_e, H] or [d_e, H C].
         fill_row: float32 [d_e].
     """
@@ -118,11 +126,13 @@ class Attention(msgspec.Struct, frozen=True, omit_defaults=True):
     channels: int
     query: tuple[int, int] | None = None
     is_query_state: bool = False
+    shared: bool = False
     loops: bool = False
     slope: float = 0.0
     num_attr: int = 0
     fill: Literal["mean", "sum", "row"] = "row"
     vector: bytes = b""
+    own_vector: bytes = b""
     edge: bytes = b""
     fill_row: bytes = b""
 

@@ -16,10 +16,18 @@ def leaky(z, slope):
 
 def scores(attention, vector, edge, row, query, attr):
     heads, channels, width = attention.heads, attention.channels, attention.heads * attention.channels
+    if attention.shared:
+        row = np.tile(row[:channels], heads)
     if attention.kind == "gat":
-        found = row[width : width + heads].copy()
-        if len(query):
-            found += query[:heads]
+        if attention.shared:
+            found = (row * vector).reshape(heads, channels).sum(axis=1)
+            own_vector = np.frombuffer(attention.own_vector, F)
+            if len(query):
+                found += (own_vector.reshape(heads, -1) * query).sum(axis=1)
+        else:
+            found = row[width : width + heads].copy()
+            if len(query):
+                found += query[:heads]
         for k, value in enumerate(attr):
             found += value * edge[k]
         return leaky(found, attention.slope)
@@ -61,12 +69,15 @@ def attended(attention, rows_of, query, loop_row=None):
             of_loop = of_loop / F(len(edges))
         edges.append((loop_row, of_loop))
     extra = attention.num_attr if attention.kind == "transformer" else 0
-    first = width if attention.kind == "transformer" else 0
+    first = width if attention.kind == "transformer" and not attention.shared else 0
     out, more = np.zeros((heads, channels), F), np.zeros((heads, extra), F)
     top, norm = np.full(heads, -np.inf, F), np.zeros(heads, F)
     for row, attr in edges:
         found = scores(attention, vector, edge, row, query, attr)
-        values = row[first : first + width].reshape(heads, channels)
+        if attention.shared:
+            values = np.tile(row[:channels], heads).reshape(heads, channels)
+        else:
+            values = row[first : first + width].reshape(heads, channels)
         for h in range(heads):
             highest = max(top[h], found[h])
             scale, weight = np.exp(top[h] - highest), np.exp(found[h] - highest)

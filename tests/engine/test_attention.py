@@ -15,22 +15,22 @@ def drawn(rng, *shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def attention_of(kind, heads, channels, num_attr, loops, fill, rng):
+def attention_of(kind, heads, channels, num_attr, loops, fill, rng, *, shared=False):
     width = heads * channels
     edge = {"gat": (num_attr, heads), "gatv2": (num_attr, width), "transformer": (0, 0)}[kind]
+    query = {"gat": 5 if shared else heads, "gatv2": width, "transformer": width + heads * num_attr}[kind]
     return Attention(
         kind=kind,
         heads=heads,
         channels=channels,
-        query=(
-            1,
-            1 + (heads if kind == "gat" else width + (heads * num_attr if kind == "transformer" else 0)),
-        ),
+        shared=shared,
+        query=(1, 1 + query),
         loops=loops,
         slope=0.2,
         num_attr=num_attr,
         fill=fill,
-        vector=drawn(rng, width).tobytes() if kind == "gatv2" else b"",
+        vector=drawn(rng, width).tobytes() if kind == "gatv2" or (kind == "gat" and shared) else b"",
+        own_vector=drawn(rng, heads, query).tobytes() if kind == "gat" and shared else b"",
         edge=drawn(rng, *edge).tobytes(),
         fill_row=drawn(rng, num_attr).tobytes(),
     )
@@ -43,6 +43,8 @@ class Case:
         self.attention = attention
         width = attention.heads * attention.channels
         reads = width + {"gat": attention.heads, "gatv2": 0, "transformer": width}[attention.kind]
+        if attention.shared:
+            reads = attention.channels
         self.column = 3
         self.base = drawn(rng, N, self.column + reads + 2)
         self.reads = reads
@@ -54,7 +56,7 @@ class Case:
         self.attr = [drawn(rng, count, attention.num_attr) for count in self.counts]
         assert attention.query is not None
         self.query = drawn(rng, DESTINATIONS, attention.query[1] + 1)
-        self.kernel = AttentionInput(attention, self.column)
+        self.kernel = AttentionInput(attention, self.column, reads)
 
     def run(self, destinations, *, flagged=False):
         destinations = np.asarray(destinations)
@@ -102,10 +104,14 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention_equals_its_reference_and_its_bits_do_not_depend_on_the_batch(case):
+@pytest.mark.parametrize(
+    ("case", "shared"),
+    [(case, shared) for case in CASES for shared in (False, True) if not (shared and case[0] == "gatv2")],
+    ids=str,
+)
+def test_attention_equals_its_reference_and_its_bits_do_not_depend_on_the_batch(case, shared):
     rng = np.random.default_rng(len(str(case)))
-    made = Case(attention_of(*case, rng), rng)
+    made = Case(attention_of(*case, rng, shared=shared), rng)
     together = made.run(np.arange(DESTINATIONS))
     for i in range(DESTINATIONS):
         np.testing.assert_allclose(together[i], made.expected(i), rtol=1e-5, atol=1e-5)
@@ -130,3 +136,13 @@ def test_nan_of_a_neighbour_reaches_the_answer():
     i = int(made.counts.argmax())
     made.base[made.neighbors[i][0]] = np.nan
     assert np.isnan(made.run([i])).all()
+
+
+def test_a_score_that_overflows_downwards_has_no_weight():
+    rng = np.random.default_rng(3)
+    made = Case(attention_of("gatv2", 1, 8, 0, False, "row", rng), rng)
+    i = int(made.counts.argmax())
+    row = made.base[made.neighbors[i][0]]
+    vector = np.frombuffer(made.attention.vector, np.float32)
+    row[3:11] = np.where(vector > 0, -3e38, 3e38)
+    assert np.isfinite(made.run([i])).all()

@@ -6,6 +6,7 @@ A plant takes pytest's `monkeypatch`. Compiled kernels are replaced where Python
 from __future__ import annotations
 
 import copy
+import dataclasses
 import types
 
 import numpy as np
@@ -162,7 +163,7 @@ def edge_weight_is_ignored(patch):
 
 @fault("dense", "gat")
 def heads_are_added_instead_of_averaged(patch):
-    after(patch, attend.Attending, "joined", lambda out, self, _: out if self.concat else self.heads * out)
+    after(patch, attend.Attending, "joined", lambda out, self, *_: out if self.concat else self.heads * out)
 
 
 @fault("dense", "gat")
@@ -176,16 +177,44 @@ def attention_is_not_scaled(patch):
     patch.setattr(attend, "math", types.SimpleNamespace(sqrt=lambda _: 1.0))
 
 
-@fault("dense", "transformer")
+@fault("dense", "transformer_projected")
 def keys_and_values_are_swapped(patch):
     def wrong(result, call):
-        first = result.prepare_source
-        result.prepare_source = base.linear(
-            *(part.detach().roll(call.conv.out_channels, 0) for part in (first.weight, first.bias))
-        )
+        first, columns = result.prepare_source, call.conv.out_channels
+        result.prepare_source = base.linear(first.weight.roll(columns, 0), first.bias.roll(columns, 0))
         return result
 
-    after(patch, transformer.attending, "transformer", wrong)
+    after(patch, attend, "transformer", wrong)
+
+
+@fault("dense", "transformer")
+def values_are_projected_as_keys(patch):
+    right = attend.transformer
+
+    def wrong(call):
+        swapped = copy.deepcopy(call.conv)
+        swapped.lin_value = swapped.lin_key
+        return right(dataclasses.replace(call, conv=swapped))
+
+    patch.setattr(attend, "transformer", wrong)
+
+
+@fault("dense", "transformer")
+def bias_of_values_is_added_where_there_is_no_neighbour(patch):
+    right = attend.Values.forward
+    patch.setattr(
+        attend.Values,
+        "forward",
+        lambda self, attended, count=None: right(
+            self, attended, None if count is None else torch.ones_like(count)
+        ),
+    )
+
+
+@fault("dense", "gat_projected")
+def projected_attention_vector_of_another_head(patch):
+    right = attend._fold
+    patch.setattr(attend, "_fold", lambda weight, attention: right(weight, attention.roll(1, 1)))
 
 
 @fault("dense", "attended_by_code")

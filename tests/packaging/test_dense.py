@@ -108,11 +108,12 @@ def test_gcn_equals_pyg(options, weight, hidden):
     ],
     ids=str,
 )
-def test_gat_equals_pyg(conv, options):
+@pytest.mark.parametrize("hidden", [4, 1])
+def test_gat_equals_pyg(conv, options, hidden):
     if "share_weights" in options and conv is pyg.GATConv:
         options = {"heads": 4}
-    width = 4 * (options.get("heads", 1) if options.get("concat", True) else 1)
-    model = two_layers(conv(6, 4, **options), conv(width, 3, **options))
+    width = hidden * (options.get("heads", 1) if options.get("concat", True) else 1)
+    model = two_layers(conv(6, hidden, **options), conv(width, 3, **options))
     assert_equals_pyg(trained(model), homogeneous())
 
 
@@ -162,10 +163,11 @@ def test_graph_conv_equals_pyg(aggr, weight, hidden):
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("edge_dim", [None, 2])
-def test_transformer_equals_pyg(options, edge_dim):
-    width = 4 * (options.get("heads", 1) if options.get("concat", True) else 1)
+@pytest.mark.parametrize("hidden", [4, 1])
+def test_transformer_equals_pyg(options, edge_dim, hidden):
+    width = hidden * (options.get("heads", 1) if options.get("concat", True) else 1)
     make = lambda a, b: pyg.TransformerConv(a, b, edge_dim=edge_dim, **options)  # noqa: E731
-    model = two_layers(make(6, 4), make(width, 3), "edge_attr" if edge_dim else "")
+    model = two_layers(make(6, hidden), make(width, 3), "edge_attr" if edge_dim else "")
     assert_equals_pyg(trained(model), homogeneous(attr_dim=edge_dim or 0))
 
 

@@ -189,6 +189,9 @@ MODELS = {
     "gat": lambda: (pyg.GATConv(6, 3, heads=2, concat=False), PLAIN(), ONE),
     "gatv2": lambda: (pyg.GATv2Conv(6, 3, heads=2), PLAIN(), ONE),
     "transformer": lambda: (pyg.TransformerConv(6, 3), PLAIN(), ONE),
+    # Rows are wider than what they are projected to.
+    "gat_projected": lambda: (pyg.GATConv(6, 1, heads=2), PLAIN(), ONE),
+    "transformer_projected": lambda: (pyg.TransformerConv(6, 2), PLAIN(), ONE),
     "attended": lambda: (Attributed(pyg.GATv2Conv(6, 3, edge_dim=2)), PLAIN(attr_dim=2), ONE),
     "attended_by_code": lambda: (
         AttributedByCode(pyg.GATConv(6, 3, heads=2, concat=False, edge_dim=2)),

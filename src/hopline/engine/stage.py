@@ -70,7 +70,9 @@ class StageRunner:
 
         self._columns = [columns_of(entry) for entry in stage.inputs]
         self.attention = {
-            k: AttentionInput(entry.attention, self._columns[k][0])
+            k: AttentionInput(
+                entry.attention, self._columns[k][0], self._columns[k][1] - self._columns[k][0]
+            )
             for k, entry in enumerate(stage.inputs)
             if entry.attention is not None
         }
@@ -227,7 +229,6 @@ class StageRunner:
                     view = views[entry.edge_type]
                     _reduce(entry, view, a, b, own, own_rows, first, width, target, place)
                 elif entry.kind == "attend":
-                    assert isinstance(own, np.ndarray)
                     self.attention[k].run(
                         views[entry.edge_type], a, b, own, own_rows[a:b], query, query_rows, target, place
                     )
@@ -290,7 +291,6 @@ class StageRunner:
                 elif entry.attention is not None:
                     array = np.empty((chunk.shape[0], entry.attention.width), np.float32)
                     view, count = _select(views[entry.edge_type], chunk), chunk.shape[0]
-                    assert isinstance(own, np.ndarray)
                     self.attention[k].run(
                         view, 0, count, own, own_rows[chunk], query, self._chunk[:count], array, 0
                     )

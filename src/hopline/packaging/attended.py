@@ -40,6 +40,8 @@ def attended(
         src = np.concatenate([src, len(rows) - n + np.arange(n)])
         dst = np.concatenate([dst, np.arange(n)])
     source = rows[src].astype(np.float64)
+    if attention.shared:
+        source = np.tile(source, heads)
     first, last = attention.query or (0, 0)
     mine = np.zeros((n, 0)) if query is None else query[:, first:last].astype(np.float64)
     scores = _scores(attention, source, mine[dst], attr)
@@ -51,7 +53,8 @@ def attended(
     np.add.at(norm, dst, weights)
     weights /= norm[dst]
     width = heads * channels
-    value = source[:, width : 2 * width] if attention.kind == "transformer" else source[:, :width]
+    first = width if attention.kind == "transformer" and not attention.shared else 0
+    value = source[:, first : first + width]
     out = np.zeros((n, width))
     np.add.at(out, dst, (weights[:, :, None] * value.reshape(-1, heads, channels)).reshape(-1, width))
     if attention.kind != "transformer" or not num_attr:
@@ -71,6 +74,14 @@ def _scores(attention: Attention, source: _Doubles, query: _Doubles, attr: _Doub
     def leaky(z: _Doubles) -> _Doubles:
         return np.where(z > 0, z, attention.slope * z)
 
+    if attention.kind == "gat" and attention.shared:
+        vector = np.frombuffer(attention.vector, "<f4").astype(np.float64)
+        found = (source * vector).reshape(-1, heads, channels).sum(axis=2) + of_edge
+        if query.shape[1]:
+            found += (
+                query @ np.frombuffer(attention.own_vector, "<f4").astype(np.float64).reshape(heads, -1).T
+            )
+        return leaky(found)
     if attention.kind == "gat":
         return leaky(source[:, width:] + (query if query.shape[1] else 0.0) + of_edge)
     if attention.kind == "gatv2":

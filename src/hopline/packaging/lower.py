@@ -111,6 +111,8 @@ def _sides(x: object, where: str) -> tuple[fx.Node, fx.Node | None, bool]:
 def _prepare_query(traced: Traced, conv: LoweredConv, node: fx.Node) -> None:
     """Insert the code of the query row; the splitter decides where it runs."""
     prepare = conv.dense.prepare_query
+    if conv.dense.is_query_destination:
+        conv.query = conv.destination
     if prepare is not None and conv.destination is not None:
         conv.query = _insert(traced, conv, "query", prepare, conv.destination, node)
 

@@ -26,6 +26,10 @@ CHUNK_ROWS = 256
 #: The same on a GPU, where a call costs 0.1 ms before anything is computed.
 GPU_CHUNK_ROWS = 4096
 
+#: Above so many rows, calls are for multiples of `_ROW_STEP`. The first call with a number of rows takes
+#: 0.15 ms more than later ones; 16 more rows of 128 columns take 3 µs.
+_FEW_ROWS, _ROW_STEP = 32, 16
+
 #: Input kinds with exactly one row for each destination.
 ROW_KINDS = frozenset({"self", "features", "structure", "reduce", "attend", "degree", "count"})
 
@@ -70,6 +74,9 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
 
 class RowStage:
     """A stage of row inputs only, over bound buffers.
+
+    Rows behind those of a call may be computed too, from what earlier calls left in the buffers. No row's
+    result depends on another row.
 
     Args:
         names: the file's inputs. widths: columns of each; 0 for a one-dimensional input.
@@ -124,6 +131,15 @@ class RowStage:
         return out
 
     def _bind(self, num_rows: int) -> tuple[Any, FloatArray]:
+        computed = num_rows
+        if num_rows > _FEW_ROWS:
+            computed = min(-(-num_rows // _ROW_STEP) * _ROW_STEP, self.chunk_rows)
+        if computed > num_rows:
+            self._bound[num_rows] = (
+                (self._bound.get(computed) or self._bind(computed))[0],
+                self.output[:num_rows],
+            )
+            return self._bound[num_rows]
         binding = self._session.io_binding()
         for name, buffer in zip(self._names, self.inputs, strict=True):
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(buffer[:num_rows]))

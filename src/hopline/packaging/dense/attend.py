@@ -1,11 +1,16 @@
 """GATConv, GATv2Conv and TransformerConv as one reduction of the engine (`artifact.Attention`).
 
-Keys and values are projected one level below, once for each node. The engine's kernel computes scores,
-softmax and sums, and `forward` gets the attended rows. Terms that are linear in the attributes of edges are
-moved to where they are computed once for each node:
+The engine's kernel computes scores, softmax and sums, and `forward` gets the attended rows. Keys and values
+are projected one level below, once for each node. Linear terms are moved to where they are computed once
+for each destination, of which there are fewer:
 
     GAT          a_edge (W e) = (a_edge W) e: H numbers for each attribute
+                 a_src (W x) = (a_src W) x, and sum a (W x) = W sum a x
     Transformer  q (k + W e) = q k + (W^T q) e, and sum a (v + W e) = sum a v + W sum a e
+                 q (K x) = (K^T q) x, and sum a (V x) = V sum a x
+
+The second line of each is used where x is no wider than its projection (`Attention.shared`). Nothing is
+projected below then.
 
 Where the model computes the attributes of edges, the padded block of `gat.py`, `gatv2.py` and
 `transformer.py` is used.
@@ -16,41 +21,93 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hopline.artifact import Attention
 from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
 
 
+class Values(nn.Module):
+    """The projection of attended rows, head by head: sum a (V x) = V sum a x.
+
+    Args:
+        weight: [H C, d]. bias: [H C].
+        concat: the heads side by side, not their mean.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, heads: int, *, concat: bool) -> None:
+        super().__init__()
+        parts = weight.detach().view(heads, -1, weight.shape[1])
+        self.parts = nn.ModuleList(
+            map(linear, parts) if concat else [linear(torch.cat(tuple(parts), dim=1) / heads)]
+        )
+        if bias is not None and not concat:
+            bias = bias.view(heads, -1).mean(dim=0)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, attended: Tensor, count: Tensor | None = None) -> Tensor:
+        """float32 [n, H C] or [n, C] of rows [n, H d] and numbers of neighbours [n]."""
+        rows = attended.split(self.parts[0].in_features, dim=1)
+        found = [part(values) for part, values in zip(self.parts, rows, strict=True)]
+        out = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        if self.bias is None or count is None:
+            return out
+        return out + count.clamp(max=1).unsqueeze(1) * self.bias
+
+
 class Attending(DenseConv):
-    """What the three have in common. Inputs: attended rows, [own row].
+    """What the three have in common. Inputs: attended rows, [own row], [number of neighbours].
 
     Args:
         reads_own: the code after the attention reads the destination's own row.
+        values: projects the attended rows; None where they are projected below.
     """
 
     bias: Tensor | None
 
     def __init__(
-        self, call: ConvCall, attention: Attention, *, reads_own: bool, bias: Tensor | None = None
+        self,
+        call: ConvCall,
+        attention: Attention,
+        *,
+        reads_own: bool,
+        values: Values | None = None,
+        bias: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.channels = attention.heads, attention.channels
         self.concat = bool(call.conv.concat)
         self.must_lift = True
+        self.values = values
+        self.reads_own = reads_own
         needs = [ConvInput("attend", call.edge_type, "source", attention=attention)]
         if reads_own:
             needs.append(ConvInput("self", value="destination"))
+        if values is not None and values.bias is not None:
+            needs.append(ConvInput("count", call.edge_type))
         self.needs = tuple(needs)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
-    def joined(self, attended: Tensor) -> Tensor:
+    def forward(self, attended: Tensor, *rest: Tensor) -> Tensor:
+        """float32 [n, H C] or [n, C]."""
+        extra = iter(rest)
+        own = next(extra) if self.reads_own else None
+        return self.finish(attended, own, next(extra, None))
+
+    def finish(self, attended: Tensor, own: Tensor | None, count: Tensor | None) -> Tensor:
+        """`forward`, with its arguments by name."""
+        raise NotImplementedError
+
+    def joined(self, attended: Tensor, count: Tensor | None) -> Tensor:
         """float32 [n, H C] of the heads as [n, H C] or their mean [n, C]."""
-        if self.concat:
-            return attended
-        if self.heads == 1:
+        if self.values is not None:
+            return self.values(attended, count)
+        if self.concat or self.heads == 1:
             return attended
         return attended.unflatten(1, (self.heads, self.channels)).mean(dim=1)
 
@@ -58,13 +115,16 @@ class Attending(DenseConv):
 class AttendingGAT(Attending):
     """GATConv (Veličković et al., arXiv 1710.10903) and GATv2Conv (Brody et al., arXiv 2105.14491)."""
 
-    def __init__(self, call: ConvCall, attention: Attention, residual: Any) -> None:
-        super().__init__(call, attention, reads_own=residual is not None, bias=call.conv.bias)
+    def __init__(
+        self, call: ConvCall, attention: Attention, residual: Any, values: Values | None = None
+    ) -> None:
+        reads_own = residual is not None
+        super().__init__(call, attention, reads_own=reads_own, values=values, bias=call.conv.bias)
         self.residual = None if residual is None else linear(residual.weight)
 
-    def forward(self, attended: Tensor, own: Tensor | None = None) -> Tensor:
+    def finish(self, attended: Tensor, own: Tensor | None, count: Tensor | None) -> Tensor:
         """float32 [n, H C] or [n, C]."""
-        out = self.joined(attended)
+        out = self.joined(attended, count)
         if self.residual is not None and own is not None:
             out = out + self.residual(own)
         return out if self.bias is None else out + self.bias
@@ -73,19 +133,24 @@ class AttendingGAT(Attending):
 class AttendingTransformer(Attending):
     """TransformerConv (Shi et al., arXiv 2009.03509)."""
 
-    def __init__(self, call: ConvCall, attention: Attention, edge: Tensor | None) -> None:
+    def __init__(
+        self, call: ConvCall, attention: Attention, edge: Tensor | None, values: Values | None
+    ) -> None:
         conv = call.conv
-        super().__init__(call, attention, reads_own=bool(conv.root_weight))
+        super().__init__(call, attention, reads_own=bool(conv.root_weight), values=values)
         self.skip = as_linear(conv.lin_skip) if conv.root_weight else None
         self.gate = linear(conv.lin_beta.weight) if conv.root_weight and conv.lin_beta is not None else None
-        self.of_edges = None if edge is None else linear(torch.block_diag(*edge))
+        self.of_edges = None
+        if edge is not None:
+            self.of_edges = Values(edge.flatten(0, 1), None, attention.heads, concat=self.concat)
 
-    def forward(self, attended: Tensor, own: Tensor | None = None) -> Tensor:
+    def finish(self, attended: Tensor, own: Tensor | None, count: Tensor | None) -> Tensor:
         """float32 [n, H C] or [n, C]."""
-        width = self.heads * self.channels
-        if self.of_edges is not None:
-            attended = attended[:, :width] + self.of_edges(attended[:, width:])
-        out = self.joined(attended)
+        if self.of_edges is None:
+            out = self.joined(attended, count)
+        else:
+            width = self.heads * self.channels
+            out = self.joined(attended[:, :width], count) + self.of_edges(attended[:, width:])
         if self.skip is None or own is None:
             return out
         skip = self.skip(own)
@@ -103,13 +168,29 @@ def gat(call: ConvCall) -> DenseConv:
     uses_edges = call.has_edge_attr and conv.lin_edge is not None
     edge = _fold(conv.lin_edge.weight.detach(), conv.att_edge).T if uses_edges else None
     residual = conv.res if call.has_destination else None
+    of_source = _fold(weight_src, conv.att_src)
+    of_own = _fold(weight_dst, conv.att_dst) if call.has_destination else None
     attention = _attention(
         call, "gat", edge=edge, slope=conv.negative_slope, is_query_state=call.has_destination
     )
+    if call.source_dim <= len(weight_src) + conv.heads:
+        attention = msgspec.structs.replace(
+            attention,
+            shared=True,
+            channels=call.source_dim,
+            vector=_bytes(of_source),
+            own_vector=b"" if of_own is None else _bytes(of_own),
+        )
+        dense = AttendingGAT(
+            call, attention, residual, Values(weight_src, None, conv.heads, concat=bool(conv.concat))
+        )
+        dense.must_lift = False
+        dense.is_query_state = dense.is_query_destination = call.has_destination
+        return dense
     dense = AttendingGAT(call, attention, residual)
-    dense.prepare_source = linear(torch.cat([weight_src, _fold(weight_src, conv.att_src)]))
-    if call.has_destination:
-        dense.prepare_query = linear(_fold(weight_dst, conv.att_dst))
+    dense.prepare_source = linear(torch.cat([weight_src, of_source]))
+    if of_own is not None:
+        dense.prepare_query = linear(of_own)
         dense.is_query_state = True
     return dense
 
@@ -136,17 +217,25 @@ def transformer(call: ConvCall) -> DenseConv:
     conv = call.conv
     heads, channels, scale = conv.heads, conv.out_channels, 1 / math.sqrt(conv.out_channels)
     edge = conv.lin_edge.weight.detach().view(heads, channels, -1) if call.has_edge_attr else None
-    dense = AttendingTransformer(call, _attention(call, "transformer", edge=edge), edge)
     key, value, query = conv.lin_key, conv.lin_value, conv.lin_query
-    bias = None if key.bias is None else torch.cat([key.bias, value.bias]).detach()
-    dense.prepare_source = linear(torch.cat([key.weight, value.weight]).detach(), bias)
+    attention = _attention(call, "transformer", edge=edge)
     weight = query.weight.detach()
     with_bias = [weight] if query.bias is None else [weight, query.bias.detach().unsqueeze(1)]
     rows = scale * torch.cat(with_bias, dim=1)
-    if edge is not None:
-        # [H, C, d] and [H, C, e] to [H e, d]
-        by_head = torch.einsum("hcd,hce->hed", rows.view(heads, channels, -1), edge)
-        rows = torch.cat([rows, by_head.flatten(0, 1)])
+    # [H, C, d] and [H, C, e] to [H e, d]
+    of_edges = [] if edge is None else [_through(rows, edge)]
+    if call.source_dim <= 2 * heads * channels:
+        attention = msgspec.structs.replace(attention, shared=True, channels=call.source_dim)
+        values = Values(value.weight, value.bias, heads, concat=bool(conv.concat))
+        dense = AttendingTransformer(call, attention, edge, values)
+        dense.must_lift = False
+        # q b of the keys' bias b is the same for all neighbours: the softmax is as without it.
+        rows = _through(rows, key.weight.detach().view(heads, channels, -1))
+    else:
+        dense = AttendingTransformer(call, attention, edge, None)
+        bias = None if key.bias is None else torch.cat([key.bias, value.bias]).detach()
+        dense.prepare_source = linear(torch.cat([key.weight, value.weight]).detach(), bias)
+    rows = torch.cat([rows, *of_edges])
     dense.prepare_query = linear(
         rows[:, : weight.shape[1]], None if query.bias is None else rows[:, weight.shape[1]]
     )
@@ -192,6 +281,16 @@ def _fold(weight: Tensor, attention: Tensor) -> Tensor:
     """[H, d] such that x @ result.T = ((x @ weight.T) as [H, C] * attention).sum(-1)."""
     _, heads, channels = attention.shape
     return (weight.view(heads, channels, -1) * attention.detach().view(heads, channels, 1)).sum(dim=1)
+
+
+def _through(rows: Tensor, weight: Tensor) -> Tensor:
+    """[H e, d] such that (rows x) . (weight[h] e), head by head, is (result x) . e.
+
+    Args:
+        rows: [H C, d]. weight: [H, C, e].
+    """
+    heads, channels, _ = weight.shape
+    return torch.einsum("hcd,hce->hed", rows.view(heads, channels, -1), weight).flatten(0, 1)
 
 
 def _bytes(values: Tensor) -> bytes:

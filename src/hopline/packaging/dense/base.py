@@ -121,6 +121,7 @@ class DenseConv(nn.Module):
         prepare_query: row-wise code from the destination's value to the query row of an attention.
         is_query_state: the state below holds the query row, because it is narrow.
         is_query_source: the query row is the node's own row of the source value.
+        is_query_destination: the query row is the node's own row of the destination value.
     """
 
     def __init__(self) -> None:
@@ -134,6 +135,7 @@ class DenseConv(nn.Module):
         self.prepare_query: nn.Module | None = None
         self.is_query_state = False
         self.is_query_source = False
+        self.is_query_destination = False
 
 
 Builder = Callable[[ConvCall], DenseConv]

@@ -1,0 +1,39 @@
+"""Stages over bound buffers: any number of rows, and the same bits for each row."""
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from hopline.runtimes.onnx import RowStage
+
+
+def write_two_products(path, rng):
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((24, 40), (40, 5))]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w0"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Gemm", ["b", "w1"], ["h"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "stage",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 24])],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", 5])],
+        [numpy_helper.from_array(weight, f"w{k}") for k, weight in enumerate(weights)],
+    )
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), path)
+
+
+def test_rows_have_the_same_bits_for_every_number_of_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    write_two_products(tmp_path / "stage.onnx", rng)
+    stage = RowStage(tmp_path / "stage.onnx", ["x"], [24], "h", 5)
+    rows = rng.standard_normal((stage.chunk_rows, 24)).astype(np.float32)
+    stage.inputs[0][:] = rows
+    together = stage.run(stage.chunk_rows).copy()
+    for count in range(1, stage.chunk_rows + 1):
+        stage.inputs[0][:count] = rows[:count]
+        stage.inputs[0][count:] = np.nan  # what is behind the rows of a call has no effect
+        found = stage.run(count)
+        assert found.shape == (count, 5)
+        np.testing.assert_array_equal(found, together[:count])
