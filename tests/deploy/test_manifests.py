@@ -112,6 +112,14 @@ def test_every_setting_is_one_and_ports_and_mounts_are_those_of_the_settings(ove
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_all_containers_of_a_pod_run_the_image_of_the_overlay(overlay):
+    """A container with another name of it cannot be pulled, and the pod is never ready."""
+    (named,) = yaml.safe_load((SERVER / "overlays/single/kustomization.yaml").read_text())["images"]
+    images = {container["image"] for container in pod_of(built(overlay))["containers"]}
+    assert images == {f"{named['newName']}:{named['newTag']}"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_drain_outlasts_a_probe_and_ends_before_the_pod_is_killed(overlay):
     objects = built(overlay)
     config = load_config(env=objects["ConfigMap", "hopline"]["data"])
@@ -216,6 +224,9 @@ def test_kserve_finds_the_runtime_its_ports_and_a_pod_that_kubernetes_takes():
         kubernetes_validate.validate(body, version, strict=True)
     (container,) = pod["containers"]
     assert container["name"] == "kserve-container"  # so KServe finds it
+    config = load_config(env={each["name"]: each["value"] for each in container["env"]})
+    # A runtime cannot set the time between SIGTERM and SIGKILL; it is 30 s by default.
+    assert config.server.drain_delay_s + config.server.drain_timeout_s + 2 < 30
     assert {row.env for row in config_table()} >= {each["name"] for each in container["env"]}
     (port,) = container["ports"]
     assert f"--port={port['containerPort']}" in container["args"]

@@ -34,7 +34,7 @@ class Host:
     Attributes:
         state: where they keep their state: a folder, or the URL of a Redis.
         versions: in the repository. broken: version -> workers that cannot load it.
-        held: (worker, unit) -> how often it is held.
+        held: (worker, unit) -> how often it is held. graph: version of the graph.
     """
 
     def __init__(self, folder: Path, versions: list[str], state: str = "") -> None:
@@ -43,6 +43,7 @@ class Host:
         self.versions = versions
         self.broken: dict[str, set[int]] = {}
         self.held: Counter[tuple[int, str]] = Counter()
+        self.graph = "g"
         self.turns = 1  # of the loop, that a load takes
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Any] = weakref.WeakKeyDictionary()
 
@@ -59,10 +60,9 @@ class Host:
 class Answers:
     """A unit that answers with its name."""
 
-    graph_version = ""
-
-    def __init__(self, unit_id: str) -> None:
+    def __init__(self, unit_id: str, graph: str = "") -> None:
         self.name, self.version = MODEL, unit_id
+        self.graph_version = graph
         self.queued_rows = 0
 
     def accept(self, work: Work) -> None:
@@ -72,7 +72,20 @@ class Answers:
         pass
 
     def info(self, versions: tuple[str, ...]) -> ModelInfo:
-        return ModelInfo(MODEL, versions, self.version, "READY", "", "node", "int", (), (), (), "")
+        return ModelInfo(
+            MODEL,
+            versions,
+            self.version,
+            "READY",
+            "",
+            "node",
+            "int",
+            (),
+            (),
+            (),
+            "",
+            {"artifact_hash": "a"},
+        )
 
     def close(self, why: str) -> None:
         pass
@@ -120,7 +133,7 @@ class StubLoader:
         if self._index in host.broken.get(unit.version, ()):
             await load.give_back()
             raise ArtifactCorrupted(f"{unit.id} is broken here")
-        load.served = Answers(unit.id)
+        load.served = Answers(unit.id, host.graph)
         return load
 
     async def close(self) -> None:

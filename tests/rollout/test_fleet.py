@@ -39,13 +39,14 @@ class Fleet:
     links: list[Any] = field(default_factory=list)
     stores: list[Host] = field(default_factory=list)
 
-    async def add(self) -> Worker:
+    async def add(self, graph: str = "g") -> Worker:
         link = await Link(self.server.port).start()
         self.links.append(link)
         number = len(self.links)
         folder = self.folder / str(number)
         folder.mkdir()
         host = Host(folder, self.versions, f"redis://127.0.0.1:{link.port}/0?prefix=t:")
+        host.graph = graph
         worker = Worker(host, 0, 1)
         self.hosts.append(worker)
         await worker.lifecycle.start()
@@ -94,6 +95,24 @@ async def test_a_rollout_and_its_end_hold_on_every_host_when_the_call_returns(fl
     await second.lifecycle.decide(MODEL, "rollback")
     for worker in (first, second, third):
         assert worker.answers(64) == {"1"}
+
+
+async def test_hosts_with_another_graph_are_reported_by_all_until_they_are_gone(fleet, monkeypatch, caplog):
+    """Their answers differ under one name."""
+    monkeypatch.setattr("hopline.rollout.shared_state._COMPARE_S", 0.0)
+    first, same, other = await fleet.add("g+7"), await fleet.add("g"), await fleet.add("h")
+
+    def told(worker):
+        return worker.lifecycle.describe(MODEL)["store"]["differing"].get(f"{MODEL}/1", "")
+
+    await rig.until(lambda: all(told(each) for each in (first, same, other)))
+    assert told(first).startswith("this host has graph g, artifact a; ")
+    assert told(first).count("graph h") == told(first).count("graph g") == 1
+    assert told(other).count("graph g") == 2
+    assert any("is not the same on all hosts" in record.getMessage() for record in caplog.records)
+    fleet.hosts.remove(other)
+    await other.lifecycle.close()
+    await rig.until(lambda: not told(first) and not told(same))
 
 
 async def test_a_version_that_one_host_cannot_load_is_begun_on_none(fleet):

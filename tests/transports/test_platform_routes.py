@@ -54,6 +54,14 @@ async def test_vertex_gets_a_prediction_for_each_instance(monkeypatch):
         assert [set(each) for each in answer["predictions"]] == [{"label"}]
 
 
+@pytest.mark.parametrize("body", [b'{"nodes": [1], "tags": ["instances"]}', b'{"nodes": ["instances"]}'])
+async def test_the_word_instances_in_another_field_is_no_list_of_instances(body, monkeypatch):
+    async with hosted(load_config(overrides=SAGEMAKER)) as host:
+        only_sage(host, monkeypatch)
+        answer = await ask(host, "POST", "/invocations", body)
+        assert answer == await ask(host, "POST", "/v1/models/sage/score", body)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -206,6 +206,9 @@ def _panel(found: dict[str, Any]) -> Group:
                 style="red",
             )
         )
+    for unit, what in (store or {}).get("differing", {}).items():
+        if unit.startswith(f"{found['model']}/"):
+            parts.append(Text(f"  {unit} is not the same on all hosts: {what}", style="red"))
     rollout = found["rollout"]
     if rollout is not None:
         parts += _running(rollout)

@@ -18,6 +18,7 @@ from typing import Any
 
 from hopline.errors import HoplineError, ModelNotReady
 from hopline.observe.metrics import Metrics
+from hopline.rollout.contents import content_of
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.load import Load
 from hopline.rollout.loader import Loader
@@ -111,6 +112,15 @@ class LoadedUnits:
         """Why this process could not load a unit, as "<code>: <message>"; "" where it did not fail."""
         error = self.failed.get((name, unit_id))
         return "" if error is None else f"{error.code}: {error}"
+
+    def contents(self) -> dict[str, str]:
+        """Graph and artifact of every unit that takes requests, by "model/unit"."""
+        found = {
+            f"{name}/{unit_id}": content_of(served)
+            for name, units in self.units.items()
+            for unit_id, served in units.items()
+        }
+        return {unit: content for unit, content in found.items() if content}
 
     def unavailable(self) -> dict[str, HoplineError]:
         """Models that cannot serve, as "<model>/<unit>", and why: the unit that serves was not loaded."""

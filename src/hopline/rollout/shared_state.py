@@ -23,6 +23,7 @@ from hopline.config.schema import Config
 from hopline.errors import ConfigError, RuntimeFailure, StoreUnavailable
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import all_in_line
+from hopline.rollout.contents import differences
 from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between looks for trials whose member died.
 _SWEEP_S = 1.0
+#: Seconds between comparisons of what the members have loaded.
+_COMPARE_S = 5.0
 
 ResultT = TypeVar("ResultT")
 Change = Callable[[ModelState], ModelState]
@@ -66,7 +69,9 @@ class SharedState:
         self._joined = False
         #: Trials of changes that this member makes now.
         self._trials: set[str] = set()
-        self._swept_at = 0.0
+        self._swept_at = self._compared_at = 0.0
+        #: "model/unit" -> how its content differs from that of other members.
+        self._differing: dict[str, str] = {}
         # Its own thread: loads may occupy shared threads for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
         self._loaded: LoadedUnits | None = None
@@ -122,6 +127,9 @@ class SharedState:
         if now - self._swept_at >= _SWEEP_S:
             self._swept_at = now
             await self._sweep()
+        if self.store.has_others and now - self._compared_at >= _COMPARE_S:
+            self._compared_at = now
+            await self._compare()
 
     async def _take_newest(self) -> None:
         heard = self.store.heard()  # before it is read: that is not older
@@ -212,11 +220,24 @@ class SharedState:
                 f"{name}/{unit_id}": loaded.why(name, unit_id) for name, unit_id in loaded.failed
             }
         if self._joined:
-            self.store.acknowledge(Ack(generation, self._settled, dict(self._failed)))
+            ack = Ack(generation, self._settled, dict(self._failed), loaded.contents())
+            self.store.acknowledge(ack)
+
+    async def _compare(self) -> None:
+        """Report units that other members have with another graph or artifact, when that changes."""
+        others = await self._on_thread(self.store.acknowledgements)
+        found = differences(self._followers.contents(), others)
+        for unit, what in found.items():
+            if self._differing.get(unit) != what:
+                log.warning("%s is not the same on all hosts, and so are its answers: %s", unit, what)
+        for unit in self._differing.keys() - found.keys():
+            log.info("%s is the same on all hosts again", unit)
+        self._differing = found
 
     def status(self) -> dict[str, Any]:
         """The condition of a store of several hosts, for people; empty for a folder."""
-        return self.store.status()
+        status = self.store.status()
+        return {**status, "differing": self._differing} if status else {}
 
     # Trials
 

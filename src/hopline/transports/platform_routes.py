@@ -37,6 +37,7 @@ class InstancesBody(msgspec.Struct, forbid_unknown_fields=True):
 #: Characters that a path does not have.
 _OTHER = frozenset("?{}")
 _decode = msgspec.json.Decoder(InstancesBody).decode
+_decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Predicting(Scoring):
@@ -83,12 +84,20 @@ def only_model(names: tuple[str, ...]) -> str:
     return names[0]
 
 
+def _has_instances(body: bytes) -> bool:
+    """Whether it is the name of a field: it may also be a tag, or an id."""
+    try:
+        return "instances" in _decode_names(body)
+    except (msgspec.DecodeError, RecursionError, ValueError):  # reported by the decoder of either body
+        return True
+
+
 def score_body(body: bytes) -> bytes | None:
     """The score route's body for one with instances; None where it has none.
 
     Raises: BadRequest: instances that are not node ids, or parameters that contradict them.
     """
-    if b'"instances"' not in body:
+    if b'"instances"' not in body or not _has_instances(body):
         return None
     found = decode_body(body, _decode, InstancesBody, example='{"instances": [42]}')
     refuse_repeated(body)

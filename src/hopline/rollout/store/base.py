@@ -41,11 +41,13 @@ class Ack(msgspec.Struct, frozen=True):
         switched: generation of the state by which requests are answered.
         loaded: generation of which all that is wanted was loaded, or could not be.
         failed: "model/unit" -> why it could not be loaded, of the generation that is `loaded`.
+        contents: "model/unit" -> its graph and artifact; see `contents.py`.
     """
 
     switched: int
     loaded: int
     failed: dict[str, str]
+    contents: dict[str, str] = {}
 
 
 class StateStore(ABC):

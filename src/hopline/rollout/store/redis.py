@@ -328,7 +328,7 @@ class RedisStore(StateStore):
             state = msgspec.structs.replace(state, generation=state.generation + 1)
             renumbered = _Stored(state.generation, secrets.token_hex(8), encode_state(state))
             stored = renumbered if self._replace(stored, renumbered) else self._asked(load)
-        self._decode(stored)  # before it is remembered: what is remembered is given back
+        self._decode(stored)  # before it is remembered: what is remembered may be restored
         self._remember(stored)
         return stored
 
@@ -343,7 +343,9 @@ class RedisStore(StateStore):
 
     @property
     def _remedy(self) -> str:
-        return f"; remove the key {self._keys.state!r}: hosts that run give back the state that they follow"
+        return (
+            f"; remove the key {self._keys.state!r}: hosts that run write the state that they follow again"
+        )
 
     def _replace(self, stored: _Stored, wanted: _Stored) -> bool:
         """Put `wanted` in the place of `stored`; whether that was the newest.

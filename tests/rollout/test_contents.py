@@ -1,0 +1,25 @@
+"""Units of one name and different contents are found, and named for people."""
+
+from __future__ import annotations
+
+from hopline.rollout.contents import differences
+from hopline.rollout.store.base import Ack
+
+MINE = {"m/1": "graph g, artifact a", "m/2": "graph g, artifact b"}
+
+
+def test_only_units_that_both_have_with_other_contents_differ() -> None:
+    others = {
+        "same": Ack(1, 1, {}, dict(MINE)),
+        "other": Ack(1, 1, {}, {"m/2": "graph h, artifact b", "m/3": "graph g, artifact c"}),
+        "older": Ack(1, 1, {}),  # a Hopline that does not report contents
+    }
+    assert differences(MINE, others) == {
+        "m/2": "this host has graph g, artifact b; other has graph h, artifact b"
+    }
+
+
+def test_all_members_that_differ_are_named() -> None:
+    others = {name: Ack(1, 1, {}, {"m/1": f"graph {name}, artifact a"}) for name in ("y", "x")}
+    text = differences(MINE, others)["m/1"]
+    assert text.endswith("; x has graph x, artifact a; y has graph y, artifact a")
