@@ -89,7 +89,7 @@ class OpenVinoEngine:
         return tokens
 
     def _longest_text(self) -> int:
-        """Tokens at which the tokenizer cuts a text off without an error; 0 if that is beyond the context."""
+        """Tokens at which the tokenizer cuts a text without an error; 0 if that is beyond the context."""
         text = " ".join(map(str, range(self.info.context_tokens + 1)))  # each number is a token at least
         num_tokens: int = self._tokenizer.encode(text, add_special_tokens=False).input_ids.get_size()
         return num_tokens if num_tokens <= self.info.context_tokens else 0
