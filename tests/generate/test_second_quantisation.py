@@ -21,24 +21,25 @@ from hopline.types import ScoreRequest, ScoreResult
 from tests.generate.models import smollm2
 from tests.generate.requantised import q8_0
 
-#: The models answer these in 8 to 13 tokens.
-QUESTIONS = ["What is 1+1? Answer with a number.", "Hi", "Name a colour in one word.", "Hi"] * 2
+#: Q8_0 answers these in 8 and 10 tokens.
+QUESTIONS = ["What is 1+1? Answer with a number.", "Hi"] * 4
+STORY_TOKENS = 150
 
 
-def asked(version: str | None = None) -> ScoreRequest:
+def asked(longest: int) -> ScoreRequest:
     messages = [json.dumps([{"role": "user", "content": text}]) for text in QUESTIONS]
-    columns = {"messages": messages, "max_tokens": [16] * 8, "temperature": [0.0] * 8}
-    return ScoreRequest("slm", version=version, columns=columns)
+    columns = {"messages": messages, "max_tokens": [longest] * 8, "temperature": [0.0] * 8}
+    return ScoreRequest("slm", columns=columns)
 
 
 def story(version: str | None = None) -> ScoreRequest:
-    columns = {
-        "prompt": ["Once upon a time"],
-        "max_tokens": [300],
-        "temperature": [0.0],
-        "ignore_eos": [True],
+    values = {
+        "prompt": "Once upon a time",
+        "max_tokens": STORY_TOKENS,
+        "temperature": 0.0,
+        "ignore_eos": True,
     }
-    return ScoreRequest("slm", version=version, columns=columns)
+    return ScoreRequest("slm", version=version, columns={name: [value] for name, value in values.items()})
 
 
 @pytest.fixture
@@ -61,7 +62,9 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
     await service.close()
 
 
-async def rolled_out(service: Service, version: str, preflight: int) -> tuple[dict[str, Any], set[str]]:
+async def rolled_out(
+    service: Service, version: str, preflight: int, longest: int
+) -> tuple[dict[str, Any], set[str]]:
     """Ask until a canary has ended: the state after it, and the versions that answered."""
     await service.begin_rollout(
         RolloutRequest(
@@ -76,7 +79,7 @@ async def rolled_out(service: Service, version: str, preflight: int) -> tuple[di
     versions = set()
     async with asyncio.timeout(300):
         while service.describe_rollout("slm")["rollout"] is not None:
-            versions.add((await service.score(asked())).version)
+            versions.add((await service.score(asked(longest))).version)
     return service.describe_rollout("slm"), versions
 
 
@@ -92,16 +95,16 @@ async def test_a_second_quantisation_is_promoted_and_nonsense_is_rolled_back_bef
     parts: list[Part] = []
     cut = asyncio.get_running_loop().create_future()
     service.stream(story(), cut.set_result, lambda row, part: parts.append(part))
-    state, versions = await rolled_out(service, "2", preflight=2)
+    state, versions = await rolled_out(service, "2", preflight=2, longest=2)
     assert (state["serving"], versions) == ("2", {"1", "2"}), state
     result = await asyncio.wait_for(cut, 120)
     assert isinstance(result, ScoreResult), result
     alone = await service.score(story("1"))
     assert "".join(part.text for part in parts) == result.outputs["text"][0] == alone.outputs["text"][0]
-    assert (result.version, result.outputs["completion_tokens"][0]) == ("1", 300)
+    assert (result.version, result.outputs["completion_tokens"][0]) == ("1", STORY_TOKENS)
     assert (await service.score(story())).outputs["text"][0] != alone.outputs["text"][0]
 
     await service.unload("slm", "1")
-    state, versions = await rolled_out(service, "3", preflight=13)
+    state, versions = await rolled_out(service, "3", preflight=13, longest=12)
     assert (state["serving"], versions) == ("2", {"2"}), state
     assert "outputs shifted" in str(state["past"][0])
