@@ -109,8 +109,11 @@ def test_logprobs_are_those_of_probabilities(client: openai.OpenAI) -> None:
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_its_tokens(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError, match="8192"):
+    # the tokenizer cuts texts at 8192 tokens, and does not say so
+    with pytest.raises(openai.APIStatusError, match="at least 8192 tokens; the model's context is 8192"):
         client.completions.create(model="slm", prompt="word " * 9000)
+    with pytest.raises(openai.APIStatusError, match="8101 tokens and max_tokens 100"):
+        client.completions.create(model="slm", prompt="word " * 8100, max_tokens=100)
 
 
 def test_clients_that_leave_free_their_blocks(client: openai.OpenAI, server: RunningServer) -> None:

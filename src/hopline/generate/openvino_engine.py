@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hopline.errors import ArtifactError, BadRequest
+from hopline.errors import ArtifactError, BadRequest, RequestTooLarge
 from hopline.generate.engine import EngineInfo, EngineSettings, Finish, Produced
 from hopline.generate.request import Sampling
 
@@ -57,6 +57,7 @@ class OpenVinoEngine:
             scheduling.num_kv_blocks,
             longest,
         )
+        self._longest = self._longest_text()
         self._handles: dict[int, Any] = {}
         self._reasons: dict[Any, Finish] = {
             openvino_genai.GenerationFinishReason.NONE: "",
@@ -80,7 +81,18 @@ class OpenVinoEngine:
         """As `Engine.encode`."""
         found = self._tokenizer.encode(text, add_special_tokens=not is_rendered).input_ids
         tokens: list[int] = found.data[0].tolist()
+        if self._longest and len(tokens) >= self._longest:
+            raise RequestTooLarge(
+                f"the prompt has at least {len(tokens)} tokens; "
+                f"the model's context is {self.info.context_tokens}"
+            )
         return tokens
+
+    def _longest_text(self) -> int:
+        """Tokens at which the tokenizer cuts a text without an error; 0 if that is beyond the context."""
+        text = " ".join(map(str, range(self.info.context_tokens + 1)))  # each number is a token at least
+        num_tokens: int = self._tokenizer.encode(text, add_special_tokens=False).input_ids.get_size()
+        return num_tokens if num_tokens <= self.info.context_tokens else 0
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """As `Engine.decode`."""

@@ -40,6 +40,7 @@ from hopline.transports.grpc_reflection import Reflection
 from hopline.transports.grpc_request import RequestReader, parameters_of, parsed
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
+from hopline.transports.grpc_text import Offer, TextParts, has_parts, mark_last, wants_parts
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
@@ -328,16 +329,20 @@ class GrpcApp:
             if client is not None:
                 client.admit()
 
-        def submit(scoring: ScoreRequest, deliver: Deliver) -> Ticket:
-            return self._service.submit(self._signed(scoring, call), deliver)
+        def submit(request: Any, scoring: ScoreRequest, deliver: Deliver, offer: Offer) -> Ticket:
+            signed = self._signed(scoring, call)
+            if not has_parts(request, scoring):
+                return self._service.submit(signed, deliver)
+            parts = TextParts(request, offer)
+            service: Any = self._service
+            ticket: Ticket = service.stream(signed, parts.before(deliver), parts.take)
+            return ticket
 
         def respond(request: Any, outcome: ScoreResult | HoplineError) -> bytes:
             encoded: bytes = self._stream_response(request, outcome).SerializeToString()
             return encoded
 
-        # Without clients and traces there is nothing to add to a request.
-        hand_in = submit if self._guard is not None or self._traces else self._service.submit
-        steps = Steps(self._reader.read, permit, self._read, hand_in, respond)
+        steps = Steps(self._reader.read, permit, self._read, submit, respond)
         self._stream(call, steps)
 
     def _stream(self, call: Call, steps: Steps) -> None:
@@ -367,6 +372,8 @@ class GrpcApp:
         else:
             self._count(StatusCode.OK)
             fill_response(answer, request.id, outcome)
+        if request.parameters and wants_parts(request):
+            mark_last(answer)
         return response
 
     def _read(self, request: Any, deadline: float | None = None) -> ScoreRequest:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from hopline.errors import HoplineError, public_text
 from hopline.transports.grpc_request import parsed
 from hopline.transports.grpc_stream import Steps
+from hopline.transports.grpc_text import Offer
 from hopline.transports.proto import message, pool
 from hopline.types import Deliver, ScoreResult, Ticket
 
@@ -62,7 +63,7 @@ class Reflection:
     def _read(self, data: bytes) -> _Asked:
         return _Asked(parsed(self._request, data))
 
-    def _submit(self, asked: Any, deliver: Deliver) -> Ticket:
+    def _submit(self, asked: Any, same: Any, deliver: Deliver, offer: Offer) -> Ticket:
         deliver(self._answer(asked.request))
         return _Answered()
 

@@ -16,6 +16,7 @@ from hopline.errors import HoplineError, Unavailable
 from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listener
 from hopline.transports.grpc_errors import CallError
+from hopline.transports.grpc_text import Offer
 from hopline.transports.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
@@ -39,14 +40,15 @@ class Steps(NamedTuple):
         read: parses a message; in a thread if large. Raises the error that ends the call.
         permit: raises an error to refuse a request before it is translated.
         translate: returns the request to score; in a thread if large. Raises an error to refuse it.
-        submit: submits that request. Raises an error to refuse it.
+        submit: submits that request, with a callback for messages before its answer. Raises an error to
+            refuse it.
         respond: returns the answer message for a request and its outcome.
     """
 
     read: Callable[[bytes], Any]
     permit: Callable[[Any], None]
     translate: Callable[[Any], ScoreRequest]
-    submit: Callable[[ScoreRequest, Deliver], Ticket]
+    submit: Callable[[Any, ScoreRequest, Deliver, Offer], Ticket]
     respond: Callable[[Any, ScoreResult | HoplineError], bytes]
 
 
@@ -57,11 +59,13 @@ class _Place:
     Attributes:
         num_bytes: memory of its message.
         answer: the answer message, once it exists.
+        early: makes a message that is sent before the answer.
         ticket: withdraws the request.
     """
 
     num_bytes: int
     answer: bytes | None = None
+    early: Callable[[], bytes] | None = None
     ticket: Ticket | None = None
 
 
@@ -132,7 +136,7 @@ class InferStream(Listener):
         if task is not None:
             task.cancel()
         for place in self._places:
-            ticket, place.ticket = place.ticket, None
+            ticket, place.ticket, place.early = place.ticket, None, None
             if ticket is not None:
                 ticket.cancel()
         self._places.clear()
@@ -192,9 +196,15 @@ class InferStream(Listener):
 
     def _answer(self) -> None:
         places = self._places
-        while places and (answer := places[0].answer) is not None:
-            place = places.popleft()
-            place.ticket = None
+        while places:
+            place = places[0]
+            if (answer := place.answer) is None:
+                if place.early is not None and self.call.num_unsent_bytes <= _MAX_UNSENT_BYTES:
+                    make, place.early = place.early, None
+                    self.call.write(make())
+                return
+            places.popleft()
+            place.ticket = place.early = None
             self._num_begun_bytes -= place.num_bytes
             self.call.give_back(place.num_bytes)
             self.call.write(answer)
@@ -255,7 +265,7 @@ class InferStream(Listener):
         deliver = self._take_place(place, request)
         try:
             steps.permit(request)
-            place.ticket = steps.submit(steps.translate(request), deliver)
+            place.ticket = steps.submit(request, steps.translate(request), deliver, self._offer(place))
         except Exception as error:  # the boundary of a request: others of the stream continue
             deliver(as_hopline_error(error, request.id[:MAX_QUOTED] or "(none)"))
 
@@ -272,11 +282,22 @@ class InferStream(Listener):
         try:
             steps.permit(request)
             scoring = await asyncio.to_thread(steps.translate, request)
-            place.ticket = steps.submit(scoring, deliver)
+            place.ticket = steps.submit(request, scoring, deliver, self._offer(place))
         except Exception as error:
             deliver(as_hopline_error(error, request.id[:MAX_QUOTED] or "(none)"))
         self._task, self._is_reading = None, False
         self._go_on()
+
+    def _offer(self, place: _Place) -> Offer:
+        """A callback for messages before a place's answer: they are sent while it is the first one."""
+
+        def offer(early: Callable[[], bytes]) -> None:
+            if not self._is_over:
+                place.early = early
+                if self._places and self._places[0] is place and not self._going_on:
+                    self._answer()
+
+        return offer
 
     def _take_place(self, place: _Place, request: Any) -> Deliver:
         """Append a place to the order of answers; return the callback for the request's outcome."""
