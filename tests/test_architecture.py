@@ -113,6 +113,19 @@ def test_most_files_are_short():
     assert lengths[len(lengths) // 2] < 150
 
 
+def test_no_constructor_has_more_than_eight_arguments():
+    """More of them take a value object."""
+    wide = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and node.name == "__init__"
+        and len(node.args.args) + len(node.args.kwonlyargs) > 1 + 8
+    ]
+    assert wide == []
+
+
 def test_every_module_says_what_it_knows():
     silent = [
         file.relative_to(ROOT).as_posix()

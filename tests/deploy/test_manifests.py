@@ -102,7 +102,8 @@ def test_every_setting_is_one_and_ports_and_mounts_are_those_of_the_settings(ove
     places = {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
     assert places[str(config.graph.path.parent)] is True
     assert str(config.models.repository).startswith(f"{config.graph.path.parent}/")
-    assert places[str(config.models.state)] is False
+    if "://" not in str(config.models.state):
+        assert places[str(config.models.state)] is False
     if config.live.enabled:
         assert places[str(config.live.folder)] is False
     if config.features.prefetcher:
@@ -164,12 +165,18 @@ def test_services_policies_and_budgets_are_about_the_pods_of_the_deployment(over
         }
 
 
-@pytest.mark.parametrize("overlay", ["live", "prefetcher"])
+@pytest.mark.parametrize("overlay", ["fleet", "autoscaled", "keda", "spot"])
+def test_pods_that_scale_share_the_state_of_their_versions(overlay):
+    state = load_config(env=built(overlay)["ConfigMap", "hopline"]["data"]).models.state
+    assert str(state).startswith("redis://")
+
+
+@pytest.mark.parametrize("overlay", ["live", "prefetcher", "fleet", "autoscaled", "keda", "spot"])
 def test_the_policy_lets_pods_reach_the_stores_and_brokers_that_they_name(overlay):
     objects = built(overlay)
     policy = objects["NetworkPolicy", "hopline"]["spec"]
     open_to = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
-    assert (6379 if overlay == "prefetcher" else 9092) in open_to
+    assert (9092 if overlay == "live" else 6379) in open_to
     assert {53, 443, 4318} <= open_to
 
 

@@ -114,6 +114,11 @@ def score(url, node="n3"):
     return answer.json()
 
 
+def of_redis(redis):
+    """The address of the manifests -> that of a Redis of the test."""
+    return {"redis://redis:6379/0": redis.url}
+
+
 FREE = ("--port", "0", "--grpc-port", "0")
 
 
@@ -124,16 +129,35 @@ def env_of(objects):
 @pytest.mark.parametrize("overlay", [each for each in OVERLAYS if each not in ("live", "prefetcher")])
 def test_the_server_of_an_overlay_starts_answers_and_ends(overlay, packaged, tmp_path):
     objects = built(overlay)
-    pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], {})
     container = container_of(objects)
-    with started(pod.command(container, env_of(objects), *FREE)) as (server,):
-        url = server.url()
-        score(url)
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
-        assert "hopline_queue_age_seconds" in httpx.get(f"{url}/metrics").text
-        assert server.end() == 0
-    assert (tmp_path / "state").is_dir()
+    with redis_process() as redis:
+        pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], of_redis(redis))
+        with started(pod.command(container, env_of(objects), *FREE)) as (server,):
+            url = server.url()
+            score(url)
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
+            assert "hopline_queue_age_seconds" in httpx.get(f"{url}/metrics").text
+            assert server.end() == 0
+        assert bool(redis.call("KEYS", "hopline:*").strip(b"*0\r\n")) == (overlay != "single")
+
+
+def test_a_new_pod_of_a_fleet_serves_what_the_fleet_serves(packaged, tmp_path):
+    """Not the newest version that it finds in the repository."""
+    objects = built("fleet")
+    container, env = container_of(objects), env_of(objects)
+    with redis_process() as redis:
+        pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], of_redis(redis))
+        with started(pod.command(container, env, *FREE)) as (first,):
+            assert score(first.url())["version"] == "1"
+            models = tmp_path / "models" / "repository" / "sage"
+            shutil.copytree(models / "1", models / "2")
+            with started(pod.command(container, env, *FREE)) as (second,):
+                assert score(second.url())["version"] == "1"
+                loaded = httpx.post(f"{second.url()}/v2/repository/models/sage/load", json={}, timeout=60)
+                assert loaded.status_code == 200, loaded.text
+                assert {score(each.url())["version"] for each in (first, second)} == {"2"}
+                assert (second.end(), first.end()) == (0, 0)
 
 
 def test_kserves_runtime_starts_and_speaks_its_protocol(packaged, tmp_path):
@@ -195,7 +219,7 @@ def test_the_prefetcher_fetches_for_the_server_beside_it(packaged, tmp_path):
     with redis_process() as redis:
         load = ["features", "load", "--store", redis.url, "--graph", packaged / "graph"]
         subprocess.run([sys.executable, "-m", "hopline", *load], check=True, capture_output=True)
-        pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], {"redis://redis:6379/0": redis.url})
+        pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], of_redis(redis))
         env = env_of(objects)
         with started(
             pod.command(container, env, *FREE, "--workers", "1"),
@@ -216,8 +240,14 @@ def test_a_spot_pod_drains_within_the_notice_and_loses_no_request(packaged, tmp_
     objects = built("spot")
     env = objects["ConfigMap", "hopline"]["data"]  # with its real drain
     grace_s = pod_of(objects)["terminationGracePeriodSeconds"]
-    pod = Pod(tmp_path, packaged, pod_of(objects)["volumes"], {})
-    with started(pod.command(container_of(objects), env, *FREE)) as (server,):
+    with (
+        redis_process() as redis,
+        started(
+            Pod(tmp_path, packaged, pod_of(objects)["volumes"], of_redis(redis)).command(
+                container_of(objects), env, *FREE
+            )
+        ) as (server,),
+    ):
         url = server.url()
         score(url)
         began = time.monotonic()

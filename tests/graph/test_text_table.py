@@ -93,6 +93,7 @@ def test_packed_files(tmp_path, name, pack):
         ("e.csv.bz2", bz2.compress(b"src,dst\n1,2\n")[:-4]),
         ("e.csv.zst", pa.compress(b"src,dst\n1,2\n" * 99, "zstd", asbytes=True)[:-4]),
     ],
+    ids=["gzip-cut", "gzip-checksum", "xz-cut", "bz2-cut", "zstd-cut"],
 )
 def test_damaged_archives_are_refused(tmp_path, name, content):
     with pytest.raises(GraphError, match="cannot be read"):

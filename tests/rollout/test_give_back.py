@@ -10,7 +10,7 @@ from hopline.config.reader import load_config
 from hopline.errors import Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
-from hopline.rollout.process_version import ProcessVersion
+from hopline.rollout.process_version import ProcessVersion, Program
 from hopline.rollout.queued import QueuedVersion
 from hopline.rollout.response_cache import CachedVersion
 from hopline.testing.scripted import FACTORY, ScriptedComputer
@@ -119,7 +119,7 @@ async def test_a_refused_request_keeps_its_token():
 @pytest.mark.parametrize("limit", [{"max_queue_rows": 11}, {"max_concurrency": 11}])
 async def test_a_version_in_a_process_of_its_own(limit):
     version = ProcessVersion(
-        "m", "1", load_config(), ModelLimits(isolate=True, **limit), Metrics(), factory=FACTORY
+        "m", "1", load_config(), ModelLimits(isolate=True, **limit), Metrics(), program=Program(FACTORY)
     )
     await version.begin()
     try:

@@ -15,7 +15,7 @@ from hopline.observe.metrics import Metrics
 from hopline.rollout import process_starter
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_starter import ProcessStarter
-from hopline.rollout.process_version import ProcessVersion
+from hopline.rollout.process_version import ProcessVersion, Program
 from hopline.testing.scripted import FACTORY
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest
@@ -31,7 +31,7 @@ async def starter():
 @contextlib.asynccontextmanager
 async def running(starter, name="m"):
     version = ProcessVersion(
-        name, "1", Config(), ModelLimits(isolate=True), Metrics(), factory=FACTORY, starter=starter
+        name, "1", Config(), ModelLimits(isolate=True), Metrics(), program=Program(FACTORY), starter=starter
     )
     await version.begin()
     try:

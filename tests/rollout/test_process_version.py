@@ -28,7 +28,7 @@ from hopline.process.backoff import Backoff
 from hopline.rollout import process_keeper
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_memory import anonymous_bytes
-from hopline.rollout.process_version import ProcessVersion
+from hopline.rollout.process_version import ProcessVersion, Program
 from hopline.testing.scripted import FACTORY
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
@@ -52,7 +52,7 @@ class Rig:
         self.ears = Ears()
         self.version = ProcessVersion(
             "m", "1", Config(), limits or ModelLimits(isolate=True), self.metrics, [self.ears],
-            factory=FACTORY, arguments=arguments,
+            program=Program(FACTORY, arguments),
         )  # fmt: skip
 
     def submit(self, value, timeout_s=20.0, priority="normal", **attributes):
@@ -395,13 +395,14 @@ import asyncio, sys
 from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
 from hopline.rollout.limits import ModelLimits
-from hopline.rollout.process_version import ProcessVersion
+from hopline.rollout.process_version import ProcessVersion, Program
 from hopline.testing.scripted import FACTORY
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest
 
 async def main():
-    version = ProcessVersion("m", "1", Config(), ModelLimits(isolate=True), Metrics(), factory=FACTORY)
+    limits = ModelLimits(isolate=True)
+    version = ProcessVersion("m", "1", Config(), limits, Metrics(), program=Program(FACTORY))
     await version.begin()
     if sys.argv[1] == "busy":
         hand_in(version, ScoreRequest("m", columns={"x": [1.0]}, attributes={"do": "hang"}), print)

@@ -67,6 +67,9 @@ async def test_a_token_that_is_renewed_is_read_again(tmp_path):
         await client.query("up", 1.0, 1.0)
         file.write_text("two\n")
         await client.query("up", 1.0, 1.0)
+        file.write_text("\n")
+        with pytest.raises(ConfigError, match="token is empty"):
+            await client.query("up", 1.0, 1.0)
         file.unlink()
         with pytest.raises(ConfigError, match="token cannot be read: No such file"):
             await client.query("up", 1.0, 1.0)

@@ -262,11 +262,14 @@ async def test_a_token_that_is_gone_is_a_gap(token_file, tmp_path):
         await until(lambda: any("token of Kubernetes" in gap.reason for gap in watched.gaps()))
 
 
-async def test_a_token_that_is_damaged_is_a_gap(token_file):
+@pytest.mark.parametrize(
+    ("token", "reason"), [("fi\u00e9rst\nsecond", "invalid characters"), ("\n", "is empty")]
+)
+async def test_a_token_that_is_damaged_is_a_gap(token_file, token, reason):
     async with api_server() as (api, url):
-        token_file.write_text("fi\u00e9rst\nsecond")
+        token_file.write_text(token)
         async with watch(url, token_file) as watched:
-            await until(lambda: all("invalid characters" in gap.reason for gap in watched.gaps()))
+            await until(lambda: all(reason in gap.reason for gap in watched.gaps()))
             token_file.write_text("first")
             assert await watched.wait_listed(5)
             assert api.tokens == ["bearer first"] * len(api.tokens)

@@ -58,6 +58,21 @@ _MAX_DROPPED = 4096
 _TOGETHER_S = 0.001
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """What a model's process runs.
+
+    Attributes:
+        factory: "module:attribute" of what makes the model there; see `process_main`.
+        arguments: for the factory; values that JSON has.
+        nice: is added to the process's niceness: 19 gets only what others leave.
+    """
+
+    factory: str = DEFAULT_FACTORY
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    nice: int = 0
+
+
 class ProcessVersion(CountedVersion):
     """See the module; made by `start`, or with a factory of one's own by `begin` on a new one.
 
@@ -67,9 +82,7 @@ class ProcessVersion(CountedVersion):
         limits: of the model.
         metrics: of the server.
         recorders: get every batch.
-        factory: "module:attribute" of what makes the model there; see `process_main`.
-        arguments: for the factory; values that JSON has.
-        nice: is added to the process's niceness: 19 gets only what others leave.
+        program: what runs there.
         starter: starts processes; None creates one.
     """
 
@@ -82,9 +95,7 @@ class ProcessVersion(CountedVersion):
         metrics: Metrics,
         recorders: Sequence[Recorder] = (),
         *,
-        factory: str = DEFAULT_FACTORY,
-        arguments: Mapping[str, Any] | None = None,
-        nice: int = 0,
+        program: Program = Program(),
         starter: ProcessStarter | None = None,
     ) -> None:
         super().__init__(name, version, "", config, metrics.model(name, version), recorders)
@@ -94,9 +105,7 @@ class ProcessVersion(CountedVersion):
             "version": version,
             "config": _config_inside(config).to_json(),
             "limits": dataclasses.asdict(limits),
-            "factory": factory,
-            "arguments": dict(arguments or {}),
-            "nice": nice,
+            **dataclasses.asdict(program),
         }
         self._keeper = ProcessKeeper(orders, limits, metrics, self, starter)
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
@@ -132,7 +141,7 @@ class ProcessVersion(CountedVersion):
 
         Args:
             model, unit: which one.
-            config, limits, metrics, recorders, nice, starter: as for the class.
+            config, limits, metrics, recorders, starter: as for the class. nice: see `Program`.
             state_cache_bytes: memory of its state caches; None takes the server's setting.
 
         Raises:
@@ -148,9 +157,7 @@ class ProcessVersion(CountedVersion):
             limits,
             metrics,
             recorders,
-            factory=config.worker.model_factory or DEFAULT_FACTORY,
-            arguments=arguments,
-            nice=nice,
+            program=Program(config.worker.model_factory or DEFAULT_FACTORY, arguments, nice),
             starter=starter,
         )
         await self.begin()

@@ -28,10 +28,9 @@ class FakeVersion:
         function: request -> arrays by output name, one row for each item.
         when: when it answers.
         graph_version: "" for a model without a graph.
-        unknown: unknown node ids.
-        id_kind: type of node ids.
 
     Attributes:
+        unknown: unknown node ids.
         asked: every accepted request.
         cancelled: withdrawn requests.
         fails: error in place of answers: raised, or delivered if it does not answer "immediately".
@@ -49,22 +48,19 @@ class FakeVersion:
         version: str = "1",
         when: When = "later",
         graph_version: str = "",
-        unknown: frozenset[Any] = frozenset(),
-        id_kind: Literal["int", "string", "none"] = "int",
     ) -> None:
         self.name = name
         self.version = version
         self.graph_version = graph_version
         self.when = when
-        self.unknown = unknown
+        self.unknown: frozenset[Any] = frozenset()
         self.asked: list[Work] = []
         self.cancelled: list[Work] = []
         self.fails: HoplineError | None = None
         self.degraded: tuple[str, ...] = ()
         self._function = function
-        ids = "BYTES" if id_kind == "string" else "INT64"
         own = {"node": ["node_ids"], "link": ["src_ids", "dst_ids"]}.get(kind, [])
-        tensors = [TensorInfo(name, ids, (-1,)) for name in own]
+        tensors = [TensorInfo(name, "INT64", (-1,)) for name in own]
         if own:
             tensors.append(TensorInfo("as_of", "INT64", (1,), optional=True))
         tensors += [TensorInfo(name, datatype, (-1,)) for name, datatype in inputs.items()]
@@ -75,7 +71,7 @@ class FakeVersion:
             "READY",
             "",
             kind,
-            id_kind if own else "none",
+            "int" if own else "none",
             tuple(tensors),
             tuple(TensorInfo(name, datatype, (-1, *dims)) for name, (datatype, dims) in outputs.items()),
             tuple(outputs),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hopline.brokers.base import Message
 from hopline.errors import BrokerError, GraphError, LogFull, WriterUnavailable
+from hopline.jobs.stream.clock import Clock
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.dead_letters import FileDeadLetters, Refuse, SinkDeadLetters, StreamStopped
 from hopline.jobs.stream.judged import positions_of_sources
@@ -72,7 +73,7 @@ def consumer(log, disk, letters, faults=None, *, metrics=None, source=None, writ
         letters if hasattr(letters, "write") else Kept(letters, faults),
         metrics or StreamMetrics(Metrics()),
         StreamOptions(**{"once": True, **options}),
-        sleep=no_sleep,
+        clock=Clock(sleep=no_sleep),
     )
 
 
@@ -242,7 +243,7 @@ async def test_a_writer_that_cannot_be_asked_is_waited_for(failures):
         Kept(letters),
         StreamMetrics(metrics),
         StreamOptions(once=True),
-        sleep=sleep,
+        clock=Clock(sleep=sleep),
     )
     await follower.run()
     assert waits == [0.05, 0.1][: len(failures)]
@@ -416,7 +417,7 @@ async def test_a_graph_without_room_is_waited_for_and_the_batch_applied_once():
         Kept(letters),
         metrics,
         StreamOptions(once=True),
-        sleep=leave_cpu,
+        clock=Clock(sleep=leave_cpu),
     )
     await follower.run()
     assert len(waits) == 2
@@ -436,7 +437,7 @@ async def test_freshness_and_late_events_are_measured():
         Kept(),
         metrics,
         StreamOptions(once=True, max_batch=1),
-        now=lambda: 1001.0,
+        clock=Clock(lambda: 1001.0),
     )
     await follower.run()
     found = dict(zip((*metrics.freshness.bounds, None), metrics.freshness.counts, strict=True))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest, BrokerUnavailable, Overloaded, Unavailable
+from hopline.jobs.stream.clock import Clock
 from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.rescore import RescoreOptions, Rescorer, read_mode
@@ -51,7 +52,7 @@ def rescorer(disk, sink, scorer=None, metrics=None, **more):
     metrics = metrics or StreamMetrics(Metrics())
     scorer = scorer or FakeScorer(disk)
     options = RescoreOptions("risk", "user", **more)
-    made = Rescorer(FakeWriter(disk), scorer, sink, metrics, options, now=lambda: 7.0, sleep=no_sleep)
+    made = Rescorer(FakeWriter(disk), scorer, sink, metrics, options, clock=Clock(lambda: 7.0, no_sleep))
     return made, scorer
 
 
@@ -66,7 +67,7 @@ async def life(log, disk, sink, **more):
         StreamMetrics(Metrics()),
         StreamOptions(once=True),
         listener=made,
-        sleep=no_sleep,
+        clock=Clock(sleep=no_sleep),
     )
     await consumer.run()
     await made.catch_up()

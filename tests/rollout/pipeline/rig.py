@@ -20,7 +20,7 @@ def embedding(nodes):
     return np.stack([ids, ids / 2, -ids], axis=1)
 
 
-def gnn(name="gnn", **kwargs):
+def gnn(name="gnn", unknown=frozenset(), **kwargs):
     """Node ids -> embedding [n, 3], probabilities [n] = id / 100."""
 
     def answer(request):
@@ -28,7 +28,9 @@ def gnn(name="gnn", **kwargs):
         return {"embedding": embedding(request.nodes), "probabilities": ids / np.float32(100)}
 
     outputs = {"embedding": ("FP32", (EMBEDDING_DIM,)), "probabilities": ("FP32", ())}
-    return FakeVersion(name, "node", {}, outputs, answer, graph_version="graph-a", **kwargs)
+    fake = FakeVersion(name, "node", {}, outputs, answer, graph_version="graph-a", **kwargs)
+    fake.unknown = unknown
+    return fake
 
 
 def trees(name="trees", columns=("amount", "emb_0", "emb_1", "emb_2"), scale=1.0, **kwargs):

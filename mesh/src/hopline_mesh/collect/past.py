@@ -39,6 +39,8 @@ _PARALLEL = 4
 _LOOKS = 200
 #: Number of tries if Prometheus is unavailable, and seconds before the second one; doubled each time.
 _TRIES, _PAUSE_S = 4, 1.0
+#: Timeout of one query, seconds.
+_LONGEST_S = 60.0
 #: Maximum number of names in the roster, as a multiple of `max_services`.
 _NAMES_PER_SERVICE = 4
 
@@ -53,7 +55,6 @@ class Past:
         roster: of the snapshots.
         options: limits; `deadline_s` and `parallel` are ignored.
         matchers: for the queries for owners of pods.
-        longest_s: timeout of one query.
         wall: our clock, Unix seconds.
 
     Raises:
@@ -72,7 +73,6 @@ class Past:
         options: CollectOptions,
         *,
         matchers: str = "",
-        longest_s: float = 60.0,
         pause_s: float = _PAUSE_S,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -81,7 +81,6 @@ class Past:
         self._queries = queries.queries
         self._interval_s = interval_s
         self._delay_s = options.delay_s
-        self._longest_s = longest_s
         self._pause_s = pause_s
         self._wall = wall
         self._ahead_s: float | None = None
@@ -212,12 +211,12 @@ class Past:
         start_s, end_s = float(times[0]) + moved_s, float(times[-1]) + moved_s
         async with self._free:
             try:
-                async with asyncio.timeout(self._longest_s):
-                    reply = await self._client.query_range(promql, start_s, end_s, step_s, self._longest_s)
+                async with asyncio.timeout(_LONGEST_S):
+                    reply = await self._client.query_range(promql, start_s, end_s, step_s, _LONGEST_S)
             except TimeoutError:
                 self._gave_up = True
                 raise SourceUnavailable(
-                    f"Prometheus at {self._client.url} did not respond within {self._longest_s:g} s"
+                    f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
                 ) from None
         if self._ahead_s is None and reply.date_s is not None:
             ahead_s = reply.date_s + 0.5 - self._wall()
@@ -230,8 +229,8 @@ class Past:
         for promql in self._owner_queries:
             for moment in {float(times[0]), float(times[-1])}:
                 with suppress(QueryFailed, SourceUnavailable, TimeoutError):
-                    async with asyncio.timeout(self._longest_s):
-                        reply = await self._client.query(promql, moment, self._longest_s)
+                    async with asyncio.timeout(_LONGEST_S):
+                        reply = await self._client.query(promql, moment, _LONGEST_S)
                     known.append(read_answer(reply.body))
         if known and self._owners.learn(known):
             self._places.forget_pods()

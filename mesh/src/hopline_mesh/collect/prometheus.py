@@ -230,6 +230,8 @@ class Prometheus:
                 raise ConfigError(
                     f"prometheus_token_file: {self._token_file} cannot be read: {reason}"
                 ) from None
+            if not token:
+                raise ConfigError(f"prometheus_token_file: {self._token_file} is empty")
         if not token:
             return {}
         if not re.fullmatch(r"[!-~]+", token):

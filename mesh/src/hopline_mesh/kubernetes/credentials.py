@@ -58,6 +58,8 @@ def from_files(url: str, token_file: Path | None, ca_file: Path | None) -> Crede
             found = token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{token_file}: the token of Kubernetes cannot be read: {error}") from None
+        if not found:
+            raise ConfigError(f"{token_file}: the file with the token of Kubernetes is empty")
         if not (found.isascii() and found.isprintable()):
             raise ConfigError(f"{token_file}: the token of Kubernetes has invalid characters")
         return found

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -66,8 +66,6 @@ class Reflector:
         feed: gets the objects.
         pace: intervals of requests.
         clock: Unix seconds.
-        sleep: waits.
-        rng: numbers in [0, 1).
     """
 
     def __init__(
@@ -80,8 +78,6 @@ class Reflector:
         pace: Pace,
         *,
         clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        rng: Callable[[], float] = random.random,
     ) -> None:
         self.resource = resource
         self.counts = RequestCounts()
@@ -94,8 +90,6 @@ class Reflector:
         self._feed = feed
         self._pace = pace
         self._clock = clock
-        self._sleep = sleep
-        self._rng = rng
         self._scope = scope
         outside = scope.selectors() if namespace is None else ()
         self._fields = ",".join((*resource.fields, *outside))
@@ -104,7 +98,7 @@ class Reflector:
         self._is_logged = False
         self._since_s = clock()
         self._garbled = 0
-        self._backoff = Backoff(pace.first, pace.longest, rng)
+        self._backoff = Backoff(pace.first, pace.longest, random.random)
 
     @property
     def name(self) -> str:
@@ -134,7 +128,7 @@ class Reflector:
                 self._version = None
                 self._note(f"{type(error).__name__}: {error}")
                 wait_s = self._backoff.next()
-            await self._sleep(wait_s)
+            await asyncio.sleep(wait_s)
 
     async def _list(self) -> None:
         listing = self._feed.listing(self.resource, self._namespace)
@@ -158,7 +152,7 @@ class Reflector:
         """Follow the stream to its end; returns whether it had events or lasted for a while."""
         assert self._version is not None
         self.counts.watches += 1
-        for_s = max(1, int(self._pace.watch * (1 + self._rng())))
+        for_s = max(1, int(self._pace.watch * (1 + random.random())))
         came = False
         started_s = self._clock()
         events = self._api.watch(self.resource, self._namespace, self._fields, self._version, for_s)
@@ -201,7 +195,7 @@ class Reflector:
         if status in (403, 404):
             self._version = None
             self.answered.set()
-            wait_s = self._pace.refused * (0.5 + 0.5 * self._rng())
+            wait_s = self._pace.refused * (0.5 + 0.5 * random.random())
         elif isinstance(error, Refused):
             wait_s = max(wait_s, min(error.retry_after_s, self._pace.refused))
         elif isinstance(error, QueryFailed):

@@ -28,6 +28,7 @@ from hopline.events.decode import Decoder
 from hopline.graph.live.changes import Applied, Changes
 from hopline.jobs.stream import judged
 from hopline.jobs.stream.batch import Batch, read_batch, up_to_foreign
+from hopline.jobs.stream.clock import Clock
 from hopline.jobs.stream.dead_letters import DeadLetters, StreamStopped
 from hopline.jobs.stream.intake import Intake
 from hopline.jobs.stream.judged import Judged
@@ -98,8 +99,7 @@ class Consumer:
     Args:
         listener: called after each batch; None if nothing follows the graph's changes.
         on_current: called once, when the graph has all that the broker has.
-        now: wall clock, seconds since 1970.
-        sleep: waits for seconds.
+        clock: the wall clock, and waiting.
 
     Attributes:
         stopping: set by `stop`.
@@ -115,17 +115,15 @@ class Consumer:
         *,
         listener: Listener | None = None,
         on_current: Callable[[], Awaitable[object]] | None = None,
-        now: Callable[[], float] = time.time,
-        sleep: Callable[[float], Any] = asyncio.sleep,
+        clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
         self._writer = writer
         self._dead_letters = dead_letters
         self._metrics = metrics
         self._options = options
-        self._patience = Patience(metrics.waiting, sleep)
+        self._patience = Patience(metrics.waiting, clock.sleep)
         self._listener = listener
-        self._now = now
-        self._sleep = sleep
+        self._clock = clock
         pause_s = min(_PAUSE * options.max_wait_ms / 1e3, _LONGEST_PAUSE_S)
         self._naming: Naming | None = None
         self._on_current: Callable[[], Awaitable[object]] | None = on_current
@@ -203,7 +201,7 @@ class Consumer:
 
     async def _confirm(self) -> None:
         """Confirm at intervals that the graph has all events of the broker: answers report its age."""
-        now = self._now()
+        now = self._clock.now()
         if now - self._confirmed_s >= _CONFIRM_S:
             self._confirmed_s = now
             await self._apply(Changes())
@@ -230,11 +228,11 @@ class Consumer:
             return await self._next()
         if len(self._held) < self._options.max_batch:
             self._held += await self._next()
-        count, left_s = self._naming.complete(self._held, 1e3 * self._now())
+        count, left_s = self._naming.complete(self._held, 1e3 * self._clock.now())
         if not count and self._held:
-            await self._sleep(left_s)
+            await self._clock.sleep(left_s)
             self._held += await self.intake.take(0)
-            count, _ = self._naming.complete(self._held, 1e3 * self._now())
+            count, _ = self._naming.complete(self._held, 1e3 * self._clock.now())
             count = count or len(self._held)
         found, self._held = self._held[:count], self._held[count:]
         return found
@@ -355,7 +353,7 @@ class Consumer:
             logger.warning("waiting for room in the graph: %s", full.reason)
             # after a crash they are judged again
             await self._apply(Changes(positions=positions))
-            await self._sleep(_FULL_S)
+            await self._clock.sleep(_FULL_S)
             wanted = np.zeros(changes.num_events, np.bool_)
             wanted[[at for at, each in outcome.rejected.items() if each.code in _FOR_ROOM]] = True
             again = parts.choose(changes, wanted)
@@ -374,7 +372,7 @@ class Consumer:
                 break
             logger.warning("waiting for room in the graph: %s", full.reason)
             self._metrics.waiting("room", 1)
-            await self._sleep(_FULL_S)
+            await self._clock.sleep(_FULL_S)
         self._metrics.waiting("room", 0)
         if all(each.code == "node_exists" for each in answer.rejected):
             upserts.remember(nodes)
@@ -399,4 +397,4 @@ class Consumer:
             return
         self._metrics.late.inc(int(np.count_nonzero((times > 0) & (times < self._newest_ms))))
         self._newest_ms = max(self._newest_ms, int(times.max()))
-        self._metrics.visible(times[outcome.applied], 1e3 * self._now())
+        self._metrics.visible(times[outcome.applied], 1e3 * self._clock.now())

@@ -7,8 +7,7 @@ not published when the process died are computed again.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,6 +17,7 @@ import numpy as np
 from hopline.brokers.base import Outgoing, Sink
 from hopline.errors import BadRequest, DeadlineExceeded, ModelNotReady, Overloaded
 from hopline.graph.live.changes import Ids
+from hopline.jobs.stream.clock import Clock
 from hopline.jobs.stream.meters import StreamMetrics
 from hopline.jobs.stream.writer import Patience, Writer
 from hopline.types import ExternalId, ScoreRequest, ScoreResult
@@ -84,17 +84,15 @@ class Rescorer:
         options: RescoreOptions,
         *,
         patience: Patience | None = None,
-        now: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Clock = Clock(),  # noqa: B008  (frozen)
     ) -> None:
         self._writer = writer
         self._scorer = scorer
         self._sink = sink
         self._metrics = metrics
         self._options = options
-        self._patience = patience or Patience(metrics.waiting, sleep)
-        self._now = now
-        self._sleep = sleep
+        self._patience = patience or Patience(metrics.waiting, clock.sleep)
+        self._clock = clock
         self._key = f"hopline/scored/{options.model}"
         self._changed = asyncio.Event()
         self._latest = 0
@@ -125,7 +123,7 @@ class Rescorer:
         while True:
             await self._changed.wait()
             if self._options.every_s:
-                await self._sleep(self._options.every_s)
+                await self._clock.sleep(self._options.every_s)
             await self.catch_up()
 
     async def catch_up(self) -> None:
@@ -154,7 +152,7 @@ class Rescorer:
         self._metrics.results.inc(len(messages))
 
     def _messages(self, ids: Ids, answer: ScoreResult, sequence: int, newest_ms: int) -> list[Outgoing]:
-        scored_at_ms = int(1e3 * self._now())
+        scored_at_ms = int(1e3 * self._clock.now())
         plain: Sequence[Any] = ids.tolist() if isinstance(ids, np.ndarray) else ids
         outputs = {name: values.tolist() for name, values in answer.outputs.items()}
         gone = [False] * len(plain) if answer.missing is None else answer.missing.tolist()
