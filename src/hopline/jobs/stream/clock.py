@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Attributes:
-    now: wall clock, seconds since 1970.
-    sleep: waits for seconds.
+    """The wall clock and waiting.
+
+    Attributes:
+        now: seconds since 1970.
+        sleep: waits for seconds.
     """
 
     now: Callable[[], float] = time.time
