@@ -59,6 +59,13 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, size: int) -> None:
     assert not (tmp_path / "models").exists()
 
 
+def test_a_template_that_does_not_parse_is_refused(tmp_path: Path) -> None:
+    job = Import(str(smollm2()), tmp_path / "models", "slm", "1", chat_template="{% for", links=True)
+    with pytest.raises(ArtifactError, match="Expected variable names at row 1"):
+        import_model(job)
+    assert not (tmp_path / "models" / "slm").exists()
+
+
 def test_a_stream_is_the_text_of_a_whole_answer(client: openai.OpenAI) -> None:
     arguments = {"model": "slm", "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
     whole = client.chat.completions.create(**arguments)

@@ -105,6 +105,6 @@ async def test_a_second_quantisation_is_promoted_and_nonsense_is_rolled_back_bef
     assert (await service.score(story())).outputs["text"][0] != alone.outputs["text"][0]
 
     await service.unload("slm", "1")
-    state, versions = await rolled_out(service, "3", preflight=13, longest=12)
+    state, versions = await rolled_out(service, "3", preflight=16, longest=12)
     assert (state["serving"], versions) == ("2", {"2"}), state
     assert "outputs shifted" in str(state["past"][0])

@@ -199,3 +199,12 @@ def test_answers_about_versions_of_a_live_graph_are_no_difference_of_models(
     assert (tally.compared, tally.differing) == (compared, differing)
     tally.compare(result(wanted, 0.5), result(found, 0.5), 1e-6)  # nothing below it has changed
     assert (tally.compared, tally.differing) == (compared + 1, differing)
+
+
+def test_the_first_scores_that_suffice_are_looked_at_immediately(rollout, tmp_path):
+    watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: 1.0)
+    pairs = [(0.0, 1.0)] * 104
+    assert watch.shift(OutcomeCounts(num_scores=96, scores=pairs[:96])) is None
+    found = watch.shift(OutcomeCounts(num_scores=104, scores=pairs))
+    assert found is not None
+    assert found.above(0.25)

@@ -21,7 +21,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("repository")
     naive_version(repository, answer=LONG, step_s=0.002)
     naive_version(repository, "broken", answer=LONG, fail_after=20)
-    with running("hopline.service:Service", **{"models.repository": str(repository)}) as server:
+    settings = {"models.repository": str(repository), "generate.nice": 0}
+    with running("hopline.service:Service", **settings) as server:
         yield server
 
 

@@ -6,7 +6,7 @@ folder (`openvino_model.xml` and its tokenizers) is mapped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ from hopline.errors import ArtifactError, BadRequest, RequestTooLarge
 from hopline.generate.engine import EngineInfo, EngineSettings, Finish, Produced
 from hopline.generate.request import Sampling
 
+#: A message that a chat template must show.
+_SAID = "What is a graph?"
+#: What its reader of templates writes before the reason.
+_TEMPLATE_ERROR = "Minja's error: "
 #: Tokens of a KV block, by device: the engine does not tell.
 _BLOCK_TOKENS = {"CPU": 32, "GPU": 16}
 
@@ -46,9 +50,10 @@ class OpenVinoEngine:
             self._tokenizer = self._pipeline.get_tokenizer()
             if settings.chat_template:
                 self._tokenizer.set_chat_template(settings.chat_template)
+                check_template(self.render)
             longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         except RuntimeError as error:  # its only kind of error
-            raise ArtifactError(f"{model}: openvino-genai does not load it: {_first_line(error)}") from None
+            raise ArtifactError(f"{model}: openvino-genai does not load it: {first_line(error)}") from None
         self.info = EngineInfo(
             "openvino",
             openvino_genai.__version__,
@@ -74,7 +79,7 @@ class OpenVinoEngine:
             return text
         except RuntimeError as error:
             raise BadRequest(
-                f"messages: the model's chat template does not take them: {_first_line(error)}"
+                f"messages: the model's chat template does not take them: {first_line(error)}"
             ) from None
 
     def encode(self, text: str, *, is_rendered: bool) -> list[int]:
@@ -159,8 +164,27 @@ class OpenVinoEngine:
         return float(self._pipeline.get_metrics().cache_usage) / 100
 
 
-def _first_line(error: BaseException) -> str:
-    """What an error of OpenVINO says: its first lines are places in its own sources."""
+def check_template(render: Callable[[Sequence[Mapping[str, str]]], str]) -> None:
+    """Check that a chat template can be used.
+
+    Args:
+        render: as `Engine.render`.
+
+    Raises: ArtifactError: it does not parse, fails, or leaves out what the user says.
+    """
+    try:
+        text = render([{"role": "user", "content": _SAID}])
+    except BadRequest as error:
+        raise ArtifactError(f"the chat template cannot be used: {error}") from None
+    if _SAID not in text:
+        raise ArtifactError("the chat template cannot be used: it leaves out the content of messages")
+
+
+def first_line(error: BaseException) -> str:
+    """The reason in an error of OpenVINO: its first lines are places in its own sources, and advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith(_TEMPLATE_ERROR):
+            return line.removeprefix(_TEMPLATE_ERROR)[:300]
     said = [line for line in lines if not line.startswith(("Exception from", "Check '"))]
     return (said or lines or ["no reason given"])[0][:300]

@@ -127,10 +127,12 @@ class RolloutMonitor:
         """How far the candidate's scores are from the current ones, as `OutcomeCounts.shift` has it.
 
         That takes a millisecond of the loop, so it is done again only once a second, or when there are a
-        quarter more scores than the last time.
+        quarter more scores than the last time. Too few scores cost nothing, and the first that suffice may
+        be the last before the step ends.
         """
         now = self._clock()
-        if now - self._shift_at >= _SHIFT_S or 4 * candidate.num_scores >= 5 * self._shift_of:
+        is_old = now - self._shift_at >= _SHIFT_S or 4 * candidate.num_scores >= 5 * self._shift_of
+        if is_old or self._shift is None:
             self._shift = candidate.shift()
             self._shift_at, self._shift_of = now, candidate.num_scores
         return self._shift

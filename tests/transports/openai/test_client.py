@@ -21,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     naive_version(repository)
     naive_version(repository, version="2")
     naive_version(repository, "slow", answer="abcdefghij" * 20, step_s=0.02)
-    with running(SERVICE, **{"models.repository": str(repository)}) as server:
+    with running(SERVICE, **{"models.repository": str(repository), "generate.nice": 0}) as server:
         yield server
 
 
