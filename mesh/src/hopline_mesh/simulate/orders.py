@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from hopline.errors import BadRequest
 from hopline_mesh.simulate.plan import Fault, Operation
@@ -68,7 +69,8 @@ def read_traits(texts: Sequence[str], traits: Traits) -> Traits:
         if name not in known:
             raise BadRequest(f"--trait {text}: must be NAME=SHARE, with a name of {', '.join(known)}")
         number = _number(f"--trait {text}", value)
-        traits = replace(traits, **{name: number != 0.0 if name == "tcp" else number})
+        changed: dict[str, Any] = {name: number != 0.0 if name == "tcp" else number}
+        traits = replace(traits, **changed)
     return traits
 
 

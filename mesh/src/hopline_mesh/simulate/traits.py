@@ -7,6 +7,7 @@ budgets, services without a sidecar, missing series, no TCP metrics. Knows no ti
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,7 +182,9 @@ def _with_cycles(
         "critical": np.full(count, 0.3),
         "retry_budget": np.full(count, np.inf),
     }
-    joined = {name: np.concatenate([getattr(mesh, name), values]) for name, values in more.items()}
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(mesh, name), values]) for name, values in more.items()
+    }
     return replace(mesh, num_back=count, **joined)
 
 
