@@ -435,7 +435,9 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
             )
         kind = found.kind
         if kind not in ("graph", "tabular"):
-            raise ArtifactError(f"{path}: is of kind {kind!r}; a graph model or a tabular model is needed")
+            raise ArtifactError(
+                f"{path}: kind {kind!r} is unknown here; a graph model or a tabular model is needed"
+            )
         spec: ModelSpec | TabularSpec
         if kind == "tabular":
             spec = msgspec.json.decode(content, type=TabularSpec)

@@ -61,7 +61,7 @@ def every_command():
 
 
 def test_each_command_of_a_server_has_all_three_flags_and_no_other_spelling():
-    asking = {"score", "cost", "slo", "stream", "replay", "drift show", "pipeline check"}
+    asking = {"score", "cost", "slo", "stream", "replay", "mcp", "drift show", "pipeline check"}
     asking |= {f"graph {name}" for name in ("events", "status")}
     asking |= {f"models {name}" for name in ("list", "load", "unload")}
     verbs = ("start", "status", "promote", "rollback", "pause", "resume", "advance", "end")
