@@ -142,7 +142,7 @@ class Witness:
         surge = usual[seen.service]
         shares = 1.0 / (1.0 + surge / _DOUBLING)
         is_load, is_call, is_unexplained, follows = (
-            np.array([role in some for role in self._roles[seen.number]])[seen.columns]
+            np.array([role in some for role in self._roles[seen.number]], bool)[seen.columns]
             for some in (("load",), ("calls",), ("errors",), ("resource", "traffic"))
         )
         shares[follows & (rise <= _AMPLIFIED * surge)] = 0.0
@@ -242,7 +242,7 @@ class Witness:
                 slots = self._pairs.find(caller, service).astype(np.int64)
             is_there = (slots >= 0) & (slots < table.size)
             where = np.where(is_there, slots, 0), np.maximum(columns, 0)
-            if table.size:
+            if table.size and table.columns:
                 score, slow = table.score[where].astype(np.float64), table.slow[where]
                 is_there &= ~np.isnan(slow)
             else:
