@@ -317,10 +317,8 @@ class Job:
             raise self.explained(error) from error
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
-            self.notes.append(
-                "the model answers one row for a graph: a node's answer is that of the graph of its "
-                "neighbourhood"
-            )
+            text = "the model answers one row for a graph: that of a node is for its neighbourhood's graph"
+            self.notes.append(text)
         log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
         return spec
 
