@@ -138,6 +138,12 @@ def test_only_who_may_administer_changes_the_graph(live: Live, keys: dict[str, s
     assert live.workers[0].graph()["sequence"] == 0
 
 
+def test_no_callers_arrow_body_waits_for_the_import_of_its_reader(live: Live) -> None:
+    """It would hold the loop: the worker has imported pyarrow before it is ready."""
+    worker = live.worker_pids[0] if live.worker_pids else live.pid
+    assert "libarrow" in Path(f"/proc/{worker}/maps").read_text()
+
+
 def test_edges_of_several_types_change_what_they_feed(shop: Shop, live: Live) -> None:
     worker = live.workers[0]
     for (src, relation, dst), pairs in shop.edges.items():

@@ -68,6 +68,7 @@ class LiveUpdates:
 
     def start(self) -> None:
         """Connect to the writer, now and whenever the connection is lost."""
+        arrow_rows.load()
         self._link.start()
         if self._watch is not None:
             self._watch.start()
