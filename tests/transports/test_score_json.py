@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -145,3 +146,28 @@ def test_missing_rows_are_null_and_named() -> None:
         "degraded": ["stale"],
         "missing": [6],
     }
+
+
+#: Field of a result that has a default -> a value, and the fields of the body that tell it.
+TOLD = {
+    "missing": (np.array([True, False]), {"missing"}),
+    "degraded": (("stale_row",), set()),  # `degraded` itself, which is always there
+    "timings_ms": ({"queue": 1.0}, set()),  # a header and traces have them
+    "parts": ({"gnn": "gnn/1"}, {"parts"}),
+    "graph_through_ms": (1, {"graph_age_ms"}),
+    "features_age_ms": (7, {"features_age_ms"}),
+}
+
+
+def test_every_field_is_told_where_it_is_the_only_one():
+    plain = ScoreResult("m", "1", "g", {"y": np.array([1.0, 2.0], np.float32)})
+    optional = ScoreResult.__struct_fields__[-len(ScoreResult.__struct_defaults__) :]
+    assert set(optional) == TOLD.keys()
+
+    def body(result):
+        return json.loads(encode_result(result, ScoreRequest("m", [5, 6])))
+
+    for name, (value, fields) in TOLD.items():
+        found = body(msgspec.structs.replace(plain, **{name: value}))
+        assert found.keys() - body(plain).keys() == fields, name
+    assert body(msgspec.structs.replace(plain, degraded=("stale_row",)))["degraded"] == ["stale_row"]

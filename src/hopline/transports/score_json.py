@@ -190,7 +190,8 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     """
     missing = result.missing
     # Fast path for a typical answer.
-    if missing is None and not (result.degraded or result.parts or result.graph_through_ms):
+    has_more = result.degraded or result.parts or result.graph_through_ms or result.features_age_ms >= 0
+    if missing is None and not has_more:
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
