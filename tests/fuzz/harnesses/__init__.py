@@ -16,6 +16,7 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "routes": ("hopline.transports",),
     "score_json": ("hopline.transports", "hopline.repeated_names"),
     "oip_json": ("hopline.transports", "hopline.repeated_names"),
+    "openai_json": ("hopline.transports", "hopline.generate.request", "hopline.repeated_names"),
     "tensors": ("hopline.transports",),
     "protobuf": ("hopline.transports",),
     "repository_json": ("hopline.transports", "hopline.rollout.rollout", "hopline.rollout.gates"),
