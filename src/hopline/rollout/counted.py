@@ -12,6 +12,7 @@ from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.observe.metrics import ModelMetrics
 from hopline.rollout.served import Ran, Recorder
+from hopline.scheduling.admission import Admission
 from hopline.types import ScoreRequest, ScoreResult
 
 #: Batches whose figures are added to the metrics together.
@@ -27,7 +28,12 @@ class CountedVersion:
         config: for prices, and the device of models.
         metrics: of this model version.
         recorders: get every batch.
+
+    Attributes:
+        admission: of its requests; set by the subclass.
     """
+
+    admission: Admission
 
     def __init__(
         self,
@@ -53,6 +59,14 @@ class CountedVersion:
         self.num_ok = self.num_failed = self.num_batches = 0
         self.success_s = self.queue_s = self.sample_s = self.post_s = 0.0
         self.last_inference_ms = 0
+
+    def close(self, why: str) -> None:
+        """Take no more requests; those taken still finish."""
+        self.admission.closed = why
+
+    async def join(self) -> None:
+        """Wait until every request taken has its outcome."""
+        await self.admission.join()
 
     def statistics(self) -> dict[str, Any]:
         """Counters in the form of the protocol's ModelStatistics."""

@@ -150,14 +150,6 @@ class GenerativeVersion(CountedVersion):
         """Requests that wait or run."""
         return self.admission.num_open
 
-    def close(self, why: str) -> None:
-        """Take no more requests; those taken still finish."""
-        self.admission.closed = why
-
-    async def join(self) -> None:
-        """Wait until every request taken has its outcome."""
-        await self.admission.join()
-
     async def release(self) -> None:
         """Leave the process, or the upstream."""
         self.admission.closed = self.admission.closed or "the model is unloaded"

@@ -237,14 +237,6 @@ class ProcessVersion(CountedVersion):
         """Rows that wait or run."""
         return self._live_rows
 
-    def close(self, why: str) -> None:
-        """Take no more requests; those taken still finish."""
-        self.admission.closed = why
-
-    async def join(self) -> None:
-        """Wait until every request taken has its outcome."""
-        await self.admission.join()
-
     async def release(self) -> None:
         """End the processes."""
         self.admission.closed = self.admission.closed or "the model is unloaded"

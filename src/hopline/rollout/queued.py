@@ -185,13 +185,9 @@ class QueuedVersion(CountedVersion):
         """Predicted rows that wait."""
         return self.queue.queued_rows
 
-    def close(self, why: str) -> None:
-        """As `Served.close`."""
-        self.admission.closed = why
-
     async def join(self) -> None:
         """As `Served.join`; also until no batch computes for callers that have gone."""
-        await self.admission.join()
+        await super().join()
         await self.queue.join()
         if self.look_up is not None:
             self.look_up.flush()

@@ -148,14 +148,6 @@ class PipelineVersion(CountedVersion):
         """None: requests wait in the queues of the models below."""
         return 0
 
-    def close(self, why: str) -> None:
-        """Take no more requests; those taken still finish."""
-        self.admission.closed = why
-
-    async def join(self) -> None:
-        """Wait until every request taken has its outcome."""
-        await self.admission.join()
-
     async def release(self) -> None:
         """Nothing is held but memory."""
 
