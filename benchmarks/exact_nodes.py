@@ -1,7 +1,7 @@
 """Answers that every server must give, whatever it samples: the user's own module on whole neighbourhoods.
 
 A node is exact where no list on the way is longer than its fanout: a sampler takes all of it. The module is
-PyG's, on the nodes and edges within its layers' reach; no server's code takes part.
+PyG's, on the nodes and edges within its layers' reach; no code of a server is used.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from benchmarks import workload
 from benchmarks.workload import IdArray, Sizes
 
 MODELS = {"sage": "", "gatv2": "gatv2", "hetero": "hetero_sage"}
-"""Name in `benchmarks.serving` -> name in `benchmarks.models`; sage has a workload of its own."""
+"""Name in `benchmarks.serving` -> name in `benchmarks.models`; sage has a separate workload."""
 
 FORMAT = 1
 """Raise when the drawing changes."""
