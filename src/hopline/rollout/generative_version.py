@@ -25,7 +25,7 @@ from hopline.generate import wire
 from hopline.generate.engine import EngineSettings
 from hopline.generate.link import Generator, ProcessLink
 from hopline.generate.process import Orders
-from hopline.generate.request import Prompt, Sampling, read_rows
+from hopline.generate.request import Prompt, Sampling, completed, read_rows
 from hopline.generate.runner import RunnerSettings
 from hopline.generate.spec import DEFAULT_OUTPUTS, OUTPUTS, GenerativeSpec, describe, read_generative
 from hopline.generate.token_rate import TokenRate
@@ -100,7 +100,9 @@ class GenerativeVersion(CountedVersion):
             RateLimited, DeadlineExceeded, Overloaded, Unavailable, ModelNotReady: not now.
         """
         try:
-            prompts = self._prompts(work.request)
+            self._check(work.request)
+            work.request = completed(work.request, DEFAULT_OUTPUTS)
+            prompts = read_rows(work.request.columns)
             self.token_rate.check(work.request.client, self._clock())
             self.admission.admit(work)
             if self.generator.reason:
@@ -113,7 +115,7 @@ class GenerativeVersion(CountedVersion):
             raise
         _Run(self, work, prompts, self._clock)
 
-    def _prompts(self, request: ScoreRequest) -> list[Prompt]:
+    def _check(self, request: ScoreRequest) -> None:
         if len(request.nodes) or request.inline or request.pairs is not None:
             raise BadRequest(f"model {self.name!r} takes prompts; ask with rows, not with nodes or pairs")
         for name in request.outputs:
@@ -122,8 +124,7 @@ class GenerativeVersion(CountedVersion):
                     f"output {name!r} is unknown; model {self.name!r} has {', '.join(sorted(_OUTPUTS))}"
                 )
         if request.as_of is not None:
-            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out")
-        return read_rows(request.columns)
+            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out", "as_of")
 
     def reject_early(self) -> None:
         """As `Scorer.reject_early`."""
@@ -266,7 +267,7 @@ class _Run:
     def _result(self) -> ScoreResult:
         request, texts = self.work.request, self.texts
         columns: dict[str, AnyArray] = {}
-        for name in request.outputs or DEFAULT_OUTPUTS:
+        for name in request.outputs:
             columns[name] = _OUTPUT_OF[name](texts)
         return ScoreResult(self._version.name, self._version.version, "", columns)
 
