@@ -102,6 +102,12 @@ class Service:
         log.info("started in %.2f s on %s; %s", time.perf_counter() - began, graph, names)
 
     @property
+    def token_rates(self) -> TokenRates:
+        """Tokens of generative models that clients may use. Only after `start`."""
+        assert self._loader is not None
+        return self._loader.token_rates
+
+    @property
     def drift(self) -> DriftMonitor | None:
         """Compares what is asked and answered with a reference; None where that is off."""
         return self._records.drift

@@ -40,8 +40,11 @@ def test_numbers_may_come_as_another_type_without_loss() -> None:
         ({"prompt": ["a"], "temperature": [10**400]}, "temperature must be a number"),
         ({"prompt": ["a"], "logprobs": [2]}, "logprobs must be true or false"),
         ({"prompt": ["a"], "seed": [2**63]}, "from -9223372036854775808 to 9223372036854775807, not 9223"),
+        ({"prompt": ["a"], "stop": [3]}, "a string or a list of strings, not 3"),
+        ({"prompt": ["a"], "stop": [{"a": 1}]}, "a string or a list of strings, not an object"),
+        ({"prompt": ["a"], "stop": ["[1]"]}, "1 to 256 characters; 1 does not"),
         ({"prompt": ["a"], "stop": [[""]]}, "1 to 256 characters; '' does not"),
-        ({"prompt": ["a"], "stop": [["a"] * 17]}, "17 strings; at most 16"),
+        ({"prompt": ["a"], "stop": [["a"] * 17]}, "17 stop strings; at most 16"),
     ],
 )
 def test_wrong_columns_are_refused(columns: object, said: str) -> None:
@@ -54,9 +57,9 @@ def test_a_stop_string_may_begin_with_a_bracket() -> None:
 
 
 def test_only_rows_of_several_are_numbered() -> None:
-    with pytest.raises(BadRequest, match="^max_tokens must"):
+    with pytest.raises(BadRequest, match=r"^max_tokens must"):
         read_rows({"prompt": ["a"], "max_tokens": [0]})
-    with pytest.raises(BadRequest, match="^row 1: max_tokens must"):
+    with pytest.raises(BadRequest, match=r"^row 1: max_tokens must"):
         read_rows({"prompt": ["a", "b"], "max_tokens": [1, 0]})
 
 

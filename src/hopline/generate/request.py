@@ -195,9 +195,11 @@ def read_stop(stop: Any, where: str = "") -> tuple[str, ...]:
             stop = [stop]  # a string that begins with a bracket
     if stop is None or (isinstance(stop, str) and not stop):
         return ()
+    if not isinstance(stop, str | list | tuple):
+        raise BadRequest(f"{where}stop must be a string or a list of strings, not {quoted(stop)}", "stop")
     found = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(found) > MAX_STOPS:
-        raise BadRequest(f"{where}stop: {len(found)} strings; at most {MAX_STOPS} are allowed", "stop")
+        raise BadRequest(f"{where}stop: {len(found)} stop strings; at most {MAX_STOPS} are allowed", "stop")
     for each in found:
         if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_CHARS:
             raise BadRequest(

@@ -267,5 +267,5 @@ def _request(
 
 
 def _seed(seed: int, at: int) -> int:
-    """The seed of the text `at` of a prompt, within 64 bits; a seed out of range stays so, and is refused."""
+    """The seed of a prompt's text; within 64 bits, but one that is out of range itself is refused later."""
     return (seed + at + 2**63) % 2**64 - 2**63 if at else seed
