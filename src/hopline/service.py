@@ -28,6 +28,7 @@ from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, OnPart, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
+    from hopline.generate.token_rate import TokenRates
     from hopline.live.updates import LiveUpdates
     from hopline.live.version_wait import VersionWait
     from hopline.prefetch.client import PrefetcherClient

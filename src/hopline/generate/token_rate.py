@@ -1,8 +1,8 @@
 """How many tokens a client may use in a minute, over all generative models.
 
-A bucket holds one minute's worth and fills evenly (`scheduling/limiter.py`). What a text uses is known only as
-it is generated, so a request is admitted while there are tokens, and tokens are charged as they come: a text
-that runs is not cut, and the client's next request waits until the debt is paid.
+A bucket holds one minute's worth and fills evenly (`scheduling/limiter.py`). What a text uses is known only
+as it is generated, so a request is admitted while there are tokens, and tokens are charged as they come: a
+text that runs is not cut, and the client's next request waits until the debt is paid.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class TokenRates:
     """See the module; one for each worker, over buckets that workers share.
 
     Args:
-        default: tokens a minute of a client without a rate of its own; 0 is any number. Clients without a name
-            have one bucket together.
+        default: tokens a minute of a client without a rate of its own; 0 is any number. Clients without a
+            name have one bucket together.
         open_limits: opens the buckets; called once some client has a rate.
         clock: nanoseconds, monotonic, the same for all workers of a host.
     """

@@ -96,7 +96,7 @@ def check_charset(content_type: bytes, body: bytes) -> None:
 
 def _param(text: str) -> str | None:
     """The field of the body that msgspec's message is about."""
-    problem, at, path = text.rpartition(_AT)
+    _, at, path = text.rpartition(_AT)
     found = _TOP.match(path) if at else _FIELD.fullmatch(text)
     return found[1] if found else None
 

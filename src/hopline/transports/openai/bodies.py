@@ -163,7 +163,7 @@ def chat_request(body: ChatBody, deadline: float | None, request_id: str) -> Sco
         )
     if body.top_logprobs:
         raise BadRequest(
-            "top_logprobs: the engines report the log probability of chosen tokens only; send logprobs alone",
+            "top_logprobs: engines report the log probability of chosen tokens only; send logprobs alone",
             "top_logprobs",
         )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
