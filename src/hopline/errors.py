@@ -110,9 +110,18 @@ class HoplineError(Exception):
 
 
 class BadRequest(HoplineError, ValueError):
-    """The request is wrong; the message says what is wrong and what would be right."""
+    """The request is wrong; the message says what is wrong and what would be right.
+
+    Args:
+        message: what is wrong.
+        param: the field or parameter that is; None if it is not one, or not known.
+    """
 
     code = "bad_request"
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class NodeNotFound(BadRequest, LookupError):

@@ -1,4 +1,4 @@
-"""Token buckets: limits of how many requests of a client are admitted in any interval.
+"""Token buckets: limits of how many requests of a client are admitted in any interval, or how much it uses.
 
 Times are integers of nanoseconds; the clock is an argument.
 
@@ -11,10 +11,15 @@ bucket (`shared_limiter.py`).
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from hopline.config.schema import Config
 
 #: Limit of buckets; beyond it, the longest full ones are dropped, which loses nothing.
 _MAX_BUCKETS = 65_536
+#: Longest time, in nanoseconds, for which what was charged beyond a bucket's content can refuse requests.
+MAX_DEBT_NS = 86_400 * 10**9
 
 
 class Rate(NamedTuple):
@@ -43,12 +48,20 @@ class Rate(NamedTuple):
 
 
 class Bucket(Protocol):
-    """Admits requests of one client."""
+    """Admits requests of one client, or counts what it uses."""
 
     rate: Rate
 
     def take(self, now_ns: int) -> int:
         """Admit a request and return 0, or return the nanoseconds until one is admitted."""
+        ...
+
+    def wait(self, now_ns: int) -> int:
+        """Return the nanoseconds until `take` would admit a request, without admitting one."""
+        ...
+
+    def charge(self, count: int, now_ns: int) -> None:
+        """Take `count` tokens, even if there are fewer: then none is there until the debt is paid."""
         ...
 
 
@@ -83,6 +96,15 @@ class LocalBucket:
         self.full_at_ns = begin + self._interval_ns
         return 0
 
+    def wait(self, now_ns: int) -> int:
+        """See `Bucket`."""
+        return max(0, self.full_at_ns - now_ns - self._tolerance_ns)
+
+    def charge(self, count: int, now_ns: int) -> None:
+        """See `Bucket`."""
+        full_at_ns = max(self.full_at_ns, now_ns) + count * self._interval_ns
+        self.full_at_ns = min(full_at_ns, now_ns + self._tolerance_ns + MAX_DEBT_NS)
+
 
 class LocalLimits:
     """The buckets of a server of one process."""
@@ -105,3 +127,13 @@ class LocalLimits:
         by_time = sorted(self._buckets, key=lambda name: self._buckets[name].full_at_ns)
         for name in by_time[: len(by_time) // 2]:
             del self._buckets[name]
+
+
+def open_limits(config: Config) -> Limits:
+    """The buckets of this worker, which it shares with the other workers of its server."""
+    worker = config.worker
+    if worker.count == 1 or not worker.metrics_dir:
+        return LocalLimits()
+    from hopline.scheduling.shared_limiter import SharedLimits
+
+    return SharedLimits(Path(worker.metrics_dir) / "limits", worker.count)
