@@ -22,7 +22,7 @@ class TokenRates:
     """See the module; one for each worker, over buckets that workers share.
 
     Args:
-        default: tokens a minute of a client without a rate of its own; 0 is any number. Clients without a
+        default: tokens a minute of a client without its own rate; 0 is any number. Clients without a
             name have one bucket together.
         open_limits: opens the buckets; called once some client has a rate.
         clock: nanoseconds, monotonic, the same for all workers of a host.
@@ -42,7 +42,7 @@ class TokenRates:
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def set(self, client: str, per_minute: int | None) -> None:
-        """Give a client a rate of its own; None takes it away."""
+        """Give a client its own rate; None takes it away."""
         self._buckets.pop(client, None)
         if per_minute is None:
             self._own.pop(client, None)
