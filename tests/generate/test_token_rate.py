@@ -69,9 +69,11 @@ def test_a_rate_of_its_own_comes_before_the_default_and_may_be_taken_away(clock:
     rates.set("a", 6000)
     rates.charge("a", 5000)
     rates.check("a")
+    rates.charge("a", 2000)
     rates.set("a", None)
-    with pytest.raises(RateLimited, match="600 tokens"):  # what it has used stays used
+    with pytest.raises(RateLimited, match="600 tokens") as caught:
         rates.check("a")
+    assert caught.value.retry_after_s == pytest.approx(10.1)  # a debt of ten seconds stays one
 
 
 def test_workers_share_one_budget(clock: Clock) -> None:

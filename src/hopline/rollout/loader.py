@@ -49,7 +49,7 @@ from hopline.rollout.unit import Unit
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.placement import Placement, place_models
 from hopline.runtimes.processor import warn_of_overflow
-from hopline.scheduling.limiter import open_limits
+from hopline.scheduling.open_limits import open_limits
 from hopline.scheduling.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
-        #: of clients, over all generative models
         self.token_rates = TokenRates(config.generate.tokens_per_minute, lambda: open_limits(config))
         self._state_store: StateStore | None = None
         if config.state_cache.l2:

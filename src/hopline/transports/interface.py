@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from hopline.generate.token_rate import TokenRates
 from hopline.observe.metrics import Metrics
 from hopline.types import Deliver, ModelInfo, ScoreRequest, ScoreResult, Ticket
 
@@ -24,11 +23,6 @@ class ScoringService(Protocol):
     """
 
     metrics: Metrics
-
-    @property
-    def token_rates(self) -> TokenRates:
-        """How many tokens of generative models clients may use; there once the service has started."""
-        ...
 
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
         """Submit a request; `deliver` is called once with its outcome, unless the ticket is cancelled.

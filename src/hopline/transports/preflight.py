@@ -71,11 +71,6 @@ class _Stage:
         self.metrics = Metrics()
         self.example = ScoreRequest("")
 
-    @property
-    def token_rates(self) -> Any:
-        """Delegate to the service."""
-        return self._service.token_rates
-
     def submit(self, request: ScoreRequest, deliver: Deliver) -> Ticket:
         """Submit to the version of the example, regardless of rollouts."""
         version = self.example.version
