@@ -35,7 +35,8 @@ def _strict(function: Callable[..., Awaitable[Any]]) -> Tool:
     strict = type(arguments.__name__, (arguments,), {"model_config": ConfigDict(extra="forbid")})
     metadata = tool.fn_metadata.model_copy(update={"arg_model": strict})
     parameters = {**tool.parameters, "additionalProperties": False}
-    return tool.model_copy(update={"fn_metadata": metadata, "parameters": parameters})
+    changed: Tool = tool.model_copy(update={"fn_metadata": metadata, "parameters": parameters})
+    return changed
 
 
 class AgentTools:
