@@ -35,8 +35,8 @@ def _strict(function: Callable[..., Awaitable[Any]]) -> Tool:
     strict = type(arguments.__name__, (arguments,), {"model_config": ConfigDict(extra="forbid")})
     metadata = tool.fn_metadata.model_copy(update={"arg_model": strict})
     parameters = {**tool.parameters, "additionalProperties": False}
-    strict_tool: Tool = tool.model_copy(update={"fn_metadata": metadata, "parameters": parameters})
-    return strict_tool
+    changed: Tool = tool.model_copy(update={"fn_metadata": metadata, "parameters": parameters})
+    return changed
 
 
 class AgentTools:
