@@ -52,7 +52,8 @@
     ├── ConfigError (ValueError)           a bad or unknown setting, with its path
     └── RuntimeFailure (RuntimeError)      the model's runtime failed on a valid request
 
-Errors do not depend on HTTP or gRPC: each transport has one table from class to status.
+Errors do not depend on HTTP or gRPC: each transport has one table from class to status. This file is
+long because all errors are in one tree, which is read as a whole.
 """
 
 from __future__ import annotations
@@ -110,9 +111,18 @@ class HoplineError(Exception):
 
 
 class BadRequest(HoplineError, ValueError):
-    """The request is wrong; the message says what is wrong and what would be right."""
+    """The request is wrong; the message says what is wrong and what would be right.
+
+    Args:
+        message: what is wrong.
+        param: the field or parameter that is; None if it is not one, or not known.
+    """
 
     code = "bad_request"
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class NodeNotFound(BadRequest, LookupError):

@@ -169,6 +169,8 @@ class Server:
         if self.config.queues.requests:
             self._queue = load(_QUEUE)(self._service, self.config)
         await self._service.start()
+        if self._gate is not None:
+            self._gate.limit_tokens(self._service.token_rates)
         # From here on requests may be answered: until now a signal ended the process immediately.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop)

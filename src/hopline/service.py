@@ -28,6 +28,7 @@ from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, OnPart, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
+    from hopline.generate.token_rate import TokenRates
     from hopline.live.updates import LiveUpdates
     from hopline.live.version_wait import VersionWait
     from hopline.prefetch.client import PrefetcherClient
@@ -100,6 +101,12 @@ class Service:
         if own is not None:
             graph = f"graph {own.graph.version} ({own.graph.num_nodes} nodes, {own.graph.num_edges} edges)"
         log.info("started in %.2f s on %s; %s", time.perf_counter() - began, graph, names)
+
+    @property
+    def token_rates(self) -> TokenRates:
+        """Tokens of generative models that clients may use. Only after `start`."""
+        assert self._loader is not None
+        return self._loader.token_rates
 
     @property
     def drift(self) -> DriftMonitor | None:
@@ -269,6 +276,10 @@ class Service:
             return {}
         failed = self._lifecycle.loaded.unavailable()
         return {named.rpartition("/")[0]: f"{error.code}: {error}" for named, error in failed.items()}
+
+    def differing(self) -> dict[str, str]:
+        """Versions that other hosts have with another graph or files: "model/unit" -> what differs."""
+        return {} if self._lifecycle is None else dict(self._lifecycle.differing)
 
     def index(self) -> list[dict[str, str]]:
         """Every version of every model in the repository with its state, as the protocol's index has it."""

@@ -82,3 +82,19 @@ async def test_the_command_speaks_on_stdin_and_stdout(server: RunningServer, tmp
         assert names == {"list_models", "score", "generate", "read_neighbourhood"}
         answer = content(await client.call_tool("generate", {"model": "echo", "prompt": "hi"}))
     assert answer["text"] == "hi"
+
+
+async def test_an_argument_that_a_tool_lacks_is_refused_before_anything_is_sent() -> None:
+    async with AsyncClient("http://127.0.0.1:1") as client, Client(AgentTools(client).server()) as agent:
+        result = await agent.call_tool("generate", {"model": "echo", "prompt": "x", "temperature": 0})
+        (listed,) = [tool for tool in (await agent.list_tools()).tools if tool.name == "generate"]
+    assert result.is_error
+    assert "temperature" in result.content[0].text
+    assert "cannot be reached" not in result.content[0].text
+    assert listed.input_schema["additionalProperties"] is False
+
+
+async def test_a_models_name_stays_in_its_place_of_the_path(server: RunningServer) -> None:
+    async with AsyncClient(server.url) as client:
+        result = await call(AgentTools(client), "score", model="echo/load?x=", rows=[{"prompt": "a"}])
+    assert "model_not_found" in result.content[0].text

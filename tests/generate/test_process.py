@@ -80,8 +80,8 @@ def test_tokens_are_sent_and_prompts_taken_between_two_steps(tmp_path: Path) -> 
         runner.run(steps())
     assert [[(part.number, part.text) for part in parts] for parts in engine.parts] == [
         [],
-        [(1, "a")],
-        [(1, "b"), (2, "a")],
+        [(1, ""), (1, "a")],  # the first part of a text is empty
+        [(2, ""), (1, "b"), (2, "a")],
         [(1, "c"), (2, "b")],
     ]
     assert engine.running == [1, 2, 2, 1]

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from hopline.errors import ArtifactError
-from hopline.generate.gguf import quantisation, read_metadata
+from hopline.generate.gguf import quantisation, read_gguf
 from hopline.generate.spec import read_generative
 from hopline.jobs.import_generative import Import, import_model
 from tests.generate.models import smollm2
@@ -46,10 +46,11 @@ def test_a_version_says_what_its_file_says(repository: Path) -> None:
     assert spec.licence == "apache-2.0"
     assert "<|im_start|>" in spec.chat_template
     assert set(spec.files) == {"model.gguf", "LICENCE"}
-    assert quantisation(read_metadata(smollm2())) == "Q4_1"
+    assert quantisation(read_gguf(smollm2()).metadata) == "Q4_1"
+    assert spec.parameters == 134_515_008  # SmolLM2's paper: 135 M
 
 
-@pytest.mark.parametrize("size", [0, 3, 20, 1000, 2_000_000, 50_000_000])
+@pytest.mark.parametrize("size", [0, 3, 20, 1000, 2_000_000, 50_000_000, 98_362_431])
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, size: int) -> None:
     file = tmp_path / "cut.gguf"
     with smollm2().open("rb") as whole:

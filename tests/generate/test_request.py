@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest
-from hopline.generate.request import read_rows, read_stop
+from hopline.generate.request import completed, read_rows, read_stop
+from hopline.types import ScoreRequest
 
 
 def test_a_row_is_a_text() -> None:
@@ -33,12 +34,17 @@ def test_numbers_may_come_as_another_type_without_loss() -> None:
         ({"prompt": [3]}, "must be a string"),
         ({"messages": ["{}"]}, "messages"),
         ({"messages": ["[]"]}, "empty"),
-        ({"prompt": ["a"], "max_tokens": [1.5]}, "max_tokens must be int"),
-        ({"prompt": ["a"], "max_tokens": [True]}, "max_tokens must be int"),
-        ({"prompt": ["a"], "temperature": [float("nan")]}, "temperature must be float from 0 to 2"),
-        ({"prompt": ["a"], "temperature": [10**400]}, "temperature must be float"),
+        ({"prompt": ["a"], "max_tokens": [1.5]}, "max_tokens must be a whole number from 1 to 1048576"),
+        ({"prompt": ["a"], "max_tokens": [True]}, "max_tokens must be a whole number from 1 to 1048576"),
+        ({"prompt": ["a"], "temperature": [float("nan")]}, "temperature must be a number from 0 to 2"),
+        ({"prompt": ["a"], "temperature": [10**400]}, "temperature must be a number"),
         ({"prompt": ["a"], "logprobs": [2]}, "logprobs must be true or false"),
-        ({"prompt": ["a"], "stop": [[""]]}, "no stop string"),
+        ({"prompt": ["a"], "seed": [2**63]}, "from -9223372036854775808 to 9223372036854775807, not 9223"),
+        ({"prompt": ["a"], "stop": [3]}, "a string or a list of strings, not 3"),
+        ({"prompt": ["a"], "stop": [{"a": 1}]}, "a string or a list of strings, not an object"),
+        ({"prompt": ["a"], "stop": ["[1]"]}, "1 to 256 characters; 1 does not"),
+        ({"prompt": ["a"], "stop": [[""]]}, "1 to 256 characters; '' does not"),
+        ({"prompt": ["a"], "stop": [["a"] * 17]}, "17 stop strings; at most 16"),
     ],
 )
 def test_wrong_columns_are_refused(columns: object, said: str) -> None:
@@ -48,3 +54,52 @@ def test_wrong_columns_are_refused(columns: object, said: str) -> None:
 
 def test_a_stop_string_may_begin_with_a_bracket() -> None:
     assert read_stop("[END") == ("[END",)
+
+
+def test_only_rows_of_several_are_numbered() -> None:
+    with pytest.raises(BadRequest, match=r"^max_tokens must"):
+        read_rows({"prompt": ["a"], "max_tokens": [0]})
+    with pytest.raises(BadRequest, match=r"^row 1: max_tokens must"):
+        read_rows({"prompt": ["a", "b"], "max_tokens": [1, 0]})
+
+
+@pytest.mark.parametrize(
+    ("columns", "param"),
+    [
+        ({"prompt": ["a"], "beams": [1]}, "beams"),
+        ({"prompt": [""]}, "prompt"),
+        ({"messages": ["[]"]}, "messages"),
+        ({"prompt": ["a"], "top_p": [2.0]}, "top_p"),
+        ({"prompt": ["a"], "stop": [3]}, "stop"),
+    ],
+)
+def test_a_refusal_names_the_parameter(columns: dict[str, list[object]], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_rows(columns)
+    assert caught.value.param == param
+
+
+DEFAULTS = ("text", "finish_reason")
+
+
+def test_a_row_without_a_seed_gets_one() -> None:
+    request = ScoreRequest("slm", columns={"prompt": ["a", "b", "c"], "seed": [None, 7, None]})
+    columns = completed(request, DEFAULTS).columns
+    assert columns is not None
+    first, given, last = columns["seed"]
+    assert given == 7
+    assert first != last
+    read_rows(columns)
+    drawn = completed(ScoreRequest("slm", columns={"prompt": ["a", "b"]}), DEFAULTS).columns
+    assert drawn is not None
+    assert len(set(drawn["seed"])) == 2
+
+
+def test_log_probabilities_are_an_output_if_a_row_asks_for_them_and_the_reverse() -> None:
+    asked = completed(ScoreRequest("slm", columns={"prompt": ["a"], "logprobs": [True]}), DEFAULTS)
+    assert asked.outputs == (*DEFAULTS, "logprobs")
+    named = completed(ScoreRequest("slm", columns={"prompt": ["a"]}, outputs=("logprobs",)), DEFAULTS)
+    assert named.columns is not None
+    assert read_rows(named.columns)[0].sampling.logprobs
+    neither = completed(ScoreRequest("slm", columns={"prompt": ["a"], "logprobs": [False]}), DEFAULTS)
+    assert neither.outputs == DEFAULTS

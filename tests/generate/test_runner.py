@@ -74,6 +74,21 @@ async def test_texts_join_and_leave_a_running_batch(make: Make) -> None:
     assert await first.said() == "a" * 50
 
 
+async def test_the_first_part_has_the_prompts_tokens_before_any_token(make: Make) -> None:
+    runner = make()
+    caller = Caller(runner, "x" * 40)
+    await caller.begun.wait()
+    runner.cancel(caller.text)
+    (first, *_) = caller.parts
+    assert (first.text, first.num_tokens, first.prompt_tokens, first.cached_tokens) == ("", 0, 40, 0)
+    known = Caller(runner, "x" * 40)
+    await known.said()
+    assert known.parts[0].cached_tokens > 0
+    waiting = Caller(runner, "x" * 2000)
+    await waiting.refusal()
+    assert [part.prompt_tokens for part in waiting.parts] == [0]  # never started
+
+
 async def test_cancelled_texts_leave_no_block(make: Make) -> None:
     runner = make(kv_tokens=2048, step_s=0.001)
     for _ in range(25):

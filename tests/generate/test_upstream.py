@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from hopline.errors import BadRequest, HoplineError, Overloaded, RuntimeFailure, Unavailable
+from hopline.errors import BadRequest, HoplineError, Overloaded, Unavailable
 from hopline.generate import wire
 from hopline.generate.request import Prompt, Sampling
 from hopline.generate.spec import GenerativeSpec
@@ -42,7 +43,8 @@ class Server:
         self.bodies.append(json.loads(await reader.readexactly(length)))
         for step in self.script:
             if step is None:
-                await reader.read()
+                with contextlib.suppress(ConnectionResetError):  # it went without reading all
+                    await reader.read()
                 self.gone.set()
             else:
                 writer.write(step)
@@ -122,21 +124,32 @@ def status(code: int, body: bytes = b'{"error": {"message": "no luck"}}') -> byt
     return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (code, len(body), body)
 
 
+def usage(tokens: int) -> bytes:
+    return b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": %d}}\n\n' % tokens
+
+
+def logprobs(value: str) -> bytes:
+    return b'data: {"choices": [{"delta": {"content": "H"}, "logprobs": %b}]}\n\n' % value.encode()
+
+
 @pytest.mark.parametrize(
     ("script", "kind", "said"),
     [
         ([status(400)], BadRequest, "no luck"),
         ([status(429)], Overloaded, "no luck"),
         ([status(500, b"<html>")], Unavailable, "status 500: <html>"),
-        ([OK, event("Hel")], RuntimeFailure, "cut off"),
-        ([OK, event("Hel"), DONE], RuntimeFailure, "cut off"),
-        (
-            [OK, event("Hel"), b'data: {"error": {"message": "out of memory"}}\n\n'],
-            RuntimeFailure,
-            "memory",
-        ),
-        ([OK, b"data: nonsense\n\n"], RuntimeFailure, "an invalid event"),
-        ([OK, b"data: " + b"x" * 2**21], RuntimeFailure, "more than"),
+        ([OK, event("Hel")], Unavailable, "cut off"),
+        ([OK, event("Hel"), DONE], Unavailable, "cut off"),
+        ([OK, event("Hel"), b'data: {"error": {"message": "out of memory"}}\n\n'], Unavailable, "memory"),
+        ([OK, b"data: nonsense\n\n"], Unavailable, "an invalid event"),
+        ([OK, b'data: {"choices": [{"text": "\xff"}]}\n\n'], Unavailable, "an invalid event"),
+        ([OK, usage(-1)], Unavailable, "an invalid event"),
+        ([OK, usage(10**12)], Unavailable, "an invalid event"),
+        ([OK, logprobs('{"content": [{"token": "H"}]}')], Unavailable, "an invalid event"),
+        ([OK, logprobs('{"token_logprobs": ["H"]}')], Unavailable, "an invalid event"),
+        ([OK, b"data: " + b"x" * 2**21], Unavailable, "more than"),
+        ([OK, event("la") * 41], Unavailable, "more than the 20 tokens of max_tokens"),
+        ([OK.replace(b"text/event-stream", b"application/json"), b"{}"], Unavailable, "application/json"),
         ([OK, event("Hel"), None], Unavailable, "sent nothing for too long"),
         ([b"garbage\r\n\r\n"], Unavailable, "broke the connection off"),
         ([], Unavailable, "broke the connection off"),
@@ -149,6 +162,48 @@ async def test_what_goes_wrong_is_said(
     error = error_of(await ask(upstream))
     assert type(error) is kind
     assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [None],  # says no more, and does not close
+        [],
+        [USAGE],
+        [b'data: {"choices": null, "usage": null}\n\n', DONE],
+        [b'data: {"usage": {"prompt_tokens": null}}\n\n', DONE],
+        [b'data: {"choices": [{"index": 1, "delta": {"content": "other"}}]}\n\n', DONE],
+    ],
+)
+async def test_a_text_that_has_ended_is_complete_whatever_follows(
+    server: Server, upstream: Upstream, rest: list[bytes | None]
+) -> None:
+    server.script = [OK, event("Hello"), event("", "stop"), *rest]
+    parts = await ask(upstream)
+    assert "".join(part.text for part in parts) == "Hello"
+    assert parts[-1].finish == "stop"
+
+
+async def test_the_end_of_an_endless_refusal_is_not_read(server: Server, upstream: Upstream) -> None:
+    head = b"HTTP/1.1 500 X\r\ncontent-type: text/plain\r\n\r\n"
+    server.script = [head, b"no luck " * 2**17, None]
+    error = error_of(await ask(upstream))
+    assert type(error) is Unavailable
+    assert "status 500: no luck" in str(error)
+    await asyncio.wait_for(server.gone.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [(b"17", 17), (b"", 1), (b"0", 1), (b"9" * 20, 3600), (b"Mon", 1)]
+)
+async def test_the_time_of_a_retry_is_that_of_the_upstream(
+    server: Server, upstream: Upstream, header: bytes, seconds: float
+) -> None:
+    for code in (429, 503):
+        server.script = [status(code).replace(b" X\r\n", b" X\r\nretry-after: %b\r\n" % header)]
+        error = error_of(await ask(upstream))
+        assert isinstance(error, Overloaded | Unavailable)
+        assert error.retry_after_s == seconds
 
 
 async def test_cancelling_closes_the_connection(server: Server, upstream: Upstream) -> None:

@@ -115,10 +115,11 @@ def test_adding_and_removing_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
     file.chmod(0o640)
     before = read_clients(file)
     add_key(file, "a b", KeyEntry("k3", "3" * 64, datetime.date(2026, 1, 2)))
-    add_key(file, "new", KeyEntry("k4", "4" * 64), Grant(("x",), True, False, 2.5, 7, "low"))
+    add_key(file, "new", KeyEntry("k4", "4" * 64), Grant(("x",), True, False, 2.5, 7, "low", 900))
     after = read_clients(file)
     assert after["a b"].keys == (KeyEntry("k3", "3" * 64, datetime.date(2026, 1, 2)),)
-    assert after["new"] == ClientEntry(("x",), True, False, 2.5, 7, "low", (KeyEntry("k4", "4" * 64),))
+    keys = (KeyEntry("k4", "4" * 64),)
+    assert after["new"] == ClientEntry(("x",), True, False, 2.5, 7, "low", 900, keys)
     assert after["payments"] == before["payments"]
     assert file.read_text().startswith(FILE)
     assert stat.S_IMODE(file.stat().st_mode) == 0o640

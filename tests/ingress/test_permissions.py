@@ -6,8 +6,8 @@ import pytest
 
 from hopline.errors import PermissionDenied, RateLimited
 from hopline.ingress.client import Client
-from hopline.ingress.limiter import LocalBucket, Rate
 from hopline.ingress.permissions import SERVER, Permissions, globs_of
+from hopline.scheduling.limiter import LocalBucket, Rate
 from hopline.types import Priority, ScoreRequest
 from tests.ingress.clocks import Clock
 

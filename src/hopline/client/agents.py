@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
+from pydantic import ConfigDict
 
 from hopline import __version__
 from hopline.client.aio import AsyncClient
@@ -23,6 +26,17 @@ _INSTRUCTIONS = (
 )
 #: Neighbours that one call lists.
 _MOST_NEIGHBOURS = 200
+
+
+def _strict(function: Callable[..., Awaitable[Any]]) -> Tool:
+    """A tool that refuses arguments that it does not have; the SDK's own ignores them."""
+    tool = Tool.from_function(function)
+    arguments = tool.fn_metadata.arg_model
+    strict = type(arguments.__name__, (arguments,), {"model_config": ConfigDict(extra="forbid")})
+    metadata = tool.fn_metadata.model_copy(update={"arg_model": strict})
+    parameters = {**tool.parameters, "additionalProperties": False}
+    changed: Tool = tool.model_copy(update={"fn_metadata": metadata, "parameters": parameters})
+    return changed
 
 
 class AgentTools:
@@ -39,13 +53,16 @@ class AgentTools:
 
     def server(self) -> MCPServer[Any]:
         """The tools as a server of the protocol."""
-        server: MCPServer[Any] = MCPServer("hopline", instructions=_INSTRUCTIONS, version=__version__)
         tools: list[Callable[..., Awaitable[Any]]] = [self.list_models, self.score, self.generate]
         if self._graph is not None:
             tools.append(self.read_neighbourhood)
-        for tool in tools:
-            server.tool()(tool)
-        return server
+        return MCPServer(
+            "hopline",
+            instructions=_INSTRUCTIONS,
+            version=__version__,
+            tools=[_strict(tool) for tool in tools],
+            log_level="WARNING",  # an agent shows what its tools log
+        )
 
     async def list_models(self) -> dict[str, Any]:
         """List the models with their inputs, outputs, versions and kinds."""
@@ -71,7 +88,7 @@ class AgentTools:
         """
         given = {"nodes": nodes, "pairs": pairs, "rows": rows, "outputs": outputs}
         body = {name: value for name, value in given.items() if value is not None}
-        return await self._send("POST", f"/v1/models/{model}/score", body)
+        return await self._send("POST", f"/v1/models/{quote(model, safe='')}/score", body)
 
     async def generate(self, model: str, prompt: str, max_tokens: int = 128) -> dict[str, Any]:
         """Have a generative model answer a prompt.

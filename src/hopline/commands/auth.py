@@ -44,6 +44,13 @@ def new(
     burst: Annotated[
         int | None, typer.Option(help="New client: most requests in one burst.", show_default=False)
     ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option(
+            help="New client: tokens of generative models per minute, of prompts and answers together.",
+            show_default=False,
+        ),
+    ] = None,
     priority: Annotated[
         str, typer.Option(help="New client: highest priority of its requests: high, normal or low.")
     ] = "normal",
@@ -59,8 +66,9 @@ def new(
         "admin": admin,
         "rate_per_s": rate,
         "burst": burst,
+        "tokens_per_minute": tokens_per_minute,
     }
-    given = {name: value for name, value in options.items() if value}
+    given = {name: value for name, value in options.items() if value not in (None, False, [])}
     if priority != "normal":
         given["priority"] = priority
     if burst is not None and rate is None:
@@ -80,13 +88,14 @@ def new(
 @app.command("list")
 def show(file: File = _FILE) -> None:
     """Show the clients of a file with their permissions and keys."""
-    table = Table("client", "score", "read", "admin", "rate", "priority", "keys")
+    table = Table("client", "score", "read", "admin", "rate", "tokens", "priority", "keys")
     for name, entry in read_clients(file).items():
         rate = entry.rate
         table.add_row(
             name,
             *(_globs(getattr(entry, permission)) for permission in ("score", "read", "admin")),
             "–" if rate is None else f"{rate.per_s:g}/s, burst {rate.burst}",
+            "–" if entry.tokens_per_minute is None else f"{entry.tokens_per_minute}/min",
             entry.priority,
             "\n".join(_key(key) for key in entry.keys) or "–",
         )

@@ -557,9 +557,10 @@ class GenerateConfig:
     default_tokens: int = setting(512, "longest answer of a request that sets no max_tokens", minimum=1)
     tokens_per_minute: int = setting(
         0,
-        "tokens of prompts and answers that a client may use in a minute, over all generative models; each"
-        " worker has an equal share; 0: no limit",
+        "tokens of prompts and answers per minute of a client whose entry or token sets none, over all"
+        " generative models; 0: no limit",
         minimum=0,
+        maximum=1_000_000_000,
     )
     socket_folder: Path | None = setting(
         None, "folder for the sockets of the processes; not set: one in the folder for temporary files"

@@ -1,6 +1,7 @@
-"""What a GGUF file says of its model: the metadata before the tensors (format versions 2 and 3).
+"""What a GGUF file says of its model: the metadata and the list of tensors (format versions 2 and 3).
 
-    "GGUF" │ u32 version │ u64 tensors │ u64 entries │ entries: string key, u32 type, value │ …
+    "GGUF" │ u32 version │ u64 tensors │ u64 entries │ entries: string key, u32 type, value
+           │ tensors: string name, u32 dimensions, u64 of each, u32 type, u64 offset │ aligned: data
 
 Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md. Lists (the vocabulary) are skipped. Nothing that
 the file says is trusted for more than its own bytes.
@@ -8,9 +9,10 @@ the file says is trusted for more than its own bytes.
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from hopline.errors import ArtifactError
 
@@ -27,10 +29,36 @@ _FILE_TYPES = {
 }  # fmt: skip
 
 
-def read_metadata(file: Path) -> dict[str, Any]:
-    """Texts, numbers and truth values of a file's metadata.
+#: Type of a tensor -> weights and bytes of one block, see `type_traits` in ggml.c.
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
+    24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2),
+}  # fmt: skip
+_ALIGNMENT = 32
 
-    Raises: ArtifactError: it is no GGUF file, or tensors begin behind its end: it is cut off.
+
+class GgufModel(NamedTuple):
+    """What a file says.
+
+    Attributes:
+        metadata: texts, numbers and truth values.
+        num_parameters: weights of all tensors.
+    """
+
+    metadata: dict[str, Any]
+    num_parameters: int
+
+    def number(self, key: str) -> int:
+        """A whole number of the metadata; 0 where there is none."""
+        found = self.metadata.get(key, 0)
+        return found if isinstance(found, int) and not isinstance(found, bool) else 0
+
+
+def read_gguf(file: Path) -> GgufModel:
+    """Read the metadata and the list of tensors.
+
+    Raises: ArtifactError: it is no GGUF file, or a tensor ends behind its end: it is cut off.
     """
     with file.open("rb") as stream:
         if stream.read(4) != _MAGIC:
@@ -48,31 +76,41 @@ def read_metadata(file: Path) -> dict[str, Any]:
                 value = _value(stream, *struct.unpack("<I", stream.read(4)))
                 if value is not None:
                     found[key] = value
-            _check_tensors(stream, num_tensors, file.stat().st_size)
+            alignment = found.get("general.alignment", _ALIGNMENT)
+            num_parameters = _read_tensors(stream, num_tensors, alignment, file.stat().st_size)
         except (struct.error, UnicodeDecodeError, ValueError, KeyError) as error:
             raise ArtifactError(f"{file}: its metadata cannot be read: {error}; is it cut off?") from None
-    return found
+    return GgufModel(found, num_parameters)
 
 
-def _check_tensors(stream: BinaryIO, count: int, size: int) -> None:
-    """Whether each tensor begins inside the file; engines may crash where one does not."""
-    last = 0
+def _read_tensors(stream: BinaryIO, count: int, alignment: int, size: int) -> int:
+    """The number of weights.
+
+    Each tensor must be inside the file: an engine would crash, or read what is behind as weights.
+    """
+    if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
+        raise ValueError(f"tensors are aligned to {alignment!r:.40} bytes")
+    num_parameters = end = 0
     for _ in range(count):
         name = _string(stream)
         (num_dims,) = struct.unpack("<I", stream.read(4))
         if num_dims > 8:
             raise ValueError(f"tensor {name!r} has {num_dims} dimensions")
-        stream.seek(8 * num_dims + 4, 1)
-        (offset,) = struct.unpack("<Q", stream.read(8))
-        last = max(last, offset)
-    if stream.tell() + last >= size:
-        raise ValueError(f"a tensor begins at byte {stream.tell() + last} of {size}")
+        num_weights = math.prod(struct.unpack(f"<{num_dims}Q", stream.read(8 * num_dims)))
+        kind, offset = struct.unpack("<IQ", stream.read(12))
+        per_block, block_bytes = _BLOCKS.get(kind, (max(1, num_weights), 1))  # at least a byte, if unknown
+        end = max(end, offset + -(-num_weights // per_block) * block_bytes)
+        num_parameters += num_weights
+    begin = -(-stream.tell() // alignment) * alignment
+    if begin + end > size:
+        raise ValueError(f"its tensors end at byte {begin + end}, the file at {size}")
+    return num_parameters
 
 
 def quantisation(metadata: dict[str, Any]) -> str:
     """Name of the file's quantisation; "" if it does not say."""
     kind = metadata.get("general.file_type")
-    return "" if kind is None else _FILE_TYPES.get(kind, f"type {kind}")
+    return _FILE_TYPES.get(kind, f"type {kind}") if isinstance(kind, int) else ""
 
 
 def _string(stream: BinaryIO) -> str:

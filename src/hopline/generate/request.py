@@ -6,20 +6,21 @@ a prompt as they treat any other input.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from hopline.errors import BadRequest
-from hopline.types import UNREADABLE
+from hopline.errors import BadRequest, quoted
+from hopline.types import UNREADABLE, ScoreRequest
 
 #: Stop strings of one request, and characters of one of them.
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 #: Texts of one request.
 MAX_ROWS = 32
 #: Longest `max_tokens`; the context of the model is checked later.
-_MOST_TOKENS = 1 << 20
+MOST_TOKENS = 1 << 20
 _ROLES = ("system", "user", "assistant", "developer", "tool")
 
 
@@ -64,7 +65,7 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
 
 #: Column -> (type, least, most). A column that is absent has the value of `Sampling`.
 _RANGES: Mapping[str, tuple[type, float, float]] = {
-    "max_tokens": (int, 1, _MOST_TOKENS),
+    "max_tokens": (int, 1, MOST_TOKENS),
     "temperature": (float, 0.0, 2.0),
     "top_p": (float, 1e-6, 1.0),
     "top_k": (int, 0, 1_000_000),
@@ -76,6 +77,8 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
     "logprobs": (bool, 0, 1),
     "ignore_eos": (bool, 0, 1),
 }
+#: Of a seed that is drawn.
+_SEED_BITS = 62
 #: Columns that a row may have.
 COLUMNS = ("prompt", "messages", "stop", *_RANGES)
 
@@ -92,7 +95,9 @@ def read_rows(columns: Mapping[str, Any] | None) -> list[Prompt]:
         raise BadRequest("a generative model takes rows with a column prompt or messages")
     for name in columns:
         if name not in COLUMNS:
-            raise BadRequest(f"unexpected column {name!r}; a generative model has {', '.join(COLUMNS)}")
+            raise BadRequest(
+                f"unexpected column {quoted(name)}; a generative model has {', '.join(COLUMNS)}", name
+            )
     if ("prompt" in columns) == ("messages" in columns):
         raise BadRequest("a row needs either the column prompt or the column messages, one of both")
     lengths = {len(values) for values in columns.values()}
@@ -103,30 +108,59 @@ def read_rows(columns: Mapping[str, Any] | None) -> list[Prompt]:
         raise BadRequest(f"{count} rows in one request; a generative model takes 1 to {MAX_ROWS}")
     listed = {name: _plain(values) for name, values in columns.items()}
     return [
-        _row({name: values[at] for name, values in listed.items() if values[at] is not None}, at)
+        _row(
+            {name: values[at] for name, values in listed.items() if values[at] is not None},
+            f"row {at}: " if count > 1 else "",
+        )
         for at in range(count)
     ]
+
+
+def completed(request: ScoreRequest, default_outputs: tuple[str, ...]) -> ScoreRequest:
+    """The request with what it leaves to the server, as logs have it and a replay repeats it.
+
+    A row without a seed gets a random one. Log probabilities are an output if a row asks for them, and are
+    asked for if they are an output.
+
+    Args:
+        request: `read_rows` checks its columns afterwards.
+        default_outputs: where it names none.
+    """
+    if not request.columns:
+        return request
+    columns = dict(request.columns)
+    count = len(next(iter(columns.values())))
+    seeds = _plain(columns.get("seed", [None] * count))
+    columns["seed"] = [secrets.randbits(_SEED_BITS) if seed is None else seed for seed in seeds]
+    outputs = request.outputs or default_outputs
+    if not request.outputs and any(_plain(columns.get("logprobs", ()))):
+        outputs = (*outputs, "logprobs")
+    if "logprobs" in outputs:
+        columns["logprobs"] = [True] * count
+    return msgspec.structs.replace(request, columns=columns, outputs=outputs)
 
 
 def _plain(values: Any) -> Sequence[Any]:
     return values.tolist() if hasattr(values, "tolist") else values  # type: ignore[no-any-return]
 
 
-def _row(row: dict[str, Any], at: int) -> Prompt:
+def _row(row: dict[str, Any], where: str) -> Prompt:
     text, messages, stop = row.pop("prompt", ""), row.pop("messages", ""), row.pop("stop", "")
     for name, value in (("prompt", text), ("messages", messages)):
         if not isinstance(value, str):
-            raise BadRequest(f"row {at}: {name} must be a string, not {value!r:.40}")
+            raise BadRequest(f"{where}{name} must be a string, not {quoted(value)}", name)
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise BadRequest(f"row {at}: {name} holds half of a surrogate pair: not valid text") from None
+            raise BadRequest(
+                f"{where}{name} holds half of a surrogate pair: not valid text", name
+            ) from None
     if not text and not messages:
-        raise BadRequest(f"row {at}: the prompt is empty")
+        raise BadRequest(f"{where}the prompt is empty", "prompt")
     if messages:
-        check_messages(messages, f"row {at}: messages")
-    values = {name: _value(name, value, f"row {at}: ") for name, value in row.items()}
-    return Prompt(text, messages, Sampling(**values, stop=read_stop(stop, f"row {at}: stop")))
+        check_messages(messages, where)
+    values = {name: _value(name, value, where) for name, value in row.items()}
+    return Prompt(text, messages, Sampling(**values, stop=read_stop(stop, where)))
 
 
 def _value(name: str, value: Any, where: str) -> Any:
@@ -141,12 +175,16 @@ def _value(name: str, value: Any, where: str) -> Any:
         number: Any = value
         if isinstance(value, kind) and least <= number <= most:
             return value
-    expected = "true or false" if kind is bool else f"{kind.__name__} from {least:g} to {most:g}"
-    raise BadRequest(f"{where}{name} must be {expected}, not {value!r:.40}")
+    expected = "true or false"
+    if kind is int:
+        expected = f"a whole number from {least} to {most}"
+    elif kind is float:
+        expected = f"a number from {least:g} to {most:g}"
+    raise BadRequest(f"{where}{name} must be {expected}, not {quoted(value)}", name)
 
 
-def read_stop(stop: Any, where: str = "stop") -> tuple[str, ...]:
-    """Stop strings: one string, a list, or a list as JSON.
+def read_stop(stop: Any, where: str = "") -> tuple[str, ...]:
+    """Stop strings: one string, a list, or a list as JSON; `where` begins messages.
 
     Raises: BadRequest: too many, too long, empty, or no strings.
     """
@@ -157,13 +195,16 @@ def read_stop(stop: Any, where: str = "stop") -> tuple[str, ...]:
             stop = [stop]  # a string that begins with a bracket
     if stop is None or (isinstance(stop, str) and not stop):
         return ()
+    if not isinstance(stop, str | list | tuple):
+        raise BadRequest(f"{where}stop must be a string or a list of strings, not {quoted(stop)}", "stop")
     found = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(found) > MAX_STOPS:
-        raise BadRequest(f"{where}: {len(found)} stop strings; at most {MAX_STOPS} are allowed")
+        raise BadRequest(f"{where}stop: {len(found)} stop strings; at most {MAX_STOPS} are allowed", "stop")
     for each in found:
         if not isinstance(each, str) or not 0 < len(each) <= MAX_STOP_CHARS:
             raise BadRequest(
-                f"{where}: {each!r:.40} is no stop string: 1 to {MAX_STOP_CHARS} characters are allowed"
+                f"{where}stop: a string has 1 to {MAX_STOP_CHARS} characters; {quoted(each)} does not",
+                "stop",
             )
     return found
 
@@ -176,17 +217,21 @@ class _Message(msgspec.Struct):
 _decode_messages = msgspec.json.Decoder(list[_Message]).decode
 
 
-def check_messages(text: str, where: str = "messages") -> None:
-    """Check a conversation as JSON.
+def check_messages(text: str, where: str = "") -> None:
+    """Check a conversation as JSON; `where` begins messages.
 
     Raises: BadRequest: not a list of messages with a role and text, or a role that is unknown.
     """
     try:
         found = _decode_messages(text)
     except UNREADABLE as error:
-        raise BadRequest(f"{where}: {error}; a message is {{'role': 'user', 'content': 'text'}}") from None
+        raise BadRequest(
+            f"{where}messages: {error}; a message is {{'role': 'user', 'content': 'text'}}", "messages"
+        ) from None
     if not found:
-        raise BadRequest(f"{where}: the list is empty")
+        raise BadRequest(f"{where}messages: the list is empty", "messages")
     for message in found:
         if message.role not in _ROLES:
-            raise BadRequest(f"{where}: role {message.role!r:.40} is none of {', '.join(_ROLES)}")
+            raise BadRequest(
+                f"{where}messages: role {quoted(message.role)} is none of {', '.join(_ROLES)}", "messages"
+            )

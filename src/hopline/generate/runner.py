@@ -244,6 +244,10 @@ class Runner:
             text.cached_tokens = self._prefixes.known(text.tokens)
             self.engine.add(text.number, text.tokens, text.sampling)
             text.tokens = []
+            # Before the first token: its client has used them, even if it leaves now.
+            started = wire.Part(text.key, "", 0)
+            started.prompt_tokens, started.cached_tokens = text.prompt_tokens, text.cached_tokens
+            text.on_part(started)
         if self._schedule.num_queued and self._looks is None:
             self._looks = self._loop.call_later(_LOOK_S, self._look)
 

@@ -23,7 +23,8 @@ class GenerativeSpec(msgspec.Struct, frozen=True):
         engine: of `engine.ENGINES`, or "openai": a server that speaks OpenAI's protocol.
         model: the model's file or folder inside the version; "." is the folder itself.
         context_tokens: prompt and answer together; 0 if unknown.
-        architecture, quantisation, parameters: as the file says; "" and 0 if it does not.
+        architecture, quantisation: as the file says; "" if it does not.
+        parameters: weights of all tensors; 0 if unknown.
         chat_template: of the file, which the engine reads itself; "" if it has none.
         sets_template: whether `chat_template` is another one, which replaces that of the file.
         licence: its text or name; "" if there is none.

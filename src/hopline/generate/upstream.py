@@ -4,6 +4,8 @@
                │                 └─ none for `_STALL_S`, or cut off before the finish: the text fails
                └─ refused, unreachable: the text fails; after several in a row the breaker opens
 
+All that an upstream does wrong is `Unavailable`: another server, or a retry, may give the text.
+
 A cancelled text closes its connection, by which such servers know that no caller reads any more.
 """
 
@@ -14,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import httpx2
 import msgspec
@@ -30,7 +32,7 @@ from hopline.errors import (
 from hopline.features.breaker import BreakerPolicy, CircuitBreaker
 from hopline.generate import wire
 from hopline.generate.engine import EngineInfo
-from hopline.generate.request import Prompt
+from hopline.generate.request import MOST_TOKENS, Prompt
 from hopline.generate.spec import GenerativeSpec
 
 log = logging.getLogger(__name__)
@@ -38,9 +40,16 @@ log = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 #: Between two pieces of a text, and to the first one.
 _STALL_S = 60.0
-#: Of one event; longer ones are no text.
-_LONGEST_EVENT = 2**20
+#: From the end of a text to its usage, which is not worth a longer wait.
+_USAGE_S = 2.0
+#: Of one event, and of an error's body, in bytes; longer ones are no text and no reason.
+_LONGEST_EVENT, _LONGEST_ERROR = 2**20, 2**16
+#: Characters of an upstream's reason that a caller is shown.
 _SHOWN = 300
+#: Seconds that an upstream may ask to wait.
+_LONGEST_RETRY_S = 3600.0
+#: An event may have less than a token, as where a character is sent in pieces: at most two are one token.
+_EVENTS_PER_TOKEN = 2
 #: Passed on where they differ from their defaults.
 _PASSED = (
     "top_p",
@@ -58,20 +67,40 @@ class _Delta(msgspec.Struct):
     content: str | None = None
 
 
+class _Logprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    """Of a chat (`content`), or of a completion."""
+
+    content: list[_Logprob] | None = None
+    token_logprobs: list[float] | None = None
+
+    def values(self) -> tuple[float, ...]:
+        if self.content is not None:
+            return tuple(each.logprob for each in self.content)
+        return tuple(self.token_logprobs or ())
+
+
 class _Choice(msgspec.Struct):
+    index: int = 0
     delta: _Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: _Logprobs | None = None
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
@@ -116,7 +145,7 @@ class Upstream:
 
         Raises: ModelNotReady: the environment lacks its key.
         """
-        headers = {}
+        headers = {"accept-encoding": "identity"}  # compressing would hold events back
         if self._spec.api_key_env:
             key = os.environ.get(self._spec.api_key_env)
             if not key:
@@ -196,30 +225,76 @@ class Upstream:
             "POST", f"{self._spec.url}/{path}", json=body_of(prompt, self._spec.upstream_model)
         ) as response:
             if response.status_code != 200:
-                raise _refusal(response.status_code, (await response.aread())[: 4 * _SHOWN])
-            last = await self._parts(number, response.aiter_bytes(), on_part)
-        on_part(last)
+                raise _refusal(response, await _beginning(response.aiter_bytes()))
+            kind = response.headers.get("content-type", "nothing")
+            if not kind.startswith("text/event-stream"):
+                raise Unavailable(f"the upstream answered with {kind:.80}, not with text/event-stream")
+            text = _Streamed(number, prompt.sampling.max_tokens or MOST_TOKENS, on_part)
+            try:
+                async with asyncio.timeout(None) as patience:
+                    async for event in _events(response.aiter_bytes()):
+                        text.take(event)
+                        if text.finish and patience.when() is None:
+                            end = asyncio.get_running_loop().time() + min(_USAGE_S, self._stall_s)
+                            patience.reschedule(end)
+            except (TimeoutError, httpx2.TransportError):
+                if not text.finish:
+                    raise
+        on_part(text.last())
 
-    async def _parts(
-        self, number: int, data: AsyncIterator[bytes], on_part: Callable[[wire.Part], object]
-    ) -> wire.Part:
-        """Pass the pieces on; returns the last one, which is passed on after the usage is known."""
-        finish, num_tokens, usage = "", 0, _Usage()
-        async for event in _events(data):
-            if event.error is not None:
-                raise RuntimeFailure(f"the upstream failed: {_said(event.error)}")
-            usage = event.usage or usage
-            for choice in event.choices[:1]:
-                text = (choice.delta.content if choice.delta is not None else choice.text) or ""
-                logprobs = _logprobs(choice.logprobs)
-                finish = choice.finish_reason or finish
-                if text or logprobs:
-                    num_tokens += max(1, len(logprobs))
-                    on_part(wire.Part(number, text, max(1, len(logprobs)), logprobs))
-        if not finish:
-            raise RuntimeFailure("the upstream's stream was cut off before the end of the text")
-        left = max(0, usage.completion_tokens - num_tokens)
-        return wire.Part(number, "", left, finish=finish, prompt_tokens=usage.prompt_tokens)
+
+class _Streamed:
+    """What has come of a text.
+
+    Args:
+        number: of the text.
+        most: tokens that were asked for.
+        on_part: takes the pieces; the last one follows when the usage is known.
+
+    Attributes:
+        finish: why it ended; "" before.
+    """
+
+    def __init__(self, number: int, most: int, on_part: Callable[[wire.Part], object]) -> None:
+        self.finish = ""
+        self._number = number
+        self._most = most
+        self._on_part = on_part
+        self._num_tokens = self._num_events = 0
+        self._usage = _Usage()
+
+    def take(self, event: _Event) -> None:
+        """Pass an event on.
+
+        Raises: Unavailable: it has an error, or the text is longer than it may be.
+        """
+        if event.error is not None:
+            raise Unavailable(f"the upstream failed: {_said(event.error)}")
+        self._usage = event.usage or self._usage
+        for choice in event.choices or ():
+            if choice.index:  # one text was asked for
+                continue
+            text = (choice.delta.content if choice.delta is not None else choice.text) or ""
+            logprobs = () if choice.logprobs is None else choice.logprobs.values()
+            self.finish = choice.finish_reason or self.finish
+            if text or logprobs:
+                num_tokens = max(1, len(logprobs))
+                self._num_tokens += num_tokens
+                self._num_events += 1
+                if self._num_events > self._most * _EVENTS_PER_TOKEN:
+                    raise Unavailable(f"the upstream sends more than the {self._most} tokens of max_tokens")
+                self._on_part(wire.Part(self._number, text, num_tokens, logprobs))
+
+    def last(self) -> wire.Part:
+        """The last piece.
+
+        Raises: Unavailable: the text has not ended.
+        """
+        if not self.finish:
+            raise Unavailable("the upstream's stream was cut off before the end of the text")
+        left = max(0, (self._usage.completion_tokens or 0) - self._num_tokens)
+        prompt_tokens = self._usage.prompt_tokens or 0
+        return wire.Part(self._number, "", left, finish=self.finish, prompt_tokens=prompt_tokens)
 
 
 def body_of(prompt: Prompt, model: str) -> dict[str, Any]:
@@ -248,13 +323,13 @@ def body_of(prompt: Prompt, model: str) -> dict[str, Any]:
 async def _events(data: AsyncIterator[bytes]) -> AsyncIterator[_Event]:
     """The events of a stream, until it says that it is done or ends.
 
-    Raises: RuntimeFailure: what comes is no stream of events.
+    Raises: Unavailable: what comes is no stream of events.
     """
     held = b""
     async for piece in data:
         *lines, held = (held + piece).split(b"\n")
         if len(held) > _LONGEST_EVENT:
-            raise RuntimeFailure(f"the upstream sent an event of more than {_LONGEST_EVENT} bytes")
+            raise Unavailable(f"the upstream sent an event of more than {_LONGEST_EVENT} bytes")
         for line in lines:
             line = line.strip()
             if not line.startswith(b"data:"):
@@ -265,25 +340,34 @@ async def _events(data: AsyncIterator[bytes]) -> AsyncIterator[_Event]:
             try:
                 yield _decode_event(content)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise RuntimeFailure(f"the upstream sent an invalid event: {error}") from None
+                raise Unavailable(f"the upstream sent an invalid event: {error}") from None
 
 
-def _logprobs(found: dict[str, Any] | None) -> tuple[float, ...]:
-    if not found:
-        return ()
-    content = found.get("content")
-    if isinstance(content, list):
-        return tuple(float(each["logprob"]) for each in content)
-    return tuple(float(each) for each in found.get("token_logprobs") or ())
+async def _beginning(data: AsyncIterator[bytes]) -> bytes:
+    """The body of an error, of which an endless one has no more than a beginning."""
+    found = b""
+    async for piece in data:
+        found += piece[:_LONGEST_ERROR]
+        if len(found) >= _LONGEST_ERROR:
+            break
+    return found
 
 
-def _refusal(status: int, body: bytes) -> HoplineError:
-    said = _said(body.decode("utf-8", "replace"))
+def _refusal(response: httpx2.Response, body: bytes) -> HoplineError:
+    status, said = response.status_code, _said(body.decode("utf-8", "replace"))
+    retry_after_s = _seconds(response.headers.get("retry-after", ""))
     if status == 429:
-        return Overloaded(f"the upstream takes no more requests now: {said}", 1.0)
+        return Overloaded(f"the upstream takes no more requests now: {said}", retry_after_s)
     if status in (400, 413, 415, 422):
         return BadRequest(f"the upstream refuses the request: {said}")
-    return Unavailable(f"the upstream answered with status {status}: {said}")
+    return Unavailable(f"the upstream answered with status {status}: {said}", retry_after_s)
+
+
+def _seconds(retry_after: str) -> float:
+    """Seconds of a Retry-After header; 1 where it is missing, a date, or no number."""
+    if not (retry_after.isascii() and retry_after.isdigit()):
+        return 1.0
+    return min(max(1.0, float(retry_after[:9])), _LONGEST_RETRY_S)
 
 
 def _said(error: Any) -> str:

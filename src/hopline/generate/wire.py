@@ -53,7 +53,7 @@ class Welcome(msgspec.Struct, tag="welcome"):
 
 
 class Part(msgspec.Struct, array_like=True):
-    """What a step gave one text.
+    """What a step gave one text; the first part is empty, and comes when the text starts.
 
     Attributes:
         text: new text; may be empty, as while a character is incomplete.

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from msgspec.structs import force_setattr
 
 from hopline.errors import PermissionDenied, RateLimited
-from hopline.ingress.limiter import Bucket
 from hopline.ingress.permissions import SERVER, Permission, Permissions
+from hopline.scheduling.limiter import Bucket
 from hopline.types import Priority, ScoreRequest
 
 #: Limit of cached results of `check`; clients may invent model names.

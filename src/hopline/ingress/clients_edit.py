@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from hopline.errors import ConfigError
 from hopline.files import write_atomically
@@ -43,9 +43,7 @@ def add_key(file: Path, client: str, key: KeyEntry, grant: Grant | None = None) 
                     f"{file}: unknown client {client!r}: give the permissions of a new client (--score …)"
                 )
             added = f"\n[clients.{_name(client)}]\n{_grant_text(grant)}"
-            entry = ClientEntry(
-                grant.score, grant.read, grant.admin, grant.rate_per_s, grant.burst, grant.priority
-            )
+            entry = ClientEntry(**asdict(grant))
         elif grant is not None:
             raise ConfigError(f"{file}: client {client!r} exists: change its permissions in the file")
         else:
@@ -134,6 +132,8 @@ def _grant_text(grant: Grant) -> str:
         lines.append(f"rate_per_s = {grant.rate_per_s!r}")
     if grant.burst is not None:
         lines.append(f"burst = {grant.burst}")
+    if grant.tokens_per_minute is not None:
+        lines.append(f"tokens_per_minute = {grant.tokens_per_minute}")
     if grant.priority != "normal":
         lines.append(f"priority = {_text(grant.priority)}")
     return "".join(f"{line}\n" for line in lines)

@@ -6,6 +6,7 @@
     admin = false                    # load, unload, rollouts
     rate_per_s = 500
     burst = 100
+    tokens_per_minute = 20_000       # of prompts and answers of generative models
     priority = "high"                # its highest priority
     subject = "service|payments"     # tokens with this `sub` are this client
     certificate = "spiffe://prod/payments"  # certificates with this name are this client
@@ -33,8 +34,8 @@ import msgspec
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
 from hopline.ingress.certificates import normalized
-from hopline.ingress.limiter import Rate
 from hopline.ingress.permissions import Permissions, globs_of
+from hopline.scheduling.limiter import Rate
 
 #: Expiry time of what never expires, in seconds since the epoch.
 NEVER = math.inf
@@ -45,6 +46,7 @@ CERTIFICATE_PREFIX = "certificate:"
 #: Limits within which nanoseconds fit in 63 bits.
 RatePerS = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
 Burst = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+TokensPerMinute = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 Glob = Annotated[str, msgspec.Meta(min_length=1)]
 Globs = bool | tuple[Glob, ...]
 
@@ -70,7 +72,11 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The permissions and limits of a client; a token's `hopline` claim has the same fields."""
+    """The permissions and limits of a client; a token's `hopline` claim has the same fields.
+
+    Attributes:
+        tokens_per_minute: of prompts and answers of generative models; None takes the server's default.
+    """
 
     score: Globs = ()
     read: Globs = ()
@@ -78,6 +84,7 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_per_s: RatePerS | None = None
     burst: Burst | None = None
     priority: Literal["high", "normal", "low"] = "normal"
+    tokens_per_minute: TokensPerMinute | None = None
 
     @property
     def permissions(self) -> Permissions:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hopline.config.schema import Config
@@ -25,10 +24,12 @@ from hopline.ingress.clients_file import (
     Grant,
     read_clients,
 )
-from hopline.ingress.limiter import Limits, LocalLimits, Rate
 from hopline.ingress.watched import Watched
+from hopline.scheduling.limiter import Limits, Rate
+from hopline.scheduling.open_limits import open_limits
 
 if TYPE_CHECKING:
+    from hopline.generate.token_rate import TokenRates
     from hopline.ingress.tokens import TokenVerifier
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Gatekeeper:
     ) -> None:
         self._now = now
         self._clock = clock
-        self._limits = limits or _limits(config)
+        self._limits = limits or open_limits(config)
         settings = config.auth
         self._default_rate = Rate.of(settings.rate_per_s, settings.burst or None)
         self._file = None if settings.clients_file is None else Watched(settings.clients_file)
@@ -89,6 +90,8 @@ class Gatekeeper:
         self._by_api_key: dict[str | bytes, _Identified] = {}
         self._by_peer: dict[Peer, _Identified] = {}
         self._takes_certificates = config.tls.client_ca_file is not None
+        self._token_rates: TokenRates | None = None
+        self._entries: dict[str, ClientEntry] = {}
         if self._file is not None:
             self._take(read_clients(self._file.path))
 
@@ -130,6 +133,12 @@ class Gatekeeper:
             known[presented] = found
         return found.client
 
+    def limit_tokens(self, rates: TokenRates) -> None:
+        """Have the clients' own rates of tokens hold in generative models, from now on."""
+        self._token_rates = rates
+        for name, entry in self._entries.items():
+            rates.set(name, entry.tokens_per_minute)
+
     def tick(self) -> None:
         """Read changed files again, once a second. An invalid file changes nothing."""
         renewed = self._tokens is not None and self._tokens.tick()
@@ -149,6 +158,7 @@ class Gatekeeper:
 
     def _take(self, entries: dict[str, ClientEntry]) -> None:
         """Replace all clients by those of a valid file."""
+        self._entries = entries
         self._clients = {name: self._client(name, f"key {name}", entry) for name, entry in entries.items()}
         self._keys = {
             key.sha256: _Key(name, key.until) for name, entry in entries.items() for key in entry.keys
@@ -159,6 +169,8 @@ class Gatekeeper:
         }
 
     def _client(self, name: str, bucket: str, grant: Grant) -> Client:
+        if self._token_rates is not None:
+            self._token_rates.set(name, grant.tokens_per_minute)
         rate = grant.rate or self._default_rate
         return Client(
             name,
@@ -209,15 +221,6 @@ class Gatekeeper:
         if self._now() >= known.until:
             raise Unauthenticated("the API key has expired")
         return _Identified(self._clients[known.client], known.until)
-
-
-def _limits(config: Config) -> Limits:
-    worker = config.worker
-    if worker.count == 1 or not worker.metrics_dir:
-        return LocalLimits()
-    from hopline.ingress.shared_limiter import SharedLimits
-
-    return SharedLimits(Path(worker.metrics_dir) / "limits", worker.count)
 
 
 def _verifier(config: Config, now: Callable[[], float]) -> TokenVerifier:

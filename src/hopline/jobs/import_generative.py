@@ -23,7 +23,7 @@ from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError
 from hopline.generate import wire
 from hopline.generate.engine import EngineSettings
-from hopline.generate.gguf import quantisation, read_metadata
+from hopline.generate.gguf import quantisation, read_gguf
 from hopline.generate.link import ProcessLink
 from hopline.generate.process import Orders
 from hopline.generate.request import Prompt, Sampling
@@ -146,13 +146,15 @@ def _described(job: Import, source: Path) -> GenerativeSpec:
 
 
 def _of_gguf(file: Path) -> dict[str, Any]:
-    metadata = read_metadata(file)
+    found = read_gguf(file)
+    metadata = found.metadata
     architecture = str(metadata.get("general.architecture", ""))
     return {
         "model": "model.gguf",
-        "context_tokens": int(metadata.get(f"{architecture}.context_length", 0)),
+        "context_tokens": found.number(f"{architecture}.context_length"),
         "architecture": architecture,
         "quantisation": quantisation(metadata),
+        "parameters": found.num_parameters,
         "chat_template": str(metadata.get("tokenizer.chat_template", "")),
         "licence": str(metadata.get("general.license", "")),
     }
@@ -174,12 +176,16 @@ def _of_folder(folder: Path) -> dict[str, Any]:
     licences = [folder / name for name in _LICENCES if (folder / name).is_file()]
     return {
         "model": "model",
-        "context_tokens": int(config.get("max_position_embeddings") or 0),
+        "context_tokens": _number(config.get("max_position_embeddings")),
         "architecture": str(config.get("model_type") or ""),
         "quantisation": str(openvino.get("dtype") or ""),
         "chat_template": template if isinstance(template, str) else "",
         "licence": licences[0].read_text(errors="replace") if licences else "",
     }
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 async def _try(source: Path, spec: GenerativeSpec) -> None:

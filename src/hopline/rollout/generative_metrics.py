@@ -32,6 +32,11 @@ class GenerativeMetrics:
         self._prompt = tokens(model, version, "prompt")
         self._cached = tokens(model, version, "cached")
         self._generated = tokens(model, version, "generated")
+        self._refused = metrics.counter(
+            "hopline_token_rate_refusals_total",
+            "Requests of clients that had used their tokens of the minute.",
+            _PER_MODEL,
+        )(model, version)
         self._first = metrics.histogram(
             "hopline_first_token_seconds", "Seconds to the first token.", _PER_MODEL, _FIRST_BUCKETS
         )(model, version)
@@ -58,6 +63,10 @@ class GenerativeMetrics:
         self._mine = 0
         self._seen_mine = self._seen_all = 0
         self._seen_cpu_s = self._cpu_s = 0.0
+
+    def refused(self) -> None:
+        """A request's client had used its tokens."""
+        self._refused.inc()
 
     def first_token(self, seconds: float, request: ScoreRequest) -> None:
         """A text's first token came."""

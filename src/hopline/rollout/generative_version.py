@@ -20,15 +20,15 @@ import numpy as np
 import orjson
 
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, ModelNotReady
+from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, ModelNotReady, RateLimited
 from hopline.generate import wire
 from hopline.generate.engine import EngineSettings
 from hopline.generate.link import Generator, ProcessLink
 from hopline.generate.process import Orders
-from hopline.generate.request import Prompt, Sampling, read_rows
+from hopline.generate.request import Prompt, Sampling, completed, read_rows
 from hopline.generate.runner import RunnerSettings
 from hopline.generate.spec import DEFAULT_OUTPUTS, OUTPUTS, GenerativeSpec, describe, read_generative
-from hopline.generate.token_rate import TokenRate
+from hopline.generate.token_rate import TokenRates
 from hopline.observe.metrics import Metrics
 from hopline.rollout.counted import CountedVersion
 from hopline.rollout.generative_metrics import GenerativeMetrics
@@ -53,7 +53,7 @@ class GenerativeVersion(CountedVersion):
         version: as it is served.
         generator: used by nothing else.
         config, limits, metrics, recorders: as for other versions.
-        token_rate: of clients; shared by all generative models of a worker.
+        token_rates: of clients, over all generative models.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class GenerativeVersion(CountedVersion):
         limits: ModelLimits,
         metrics: Metrics,
         recorders: Sequence[Recorder] = (),
-        token_rate: TokenRate | None = None,
+        token_rates: TokenRates | None = None,
     ) -> None:
         super().__init__(spec.name, version, "", config, metrics.model(spec.name, version), recorders)
         self.spec = spec
         self.generator = generator
-        self.token_rate = token_rate or TokenRate(0)
+        self.token_rates = token_rates or TokenRates()
         self._clock = time.monotonic
         self.admission = admission_of(limits, config, limits.max_concurrency or _MAX_OPEN, self._clock)
         self.counts = GenerativeMetrics(metrics, spec.name, version, generator)
@@ -100,8 +100,10 @@ class GenerativeVersion(CountedVersion):
             RateLimited, DeadlineExceeded, Overloaded, Unavailable, ModelNotReady: not now.
         """
         try:
-            prompts = self._prompts(work.request)
-            self.token_rate.check(work.request.client, self._clock())
+            self._check(work.request)
+            work.request = completed(work.request, DEFAULT_OUTPUTS)
+            prompts = read_rows(work.request.columns)
+            self._check_tokens(work.request.client)
             self.admission.admit(work)
             if self.generator.reason:
                 raise ModelNotReady(f"{self.name}: {self.generator.reason}", 1.0)
@@ -113,7 +115,7 @@ class GenerativeVersion(CountedVersion):
             raise
         _Run(self, work, prompts, self._clock)
 
-    def _prompts(self, request: ScoreRequest) -> list[Prompt]:
+    def _check(self, request: ScoreRequest) -> None:
         if len(request.nodes) or request.inline or request.pairs is not None:
             raise BadRequest(f"model {self.name!r} takes prompts; ask with rows, not with nodes or pairs")
         for name in request.outputs:
@@ -122,8 +124,14 @@ class GenerativeVersion(CountedVersion):
                     f"output {name!r} is unknown; model {self.name!r} has {', '.join(sorted(_OUTPUTS))}"
                 )
         if request.as_of is not None:
-            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out")
-        return read_rows(request.columns)
+            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out", "as_of")
+
+    def _check_tokens(self, client: str) -> None:
+        try:
+            self.token_rates.check(client)
+        except RateLimited:
+            self.counts.refused()
+            raise
 
     def reject_early(self) -> None:
         """As `Scorer.reject_early`."""
@@ -248,7 +256,7 @@ class _Run:
             counts.prompt(part.prompt_tokens, part.cached_tokens)
             used += part.prompt_tokens
         counts.tokens(part.num_tokens)
-        self._version.token_rate.charge(work.request.client, used, now)
+        self._version.token_rates.charge(work.request.client, used)
         text.num_tokens += part.num_tokens
         if part.logprobs:
             text.logprobs += wire.token_logprobs(part)
@@ -258,7 +266,7 @@ class _Run:
             text.finish = part.finish
             text.number = 0
             self._num_open -= 1
-        if work.on_part is not None:
+        if work.on_part is not None and (part.num_tokens or part.finish):
             work.on_part(row, part)
         if not self._num_open and not work.ended:
             self._finish(self._result())
@@ -266,7 +274,7 @@ class _Run:
     def _result(self) -> ScoreResult:
         request, texts = self.work.request, self.texts
         columns: dict[str, AnyArray] = {}
-        for name in request.outputs or DEFAULT_OUTPUTS:
+        for name in request.outputs:
             columns[name] = _OUTPUT_OF[name](texts)
         return ScoreResult(self._version.name, self._version.version, "", columns)
 
@@ -352,7 +360,7 @@ async def load_generative(
     metrics: Metrics,
     recorders: Sequence[Recorder] = (),
     nice: int = 0,
-    token_rate: TokenRate | None = None,
+    token_rates: TokenRates | None = None,
 ) -> GenerativeVersion:
     """A version of the repository, which has generated a text.
 
@@ -364,7 +372,7 @@ async def load_generative(
     spec = msgspec.structs.replace(await asyncio.to_thread(read_generative, folder), name=model)
     generator = generator_of(spec, folder, version, config, nice)
     await generator.start()
-    served = GenerativeVersion(spec, version, generator, config, limits, metrics, recorders, token_rate)
+    served = GenerativeVersion(spec, version, generator, config, limits, metrics, recorders, token_rates)
     try:
         await served.warm_up_once()
     except BaseException:

@@ -28,7 +28,7 @@ from hopline.engine.source import RowSource
 from hopline.errors import ArtifactError, ConfigError, HoplineError, RuntimeFailure
 from hopline.files import expanded
 from hopline.generate.spec import is_generative
-from hopline.generate.token_rate import TokenRate
+from hopline.generate.token_rate import TokenRates
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -49,6 +49,7 @@ from hopline.rollout.unit import Unit
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.placement import Placement, place_models
 from hopline.runtimes.processor import warn_of_overflow
+from hopline.scheduling.open_limits import open_limits
 from hopline.scheduling.turnstile import Turnstile
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
-        self._token_rate = TokenRate(config.generate.tokens_per_minute, worker.count)
+        self.token_rates = TokenRates(config.generate.tokens_per_minute, lambda: open_limits(config))
         self._state_store: StateStore | None = None
         if config.state_cache.l2:
             from hopline.rollout.state_l2 import StateStore
@@ -320,7 +321,7 @@ class Loader:
         from hopline.rollout.generative_version import load_generative
 
         nice = _SHADOW_NICE if load.unit.shadow else self.config.generate.nice
-        made = self.config, limits, self._metrics, self._recorders, nice, self._token_rate
+        made = self.config, limits, self._metrics, self._recorders, nice, self.token_rates
         return await load_generative(folder, load.model, load.unit.id, *made)
 
     # What only some servers need is imported where it is: a fifth of a second of each start. What follows

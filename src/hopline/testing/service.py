@@ -26,6 +26,7 @@ from hopline.errors import (
     RequestTooLarge,
     Unavailable,
 )
+from hopline.generate.token_rate import TokenRates
 from hopline.observe.metrics import Metrics
 from hopline.types import (
     AnyArray,
@@ -98,6 +99,7 @@ class FakeService:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = Metrics(config.worker.metrics_dir or None, config.worker.index)
+        self.token_rates = TokenRates()
         self.num_cancelled = 0
         self.num_waiting = 0
         self._draining = False
@@ -157,6 +159,10 @@ class FakeService:
     def unavailable(self) -> dict[str, str]:
         """None."""
         return {}
+
+    def differing(self) -> dict[str, str]:
+        """One version of the model that loads for ever."""
+        return {"loading/1": "this host has graph g; b has graph h"}
 
     def index(self) -> list[dict[str, str]]:
         """The index: both versions of each model."""

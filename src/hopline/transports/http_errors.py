@@ -151,7 +151,8 @@ def error_response(
     if not oip:
         # `type` and `param` are for OpenAI's clients.
         kind = _TYPES.get(http_status(error, statuses), "server_error")
-        body = {"code": error.code, "message": text, "type": kind, "param": None, **error_details(error)}
+        param = error.param if isinstance(error, errors.BadRequest) else None
+        body = {"code": error.code, "message": text, "type": kind, "param": param, **error_details(error)}
     return Response(encode_json({"error": body}), http_status(error, statuses), headers=headers)
 
 

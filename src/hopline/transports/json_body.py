@@ -25,6 +25,9 @@ BodyT = TypeVar("BodyT")
 #: Precedes the place at the end of msgspec's message; a place contains no text of the caller.
 _AT = " - at `"
 _CHARSET = re.compile(rb'(?<![^\s;,])charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
+#: The field of the body that a place is in, or that a message without a place names.
+_TOP = re.compile(r"(?:key in )?\$\.(\w+)")
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(\w+)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 #: Characters of a wrong value that a message shows.
 _SHOWN = 60
@@ -55,7 +58,9 @@ def decode_body(
         return decode(body)
     except msgspec.ValidationError as error:
         text = explained(str(error), bytes(body), kind)
-        raise BadRequest(text if "`$" in text or "field" in text else f"{text}; send {example}") from None
+        if "`$" not in text and "field" not in text:
+            text = f"{text}; send {example}"
+        raise BadRequest(text, _param(str(error))) from None
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         sent = bytes(body)
         if sent.startswith(codecs.BOM_UTF8):
@@ -87,6 +92,13 @@ def check_charset(content_type: bytes, body: bytes) -> None:
     if not found or found[0].lower() in ("utf-8", "utf8", "us-ascii", "ascii") or body.isascii():
         return
     raise BadRequest(f"content-type has charset {quoted(found[0])}; send JSON as UTF-8 (RFC 8259, 8.1)")
+
+
+def _param(text: str) -> str | None:
+    """The field of the body that msgspec's message is about."""
+    _, at, path = text.rpartition(_AT)
+    found = _TOP.match(path) if at else _FIELD.fullmatch(text)
+    return found[1] if found else None
 
 
 def explained(text: str, body: bytes, kind: Any) -> str:

@@ -126,6 +126,9 @@ def test_open_inference_protocol_generates(server: RunningServer) -> None:
         "text_output": "snow ☃",
         "details": {"finish_reason": "stop", "prompt_tokens": 8, "completion_tokens": 8},
     }
+    asked = {"text_input": "ab", "parameters": {"logprobs": True}}
+    details = httpx.post(f"{server.url}/v2/models/echo/generate", json=asked).json()["details"]
+    assert [text for text, _ in details["logprobs"]] == ["a", "b"]
     stream = httpx.post(f"{server.url}/v2/models/echo/generate_stream", json=body)
     assert stream.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
@@ -156,7 +159,7 @@ def test_models_are_listed_beside_those_of_hopline(client: openai.OpenAI, server
         ({"messages": []}, "empty"),
         ({"messages": [{"role": "king", "content": "x"}]}, "role"),
         ({"stop": ["x"] * 10_000}, "10000 stop strings"),
-        ({"stop": "x" * 300}, "no stop string"),
+        ({"stop": "x" * 300}, "1 to 256 characters"),
         ({"n": 0}, "n: 0"),
         ({"n": 33}, "n: 33"),
         ({"temperature": 3}, "temperature"),
@@ -167,6 +170,8 @@ def test_models_are_listed_beside_those_of_hopline(client: openai.OpenAI, server
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"1": 2}}, "logit_bias"),
         ({"extra_body": {"beam_width": 3}}, "beam_width"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 2}]}, "weight"),
         ({"max_tokens": 500}, "context is 512"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "context"),
         (
@@ -186,6 +191,37 @@ def test_what_cannot_be_kept_to_is_refused_with_the_reason(
         assert caught.value.status_code in (400, 413)
         assert said in str(caught.value)
         assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"n": "2"}, "n"),
+        ({"n": 40}, "n"),
+        ({"extra_body": {"beam_width": 3}}, "beam_width"),
+        ({"stop": [1]}, "stop"),
+        ({"temperature": 3}, "temperature"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_a_refusal_names_the_parameter(
+    client: openai.OpenAI, arguments: dict[str, object], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": "echo", "messages": MESSAGES, **arguments})
+    assert caught.value.param == param
+
+
+def test_a_message_of_the_model_may_be_sent_back_as_it_came(client: openai.OpenAI) -> None:
+    first = client.chat.completions.create(model="echo", messages=MESSAGES)
+    messages = [*MESSAGES, first.choices[0].message, {"role": "user", "content": "again"}]
+    answer = client.chat.completions.create(model="echo", messages=messages)
+    assert answer.choices[0].message.content == "again"
+    whole = [*MESSAGES, first.choices[0].message.model_dump(), {"role": "user", "content": "again"}]
+    assert client.chat.completions.create(model="echo", messages=whole).choices
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,15 @@ ignored it would be a wrong one.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, quoted
 from hopline.generate.request import MAX_ROWS, read_stop
 from hopline.transports.json_body import decode_body
 from hopline.types import ScoreRequest
-
-_SEED_BITS = 62
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,11 +24,25 @@ class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     text: str = ""
 
 
-class Message(msgspec.Struct):
-    """One turn of a conversation."""
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn of a conversation.
+
+    Attributes:
+        name, tool_call_id, refusal, annotations, reasoning_content: without effect; clients send back the
+            messages that a model wrote.
+        tool_calls, function_call, audio: refused unless empty.
+    """
 
     role: str
     content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,17 +155,19 @@ def chat_request(body: ChatBody, deadline: float | None, request_id: str) -> Sco
     Raises: BadRequest: a parameter that is not kept to.
     """
     if body.tools or body.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tools: calls of tools are not supported")
+        raise BadRequest("tools: calls of tools are not supported", "tools")
     if body.response_format is not None and body.response_format.type != "text":
         raise BadRequest(
-            f"response_format: type {body.response_format.type!r} is not supported; only text is"
+            f"response_format: type {quoted(body.response_format.type)} is not supported; only text is",
+            "response_format",
         )
     if body.top_logprobs:
         raise BadRequest(
-            "top_logprobs: the engines tell the log probability of chosen tokens only; send logprobs alone"
+            "top_logprobs: engines report the log probability of chosen tokens only; send logprobs alone",
+            "top_logprobs",
         )
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise BadRequest("max_tokens and max_completion_tokens differ; send one of them")
+        raise BadRequest("max_tokens and max_completion_tokens differ; send one of them", "max_tokens")
     messages = [
         {"role": message.role, "content": _content(message, at)} for at, message in enumerate(body.messages)
     ]
@@ -170,29 +183,40 @@ def completion_request(body: CompletionBody, deadline: float | None, request_id:
     """
     prompts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     if not prompts:
-        raise BadRequest("prompt: the list is empty")
+        raise BadRequest("prompt: the list is empty", "prompt")
     for name, value in (("echo", body.echo), ("suffix", body.suffix)):
         if value:
-            raise BadRequest(f"{name}: not supported")
+            raise BadRequest(f"{name}: not supported", name)
     if body.best_of not in (None, 1, body.n):
-        raise BadRequest("best_of: not supported; n gives several texts")
+        raise BadRequest("best_of: not supported; n gives several texts", "best_of")
     if body.logprobs:
         raise BadRequest(
-            "logprobs: the engines tell the log probability of the chosen token only; send logprobs: 0"
+            "logprobs: the engines report the log probability of the chosen token only; send logprobs: 0",
+            "logprobs",
         )
     longest = 16 if body.max_tokens is None else body.max_tokens  # OpenAI's default here
     return _request(body, "prompt", prompts, longest, body.logprobs is not None, deadline, request_id)
 
 
 def _content(message: Message, at: int) -> str:
+    refused = {
+        "tool_calls": message.tool_calls,
+        "function_call": message.function_call,
+        "audio": message.audio,
+    }
+    for name, value in refused.items():
+        if value:
+            raise BadRequest(f"messages[{at}]: {name} is not supported", "messages")
     content = message.content
     if isinstance(content, str):
         return content
     if content is None:
-        raise BadRequest(f"messages[{at}]: content is missing; send text")
+        raise BadRequest(f"messages[{at}]: content is missing; send text", "messages")
     for part in content:
         if part.type != "text":
-            raise BadRequest(f"messages[{at}]: content is of type {part.type!r:.40}; send text")
+            raise BadRequest(
+                f"messages[{at}]: content is of type {quoted(part.type)}; send text", "messages"
+            )
     return "".join(part.text for part in content)
 
 
@@ -206,17 +230,16 @@ def _request(
     request_id: str,
 ) -> ScoreRequest:
     if body.logit_bias:
-        raise BadRequest("logit_bias: not supported")
+        raise BadRequest("logit_bias: not supported", "logit_bias")
     count = 1 if body.n is None else body.n
     rows = len(prompts) * count
     if count < 1 or rows > MAX_ROWS:
-        raise BadRequest(f"n: {count} texts for each of {len(prompts)} prompts; 1 to {MAX_ROWS} in all")
-    # Drawn here, so that the prediction log has it, and a replay gives the same text.
-    seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
-    columns: dict[str, list[Any]] = {
-        name: [prompt for prompt in prompts for _ in range(count)],
-        "seed": [(seed + at) % 2**63 if body.n else seed for _ in prompts for at in range(count)],
-    }
+        raise BadRequest(
+            f"n: {count} texts for each of {len(prompts)} prompts; 1 to {MAX_ROWS} in all", "n"
+        )
+    columns: dict[str, list[Any]] = {name: [prompt for prompt in prompts for _ in range(count)]}
+    if body.seed is not None:
+        columns["seed"] = [_seed(body.seed, at) for at in range(count)] * len(prompts)
     if longest is not None:
         columns["max_tokens"] = [longest] * rows
     stops = read_stop(body.stop)
@@ -241,3 +264,8 @@ def _request(
         key=body.key or body.user or "",
         tags=body.tags or (),
     )
+
+
+def _seed(seed: int, at: int) -> int:
+    """The seed of a prompt's text; within 64 bits, but one that is out of range itself is refused later."""
+    return (seed + at + 2**63) % 2**64 - 2**63 if at else seed

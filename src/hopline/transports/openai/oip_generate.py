@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +32,8 @@ class Generated(msgspec.Struct):
     """The answer; a stream has one for each piece.
 
     Attributes:
-        details: `finish_reason`, `prompt_tokens`, `completion_tokens`, in the last one of a stream.
+        details: `finish_reason`, `prompt_tokens`, `completion_tokens`, and `logprobs` if the parameters ask
+            for them: [text, log probability] of each token. In the last one of a stream.
     """
 
     model_name: str
@@ -61,12 +61,11 @@ def generate_request(
     parameters = dict(body.parameters or {})
     for name in ("prompt", "messages", "stream"):
         if name in parameters:
-            raise BadRequest(f"parameters: {name!r} is not one; send text_input, and choose the path")
+            raise BadRequest(f"parameters: {name!r} is not one; send text_input, and choose the path", name)
     stop = parameters.pop("stop", None)
     columns: dict[str, Any] = {name: [value] for name, value in parameters.items() if value is not None}
     if stop is not None:
         columns["stop"] = [stop if isinstance(stop, str) else orjson.dumps(stop).decode()]
-    columns.setdefault("seed", [secrets.randbits(62)])
     return ScoreRequest(
         model,
         version=version,
@@ -113,8 +112,11 @@ class OipForm(Form):
 
 
 def _details(result: ScoreResult) -> dict[str, Any]:
-    return {
+    details = {
         "finish_reason": result.outputs["finish_reason"][0],
         "prompt_tokens": int(result.outputs["prompt_tokens"][0]),
         "completion_tokens": int(result.outputs["completion_tokens"][0]),
     }
+    if "logprobs" in result.outputs:
+        details["logprobs"] = orjson.loads(result.outputs["logprobs"][0])
+    return details

@@ -97,7 +97,7 @@ class OpenAiRoutes:
         if self._guarded:
             client_of(request).check("score", asked.model)
         if body.stream_options is not None and not body.stream:
-            raise BadRequest("stream_options: only with stream: true")
+            raise BadRequest("stream_options: only with stream: true", "stream_options")
         has_usage = body.stream_options is not None and body.stream_options.include_usage
         form = Form(isinstance(body, ChatBody), _id_of(id_line), int(time.time()), body.model)
         return self._begin(
@@ -136,7 +136,7 @@ class OpenAiRoutes:
             waiting.ticket = self._service.submit(asked, waiting.deliver)
             return waiting
         assert asked.columns is not None
-        num_rows = len(asked.columns["seed"])
+        num_rows = len(next(iter(asked.columns.values())))
         streaming = Streaming(self._app, form, per_prompt, id_line, num_rows, has_usage=has_usage)
         streaming.ticket = self._service.stream(asked, streaming.deliver, streaming.take)
         return streaming

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.ingress import limiter
-from hopline.ingress.limiter import Limits, LocalBucket, LocalLimits, Rate
-from hopline.ingress.shared_limiter import SharedLimits
+from hopline.scheduling import limiter
+from hopline.scheduling.limiter import Limits, LocalBucket, LocalLimits, Rate
+from hopline.scheduling.shared_limiter import SharedLimits
 
 S = 10**9
 
@@ -50,6 +50,33 @@ def test_the_wait_that_is_named_is_the_time_until_the_next_one(limits: Limits) -
             assert bucket.take(now + wait - 1) == 1
             now += wait
             assert bucket.take(now) == 0
+
+
+@pytest.mark.parametrize(("used", "wait_s"), [(2, 0), (3, 1), (4, 2), (13, 11), (2**40, 86_400)])
+def test_what_is_charged_refuses_until_it_is_paid_or_a_day_is_over(
+    limits: Limits, used: int, wait_s: int
+) -> None:
+    bucket = limits.bucket("a", Rate(1, 3))
+    bucket.charge(used, 5 * S)
+    assert bucket.wait(5 * S) == wait_s * S
+    assert bucket.wait(5 * S) == wait_s * S  # it takes nothing
+    assert bucket.wait((5 + wait_s) * S) == 0
+    assert bucket.take((5 + wait_s) * S) == 0
+
+
+def test_single_charges_are_one_charge(limits: Limits) -> None:
+    one, many = limits.bucket("one", Rate(7, 50)), limits.bucket("many", Rate(7, 50))
+    one.charge(90, 3 * S)
+    for _ in range(90):
+        many.charge(1, 3 * S)
+    assert one.wait(4 * S) == many.wait(4 * S) > 0
+
+
+def test_a_debt_is_paid_once(limits: Limits) -> None:
+    bucket = limits.bucket("a", Rate(10, 5))
+    bucket.charge(25, 0)
+    bucket.charge(5, 3 * S)  # paid and full by then
+    assert bucket.wait(3 * S) == S // 10
 
 
 def test_clients_have_buckets_of_their_own(limits: Limits) -> None:
@@ -113,8 +140,8 @@ def test_workers_with_one_file_admit_what_one_bucket_admits(
 _FLOOD = """
 import sys
 from pathlib import Path
-from hopline.ingress.limiter import Rate
-from hopline.ingress.shared_limiter import SharedLimits
+from hopline.scheduling.limiter import Rate
+from hopline.scheduling.shared_limiter import SharedLimits
 bucket = SharedLimits(Path(sys.argv[1]), 3).bucket("a", Rate(2000, 50))
 print("ready", flush=True)
 begin = int(sys.stdin.readline())
@@ -147,7 +174,7 @@ def test_made_up_names_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_full_file_gives_each_worker_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hopline.ingress import shared_limiter
+    from hopline.scheduling import shared_limiter
 
     monkeypatch.setattr(shared_limiter, "_SLOTS", 2)
     limits = SharedLimits(tmp_path / "limits", 4)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hopline.ingress.limiter import Bucket, LocalBucket, Rate
 from hopline.kernels.intrinsics import compare_exchange
 from hopline.kernels.jit import njit
+from hopline.scheduling.limiter import MAX_DEBT_NS, Bucket, LocalBucket, Rate
 from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,14 @@ def _take(words, slot, now, interval, tolerance):  # type: ignore[no-untyped-def
             return wait
         if compare_exchange(words, slot, seen, begin + interval):
             return 0
+
+
+@njit(nogil=True, cache=True)
+def _charge(words, slot, now, cost, most):  # type: ignore[no-untyped-def]
+    while True:
+        seen = words[slot]
+        if compare_exchange(words, slot, seen, min(max(seen, now) + cost, now + most)):
+            return
 
 
 @njit(nogil=True, cache=True)
@@ -74,6 +82,15 @@ class SharedBucket:
         """See `Bucket`."""
         return int(_take(self._words, self._slot, now_ns, self._interval_ns, self._tolerance_ns))
 
+    def wait(self, now_ns: int) -> int:
+        """See `Bucket`."""
+        return max(0, int(self._words[self._slot]) - now_ns - self._tolerance_ns)
+
+    def charge(self, count: int, now_ns: int) -> None:
+        """See `Bucket`."""
+        most = self._tolerance_ns + MAX_DEBT_NS
+        _charge(self._words, self._slot, now_ns, min(count * self._interval_ns, most), most)
+
 
 class SharedLimits:
     """The buckets of all workers.
@@ -89,7 +106,9 @@ class SharedLimits:
         mapped = np.memmap(file, np.int64, "r+", shape=(2, _SLOTS))
         self._tags, self._words = np.asarray(mapped[0]), np.asarray(mapped[1])
         self._num_workers = num_workers
-        _take(self._words, 0, 0, 0, -1)  # compile before requests arrive; admits nothing
+        # Compiled before requests arrive: admits and charges nothing.
+        _take(self._words, 0, 0, 0, -1)
+        _charge(self._words, 0, 0, 0, 2**62)
 
     def bucket(self, name: str, rate: Rate) -> Bucket:
         """See `Limits`. If there is no room, return a bucket with a worker's share of the rate."""

@@ -1,4 +1,4 @@
-"""Token buckets: limits of how many requests of a client are admitted in any interval.
+"""Token buckets: limits of how many requests of a client are admitted in any interval, or how much it uses.
 
 Times are integers of nanoseconds; the clock is an argument.
 
@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 #: Limit of buckets; beyond it, the longest full ones are dropped, which loses nothing.
 _MAX_BUCKETS = 65_536
+#: Longest time, in nanoseconds, for which what was charged beyond a bucket's content can refuse requests.
+MAX_DEBT_NS = 86_400 * 10**9
 
 
 class Rate(NamedTuple):
@@ -43,12 +45,20 @@ class Rate(NamedTuple):
 
 
 class Bucket(Protocol):
-    """Admits requests of one client."""
+    """Admits requests of one client, or counts what it uses."""
 
     rate: Rate
 
     def take(self, now_ns: int) -> int:
         """Admit a request and return 0, or return the nanoseconds until one is admitted."""
+        ...
+
+    def wait(self, now_ns: int) -> int:
+        """Return the nanoseconds until `take` would admit a request, without admitting one."""
+        ...
+
+    def charge(self, count: int, now_ns: int) -> None:
+        """Take `count` tokens, even if there are fewer: then none is there until the debt is paid."""
         ...
 
 
@@ -82,6 +92,15 @@ class LocalBucket:
                 return wait_ns
         self.full_at_ns = begin + self._interval_ns
         return 0
+
+    def wait(self, now_ns: int) -> int:
+        """See `Bucket`."""
+        return max(0, self.full_at_ns - now_ns - self._tolerance_ns)
+
+    def charge(self, count: int, now_ns: int) -> None:
+        """See `Bucket`."""
+        full_at_ns = max(self.full_at_ns, now_ns) + count * self._interval_ns
+        self.full_at_ns = min(full_at_ns, now_ns + self._tolerance_ns + MAX_DEBT_NS)
 
 
 class LocalLimits:
