@@ -9,7 +9,6 @@ import pytest
 
 from hopline.errors import ConfigError
 from hopline_mesh.collect import Collector, Query, QuerySet
-from hopline_mesh.collect.collector import SnapshotBuilder
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from tests.collect.fake import (
@@ -57,17 +56,6 @@ SOME = {
     "latencies": vector(*named("a", "b", "c", value="20")),
     "paths": vector(*paths(("a", "b"), ("b", "c"))),
 }
-
-
-async def test_who_waits_for_a_snapshot_hears_when_the_answers_are_there(monkeypatch):
-    happened = []
-    build = SnapshotBuilder.build
-    monkeypatch.setattr(SnapshotBuilder, "build", lambda *args: happened.append("built") or build(*args))
-    collector = collector_of(Fake(**SOME))
-    collector.answered = lambda: happened.append("answered")
-    for step in range(2):
-        await collector.collect(NOW + 15.0 * step)
-    assert happened == ["answered", "built"] * 2
 
 
 async def test_a_service_without_series_of_failures_has_none():

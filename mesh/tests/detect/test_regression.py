@@ -16,7 +16,7 @@ from hopline_mesh.snapshot import Snapshot
 from tests.detect.meshes import CALLS, INTERVAL_S, SERVICES, START_S, edge, incidents, node, play, watch
 
 LEARNT = 400
-RATE, CART = node("request_rate"), 1
+RATE, CART, PAY = node("request_rate"), 1, 3
 
 
 def with_load(count, edit=None, *, seed=0, start_s=START_S):
@@ -115,7 +115,7 @@ def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_ou
 def unlike_its_calls(number, nodes, edges):
     """For a time, a service says that it gets half of the requests that are sent to it."""
     if 30 <= number < 90:
-        nodes[CART, RATE] *= 0.5
+        nodes[PAY, RATE] *= 0.5
 
 
 def test_a_load_that_differs_from_the_calls_raises_an_alarm_within_its_own_bounds(state, state_without):
@@ -125,7 +125,7 @@ def test_a_load_that_differs_from_the_calls_raises_an_alarm_within_its_own_bound
         each
         for suspect in incident.suspects
         for each in suspect.evidence
-        if (each.feature, each.service, each.caller) == ("request_rate", SERVICES[CART], None)
+        if (each.feature, each.service, each.caller) == ("request_rate", SERVICES[PAY], None)
     )
     assert evidence.seen == pytest.approx(0.5 * evidence.expected, rel=0.25), "expected by the calls to it"
     assert incidents(watch(restored(state_without), iter(run))) == []
