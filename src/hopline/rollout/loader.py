@@ -116,7 +116,6 @@ class Loader:
         self._last_listing: dict[str, list[str]] = {}
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
-        #: of clients, over all generative models
         self.token_rates = TokenRates(config.generate.tokens_per_minute, lambda: open_limits(config))
         self._state_store: StateStore | None = None
         if config.state_cache.l2:
