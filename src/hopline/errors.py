@@ -110,7 +110,12 @@ class HoplineError(Exception):
 
 
 class BadRequest(HoplineError, ValueError):
-    """The request is wrong: what is, and what would be right; `param` is the field that is, if known."""
+    """The request is wrong; the message says what is wrong and what would be right.
+
+    Args:
+        message: what is wrong.
+        param: the field or parameter that is; None if it is not one, or not known.
+    """
 
     code = "bad_request"
 
