@@ -12,8 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.load import ID, Request
+from benchmarks.model_workload import Facts
 
-REQUEST = Request("/v1/models/sage/score", f'{{"nodes":[{ID}]}}')
+
+def request(model: str) -> Request:
+    """The request for one node of a model of `benchmarks.model_workload`."""
+    return Request(f"/v1/models/{model}/score", f'{{"nodes":[{ID}]}}')
+
+
+REQUEST = request("sage")
 #: Holds every layer-1 row of the workload: 1 M rows of 512 bytes.
 STATE_CACHE_BYTES = 1 << 30
 #: Nodes of one request of `fill`.
@@ -30,7 +37,8 @@ def prepare(workload_dir: Path) -> Path:
     Returns: the folder that `command` serves.
     """
     serve_dir = workload_dir / "hopline"
-    if not (serve_dir / "repository" / "sage" / "1" / "model.json").is_file():
+    model = Facts.read(workload_dir).model
+    if not (serve_dir / "repository" / model / "1" / "model.json").is_file():
         subprocess.run([sys.executable, "-m", "benchmarks.hopline_server", str(workload_dir)], check=True)
     return serve_dir
 
@@ -51,12 +59,12 @@ def command(serve_dir: Path, port: int) -> list[str]:
     ]
 
 
-def fill(port: int, num_ids: int) -> None:
+def fill(port: int, num_ids: int, to: Request = REQUEST) -> None:
     """Ask for every node once, so that the state cache holds every row that a request can read."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         for first in range(0, num_ids, _FILL_NODES):
             nodes = list(range(first, min(first + _FILL_NODES, num_ids)))
-            connection.request("POST", REQUEST.path, json.dumps({"nodes": nodes}))
+            connection.request("POST", to.path, json.dumps({"nodes": nodes}))
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:
@@ -101,5 +109,32 @@ def build(workload_dir: Path) -> None:
     )
 
 
+def build_typed(workload_dir: Path, facts: Facts) -> None:
+    """Write the graph and the packaged model of gatv2 or hetero into `<workload>/hopline`."""
+    from benchmarks.exact_nodes import module_of
+    from hopline import package
+    from hopline.graph import EdgeTable, Graph, NodeTable
+
+    edges = {}
+    for number, edge in enumerate(facts.edge_types):
+        indptr, sources = (np.load(workload_dir / name) for name in facts.list_files(number))
+        edges[edge] = EdgeTable(np.stack([sources, np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))]))
+    nodes = {name: NodeTable(np.load(workload_dir / facts.features_file(name))) for name in facts.num_nodes}
+    graph = Graph.from_tables(nodes, edges)
+    graph.save(workload_dir / "hopline" / "graph")
+    package(
+        module_of(workload_dir, facts),
+        graph,
+        workload_dir / "hopline" / "repository",
+        name=facts.model,
+        fanouts=list(facts.fanouts),
+        task="embedding",
+        target=facts.target,
+        overwrite=True,
+    )
+
+
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    given = Path(sys.argv[1])
+    told = Facts.read(given)
+    build(given) if told.model == "sage" else build_typed(given, told)

@@ -1,6 +1,7 @@
 """Online serving: Hopline against the servers people use, in one run.
 
-Same graph, model, load and machine; one worker each, one server at a time, on
+Same graph, model, load and machine; each server's answers are compared with the user's module first
+(`benchmarks.exact_nodes`); one worker each, one server at a time, on
 loopback. c1 is one connection, c32 is 32; every request asks for one node,
 drawn uniformly. Hopline starts with an empty state cache (`hopline`), is measured
 again after that first pass (`hopline_warm`), and once more when requests for all
@@ -9,7 +10,7 @@ each peer, and its figures are medians, since the machine's speed drifts over a
 run. Set the peers up with `benchmarks/setup`; those not installed are skipped and
 named.
 
-    python -m benchmarks.serving [--quick] [--small] [--seconds N] [--peers a,b]
+    python -m benchmarks.serving [--model sage|gatv2|hetero] [--quick] [--small] [--seconds N] [--peers a,b]
 
 Prints a table; the last line is one JSON object. Ratios are Hopline over the
 best peer of each figure: c1_p50 and c32_p99 want to be low, c32_rps high.
@@ -27,12 +28,13 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from benchmarks import hopline_server, load, report, workload
+from benchmarks import exact_nodes, hopline_server, load, model_workload, report, workload
 from benchmarks.load import Load, Request
 from benchmarks.machine import commit, machine
 from benchmarks.peers import PEERS, Peer
 from benchmarks.report import Row
 from benchmarks.server_process import Running, ServerFailed, free_port, serve
+from benchmarks.workload import FloatArray, IdArray, Sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,8 +47,10 @@ class Bench:
     """What every measurement shares."""
 
     folder: Path
+    model: str
     num_ids: int
     num_outputs: int
+    expected: tuple[IdArray, FloatArray]
     seconds: float
     warmup_seconds: float
     seeds: Iterable[int]
@@ -65,7 +69,11 @@ class Bench:
         )
 
     def warm_up(self, server: Running, request: Request, connections: int) -> None:
-        """A short run over few ids; its figures are dropped."""
+        """Compare answers with the module's, then a short run over few ids; its figures are dropped.
+
+        Raises: ServerFailed: an answer differs.
+        """
+        exact_nodes.compare(server.port, request, self.expected, connections)
         load.run(
             server.port,
             request,
@@ -74,6 +82,22 @@ class Bench:
             num_ids=NUM_WARMUP_IDS,
             seed=1,
         )
+
+
+def make_bench(model: str, sizes: Sizes, seconds: float, warmup_seconds: float) -> Bench:
+    """A workload on disk, drawn if it is missing, and how it is measured."""
+    folder = model_workload.ensure(model, sizes)
+    facts = model_workload.Facts.read(folder)
+    return Bench(
+        folder=folder,
+        model=model,
+        num_ids=facts.num_ids,
+        num_outputs=facts.num_outputs,
+        expected=exact_nodes.ensure(folder),
+        seconds=seconds,
+        warmup_seconds=warmup_seconds,
+        seeds=count(1000),
+    )
 
 
 def bench_python() -> str:
@@ -118,7 +142,7 @@ def measure_hopline(bench: Bench) -> tuple[Row, Row, Row]:
     Returns: the cold, the warm and the filled row.
     """
     serve_dir = hopline_server.prepare(bench.folder)
-    request = hopline_server.REQUEST
+    request = hopline_server.request(bench.model)
 
     def on_fresh_server(connections: int, measure: Callable[[Running], list[Load]]) -> list[Load]:
         port = free_port()
@@ -131,7 +155,7 @@ def measure_hopline(bench: Bench) -> tuple[Row, Row, Row]:
 
     def all_on_one(server: Running) -> list[Load]:
         loads = [bench.measure(server, request, connections) for connections in (32, 32, 1)]
-        hopline_server.fill(server.port, bench.num_ids)
+        hopline_server.fill(server.port, bench.num_ids, request)
         return loads + [bench.measure(server, request, connections) for connections in (32, 1)]
 
     cold_c32, warm_c32, warm_c1, filled_c32, filled_c1 = on_fresh_server(32, all_on_one)
@@ -178,6 +202,7 @@ def main() -> int:
     """Run the command. Returns 0 if every row has figures, 1 if a server failed or a request failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--model", choices=tuple(model_workload.MODELS), default="sage")
     parser.add_argument("--quick", action="store_true", help="5 s per measurement: a few minutes in all")
     parser.add_argument("--seconds", type=float, help="per measurement; default 20, with --quick 5")
     parser.add_argument("--small", action="store_true", help="50 k nodes, 1 M edges: to try the harness")
@@ -191,15 +216,8 @@ def main() -> int:
         print(f"load average {busy:.1f}: other programs will disturb the figures", file=sys.stderr)
     sizes = workload.SMALL if args.small else workload.FULL
     seconds = args.seconds or (5.0 if args.quick else 20.0)
-    bench = Bench(
-        folder=workload.ensure(sizes),
-        num_ids=sizes.num_nodes,
-        num_outputs=workload.NUM_OUTPUTS,
-        seconds=seconds,
-        warmup_seconds=1.0 if args.quick else 3.0,
-        seeds=count(1000),
-    )
-    result = run(bench, peers)
+    bench = make_bench(args.model, sizes, seconds, warmup_seconds=1.0 if args.quick else 3.0)
+    result = run(bench, peers) | {"model": args.model}
     config = {"workload": sizes.name, "seconds": seconds, "connections": [1, 32], "workers": 1}
     print(json.dumps(result | {"config": config, "machine": machine(), "commit": commit()}))
     return 0 if result["ok"] else 1

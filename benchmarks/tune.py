@@ -11,30 +11,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from itertools import count
 
-from benchmarks import load, workload
+from benchmarks import load, model_workload, workload
 from benchmarks.peers import PEERS
 from benchmarks.server_process import ServerFailed
-from benchmarks.serving import Bench, measure_peer_once
+from benchmarks.serving import make_bench, measure_peer_once
 
 
 def main() -> None:
     """Measure each trial and print one line for it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("trials", nargs="+", metavar="'PEER CONNECTIONS [ARG ...]'")
+    parser.add_argument("--model", choices=tuple(model_workload.MODELS), default="sage")
     parser.add_argument("--seconds", type=float, default=5.0)
     args = parser.parse_args()
     load.require_wrk()
-    sizes = workload.FULL
-    bench = Bench(
-        folder=workload.ensure(sizes),
-        num_ids=sizes.num_nodes,
-        num_outputs=workload.NUM_OUTPUTS,
-        seconds=args.seconds,
-        warmup_seconds=1.0,
-        seeds=count(1),
-    )
+    bench = make_bench(args.model, workload.FULL, args.seconds, warmup_seconds=1.0)
     for trial in args.trials:
         name, connections, *extra = trial.split()
         try:

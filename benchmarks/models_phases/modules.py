@@ -6,6 +6,7 @@ it is given, says how many nodes and edges each layer still needs (PyG's `trim_t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,9 +77,11 @@ class Types(nn.Module):
         super().__init__()
         self.target = target
         self.a = HeteroConv({edge: make(DIM, WIDTH) for edge in EDGE_TYPES}, aggr="sum")
-        self.b = HeteroConv(
-            {edge: make(hidden, OUT) for edge in EDGE_TYPES if edge[2] == target}, aggr="sum"
-        )
+        into = {edge: make(hidden, OUT) for edge in EDGE_TYPES if edge[2] == target}
+        with warnings.catch_warnings():
+            # PyG warns of types that a layer does not update; the last layer needs only the target.
+            warnings.filterwarnings("ignore", message="There exist node types")
+            self.b = HeteroConv(into, aggr="sum")
 
     def forward(self, x_dict: dict[str, Tensor], edge_index_dict: dict[Any, Tensor]) -> Tensor:
         """float32 [n, out] of the target type."""

@@ -44,7 +44,7 @@ PEERS: dict[str, Peer] = {
     "triton_pyg": Peer(
         module="benchmarks.peers.triton_pyg",
         imports=(*_PYG, "pytriton"),
-        request=Request("/v2/models/sage/infer", _OIP),
+        request=Request("/v2/models/nodes/infer", _OIP),
         c32_args=("--queue-delay-us", "5000"),
     ),
     "ray_pyg": Peer(

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from benchmarks.peers.pyg_model import Scorer, arguments
+from benchmarks.peers.served import Scores, arguments, load
 
 
 class Query(BaseModel):
@@ -22,12 +22,12 @@ class Query(BaseModel):
 
 
 class Answer(BaseModel):
-    """The node's 64 outputs. A response model is serialised in Rust, by FastAPI's advice."""
+    """The node's outputs. A response model is serialised in Rust, by FastAPI's advice."""
 
     output: list[float]
 
 
-def build(scorer: Scorer) -> FastAPI:
+def build(scorer: Scores) -> FastAPI:
     """The application around one scorer."""
     app = FastAPI()
 
@@ -42,7 +42,7 @@ def main() -> None:
     """Serve on loopback until SIGTERM."""
     args = arguments("FastAPI + PyG").parse_args()
     uvicorn.run(
-        build(Scorer(args.workload, args.threads)),
+        build(load(args.workload, args.threads)),
         host="127.0.0.1",
         port=args.port,
         loop="uvloop",

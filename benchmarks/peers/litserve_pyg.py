@@ -14,10 +14,10 @@ import litserve
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.peers.pyg_model import Scorer, arguments
+from benchmarks.peers.served import arguments, load
 
 
-class SageAPI(litserve.LitAPI):
+class NodeAPI(litserve.LitAPI):
     """The documented life of a batched request: decode, batch, predict, unbatch, encode."""
 
     def __init__(self, workload: Path, threads: int, max_batch_size: int, timeout_s: float) -> None:
@@ -28,7 +28,7 @@ class SageAPI(litserve.LitAPI):
 
     def setup(self, device: str) -> None:
         """Load in the model worker."""
-        self.scorer = Scorer(self.workload, self.num_threads)
+        self.scorer = load(self.workload, self.num_threads)
 
     def decode_request(self, request: dict[str, int]) -> int:
         """JSON to a node id."""
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--batch-timeout-ms", type=float, default=0.0)
     parser.add_argument("--fast-queue", action="store_true")
     args = parser.parse_args()
-    api = SageAPI(args.workload, args.threads, args.max_batch_size, args.batch_timeout_ms / 1e3)
+    api = NodeAPI(args.workload, args.threads, args.max_batch_size, args.batch_timeout_ms / 1e3)
     server = litserve.LitServer(api, accelerator="cpu", fast_queue=args.fast_queue)
     server.run(
         host="127.0.0.1", port=args.port, num_api_servers=1, log_level="warning", generate_client_file=False

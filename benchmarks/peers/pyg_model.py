@@ -1,4 +1,4 @@
-"""What every peer serves: PyG's sampler, kept open, and a two-layer GraphSAGE.
+"""What every peer serves by default: PyG's sampler, kept open, and a two-layer GraphSAGE.
 
 A request costs one `sample_from_nodes` over the union of its seeds, one gather
 and one forward pass; nothing is built per request.
@@ -6,7 +6,6 @@ and one forward pass; nothing is built per request.
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections.abc import Sequence
@@ -25,6 +24,15 @@ from torch_sparse import SparseTensor
 warnings.filterwarnings("ignore", message=".*without a 'pyg-lib' installation.*")
 # torch-sparse hands its matrices to torch's CSR kernels, which torch calls beta, once per process.
 warnings.filterwarnings("ignore", message=".*(Sparse CSR tensor|Sparse invariant).*")
+
+
+def adjacency(row: Tensor, col: Tensor, num_dst: int, num_src: int) -> SparseTensor:
+    """Sampled edges, sorted by destination, in the form for which SAGEConv has a fused path.
+
+    That path multiplies sparse matrices: no row per edge is written.
+    """
+    size = (num_dst, num_src)
+    return SparseTensor(row=col, col=row, sparse_sizes=size, is_sorted=True, trust_data=True)
 
 
 class Sage(torch.nn.Module):
@@ -52,21 +60,15 @@ class Sage(torch.nn.Module):
         if num_hop1_edges:
             num_hidden = max(num_hidden, int(row[:num_hop1_edges].max()) + 1)
         num_hidden = max(num_hidden, num_seeds)
-        adj1 = self._adjacency(row, col, num_hidden, len(x))
+        adj1 = adjacency(row, col, num_hidden, len(x))
         h = self.conv1((x, x[:num_hidden]), adj1).relu_()
-        adj2 = self._adjacency(row[:num_hop1_edges], col[:num_hop1_edges], num_seeds, num_hidden)
+        adj2 = adjacency(row[:num_hop1_edges], col[:num_hop1_edges], num_seeds, num_hidden)
         out: Tensor = self.conv2((h, h[:num_seeds]), adj2)
         return out
 
-    @staticmethod
-    def _adjacency(row: Tensor, col: Tensor, num_dst: int, num_src: int) -> SparseTensor:
-        # A SparseTensor takes SAGEConv's fused sparse-matrix path: no row per edge is written.
-        size = (num_dst, num_src)
-        return SparseTensor(row=col, col=row, sparse_sizes=size, is_sorted=True, trust_data=True)
-
 
 class Scorer:
-    """The graph, the features and the model in memory; `score` is all that a server calls."""
+    """The graph, the features and the model in memory, as `served.Scores`."""
 
     def __init__(self, workload: Path, num_threads: int) -> None:
         """Load a workload folder.
@@ -88,6 +90,7 @@ class Scorer:
         self.sampler = NeighborSampler(
             Data(adj_t=adj_t, num_nodes=num_nodes), num_neighbors=list(facts["fanouts"])
         )
+        self.num_outputs = facts["dims"][-1]
         self.model = Sage(*facts["dims"]).eval()
         self.model.load_state_dict(
             {name: torch.from_numpy(np.load(workload / f"{name}.npy")) for name in self.model.state_dict()}
@@ -102,12 +105,3 @@ class Scorer:
         x = self.features.index_select(0, sample.node)
         out: npt.NDArray[np.float32] = self.model(x, sample.row, sample.col, len(seeds)).numpy()
         return out
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    """The command line that all peers share; a peer may add its own tuning."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--workload", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=1, help="torch threads")
-    return parser

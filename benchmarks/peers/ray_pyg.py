@@ -17,16 +17,16 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from benchmarks.peers.pyg_model import Scorer, arguments
+from benchmarks.peers.served import arguments, load
 
 MAX_BATCH_SIZE = 32
 
 
-class Sage:
-    """The replica: batches what its event loop holds."""
+class Replica:
+    """Batches what its event loop holds."""
 
     def __init__(self, workload: Path, num_threads: int, batch_wait_s: float) -> None:
-        self.scorer = Scorer(workload, num_threads)
+        self.scorer = load(workload, num_threads)
         self.score.set_batch_wait_timeout_s(batch_wait_s)
 
     @serve.batch(max_batch_size=MAX_BATCH_SIZE)
@@ -62,7 +62,7 @@ def main() -> None:
     )
     serve.start(http_options={"host": "127.0.0.1", "port": args.port, "access_log": False})
     deployment = serve.deployment(
-        Sage,
+        Replica,
         num_replicas=1,
         # The default of 5 would keep batches at 5.
         max_ongoing_requests=2 * MAX_BATCH_SIZE,

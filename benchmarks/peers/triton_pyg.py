@@ -16,7 +16,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
-from benchmarks.peers.pyg_model import Scorer, arguments
+from benchmarks.peers.served import arguments, load
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--max-batch-size", type=int, default=32)
     parser.add_argument("--queue-delay-us", type=int, default=0)
     args = parser.parse_args()
-    scorer = Scorer(args.workload, args.threads)
+    scorer = load(args.workload, args.threads)
     # Triton's Python stub loads the first libpython3.x it finds: it must be the running one.
     library_path = [str(sysconfig.get_config_var("LIBDIR")), os.environ.get("LD_LIBRARY_PATH", "")]
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, library_path))
@@ -41,10 +41,10 @@ def main() -> None:
     )
     with Triton(config=config) as triton:
         triton.bind(
-            model_name="sage",
+            model_name="nodes",
             infer_func=infer,
             inputs=[Tensor(name="node_ids", dtype=np.int64, shape=(1,))],
-            outputs=[Tensor(name="output", dtype=np.float32, shape=(64,))],
+            outputs=[Tensor(name="output", dtype=np.float32, shape=(scorer.num_outputs,))],
             config=ModelConfig(
                 max_batch_size=args.max_batch_size,
                 batcher=DynamicBatcher(max_queue_delay_microseconds=args.queue_delay_us),

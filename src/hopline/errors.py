@@ -52,7 +52,8 @@
     ├── ConfigError (ValueError)           a bad or unknown setting, with its path
     └── RuntimeFailure (RuntimeError)      the model's runtime failed on a valid request
 
-Errors do not depend on HTTP or gRPC: each transport has one table from class to status.
+Errors do not depend on HTTP or gRPC: each transport has one table from class to status. This file is
+long because all errors are in one tree, which is read as a whole.
 """
 
 from __future__ import annotations

@@ -277,6 +277,10 @@ class Service:
         failed = self._lifecycle.loaded.unavailable()
         return {named.rpartition("/")[0]: f"{error.code}: {error}" for named, error in failed.items()}
 
+    def differing(self) -> dict[str, str]:
+        """Versions that other hosts have with another graph or files: "model/unit" -> what differs."""
+        return {} if self._lifecycle is None else dict(self._lifecycle.differing)
+
     def index(self) -> list[dict[str, str]]:
         """Every version of every model in the repository with its state, as the protocol's index has it."""
         assert self._lifecycle is not None

@@ -11,6 +11,7 @@ from hopline.graph_store.layout import Redis, host_arrays, parts_of
 from hopline.graph_store.push import push
 from hopline.graph_store.redis import RedisGraphStore
 from hopline.testing.graph_stores import GraphStoreSuite
+from tests.features.redis_servers import redis_process
 from tests.graph_store.answers import answer, answerer_on, request_of, same
 
 
@@ -220,6 +221,35 @@ async def test_wrong_addresses_and_versions_say_what_is_wrong(cases, redis_nodes
     await push(saved(cases["sage"].graph, tmp_path), f"{redis_alone.url}?prefix=one:")
     with pytest.raises(GraphStoreError, match=r"'0000'.*complete graphs: "):
         await opened(f"{redis_alone.url}?prefix=one:", tmp_path, "0000")
+
+
+async def test_servers_that_may_evict_edges_are_refused(cases, own_nodes, tmp_path):
+    url = cluster_url(own_nodes)
+    graph = saved(cases["sage"].graph, tmp_path)
+    own_nodes[2].call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+    told = rf"graph.store: redis cluster at .*:{own_nodes[2].port} has the memory policy allkeys-lfu"
+    with pytest.raises(ConfigError, match=told):
+        await push(graph, url)
+    # Edges have no expiry, so this policy, the default of many managed servers, keeps them.
+    own_nodes[2].call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    await push(graph, url)
+    own_nodes[0].call("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+    with pytest.raises(ConfigError, match="memory policy allkeys-random"):
+        await opened(url, tmp_path)
+
+
+async def test_a_server_that_does_not_tell_its_policy_is_warned_about(cases, tmp_path, caplog):
+    hidden = ("--rename-command", "INFO", "", "--rename-command", "CONFIG", "")
+    with redis_process(*hidden) as server:
+        await push(saved(cases["sage"].graph, tmp_path), server.url)
+    assert [record.levelname for record in caplog.records if "memory policy" in record.message] == [
+        "WARNING"
+    ]
+
+
+async def test_edges_do_not_expire(redis_alone, tmp_path):
+    with pytest.raises(ConfigError, match=r"graph.store: ttl_s is for rows of features"):
+        await opened(f"{redis_alone.url}?ttl_s=60", tmp_path)
 
 
 def test_every_part_reads_back_as_the_bytes_of_the_graph(cases):

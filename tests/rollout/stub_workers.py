@@ -149,7 +149,8 @@ class Worker:
         config = load_config(
             overrides={"models.repository": host.folder, "models.state": host.state}
         ).replace(worker__count=count, worker__index=index, worker__metrics_dir=str(host.folder))
-        self.lifecycle = Lifecycle(config, Metrics(), StubLoader(host, index), [])  # type: ignore[arg-type]
+        self.metrics = Metrics()
+        self.lifecycle = Lifecycle(config, self.metrics, StubLoader(host, index), [])  # type: ignore[arg-type]
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Do something as this worker: all that comes of it is the worker's."""

@@ -1,6 +1,7 @@
 """Hosts that share a Redis: one state, decisions from the counts of all, and what a cut link leaves."""
 
 import asyncio
+import re
 import signal
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,14 +106,22 @@ async def test_hosts_with_another_graph_are_reported_by_all_until_they_are_gone(
     def told(worker):
         return worker.lifecycle.describe(MODEL)["store"]["differing"].get(f"{MODEL}/1", "")
 
+    def differs(worker):
+        text = worker.metrics.render().decode()
+        name = rf'hopline_fleet_version_differs{{model="{MODEL}",version="1"}}'
+        return int(re.search(rf"{name} (\d)", text)[1])
+
     await rig.until(lambda: all(told(each) for each in (first, same, other)))
+    assert first.lifecycle.differing == {f"{MODEL}/1": told(first)}
     assert told(first).startswith("this host has graph g, artifact a; ")
     assert told(first).count("graph h") == told(first).count("graph g") == 1
     assert told(other).count("graph g") == 2
+    assert differs(first) == differs(other) == 1
     assert any("is not the same on all hosts" in record.getMessage() for record in caplog.records)
     fleet.hosts.remove(other)
     await other.lifecycle.close()
     await rig.until(lambda: not told(first) and not told(same))
+    assert differs(first) == 0
 
 
 async def test_a_version_that_one_host_cannot_load_is_begun_on_none(fleet):

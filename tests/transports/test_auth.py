@@ -138,7 +138,10 @@ def test_readiness_tells_a_client_of_the_models_that_it_may_read(door: Door, pat
     assert set(scorer["models"]) == {"sage", "people"}
     assert scorer["reasons"] == []
     assert {"sage", "link", "loading"} <= set(reader["models"])
-    assert reader["reasons"] == ["model loading: LOADING: its weights are being read"]
+    assert reader["reasons"] == [
+        "model loading: LOADING: its weights are being read",
+        "model loading/1: not the same on all hosts: this host has graph g; b has graph h",
+    ]
 
 
 def test_names_of_models_are_no_answer_to_a_stranger_who_guesses(door: Door) -> None:

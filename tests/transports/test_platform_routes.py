@@ -8,6 +8,7 @@ from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.testing.service import FakeService
 from hopline.transports.http import HttpApp
+from hopline.transports.score_json import ScoreBody
 from tests.transports.http_rig import hosted
 
 SAGEMAKER = {"server.health_route": "/ping", "server.predict_route": "/invocations", "models.names": "sage"}
@@ -66,7 +67,6 @@ async def test_the_word_instances_in_another_field_is_no_list_of_instances(body,
     ("body", "said"),
     [
         (b'{"instances": [1.5]}', "instances"),
-        (b'{"instances": [1], "parameters": {"nodes": [2]}}', "'nodes' are the instances"),
         (b'{"instances": [1], "instances": [2]}', "is repeated"),
         (b'{"instances": [1], "other": 1}', "other"),
         (b'{"instances": [1], "parameters": {"colour": 1}}', "colour"),
@@ -78,6 +78,55 @@ async def test_bodies_that_are_wrong_are_refused(body, said, monkeypatch):
         status, answer = await ask(host, "POST", "/invocations", body)
         assert status == 400
         assert said in answer["error"]["message"]
+
+
+#: A value for each field of the score route's body.
+PARAMETERS = {
+    "nodes": [3],
+    "inline": [{"features": [0.0] * 16, "neighbors": [1]}],
+    "pairs": [[1, 2]],
+    "rows": [{"a": 1.0}],
+    "columns": {"a": [1.0, 2.0, 3.0]},
+    "timeout_ms": 10_000,
+    "version": "1",
+    "outputs": ["label"],
+    "as_of": None,
+    "on_missing": "null",
+    "degraded": "allow",
+    "attributes": {"country": "de"},
+    "key": "user-7",
+    "priority": "high",
+    "tags": ["nightly"],
+    "min_version": "",
+}
+#: Those that the fake service answers; every other one has to be refused.
+ANSWERED = {
+    *("timeout_ms", "version", "outputs", "as_of", "on_missing", "degraded", "attributes", "key"),
+    *("priority", "tags", "min_version"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ScoreBody.__struct_fields__))
+async def test_predictions_are_as_many_as_instances_whatever_parameters_say(name, monkeypatch):
+    async with hosted(load_config(overrides=SAGEMAKER)) as host:
+        only_sage(host, monkeypatch)
+        body = {"instances": [1, 2], "parameters": {name: PARAMETERS[name]}}
+        status, answer = await ask(host, "POST", "/invocations", json.dumps(body).encode())
+        if name in ANSWERED:
+            assert status == 200
+            assert len(answer["predictions"]) == 2
+        else:
+            assert status == 400
+            assert f"parameters: '{name}' names what is scored" in answer["error"]["message"]
+
+
+async def test_parameters_that_are_null_are_as_missing(monkeypatch):
+    async with hosted(load_config(overrides=SAGEMAKER)) as host:
+        only_sage(host, monkeypatch)
+        body = {"instances": [1, 2], "parameters": dict.fromkeys(ScoreBody.__struct_fields__)}
+        status, answer = await ask(host, "POST", "/invocations", json.dumps(body).encode())
+        assert status == 200
+        assert len(answer["predictions"]) == 2
 
 
 async def test_with_several_models_the_prediction_route_is_refused(monkeypatch):

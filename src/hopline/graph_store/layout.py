@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hopline.errors import ConfigError
 from hopline.features import resp
 from hopline.features.redis_cluster import Cluster
 from hopline.features.redis_server import Server
@@ -179,6 +180,8 @@ class Redis:
 
     def __init__(self, url: str, setting: str) -> None:
         self.url = RedisUrl.parse(url, setting)
+        if self.url.ttl_s is not None:
+            raise ConfigError(f"{setting}: ttl_s is for rows of features; edges do not expire; remove it")
         is_cluster = "+cluster" in url.partition("://")[0].lower()
         self.backend: Cluster | Server = (
             Cluster(self.url) if is_cluster else Server(*self.url.addresses[0], self.url)

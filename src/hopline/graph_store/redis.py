@@ -21,7 +21,8 @@ from hopline.errors import (
 )
 from hopline.features import resp
 from hopline.features.redis_connection import Replies, refusal
-from hopline.features.redis_server import Unreachable
+from hopline.features.redis_policy import QUESTIONS, check_keeps, policy_in
+from hopline.features.redis_server import Server, Unreachable
 from hopline.features.resp import Keys
 from hopline.graph.store_columns import FetchedEdges
 from hopline.graph_store.base import GraphStore, checked_ids, empty_columns
@@ -154,15 +155,35 @@ class RedisGraphStore(GraphStore):
 
 
 async def connect(redis: Redis, setting: str) -> None:
-    """Connect for the first time. Raises: ConfigError: the address or the login is wrong."""
+    """Connect for the first time.
+
+    Raises: ConfigError: the address or the login is wrong, or a server may evict the edges.
+    """
     try:
         await redis.backend.open(_OPEN_S)
+        for server in redis.backend.servers():
+            # Keys of a graph have no expiry.
+            check_keeps(await _policy(server), server.where, setting, expiring=False)
     except Unreachable as error:
         raise ConfigError(f"{setting}: {error}") from None
     except FeatureStoreUnavailable:
         raise
     except FeatureStoreError as error:
         raise ConfigError(f"{setting}: {error}") from None
+
+
+async def _policy(server: Server) -> str:
+    """The memory policy of a server; "" if this client may not ask for it."""
+    for words in QUESTIONS:
+        try:
+            policy = policy_in(await server.call(*words))
+        except FeatureStoreUnavailable:
+            raise
+        except FeatureStoreError:  # an error reply
+            continue
+        if policy:
+            return policy
+    return ""
 
 
 async def read_manifest(redis: Redis, version: str = "") -> StoreManifest:

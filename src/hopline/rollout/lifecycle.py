@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -88,15 +88,10 @@ class Lifecycle:
         self._loader = loader
         self._task: asyncio.Task[None] | None = None
         self._changes: SharedWork[Hashable, Any] = SharedWork("a change of models")
-        self._state = SharedState(config, loader, self._forget)
+        self._state = SharedState(config, loader, self._forget, metrics)
         store = self._state.store
         self._clock = clock or store.now
         self._rollouts = RolloutJudge(metrics, recorders, store, self._state.is_confirmed)
-        self._store_up = metrics.gauge(
-            "hopline_fleet_store_up",
-            "Workers that have an answer of the store that the hosts of a fleet share.",
-        )
-        self._was_up = True
         self._watch: SnapshotWatch | None = None
         if config.snapshots.poll_s:
             store.wants_lead = True
@@ -296,6 +291,11 @@ class Lifecycle:
             "past": [msgspec.to_builtins(rollout) for rollout in reversed(state.past)],
         } | ({"store": store} if store else {})
 
+    @property
+    def differing(self) -> Mapping[str, str]:
+        """Units that other hosts have with another graph or artifact: "model/unit" -> what differs."""
+        return self._state.differing
+
     # Following the state
 
     async def _follow(self) -> None:
@@ -303,7 +303,7 @@ class Lifecycle:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
-                self._tell_store()
+                self._state.tell_store()
                 await self._state.follow()
                 if self._rollouts.is_busy:
                     await self._judge()
@@ -312,24 +312,6 @@ class Lifecycle:
             except Exception:  # the boundary: what fails now is tried again at the next look
                 log.exception("the lifecycle's state could not be followed")
                 await asyncio.sleep(1.0)
-
-    def _tell_store(self) -> None:
-        """Say when the store of a fleet is lost, and when it is back."""
-        store = self._state.status()
-        if not store:
-            return
-        self._store_up().set(int(store["up"]))
-        if store["up"] != self._was_up:
-            self._was_up = store["up"]
-            if store["up"]:
-                log.warning("the store of the fleet's state is back: %s", store["address"])
-            else:
-                log.error(
-                    "the store of the fleet's state does not answer: %s (%s); requests are served, nothing "
-                    "can be changed, and no caller gets a rollout's candidate",
-                    store["address"],
-                    store["why"],
-                )
 
     # Judging
 

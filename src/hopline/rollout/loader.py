@@ -49,7 +49,7 @@ from hopline.rollout.unit import Unit
 from hopline.runtimes.opset import check_runtime
 from hopline.runtimes.placement import Placement, place_models
 from hopline.runtimes.processor import warn_of_overflow
-from hopline.scheduling.limiter import open_limits
+from hopline.scheduling.open_limits import open_limits
 from hopline.scheduling.turnstile import Turnstile
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ import msgspec
 
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, RuntimeFailure, StoreUnavailable
+from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import all_in_line
 from hopline.rollout.contents import differences
@@ -50,12 +51,20 @@ class SharedState:
         config: names the store.
         loader: says what the repository holds.
         ended: is called with each rollout that a change of this member ended.
+        metrics: of the server.
 
     Attributes:
         store: of the state.
+        differing: "model/unit" -> how its content differs from that of other members, for people.
     """
 
-    def __init__(self, config: Config, loader: Loader, ended: Callable[[Rollout], object]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        loader: Loader,
+        ended: Callable[[Rollout], object],
+        metrics: Metrics,
+    ) -> None:
         self._loader = loader
         self._ended = ended
         self.store, self._clean_up = configured_store(config)
@@ -70,8 +79,18 @@ class SharedState:
         #: Trials of changes that this member makes now.
         self._trials: set[str] = set()
         self._swept_at = self._compared_at = 0.0
-        #: "model/unit" -> how its content differs from that of other members.
-        self._differing: dict[str, str] = {}
+        self.differing: Mapping[str, str] = {}
+        self._was_up = True
+        self._up = metrics.gauge(
+            "hopline_fleet_store_up",
+            "Workers that have an answer of the store that the hosts of a fleet share.",
+        )
+        self._differs = metrics.gauge(
+            "hopline_fleet_version_differs",
+            "Whether another host of the fleet has this version with another graph or other files.",
+            ("model", "version"),
+            merge="max",
+        )
         # Its own thread: loads may occupy shared threads for minutes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hopline-state")
         self._loaded: LoadedUnits | None = None
@@ -228,16 +247,36 @@ class SharedState:
         others = await self._on_thread(self.store.acknowledgements)
         found = differences(self._followers.contents(), others)
         for unit, what in found.items():
-            if self._differing.get(unit) != what:
+            if self.differing.get(unit) != what:
                 log.warning("%s is not the same on all hosts, and so are its answers: %s", unit, what)
-        for unit in self._differing.keys() - found.keys():
+            self._differs(*unit.rsplit("/", 1)).set(1)
+        for unit in self.differing.keys() - found.keys():
             log.info("%s is the same on all hosts again", unit)
-        self._differing = found
+            self._differs(*unit.rsplit("/", 1)).set(0)
+        self.differing = found
 
     def status(self) -> dict[str, Any]:
         """The condition of a store of several hosts, for people; empty for a folder."""
         status = self.store.status()
-        return {**status, "differing": self._differing} if status else {}
+        return {**status, "differing": self.differing} if status else {}
+
+    def tell_store(self) -> None:
+        """Say when the store of a fleet is lost, and when it is back."""
+        store = self.store.status()
+        if not store:
+            return
+        self._up().set(int(store["up"]))
+        if store["up"] != self._was_up:
+            self._was_up = store["up"]
+            if store["up"]:
+                log.warning("the store of the fleet's state is back: %s", store["address"])
+            else:
+                log.error(
+                    "the store of the fleet's state does not answer: %s (%s); requests are served, nothing "
+                    "can be changed, and no caller gets a rollout's candidate",
+                    store["address"],
+                    store["why"],
+                )
 
     # Trials
 

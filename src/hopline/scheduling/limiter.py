@@ -11,10 +11,7 @@ bucket (`shared_limiter.py`).
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import NamedTuple, Protocol
-
-from hopline.config.schema import Config
 
 #: Limit of buckets; beyond it, the longest full ones are dropped, which loses nothing.
 _MAX_BUCKETS = 65_536
@@ -127,13 +124,3 @@ class LocalLimits:
         by_time = sorted(self._buckets, key=lambda name: self._buckets[name].full_at_ns)
         for name in by_time[: len(by_time) // 2]:
             del self._buckets[name]
-
-
-def open_limits(config: Config) -> Limits:
-    """The buckets of this worker, which it shares with the other workers of its server."""
-    worker = config.worker
-    if worker.count == 1 or not worker.metrics_dir:
-        return LocalLimits()
-    from hopline.scheduling.shared_limiter import SharedLimits
-
-    return SharedLimits(Path(worker.metrics_dir) / "limits", worker.count)

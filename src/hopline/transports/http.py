@@ -265,10 +265,12 @@ class HttpApp:
         states = {name: info.state for name, info in models.items()}
         # A model that cannot be loaded does not make the server unready for the others.
         for name, why in service.unavailable().items():
-            if not self._shows(request, name):
-                continue
-            reasons.append(f"model {name}: UNAVAILABLE: {why}")
-            states[name] = "UNAVAILABLE"
+            if self._shows(request, name):
+                reasons.append(f"model {name}: UNAVAILABLE: {why}")
+                states[name] = "UNAVAILABLE"
+        for named, what in service.differing().items():
+            if self._shows(request, named.rpartition("/")[0]):
+                reasons.append(f"model {named}: not the same on all hosts: {what}")
         body = encode_json({"ready": ready, "reasons": reasons, "models": states})
         return Response(body, 200 if ready else 503, headers=id_line)
 

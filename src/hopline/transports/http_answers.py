@@ -60,7 +60,8 @@ class Ready(msgspec.Struct):
     """Whether requests are accepted.
 
     Attributes:
-        reasons: why not; absent for clients that are not authenticated.
+        reasons: why not, and what is wrong with single models, also if requests are accepted; absent for
+            clients that are not authenticated.
         models: model -> state; only models that the client may read.
     """
 

@@ -63,6 +63,10 @@ class ScoringService(Protocol):
         """Return the models that cannot serve while others do: name -> reason."""
         ...
 
+    def differing(self) -> Mapping[str, str]:
+        """Return the versions that other hosts have with another graph or files: "model/unit" -> text."""
+        ...
+
     def index(self) -> Sequence[Mapping[str, str]]:
         """Return every version of every model: {"name", "version", "state", "reason"}."""
         ...

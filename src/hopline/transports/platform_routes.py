@@ -18,7 +18,7 @@ from hopline.errors import BadRequest, ConfigError
 from hopline.transports.http_messages import JSON, Response
 from hopline.transports.http_waiting import Scoring
 from hopline.transports.json_body import decode_body, refuse_repeated
-from hopline.transports.score_json import encode_result
+from hopline.transports.score_json import RowsBody, encode_result
 from hopline.types import ScoreResult
 
 
@@ -27,7 +27,7 @@ class InstancesBody(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         instances: node ids.
-        parameters: further fields of the score route's body.
+        parameters: further fields of the score route's body, except those that name rows.
     """
 
     instances: list[int | str]
@@ -102,6 +102,10 @@ def score_body(body: bytes) -> bytes | None:
     found = decode_body(body, _decode, InstancesBody, example='{"instances": [42]}')
     refuse_repeated(body)
     parameters = found.parameters or {}
-    if "nodes" in parameters:
-        raise BadRequest("parameters: 'nodes' are the instances")
-    return msgspec.json.encode({"nodes": found.instances, **parameters})
+    for name in RowsBody.__struct_fields__:
+        if parameters.get(name) is not None:
+            raise BadRequest(
+                f"parameters: {name!r} names what is scored, and so do the instances, which get one "
+                f"prediction each; remove {name!r}, or send the score route's body without instances"
+            )
+    return msgspec.json.encode({**parameters, "nodes": found.instances})

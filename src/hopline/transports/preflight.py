@@ -103,6 +103,10 @@ class _Stage:
         """Delegate to the service."""
         return self._service.unavailable()
 
+    def differing(self) -> Any:
+        """Delegate to the service."""
+        return self._service.differing()
+
     def index(self) -> Any:
         """Delegate to the service."""
         return self._service.index()

@@ -41,23 +41,33 @@ class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     edge_weight: list[float] | dict[str, list[float]] = []
 
 
-class InputsBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The inputs of a request. Ids in JSON keep their type: 42 is an integer, "42" a string.
+class RowsBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The fields of a request that name what is scored: each decides how many rows the answer has.
+
+    Ids in JSON keep their type: 42 is an integer, "42" a string.
 
     Attributes:
-        version: may also be in the path.
         rows: column name -> value, for each row; an alternative to `columns`.
-
-    Null is the same as a missing field, since generated clients write null for unset fields.
     """
 
     nodes: list[_Id] | None = None
     inline: list[InlineBody] | None = None
     pairs: list[tuple[_Id, _Id]] | None = None
-    timeout_ms: float | None = None
-    version: str | None = None
     rows: list[dict[str, Scalar]] | None = None
     columns: dict[str, list[Scalar]] | None = None
+
+
+class InputsBody(RowsBody, forbid_unknown_fields=True, gc=False):
+    """The inputs of a request.
+
+    Attributes:
+        version: may also be in the path.
+
+    Null is the same as a missing field, since generated clients write null for unset fields.
+    """
+
+    timeout_ms: float | None = None
+    version: str | None = None
 
 
 #: JSON names and types of the options of a request, in the form of `msgspec.defstruct`.

@@ -54,6 +54,41 @@ class TestRedisStore(StateStoreSuite):
         return join
 
 
+def opened(url):
+    store = RedisStore(url)
+    try:
+        store.open()
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "volatile-ttl", "allkeys-random"])
+def test_a_server_that_may_evict_the_state_is_refused(server, policy):
+    server.call("CONFIG", "SET", "maxmemory-policy", policy)
+    with pytest.raises(ConfigError, match=rf"models.state: .* memory policy {policy}.* to noeviction"):
+        opened(f"{server.url}/0?prefix=t:")
+    server.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    opened(f"{server.url}/0?prefix=t:")
+
+
+@pytest.mark.parametrize("forbidden", ["-info", "-config"])
+def test_one_of_two_commands_that_tell_the_policy_is_enough(server, caplog, forbidden):
+    server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    server.call("ACL", "SETUSER", "fleet", "on", ">pass", "~*", "&*", "+@all", forbidden)
+    with pytest.raises(ConfigError, match="memory policy allkeys-lru"):
+        opened(f"redis://fleet:pass@127.0.0.1:{server.port}/0?prefix=t:")
+    assert caplog.text == ""
+
+
+def test_a_server_that_does_not_tell_its_policy_is_warned_about_once(server, caplog):
+    server.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    server.call("ACL", "SETUSER", "fleet", "on", ">pass", "~*", "&*", "+@all", "-info", "-config")
+    opened(f"redis://fleet:pass@127.0.0.1:{server.port}/0?prefix=t:")
+    (said,) = [record for record in caplog.records if "memory policy" in record.message]
+    assert said.levelname == "WARNING"
+    assert "check that it is noeviction" in said.message
+
+
 def test_fleets_with_other_prefixes_are_separate(server, join):
     join().update(serving("1"))
     other = RedisStore(f"{server.url}/0?prefix=u:")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from hopline.errors import ConfigError, HoplineError, StoreUnavailable
+from hopline.features.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.features.redis_url import RedisUrl
 from hopline.rollout.state import FirstState, LifecycleState, check_size, decode_state, encode_state
 from hopline.rollout.store.base import LEASE_S, Ack, Heard, Identity, StateStore
@@ -103,6 +104,7 @@ class RedisStore(StateStore):
         while True:
             try:
                 self._client.ping()  # an unknown client gets no clear answer to a long command
+                check_keeps(self._policy(), self.address, _SETTING, expiring=True)
                 self._beat()
                 if self._newest_generation() == 0:
                     # An empty store may have been a full one a moment ago.
@@ -267,6 +269,19 @@ class RedisStore(StateStore):
             "members": self._num_members,
             "leader": self._leader,
         }
+
+    def _policy(self) -> str:
+        """The server's memory policy; "" if this client may not ask for it."""
+        from redis.exceptions import ResponseError
+
+        for words in QUESTIONS:
+            try:
+                policy = policy_in(self._client.execute_command(*words))
+            except ResponseError:
+                continue
+            if policy:
+                return policy
+        return ""
 
     # The beat
 
