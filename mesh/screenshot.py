@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make docs/images/incident.png: the page of a mesh watch during an incident.
 
-A simulated mesh of 24 services runs normally, TAGAE learns from that, then the network between two services
+A simulated mesh of 24 services runs normally, the watch learns, then the network between two services
 becomes slow, while another service is rolled out. What is seen is what `hopline mesh watch` shows. Needs
 Chromium. Arguments: the file to write, and --dark for the dark colours.
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from hopline_mesh.detect import MeshDetector  # noqa: E402
 from hopline_mesh.out.board import Board  # noqa: E402
 from hopline_mesh.out.serve import Outputs  # noqa: E402
 from hopline_mesh.settings import ServeSettings  # noqa: E402
 from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation  # noqa: E402
 from hopline_mesh.simulate.simulation import simulate  # noqa: E402
-from hopline_mesh.tagae import Tagae  # noqa: E402
 from tests.chromium import chromium  # noqa: E402
 
 SERVICES, SEED = 24, 5
@@ -48,7 +48,7 @@ def published() -> Board:
     )
     intervals = list(simulate(plan, SEED))
     learned = int(LEARN_H * 3600.0 / plan.interval_s)
-    detector = Tagae()
+    detector = MeshDetector()
     detector.fit(
         [snapshot for snapshot, _ in intervals[:learned]], [each for _, each in intervals[:learned]]
     )

@@ -1,17 +1,16 @@
 """Speed, accuracy and false alarms of the mesh watch.
 
-    latency          the whole step after the query, compared with PyG's encoder of the same size
     online_boutique  a real mesh with injected faults, compared with static thresholds and other baselines
     churn            a simulated day in which pods are replaced all the time, against static thresholds
     incident         the whole step in quiet time, and in an incident with 5 % of the series out
-    injections       faults injected into normal hours, at one false incident a day: what the model adds
+    injections       faults injected into normal hours, at one false incident a day: what neighbours add
     table            all detectors on online_boutique, churn, unkind meshes and injections, in one table
     end_to_end       simulated mesh, Prometheus, the watch, Alertmanager, webhook: each fault, one incident
     memory           a week of snapshots
 
     python -m mesh.benchmarks [--quick] [--phases a,b] [--data FOLDER]
 
-Both sides of a ratio are timed alternately in the same run. Prints the results; the last line is one JSON
+Prints the results; the last line is one JSON
 object. A result that could not be measured is null, and `failed` gives the reason. Run it on an idle
 machine.
 """
@@ -27,7 +26,7 @@ from typing import Any
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("latency", "online_boutique", "churn", "injections", "incident", "end_to_end", "memory", "table")
+PHASES = ("online_boutique", "churn", "injections", "incident", "end_to_end", "memory", "table")
 #: What runs by default; `table` has all of `injections`.
 _USUAL = tuple(phase for phase in PHASES if phase != "injections")
 

@@ -1,15 +1,15 @@
-"""A day of high churn: false alarms of TAGAE and of static thresholds, at equal or better recall.
+"""A day of high churn: false alarms of the watch and of static thresholds, at equal or better recall.
 
 The mesh is simulated (`hopline_mesh.simulate.high_churn`): rollouts, drains, scalings, spare services that
-come and go, about twenty planned changes per hour, and faults of eight kinds. TAGAE learns from the first
-four hours, which have no faults. The simulated clock runs as fast as the simulation is computed.
+come and go, about twenty planned changes per hour, and faults of eight kinds. The watch learns from the
+first four hours, which have no faults. The simulated clock runs as fast as the simulation is computed.
 
 Static thresholds are measured with their documented setting (processor over 80 % of the requests of the
 ready pods, p99 over 1 s, for 2 min), and with the best of many settings of p99, error share and duration.
 The best setting is the one with the fewest false alarms among those that find at least as many faults as
-TAGAE; if no setting finds as many, the one that finds the most. It is chosen with the labels, which are not
-available in practice. The results `false_alarm_reduction` and `..._tuned` compare with the first and the
-second.
+the watch; if no setting finds as many, the one that finds the most. It is chosen with the labels, which
+are not available in practice. The results `false_alarm_reduction` and `..._tuned` compare with the first
+and the second.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.evaluate import Period, Recording, Scores
 from hopline_mesh.evaluate.baselines import baseline
 from hopline_mesh.evaluate.baselines.static import Static
@@ -30,7 +31,6 @@ from hopline_mesh.simulate import Simulation, high_churn
 from hopline_mesh.simulate.truth import events
 from hopline_mesh.simulate.world import World
 from hopline_mesh.snapshot import Snapshot
-from hopline_mesh.tagae import Tagae
 
 QUIET_HOURS = 4.0
 _RULES = Schema(("p99_ms", "error_share", "cpu_share"), ("request_rate",))
@@ -65,7 +65,7 @@ def measure(quick: bool) -> dict[str, Any]:
     hours, seeds = (12.0, (1, 2, 3)) if quick else (24.0, (1, 2, 3, 4, 5, 6))
     runs = [high_churn(hours, 30, seed=seed, quiet_hours=QUIET_HOURS) for seed in seeds]
     recordings = [recordings_of(run) for run in runs]
-    ours_scores = [judge(Tagae(), recording).score(recording) for recording, _ in recordings]
+    ours_scores = [judge(MeshDetector(), recording).score(recording) for recording, _ in recordings]
     ours = _tally(ours_scores)
     rules = [recording for _, recording in recordings]
     static = _tally([_static(recording) for recording in rules])

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.out.alerts import Alerts
 from hopline_mesh.out.board import Board
 from hopline_mesh.schema import Schema
@@ -29,7 +30,6 @@ from hopline_mesh.simulate import MeshPlan, Operation, simulate
 from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.state import StateFolder
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.loop import Watch
 from hopline_mesh.watch.ticks import Tick
@@ -97,8 +97,8 @@ def measure(quick: bool) -> dict[str, Any]:
 
 async def _week(folder: Path, services: int) -> dict[str, Any]:
     player = Player(services)
-    settings = TagaeSettings(model="untrained")
-    detector = Tagae(settings)
+    settings = DetectorOptions()
+    detector = MeshDetector(settings)
     first = player.recorded[: DAY // 8]
     detector.fit([snapshot for snapshot, _ in first], [context for _, context in first])
     board = Board(interval_s=INTERVAL_S)

@@ -1,4 +1,4 @@
-"""A real mesh with 24 injected faults: TAGAE, static thresholds, statistics and outlier models.
+"""A real mesh with 24 injected faults: the watch, static thresholds, statistics and outlier models.
 
 All learn from the same normal time and are scored by the same rules (`hopline_mesh.evaluate.scores`): an
 event counts as found only if an incident begins between its start and two minutes after its end; any other
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate import Recording, Scores
 from hopline_mesh.evaluate.baselines import BASELINES, baseline
@@ -32,7 +33,6 @@ from hopline_mesh.evaluate.baselines.percentile import Percentile
 from hopline_mesh.evaluate.baselines.sigma import Sigma
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.evaluate.scores import GRACE_S
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from mesh.benchmarks.online_boutique_data import EFFECT_S, Split, load
 
 __all__ = ["load", "measure"]
@@ -58,10 +58,10 @@ def _split(split: Split, names: list[str]) -> dict[str, Any]:
         "sigma": lambda: Sigma(columns=columns),
         "maximum": lambda: Maximum(columns=columns),
     }
-    without = _figures(Tagae(TagaeSettings(model="none")), recording)
-    return _figures(Tagae(), recording) | {
+    without = _figures(MeshDetector(DetectorOptions(neighbours=False)), recording)
+    return _figures(MeshDetector(), recording) | {
         "baselines": {name: _figures(baseline(name, recording), recording) for name in names},
-        "without_graph_model": without,
+        "without_neighbours": without,
         "baselines_without_errors": {name: _figures(make(), recording) for name, make in plain.items()},
     }
 

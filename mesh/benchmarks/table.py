@@ -22,7 +22,7 @@ from hopline_mesh.simulate import Simulation, high_churn, unkind
 from mesh.benchmarks import injections
 from mesh.benchmarks.churn import QUIET_HOURS, recordings_of
 
-#: TAGAE trained, with initial weights, without the graph model; then plain rules.
+#: The watch, the same without the regression on neighbours; then plain rules.
 NAMES = injections.NAMES
 #: Seeds of the churn, and hours of each mesh, four of which are for learning.
 SEEDS, _HOURS = (3401, 3402, 3403), 24.0

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.errors import ConfigError
 from hopline_mesh import demo
+from hopline_mesh.detect import DetectorOptions
 from hopline_mesh.incident import Incident, Suspect, Verdict
 from hopline_mesh.simulate import Fault
-from hopline_mesh.tagae import TagaeSettings
 from hopline_mesh.watch.feed import FeedTicks
 
 START_S = 1_800_000_000.0
@@ -118,11 +118,10 @@ async def test_behind_the_end_nothing_is_measured(monkeypatch: pytest.MonkeyPatc
     assert [gap.reason for gap in blind.gaps] == ["the simulated day is over"]
 
 
-async def test_its_detector_has_learned_and_finds_the_first_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)  # as without torch
+async def test_its_detector_has_learned_and_finds_the_first_fault() -> None:
     said: list[str] = []
     feed = demo.SimulatedFeed(12, 0, 30.0, said.append)
-    detector = feed.detector(TagaeSettings())
+    detector = feed.detector(DetectorOptions())
     now_s = START_S
     for _ in range(120):
         snapshot = await feed.collect(now_s)

@@ -7,12 +7,12 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from hopline.process.listeners import reserve
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.incident import Incident, Suspect, Verdict
 from hopline_mesh.settings import (
     DetectorSettings,
@@ -23,7 +23,6 @@ from hopline_mesh.settings import (
 )
 from hopline_mesh.simulate import Fault, FaultKind, MeshPlan, Operation, simulate
 from hopline_mesh.snapshot import Gap, Snapshot
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch import Started, run
 
 #: Hours without faults to learn from, and hours that are played.
@@ -86,8 +85,8 @@ class SimulatedFeed:
         """Return the simulated time, Unix seconds."""
         return self._begins_s + (time.monotonic() - self._began) * self.speed
 
-    def detector(self, settings: TagaeSettings) -> Tagae:
-        """Return a detector fitted to three calm hours, with a graph model if torch is installed."""
+    def detector(self, settings: DetectorOptions) -> MeshDetector:
+        """Return a detector fitted to three calm hours."""
         self._say(f"learning from {_LEARNED_HOURS:g} calm hours, which takes some seconds ...")
         plan = self._run.plan
         before = dataclasses.replace(
@@ -98,8 +97,7 @@ class SimulatedFeed:
             operations=(),
         )
         snapshots, contexts = zip(*simulate(before, self._run.seed), strict=True)
-        model: Literal["trained", "none"] = "none" if find_spec("torch") is None else "trained"
-        detector = Tagae(dataclasses.replace(settings, model=model))
+        detector = MeshDetector(settings)
         detector.fit(snapshots, contexts)
         return detector
 

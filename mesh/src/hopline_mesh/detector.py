@@ -1,4 +1,4 @@
-"""The interface of a detector: TAGAE, or a simple detector that it is compared with."""
+"""The interface of a detector: that of the watch, or a simple one that it is compared with."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class SourceSettings:
 class DetectorSettings:
     """The baseline, and deviations from it."""
 
-    window_size: int = setting(120, "snapshots in the window of the model", minimum=4, maximum=10_000)
+    window_size: int = setting(120, "snapshots in the window", minimum=4, maximum=10_000)
     anomaly_percentile: float = setting(
         99.0,
         "percentile of deviations in normal time above which the tail for thresholds is fitted",
@@ -92,16 +92,7 @@ class DetectorSettings:
     fine_tune_hours: float = setting(
         6.0, "hours of snapshots that are stored for trainings", minimum=0.01, maximum=168
     )
-    train_at: int = setting(240, "snapshots before the first training of an untrained model", minimum=20)
-    threads: int = setting(
-        2, "threads of the graph model; more than 2 help only for meshes in parts", minimum=1, maximum=256
-    )
-    device: Literal["cpu", "cuda"] = setting(
-        "cpu", "device of the graph model; cuda is refused if torch finds no CUDA device"
-    )
-    partition_above: int = setting(
-        20_000, "number of services above which the mesh is split by namespace", minimum=1
-    )
+    train_at: int = setting(240, "snapshots before the first training", minimum=20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tests.deploy import kustomize
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-OVERLAYS = ["standalone", "sidecar", "gpu"]
+OVERLAYS = ["standalone", "sidecar"]
 #: An old version of Kubernetes, and the newest that there are schemas of.
 VERSIONS = ["1.29", kubernetes_validate.latest_version()]
 
@@ -79,7 +79,6 @@ def test_every_setting_is_one_and_all_go_together(overlay):
     assert settings.kubernetes.kubernetes == "require"
     if overlay == "sidecar":
         assert str(settings.serve.socket.parent) in mounts
-    assert (settings.detector.device == "cuda") == (overlay == "gpu")
 
 
 def test_only_prometheus_and_the_own_namespace_may_connect_without_a_key():
@@ -185,13 +184,6 @@ def test_kernels_of_the_image_are_copied_to_where_numba_may_write(overlay):
     (volume,) = [each["name"] for each in first["volumeMounts"]]
     assert {"name": volume, "mountPath": cache} in container["volumeMounts"]
     assert first["volumeMounts"] == [{"name": volume, "mountPath": cache}]
-
-
-def test_the_gpu_is_asked_for_as_it_is_limited():
-    container, _ = watch_of(built("gpu"))
-    for part in ("requests", "limits"):
-        assert container["resources"][part]["nvidia.com/gpu"] == "1"
-    assert container["image"].endswith("-cuda")
 
 
 def test_the_service_and_the_policy_are_about_the_pods_of_the_deployment():

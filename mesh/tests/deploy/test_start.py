@@ -1,6 +1,5 @@
 """Every shipped manifest starts: its command with its settings, and only what a pod provides replaced."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -12,14 +11,6 @@ import pytest
 
 from tests.deploy import kustomize
 from tests.deploy.test_manifests import DEPLOY, OVERLAYS, built, watch_of
-
-
-def _has_gpu():
-    if importlib.util.find_spec("torch") is None:
-        return False
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def pod_of(overlay, tmp_path):
@@ -45,8 +36,6 @@ def pod_of(overlay, tmp_path):
         "HOPLINE_MESH__SOURCE__PROMETHEUS_URL": "http://127.0.0.1:9",
         "HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS": "http://127.0.0.1:9",
     }
-    if env.get("HOPLINE_MESH__DETECTOR__DEVICE") == "cuda" and not _has_gpu():
-        env["HOPLINE_MESH__DETECTOR__DEVICE"] = "cpu"
     return [sys.executable, "-m", "hopline.cli", *container["args"]], outside | env, container
 
 

@@ -96,9 +96,9 @@ class Shy:
 
 
 def test_intervals_that_were_not_judged_are_told(folder, monkeypatch):
-    monkeypatch.setattr("hopline_mesh.tagae.Tagae", Shy)
-    assert "tagae did not judge 7 intervals" in run(folder, "--detector", "tagae")
-    assert json.loads(run(folder, "--json", "--detector", "tagae"))["detectors"][0]["unjudged"] == 7
+    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", Shy)
+    assert "watch did not judge 7 intervals" in run(folder, "--detector", "watch")
+    assert json.loads(run(folder, "--json", "--detector", "watch"))["detectors"][0]["unjudged"] == 7
 
 
 def test_the_report_has_a_drawing_of_each(folder, tmp_path):
@@ -133,11 +133,10 @@ def test_hostile_names_do_no_harm(tmp_path):
 
 
 def test_all_detectors_run(folder, monkeypatch):
-    monkeypatch.setattr("hopline_mesh.tagae.Tagae", lambda settings: Sigma())  # training takes its time
+    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", lambda settings: Sigma())
     told = json.loads(run(folder, "--detector", "all", "--json"))
     assert [one["detector"] for one in told["detectors"]] == [
-        "tagae",
-        "untrained",
+        "watch",
         "none",
         "static",
         "percentile",
@@ -149,13 +148,13 @@ def test_all_detectors_run(folder, monkeypatch):
     ]
 
 
-def test_the_default_shows_what_the_graph_model_adds(folder, monkeypatch):
+def test_the_default_shows_what_the_neighbours_add(folder, monkeypatch):
     def made(settings):
-        return Maximum() if settings.model == "trained" else Static()
+        return Maximum() if settings.neighbours else Static()
 
-    monkeypatch.setattr("hopline_mesh.tagae.Tagae", made)
+    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", made)
     said = run(folder)
-    assert "the trained graph model changes: found +1 of 1, false +1" in said
+    assert "the regression on neighbours changes: found +1 of 1, false +1" in said
 
 
 def test_a_detector_that_fails_loses_no_results_of_others(folder, monkeypatch):
@@ -163,21 +162,21 @@ def test_a_detector_that_fails_loses_no_results_of_others(folder, monkeypatch):
         def fit(self, snapshots, contexts):
             raise ValueError("no column")
 
-    monkeypatch.setattr("hopline_mesh.tagae.Tagae", Broken)
-    arguments = ["mesh", "evaluate", str(folder), "--detector", "maximum,tagae,static"]
+    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", Broken)
+    arguments = ["mesh", "evaluate", str(folder), "--detector", "maximum,watch,static"]
     result = CliRunner().invoke(build_app(arguments), arguments)
     assert result.exit_code == 1
     lines = [line.split()[:2] for line in result.output.splitlines()]
     assert ["maximum", "1/1"] in lines
     assert ["static", "0/1"] in lines
-    assert "tagae failed: ValueError: no column" in result.output
+    assert "watch failed: ValueError: no column" in result.output
 
 
-@pytest.mark.parametrize("model", ["none", "untrained"])
-def test_call_paths_without_measurements_are_judged_by_their_services(folder, model):
+@pytest.mark.parametrize("detector", ["none", "watch"])
+def test_call_paths_without_measurements_are_judged_by_their_services(folder, detector):
     lines = (folder / "edges.csv").read_text().splitlines()
     (folder / "edges.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
-    told = json.loads(run(folder, "--detector", model, "--json"))
+    told = json.loads(run(folder, "--detector", detector, "--json"))
     assert told["failed"] == []
     assert told["detectors"][0]["scores"]["events"] == 1
 
@@ -235,7 +234,7 @@ def test_two_folders_with_other_columns_are_refused(folder, tmp_path):
     [
         (
             ["--detector", "statik"],
-            "--detector statik: unknown; choose from tagae, untrained, none, static",
+            "--detector statik: unknown; choose from watch, none, static",
         ),
         (["--detector", ","], "--detector ',': unknown; choose from"),
         (["--grace", "-1"], "--grace -1: must be at least 0"),

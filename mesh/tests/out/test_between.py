@@ -1,4 +1,4 @@
-"""Events and embeddings over HTTP, through real connections."""
+"""Events and deviations over HTTP, through real connections."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 
 from hopline.ingress.keys import new_key
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.out.board import Board
 from hopline_mesh.proto import message
 from hopline_mesh.schema import Schema
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.live import Live
+from tests.detect.meshes import play
 from tests.out.serving import serving
-from tests.tagae.meshes import play
 
 
 class Judge:
     def __init__(self):
         snapshots = list(play(41))
-        self.detector = Tagae(TagaeSettings(model="untrained"))
+        self.detector = MeshDetector(DetectorOptions())
         self.detector.fit(snapshots[:-1], [Context()] * 40)
         self.detector.step(snapshots[-1], Context())
         self.newest = snapshots[-1]
@@ -53,11 +53,11 @@ def post(served, body, **more):
     return httpx.post(f"{served.url}/v1/mesh/events", json=body, timeout=20, **more)
 
 
-def test_an_event_changes_the_embeddings_that_it_reaches(served):
-    url = f"{served.url}/v1/mesh/embeddings"
-    before = {each["service"]: each for each in httpx.get(url).json()["embeddings"]}
+def test_an_event_changes_the_deviations_of_its_service_or_call_path(served):
+    url = f"{served.url}/v1/mesh/deviations"
+    before = {each["service"]: each for each in httpx.get(url).json()["services"]}
     assert list(before) == ["front", "cart", "store", "pay"]
-    assert len(before["pay"]["embedding"]) == 16
+    assert list(before["front"]["calls"]) == ["cart", "pay"]
     told = post(
         served,
         {
@@ -76,15 +76,16 @@ def test_an_event_changes_the_embeddings_that_it_reaches(served):
     assert "'nobody' was not in the last interval" in answer["refused"][0]["reason"]
     assert set(answer["services"]) <= set(before)
     after = {
-        each["service"]: each
-        for each in httpx.get(url, params={"service": "pay,front"}).json()["embeddings"]
+        each["service"]: each for each in httpx.get(url, params={"service": "pay,front"}).json()["services"]
     }
     assert list(after) == ["pay", "front"]
-    assert after["front"]["embedding"] != before["front"]["embedding"]
+    client_ms = [each["front"]["calls"]["pay"]["client_ms"] for each in (before, after)]
+    assert client_ms[1] > 5 > abs(client_ms[0])
+    assert httpx.get(url, params={"service": "cart"}).json()["services"][0]["calls"] == {}
     assert after["pay"]["deviations"]["p99_ms"] > 5 > abs(before["pay"]["deviations"]["p99_ms"])
     assert after["pay"]["deviations"]["memory_bytes"] is None
-    again = httpx.get(url, params={"service": "front"}).json()["embeddings"][0]
-    assert again["embedding"] == after["front"]["embedding"]
+    again = httpx.get(url, params={"service": "front"}).json()["services"][0]
+    assert again == after["front"]
 
 
 @pytest.mark.parametrize(
@@ -153,12 +154,12 @@ def test_only_json_and_only_post(served):
     for method in ("PUT", "GET", "HEAD"):
         answer = httpx.request(method, url)
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert httpx.get(f"{served.url}/v1/mesh/embeddings?service=nobody").status_code == 400
+    assert httpx.get(f"{served.url}/v1/mesh/deviations?service=nobody").status_code == 400
 
 
 def test_without_a_watch_there_is_nothing_yet():
     with serving(grpc_port=-1) as empty:
-        answer = httpx.get(f"{empty.url}/v1/mesh/embeddings")
+        answer = httpx.get(f"{empty.url}/v1/mesh/deviations")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
 
 
@@ -166,7 +167,7 @@ def test_the_first_waits_and_nobody_else_does(served, judge):
     judge.may_go_on.clear()
     try:
         with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(httpx.get, f"{served.url}/v1/mesh/embeddings", timeout=20)
+            first = pool.submit(httpx.get, f"{served.url}/v1/mesh/deviations", timeout=20)
             assert httpx.get(f"{served.url}/healthz", timeout=5).status_code == 200
             assert not first.done()
             judge.may_go_on.set()
@@ -189,7 +190,7 @@ def test_events_need_a_key_that_may_score(judge, tmp_path):
         assert post(found, body).status_code == 401
         assert post(found, body, headers={"x-api-key": reader.text}).status_code == 403
         assert post(found, body, headers={"x-api-key": sender.text}).status_code == 200
-        url = f"{found.url}/v1/mesh/embeddings"
+        url = f"{found.url}/v1/mesh/deviations"
         assert httpx.get(url, headers={"x-api-key": reader.text}).status_code == 200
         assert httpx.get(url).status_code == 401
 
@@ -211,9 +212,9 @@ def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
             )(request(**fields), timeout=20)
 
         with pytest.raises(grpc.RpcError, match="the watch has not started"):
-            call("GetEmbeddings")
+            call("GetDeviations")
         found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
-        before = {each.service: each for each in call("GetEmbeddings").embeddings}
+        before = {each.service: each for each in call("GetDeviations").services}
         assert list(before) == ["front", "cart", "store", "pay"]
         told = call(
             "ReportEvents",
@@ -226,12 +227,14 @@ def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
         assert (told.accepted, [each.event for each in told.refused]) == (2, [2])
         assert "it must be an amount" in told.refused[0].reason
         assert told.touched == len(told.services) > 0
-        (after,) = call("GetEmbeddings", services=["front"]).embeddings
-        assert list(after.embedding) != list(before["front"].embedding)
-        (pay,) = call("GetEmbeddings", services=["pay"]).embeddings
+        (after,) = call("GetDeviations", services=["front"]).services
+        assert [each.callee for each in before["front"].calls] == ["cart", "pay"]
+        assert [each.callee for each in after.calls] == ["pay"]
+        assert abs(after.calls[0].deviations["client_ms"]) < 5
+        (pay,) = call("GetDeviations", services=["pay"]).services
         assert pay.deviations["p99_ms"] > 5
         assert pay.deviations["memory_bytes"] != pay.deviations["memory_bytes"]
         with pytest.raises(grpc.RpcError, match="at least one event is needed"):
             call("ReportEvents")
         with pytest.raises(grpc.RpcError, match="'nobody' was not in the last interval"):
-            call("GetEmbeddings", services=["nobody"])
+            call("GetDeviations", services=["nobody"])

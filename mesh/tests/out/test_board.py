@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline_mesh.changes import Change, Context
+from hopline_mesh.detect.calls import COLUMN
 from hopline_mesh.errors import IncidentNotFound, StateDamaged
 from hopline_mesh.incident import ServiceScore
 from hopline_mesh.out.board import KEEP_S, MAX_INCIDENTS, Board
 from hopline_mesh.out.live_graph import live_graph
 from hopline_mesh.out.record import MAX_POINTS, MAX_SERIES, Point, Series, seen_in
 from hopline_mesh.roster import Roster
-from hopline_mesh.tagae.calls import COLUMN
 from tests.out.drawn import CALLS, SERVICES, incident, snapshot, verdict
 
 

@@ -4,10 +4,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hopline_mesh.changes import Context
 from hopline_mesh.collect import CollectReport, QueryReport
+from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.simulate import MeshPlan, simulate
-from hopline_mesh.tagae import Tagae, TagaeSettings
-from hopline_mesh.tagae.series import SeriesTable
 
 
 def values(metrics):
@@ -36,7 +36,7 @@ def test_each_question_to_prometheus_is_told_of():
 
 def test_thresholds_are_those_of_the_detector_that_judges():
     metrics = MeshMetrics()
-    detector = Tagae(TagaeSettings(model="none"))
+    detector = MeshDetector(DetectorOptions(neighbours=False))
     metrics.thresholds = lambda: detector.thresholds
     assert not [name for name, *_ in values(metrics) if name == "threshold"]
     snapshots = [snapshot for snapshot, _ in simulate(MeshPlan(services=4, hours=40 * 15 / 3600), 2)]
@@ -53,7 +53,7 @@ def test_thresholds_are_those_of_the_detector_that_judges():
 
 def test_metrics_can_be_read_while_a_detector_begins(monkeypatch):
     metrics, seen = MeshMetrics(), []
-    detector = Tagae(TagaeSettings(model="none"))
+    detector = MeshDetector(DetectorOptions(neighbours=False))
     metrics.thresholds = lambda: detector.thresholds
 
     class Looked(SeriesTable):
@@ -61,7 +61,7 @@ def test_metrics_can_be_read_while_a_detector_begins(monkeypatch):
             seen.append(values(metrics))
             super().__init__(*parts)
 
-    monkeypatch.setattr("hopline_mesh.tagae.detector.SeriesTable", Looked)
+    monkeypatch.setattr("hopline_mesh.detect.detector.SeriesTable", Looked)
     (snapshot, context), *_ = simulate(MeshPlan(services=4, hours=15 / 3600), 2)
     detector.step(snapshot, context)
     assert len(seen) == 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.errors import SourceUnavailable
 from hopline_mesh.out.board import Board
 from hopline_mesh.roster import Roster
@@ -14,7 +15,6 @@ from hopline_mesh.simulate import Fault, MeshPlan, simulate
 from hopline_mesh.snapshot import Gap
 from hopline_mesh.state import StateFolder
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.loop import Watch
 from hopline_mesh.watch.resume import resume
@@ -22,7 +22,7 @@ from hopline_mesh.watch.ticks import Tick
 from tests.watch.fakes import FakeAlerts
 
 LEARNED, PLAYED = 240, 60
-SETTINGS = TagaeSettings(model="untrained")
+SETTINGS = DetectorOptions()
 FAULT_AT = 20
 
 
@@ -43,7 +43,7 @@ class Watched:
     def __init__(self, played, path=None, learn=True):
         self.played, self.path = played, path
         self.board, self.alerts = Board(), FakeAlerts()
-        self.detector, folder = Tagae(SETTINGS), None
+        self.detector, folder = MeshDetector(SETTINGS), None
         if learn:
             snapshots, contexts = zip(*played[:LEARNED], strict=True)
             self.detector.fit(snapshots, contexts)
@@ -53,8 +53,8 @@ class Watched:
             if not learn:
                 resumed = resume(
                     folder,
-                    lambda: Tagae(SETTINGS),
-                    Tagae.restore,
+                    lambda: MeshDetector(SETTINGS),
+                    MeshDetector.restore,
                     schema=schema,
                     shape={},
                     board=self.board,

@@ -1,19 +1,18 @@
-"""Embeddings between intervals are kept while somebody uses them, and follow events and intervals."""
+"""Deviations between intervals are kept while somebody uses them, and follow events and intervals."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from hopline.errors import BadRequest, ModelNotReady
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.event import Event
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.live import Live
-from tests.tagae.meshes import play
+from tests.detect.meshes import play
 
 _LEARNT = 40
 
@@ -23,7 +22,7 @@ class Judge:
 
     def __init__(self):
         self._left = list(play(_LEARNT + 60))
-        self.detector = Tagae(TagaeSettings(model="untrained"))
+        self.detector = MeshDetector(DetectorOptions())
         self.detector.fit(self._left[:_LEARNT], [Context()] * _LEARNT)
         self._left = self._left[_LEARNT:]
         self.newest = None
@@ -82,11 +81,10 @@ async def test_before_the_first_interval_that_is_said(live):
 async def test_an_interval_takes_the_place_of_the_events_before_it_only(judge, live, now):
     judge.step()
     state = await live.state()
-    usual = state.embedding("front")
+    usual = state.deviations("pay")
     now[0] = judge.newest.time_s + 5
-    assert "front" in live.take(LOUD)
-    unusual = state.embedding("front")
-    assert not np.allclose(unusual, usual, atol=1e-2)
+    assert live.take(LOUD) == ["pay"]
+    assert state.deviations("pay")["p99_ms"] > 5 + usual["p99_ms"]
     with pytest.raises(BadRequest):
         live.take(Event(service="nobody", values={"p99_ms": 1.0}))
     judge.step()
@@ -96,9 +94,10 @@ async def test_an_interval_takes_the_place_of_the_events_before_it_only(judge, l
     assert live.now is not state
     assert live.now.time_s == judge.newest.time_s
     without = judge.detector.live(judge.newest)
-    assert not np.array_equal(live.now.embedding("pay"), without.embedding("pay")), "taken again"
+    assert live.now.calls("store") != without.calls("store"), "taken again"
     without.take(Event(caller="store", callee="pay", values={"client_ms": 30.0}))
-    assert np.array_equal(live.now.embedding("pay"), without.embedding("pay")), "but not the one before"
+    assert live.now.calls("store") == without.calls("store")
+    assert live.now.deviations("pay") == without.deviations("pay"), "but not the one before"
 
 
 async def test_a_state_is_not_made_while_the_judge_is_at_work(judge, now):

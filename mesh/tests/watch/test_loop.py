@@ -71,7 +71,7 @@ def gaps(verdict):
     return {gap.what: gap.reason for gap in verdict.gaps}
 
 
-async def test_embeddings_between_intervals_follow_the_loop_and_cannot_stop_it(bench):
+async def test_deviations_between_intervals_follow_the_loop_and_cannot_stop_it(bench):
     made = []
 
     def live(snapshot):

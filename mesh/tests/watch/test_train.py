@@ -17,6 +17,7 @@ from hopline_mesh.collect import CollectOptions, Collector, Prometheus, queries_
 from hopline_mesh.collect.past import Past
 from hopline_mesh.collect.prometheus import Reply
 from hopline_mesh.commands.train import show
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.errors import MeshError, QueryFailed, SnapshotInvalid, SourceUnavailable
 from hopline_mesh.evaluate.folder import read_folder
 from hopline_mesh.out.board import Board
@@ -27,7 +28,6 @@ from hopline_mesh.simulate.truth import write
 from hopline_mesh.state import Seen, StateFolder
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.state.lock import only_writer
-from hopline_mesh.tagae import Tagae
 from hopline_mesh.watch import parts
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.learn import TargetFolder, learn
@@ -42,7 +42,9 @@ WINDOW = ("--set", "window_size=40")
 def small(monkeypatch):
     """No graph model: its training has tests of its own."""
     real = parts.detector_settings
-    monkeypatch.setattr(parts, "detector_settings", lambda s: dataclasses.replace(real(s), model="none"))
+    monkeypatch.setattr(
+        parts, "detector_settings", lambda s: dataclasses.replace(real(s), neighbours=False)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +99,8 @@ def taken_up(state, **flags):
     schema = parts.queries_of(settings).schema()
     shape = parts.shape_of(settings, schema)
     folder, board = StateFolder(state, 2**24, 1e9), Board()
-    fresh = Tagae(parts.detector_settings(settings))
-    found = resume(folder, lambda: fresh, Tagae.restore, schema=schema, shape=shape, board=board)
+    fresh = MeshDetector(parts.detector_settings(settings))
+    found = resume(folder, lambda: fresh, MeshDetector.restore, schema=schema, shape=shape, board=board)
     assert board.ready
     return Judge(found.detector, Keeper(None), shape=shape), found
 
@@ -156,7 +158,7 @@ def test_a_watch_judges_from_its_first_snapshot_on_what_a_folder_taught(recorded
     assert found.trained
     assert found.summary == "restored"
     assert found.last_s == learned[-1].time_s
-    oracle = Tagae(judge.detector.settings)
+    oracle = MeshDetector(judge.detector.settings)
     mine = [in_roster(each, found.roster) for each in learned]
     oracle.fit(mine, [Context()] * len(mine))
     for snapshot, context in list(zip(*recording.testing(), strict=True))[:5]:

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.child import Task, room_bytes
 from hopline_mesh.watch.trainer import Schedule, Trainer
 
-SETTINGS = TagaeSettings(model="untrained")
+SETTINGS = DetectorOptions()
 NORMAL = "normal"
 
 
@@ -62,7 +62,7 @@ def test_a_trained_detector_takes_over_up_to_date_and_not_in_the_middle_of_an_in
     assert outcomes == ["ok"]
     assert one.trained
     # The same as one that learned here and saw all since.
-    oracle = Tagae(SETTINGS)
+    oracle = MeshDetector(SETTINGS)
     oracle.fit([each.snapshot for each in played[:60]], [each.context for each in played[:60]])
     last = 60
     for seen in played[60:]:

@@ -65,8 +65,6 @@ class Collector:
 
     Attributes:
         report: of the last interval; None before the first.
-        answered: called when all responses are read, before the snapshot is built, so that the next stage
-            can prepare.
     """
 
     def __init__(
@@ -88,7 +86,6 @@ class Collector:
         self.schema = schema or queries.schema()
         self.roster = Roster() if roster is None else roster
         self.report: CollectReport | None = None
-        self.answered: Callable[[], None] = _nothing
         self._owner_queries = owner_queries(matchers) if queries.by_pod else ()
         self._owners = Owners()
         self._places = Places(
@@ -116,7 +113,6 @@ class Collector:
         asked_s = now_s + ahead_s - self._options.delay_s
         owners = self._owner_queries if self._owners.due else ()
         asked, of_owners = await self._ask(owners, asked_s)
-        self.answered()
         self._clock.compare(
             [
                 one.date_s - (now_s + one.at_s - begin_s)
@@ -222,10 +218,6 @@ class Collector:
             self._clock.ahead_s,
             len(snapshot.gaps),
         )
-
-
-def _nothing() -> None:
-    pass
 
 
 def _with_gaps(snapshot: Snapshot, gaps: Sequence[Gap]) -> Snapshot:

@@ -6,7 +6,10 @@ import typer
 
 from hopline_mesh.commands import demo, evaluate, queries, simulate, train, warm, watch
 
-app = typer.Typer(no_args_is_help=True, help="Watch a service mesh with a temporal graph autoencoder.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Watch a service mesh: a robust detector for each series, and a regression on neighbours.",
+)
 app.command("demo")(demo.demo)
 app.command("watch")(watch.watch)
 app.command("evaluate")(evaluate.evaluate)
@@ -18,4 +21,4 @@ app.command("warm")(warm.warm)
 
 @app.callback()
 def mesh() -> None:
-    """Watch a service mesh with a temporal graph autoencoder."""
+    """Watch a service mesh: a robust detector for each series, and a regression on neighbours."""

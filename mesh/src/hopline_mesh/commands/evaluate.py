@@ -37,8 +37,8 @@ def evaluate(
     detector: Annotated[
         str,
         typer.Option(
-            help="tagae, untrained, none, static, percentile, sigma, maximum, robust, isolation_forest or "
-            "pca; several separated by commas; ablation: the first three; or all."
+            help="watch, none, static, percentile, sigma, maximum, robust, isolation_forest or pca; "
+            "several separated by commas; ablation: the first two; or all."
         ),
     ] = "ablation",
     learn_from: Annotated[
@@ -220,14 +220,14 @@ def show(report: Report, console: Console) -> None:
 
 
 def _ablation(report: Report) -> str:
-    """Return what the graph model adds, in words; "" if one of the two is missing."""
+    """Return what the regression on neighbours adds, in words; "" if one of the two is missing."""
     scores = {one.detector: one.scores for one in report.detectors}
-    if "none" not in scores or "tagae" not in scores:
+    if "none" not in scores or "watch" not in scores:
         return ""
-    trained, none = scores["tagae"], scores["none"]
+    both, none = scores["watch"], scores["none"]
     return (
-        f"the trained graph model changes: found {trained.found - none.found:+d} of {none.events}, "
-        f"false {trained.false_episodes - none.false_episodes:+d}"
+        f"the regression on neighbours changes: found {both.found - none.found:+d} of {none.events}, "
+        f"false {both.false_episodes - none.false_episodes:+d}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,8 +15,8 @@ from hopline_mesh.evaluate.recording import Event, Period, Recording
 from hopline_mesh.evaluate.scores import Scores
 from hopline_mesh.incident import Verdict
 
-#: TAGAE itself, with an untrained graph model, and without one: together they show what the model adds.
-ABLATION = ("tagae", "untrained", "none")
+#: The detector of the watch, and the same without the regression on neighbours: what that adds.
+ABLATION = ("watch", "none")
 #: Names that `detector` knows.
 DETECTORS = (*ABLATION, *BASELINES)
 
@@ -87,10 +86,9 @@ def detector(name: str, recording: Recording, min_duration_s: float = MIN_DURATI
         ConfigError: no such detector.
     """
     if name in ABLATION:
-        from hopline_mesh.tagae import Tagae, TagaeSettings
+        from hopline_mesh.detect import DetectorOptions, MeshDetector
 
-        model: Any = "trained" if name == "tagae" else name
-        return Tagae(TagaeSettings(model=model, min_duration_s=min_duration_s))
+        return MeshDetector(DetectorOptions(neighbours=name == "watch", min_duration_s=min_duration_s))
     if name not in BASELINES:
         raise ConfigError(f"no detector {name!r}; choose from {', '.join(DETECTORS)}")
     return baseline(name, recording, min_duration_s)

@@ -14,7 +14,7 @@ _METHODS: dict[str, Asked] = {
     "GetIncident": "read",
     "GetIncidents": "read",
     "GetGraph": "read",
-    "GetEmbeddings": "read",
+    "GetDeviations": "read",
     "ReportEvents": "score",
 }
 

@@ -1,4 +1,4 @@
-"""The API between two intervals: events in, current embeddings out. Knows JSON, and no URL paths."""
+"""The API between two intervals: events in, present deviations out. Knows JSON, and no URL paths."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
+from hopline_mesh.detect.live import LiveState
 from hopline_mesh.event import Event
-from hopline_mesh.tagae.live import LiveState
 
 #: Maximum number of events of one request, and of services of one response.
 MAX_EVENTS = MAX_SERVICES = 1000
@@ -20,7 +20,7 @@ _EVENTS_PER_TURN = 16
 
 
 class Between(Protocol):
-    """A source of current embeddings; implemented by the watch."""
+    """A source of present deviations; implemented by the watch."""
 
     @property
     def now(self) -> LiveState | None:
@@ -30,7 +30,7 @@ class Between(Protocol):
         """Return the state; create it if it is missing.
 
         Raises:
-            ModelNotReady: there is no verdict or no model yet.
+            ModelNotReady: there is no verdict yet.
         """
 
     def take(self, event: Event) -> list[str]:
@@ -62,10 +62,10 @@ async def state_of(between: Between | None) -> LiveState:
     """Return the state; create it if it is missing.
 
     Raises:
-        ModelNotReady: there is no verdict or no model yet.
+        ModelNotReady: there is no verdict yet.
     """
     if between is None:
-        raise ModelNotReady("there are no embeddings: the watch has not started", retry_after_s=15.0)
+        raise ModelNotReady("there are no deviations: the watch has not started", retry_after_s=15.0)
     return between.now or await between.state()
 
 
@@ -74,8 +74,8 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
 
     In a large mesh an event may take a millisecond, so the event loop gets a turn after every few events.
 
-    Returns: the number of accepted events, the errors of the refused ones, the services whose embeddings
-        changed, and the time in microseconds.
+    Returns: the number of accepted events, the errors of the refused ones, the services whose deviations
+        were computed again, and the time in microseconds.
 
     Raises:
         BadRequest: no events.
@@ -112,8 +112,8 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
     }
 
 
-def embeddings(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
-    """Return current embeddings of the named services; without names, of the first services.
+def deviations(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
+    """Return deviations of the named services and their calls; without names, of the first services.
 
     Raises:
         BadRequest: too many services, or one that was not in the last interval.
@@ -122,12 +122,8 @@ def embeddings(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
         raise BadRequest(f"{len(services)} services in one request; at most {MAX_SERVICES} are allowed")
     return {
         "time_s": state.time_s,
-        "embeddings": [
-            {
-                "service": service,
-                "embedding": [round(value, 6) for value in state.embedding(service).tolist()],
-                "deviations": state.deviations(service),
-            }
+        "services": [
+            {"service": service, "deviations": state.deviations(service), "calls": state.calls(service)}
             for service in services or state.services[:MAX_SERVICES]
         ],
     }

@@ -62,7 +62,7 @@ class Board:
             both of the same interval.
         published_s: when the newest verdict was published, Unix seconds.
         ready: whether a snapshot was collected or state restored.
-        live: embeddings between intervals; None if events are not supported.
+        live: deviations between intervals; None if events are not supported.
         links: templates of links to other tools.
     """
 

@@ -22,7 +22,7 @@ from hopline.transports.grpc_errors import grpc_code
 from hopline_mesh.errors import IncidentNotFound
 from hopline_mesh.event import Event
 from hopline_mesh.out.access import permission_of
-from hopline_mesh.out.between import embeddings, state_of, take_events
+from hopline_mesh.out.between import deviations, state_of, take_events
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import GRPC_CODE
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
@@ -63,7 +63,7 @@ class MeshGrpc:
             "GetIncidents": self._get_incidents,
             "GetGraph": self._get_graph,
             "ReportEvents": self._report_events,
-            "GetEmbeddings": self._get_embeddings,
+            "GetDeviations": self._get_deviations,
             "WatchVerdicts": self._watch_verdicts,
         }
         health = {"Check": self._check, "Watch": self._watch}
@@ -189,14 +189,21 @@ class MeshGrpc:
             **await take_events(self._board.live, events)
         )
 
-    async def _get_embeddings(self, request: Any) -> Any:
-        found = embeddings(await state_of(self._board.live), list(request.services))
-        for each in found["embeddings"]:
-            each["deviations"] = {
-                column: math.nan if spreads is None else spreads
-                for column, spreads in each["deviations"].items()
+    async def _get_deviations(self, request: Any) -> Any:
+        found = deviations(await state_of(self._board.live), list(request.services))
+        services = [
+            {
+                "service": each["service"],
+                "deviations": _spreads(each["deviations"]),
+                "calls": [
+                    {"callee": callee, "deviations": _spreads(columns)}
+                    for callee, columns in each["calls"].items()
+                ],
             }
-        return message("hopline.mesh.v1.GetEmbeddingsResponse")(**found)
+            for each in found["services"]
+        ]
+        response = message("hopline.mesh.v1.GetDeviationsResponse")
+        return response(time_s=found["time_s"], services=services)
 
     # Health
 
@@ -217,6 +224,10 @@ class MeshGrpc:
     def _status(self) -> int:
         is_serving = self._board.ready and self._board.alive and not self.draining
         return _SERVING if is_serving else _NOT_SERVING
+
+
+def _spreads(columns: dict[str, float | None]) -> dict[str, float]:
+    return {column: math.nan if spreads is None else spreads for column, spreads in columns.items()}
 
 
 def _event(sent: Any) -> Event:

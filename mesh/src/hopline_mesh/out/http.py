@@ -1,7 +1,7 @@
 """HTTP of the watch: the page, a JSON API, metrics and probes.
 
 Knows paths; connections are those of `hopline.transports`. All routes are read-only except events, which
-change current embeddings but no verdict, and marks on incidents.
+change present deviations but no verdict, and marks on incidents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hopline.transports.http_messages import JSON, Pending, Request, Response
 from hopline_mesh import __version__
 from hopline_mesh.errors import IncidentNotFound
 from hopline_mesh.out.access import access_of
-from hopline_mesh.out.between import embeddings, read_events, state_of, take_events
+from hopline_mesh.out.between import deviations, read_events, state_of, take_events
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import HTTP_STATUS
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
@@ -113,8 +113,8 @@ class MeshHttp:
                 return self._verdict
             case ["v1", "mesh", "graph"]:
                 return self._graph
-            case ["v1", "mesh", "embeddings"]:
-                return self._embeddings
+            case ["v1", "mesh", "deviations"]:
+                return self._deviations
             case ["v1", "mesh", "incidents"]:
                 return self._incidents
             case ["v1", "mesh", "changes"]:
@@ -223,7 +223,7 @@ class MeshHttp:
         return _json({"incident": shown(record, self._board.links, self._board.now_s)})
 
     def _events(self, request: Request, parts: list[str]) -> Response | Pending:
-        """Apply events; the response names the services whose embeddings changed."""
+        """Apply events; the response names the services whose deviations were computed again."""
         refused = self._posted(request, parts)
         if refused is not None:
             return refused
@@ -234,12 +234,12 @@ class MeshHttp:
 
         return _Awaited(self, response())
 
-    def _embeddings(self, options: dict[str, str]) -> Pending:
-        """Return embeddings of the services in `service`, comma-separated; without it of the first ones."""
+    def _deviations(self, options: dict[str, str]) -> Pending:
+        """Return deviations of the services in `service`, comma-separated; without it of the first ones."""
         wanted = [name for name in options.get("service", "").split(",") if name]
 
         async def response() -> Response:
-            return _json(embeddings(await state_of(self._board.live), wanted))
+            return _json(deviations(await state_of(self._board.live), wanted))
 
         return _Awaited(self, response())
 

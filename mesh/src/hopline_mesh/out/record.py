@@ -11,11 +11,11 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.incident import Evidence, Incident
 from hopline_mesh.out.mark import Mark
 from hopline_mesh.out.words import name_of
 from hopline_mesh.snapshot import Snapshot
-from hopline_mesh.tagae.calls import CallsPerRequest
 
 #: Maximum number of series of one incident, and of points of each.
 MAX_SERIES = 8

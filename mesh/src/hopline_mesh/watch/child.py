@@ -7,21 +7,19 @@ allocates no more than is left there, and fails before.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.state import Seen, StateFolder
 from hopline_mesh.state.checkpoint import write_to
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.learned import abnormal_of
 
 
@@ -47,7 +45,7 @@ class Task(msgspec.Struct, frozen=True):
     since_s: float
     until_s: float
     without: list[tuple[float, float]]
-    detector: TagaeSettings
+    detector: DetectorOptions
     nice: int = 10
     most_bytes: int | None = None
 
@@ -73,12 +71,7 @@ def train(task: Task) -> int:
     history = read(task, roster)
     if not history:
         return 0
-    settings = replace(task.detector, device="cpu")  # the watch uses the GPU's memory
-    if settings.model == "trained" and importlib.util.find_spec("torch") is None:
-        # Baselines and thresholds need no torch, and are the larger part of a training.
-        print("torch is not installed (pip install 'hopline-mesh[train]'): no graph model", file=sys.stderr)
-        settings = replace(settings, model="none")
-    detector = Tagae(settings)
+    detector = MeshDetector(task.detector)
     detector.fit([seen.snapshot for seen in history], [seen.context for seen in history])
     meta, arrays = detector.export()
     header = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.incident import Verdict
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.ticks import Ticks
 
 
@@ -29,7 +29,7 @@ class Feed(Protocol):
         """Return the time of its clock, Unix seconds."""
         ...
 
-    def detector(self, settings: TagaeSettings) -> Tagae:
+    def detector(self, settings: DetectorOptions) -> MeshDetector:
         """Return the detector; it may be fitted already."""
         ...
 

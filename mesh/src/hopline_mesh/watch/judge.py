@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from hopline.errors import ModelNotReady
 from hopline_mesh.changes import Context
+from hopline_mesh.detect.live import LiveState
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.board import Scores
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.state import Seen
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.tagae.live import LiveState
 
 
 class SavedDetector(Protocol):
@@ -37,7 +37,7 @@ class SavedDetector(Protocol):
         """Return the anomaly scores of the nodes of the newest judged snapshot."""
 
     def live(self, snapshot: Snapshot) -> LiveState:
-        """Return embeddings that follow events after the newest judged snapshot."""
+        """Return deviations that follow events after the newest judged snapshot."""
 
     def adopt(self, before: Any, /) -> None:
         """Continue the open incidents of the detector that this one replaces; same kind and roster."""
@@ -77,8 +77,7 @@ class Learning(Protocol):
         """Stop a running training."""
 
 
-#: The loop itself runs a step if the previous one was faster than this. On another thread it takes up to
-#: twice as long, because that thread and its helper thread start on the same CPU.
+#: The loop itself runs a step if the previous one was faster than this: another thread would start later.
 QUICK_S = 0.005
 #: Maximum size of a mesh for a quick step, relative to the mesh of the previous step.
 _MAX_GROWTH = 1.25
@@ -133,12 +132,6 @@ class Judge:
         """Whether the event loop can judge an interval itself, without another thread."""
         return self._took_s < QUICK_S and _size_of(snapshot) <= _MAX_GROWTH * self._size
 
-    def rouse(self) -> None:
-        """Wake up helper threads, because an interval is about to be judged."""
-        rouse = getattr(self.detector, "rouse", None)
-        if rouse is not None:
-            rouse()
-
     def judge(self, snapshot: Snapshot, context: Context) -> Judged:
         """Judge the next interval."""
         began = time.perf_counter()
@@ -149,14 +142,14 @@ class Judge:
         return judged
 
     def live(self) -> LiveState:
-        """Return embeddings that follow events after the newest interval; see `Tagae.live`.
+        """Return deviations that follow events after the newest interval; see `MeshDetector.live`.
 
         Raises:
-            ModelNotReady: there is no verdict since the start, or the detector has no model.
+            ModelNotReady: there is no verdict since the start.
         """
         if self._newest is None:
             raise ModelNotReady(
-                "there are no embeddings yet: they exist after the first interval", retry_after_s=15.0
+                "there are no deviations yet: they exist after the first interval", retry_after_s=15.0
             )
         return self.detector.live(self._newest)
 

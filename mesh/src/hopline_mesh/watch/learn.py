@@ -7,12 +7,12 @@ the newest part of the history, for later trainings.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.errors import MeshError
 from hopline_mesh.evaluate.recording import Period
 from hopline_mesh.out.board import Board
@@ -22,7 +22,6 @@ from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.state import Seen, StateFolder
 from hopline_mesh.state.lock import only_writer
-from hopline_mesh.tagae import Tagae
 from hopline_mesh.watch import learned, parts
 from hopline_mesh.watch.learned import Learned
 
@@ -67,7 +66,7 @@ class TargetFolder:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def write(self, detector: Tagae, history: Sequence[Seen], schema: Schema) -> None:
+    def write(self, detector: MeshDetector, history: Sequence[Seen], schema: Schema) -> None:
         """Replace the content of the folder by a detector and its history.
 
         Raises:
@@ -130,13 +129,9 @@ def learn(
             f"--except); at least {fewest} are needed, {fewest * interval_s / 60:.0f} minutes"
         )
     asked = parts.detector_settings(settings)
-    all_notes = list(notes)
-    if asked.model == "trained" and importlib.util.find_spec("torch") is None:
-        all_notes.append("torch is not installed (pip install 'hopline-mesh[train]'): no graph model")
-        asked = dataclasses.replace(asked, model="none")
     kept = _with_present_services(kept)
     snapshots = [each.snapshot for each in kept]
-    detector = Tagae(asked)
+    detector = MeshDetector(asked)
     detector.fit(snapshots, [each.context for each in kept])
     schema = snapshots[0].schema
     abnormal = learned.abnormal_of(detector, snapshots[0].roster)
@@ -159,9 +154,8 @@ def learn(
         columns=columns,
         false_alarms_per_day=round(sum(each.false_alarms_per_day for each in columns), 3),
         calibrated_to=asked.false_alarms_per_day,
-        model=asked.model == "trained",
         rare_services=learned.rare_of(arrays, snapshots),
-        notes=tuple(all_notes),
+        notes=tuple(notes),
     )
 
 

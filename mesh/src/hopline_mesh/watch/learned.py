@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline_mesh.detect import MeshDetector
+from hopline_mesh.detect.calibrate import tail_level
+from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.evaluate.times import clock
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot
-from hopline_mesh.tagae import Tagae
-from hopline_mesh.tagae.calibrate import tail_level
-from hopline_mesh.tagae.calls import CallsPerRequest
 
 #: Exceedances of a threshold come in runs; this many are one false alarm, as for the thresholds.
 _RUN = 2.0
@@ -78,7 +78,6 @@ class Learned(msgspec.Struct, frozen=True):
         columns: in the order of the schema.
         false_alarms_per_day: expected for all columns together.
         calibrated_to: the setting `false_alarms_per_day`.
-        model: whether the graph model was trained.
         rare_services: those with too few measurements for any baseline.
         notes: other notes for people.
     """
@@ -97,12 +96,11 @@ class Learned(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...]
     false_alarms_per_day: float
     calibrated_to: float
-    model: bool
     rare_services: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def abnormal_of(detector: Tagae, roster: Roster) -> tuple[Abnormal, ...]:
+def abnormal_of(detector: MeshDetector, roster: Roster) -> tuple[Abnormal, ...]:
     """Return the times that a detector left out of its training, with names."""
 
     def name(caller: int, service: int, feature: str) -> str:
@@ -125,7 +123,7 @@ def columns_of(
     """Return the report of each column of an exported detector.
 
     Args:
-        arrays: of `Tagae.export`.
+        arrays: of `MeshDetector.export`.
         snapshots: that it learned from.
         percentile: above which tails are fitted.
     """

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
+from hopline_mesh.detect.live import LiveState, replay
 from hopline_mesh.event import Event
-from hopline_mesh.tagae.live import LiveState, replay
 
 #: Intervals after the last use for which the state is kept up to date.
 _INTERVALS_IN_USE = 40
@@ -25,12 +25,12 @@ class LiveStateSource(Protocol):
         """Return the state after the newest interval.
 
         Raises:
-            ModelNotReady: there is no verdict or no model yet.
+            ModelNotReady: there is no verdict yet.
         """
 
 
 class Live:
-    """Embeddings between intervals, on the event loop; states are created on the thread of the steps.
+    """Deviations between intervals, on the event loop; states are created on the thread of the steps.
 
     Args:
         judge: creates states.
@@ -65,7 +65,7 @@ class Live:
         """Return the state; create it if it is missing.
 
         Raises:
-            ModelNotReady: there is no verdict or no model yet.
+            ModelNotReady: there is no verdict yet.
         """
         if self._state is None:
             async with self._lock:

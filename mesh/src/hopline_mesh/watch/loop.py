@@ -53,7 +53,7 @@ class Watch:
         longest_s: maximum time of a collection; below the interval.
 
     Attributes:
-        live: embeddings between intervals.
+        live: deviations between intervals.
     """
 
     def __init__(
@@ -158,7 +158,6 @@ class Watch:
                 if self._judge.is_quick(snapshot):
                     judged = self._judge.judge(snapshot, context)
                 else:
-                    self._judge.rouse()
                     judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
         except Exception as error:  # the loop must survive an interval that cannot be judged
             if "detector" not in self._failing:
@@ -214,8 +213,8 @@ class Watch:
     async def _renew(self) -> None:
         try:
             await self.live.renew()
-        except Exception:  # verdicts do not need embeddings between intervals
-            logger.exception("updating embeddings to the newest interval failed")
+        except Exception:  # verdicts do not need deviations between intervals
+            logger.exception("updating deviations to the newest interval failed")
 
     def _failed(self, what: str, reason: str) -> Gap:
         if what not in self._failing:

@@ -12,12 +12,12 @@ from hopline.errors import ConfigError
 from hopline_mesh.cleartext import warn_of_token
 from hopline_mesh.collect import Access, CollectOptions, Collector, Prometheus, QuerySet
 from hopline_mesh.collect.catalog import queries_for
+from hopline_mesh.detect import DetectorOptions
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.state import StateFolder
 from hopline_mesh.state.lock import only_writer
-from hopline_mesh.tagae import TagaeSettings
 from hopline_mesh.watch.trainer import Schedule
 
 logger = logging.getLogger("hopline_mesh")
@@ -81,19 +81,16 @@ def deadline_s(settings: MeshSettings) -> float:
     return min(source.timeout_s, 0.8 * source.interval_s)
 
 
-def detector_settings(settings: MeshSettings) -> TagaeSettings:
+def detector_settings(settings: MeshSettings) -> DetectorOptions:
     """Return the settings of the detector."""
     asked = settings.detector
-    return TagaeSettings(
+    return DetectorOptions(
         window_size=asked.window_size,
         anomaly_percentile=asked.anomaly_percentile,
         false_alarms_per_day=asked.false_alarms_per_day,
         warm_up=asked.warm_up,
         min_duration_s=asked.min_duration_s,
         clean_s=asked.clean_s,
-        threads=asked.threads,
-        device=asked.device,
-        partition_above=asked.partition_above,
     )
 
 

@@ -16,8 +16,8 @@ from hopline.errors import HoplineError
 from hopline.observe.logs import configure_logs
 from hopline_mesh.changes import Context
 from hopline_mesh.collect import QuerySet
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.kubernetes.connect import kubernetes_watch
-from hopline_mesh.model.device import check_device
 from hopline_mesh.out.alerts import alerts_of
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.metrics import MeshMetrics
@@ -26,7 +26,6 @@ from hopline_mesh.roster import Roster
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Gap
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.tagae import Tagae
 from hopline_mesh.watch import parts
 from hopline_mesh.watch.feed import Feed, FeedTicks
 from hopline_mesh.watch.judge import Judge
@@ -81,7 +80,6 @@ async def watch(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     interval_s = settings.source.interval_s
-    check_device(settings.detector.device)
     async with contextlib.AsyncExitStack() as stack:
         queries = parts.queries_of(settings)
         schema = queries.schema() if feed is None else feed.schema
@@ -97,9 +95,8 @@ async def watch(
         stack.push_async_callback(outputs.stop)
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
-        restore = partial(Tagae.restore, machine=detector)
-        fresh = partial(Tagae if feed is None else feed.detector, detector)
-        resumed = resume(folder, fresh, restore, schema=schema, shape=shape, board=board)
+        fresh = partial(MeshDetector if feed is None else feed.detector, detector)
+        resumed = resume(folder, fresh, MeshDetector.restore, schema=schema, shape=shape, board=board)
         alerts = alerts_of(settings, metrics, outputs.url)
         stack.push_async_callback(alerts.close, 2.0)
         board.restore_marks(resumed.note.get("marks", {}))
@@ -129,9 +126,7 @@ async def watch(
         metrics.thresholds = lambda: judge.detector.thresholds
         source: Source
         if feed is None:
-            source, context = await _measured(
-                settings, queries, resumed.roster, metrics, judge.rouse, stack
-            )
+            source, context = await _measured(settings, queries, resumed.roster, metrics, stack)
         else:
             source, context = feed, feed.context
         one = Watch(
@@ -160,14 +155,12 @@ async def _measured(
     queries: QuerySet,
     roster: Roster,
     metrics: MeshMetrics,
-    answered: Callable[[], None],
     stack: contextlib.AsyncExitStack,
 ) -> tuple[Source, Callable[[float], tuple[Context, tuple[Gap, ...]]]]:
     """Return a source of snapshots from Prometheus, and one of planned changes from Kubernetes."""
     client = parts.prometheus_of(settings)
     stack.push_async_callback(client.close)
     collector = parts.collector_of(settings, client, queries, roster, on_report=metrics.collected)
-    collector.answered = answered
     cluster = await stack.enter_async_context(kubernetes_watch(settings))
     await cluster.wait_listed(_LISTED_S)
     return collector, lambda now_s: (cluster.context(now_s), cluster.gaps())

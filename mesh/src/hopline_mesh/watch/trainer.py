@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
+from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.state import Seen
 from hopline_mesh.state.checkpoint import read_checkpoint
-from hopline_mesh.tagae import Tagae, TagaeSettings
 from hopline_mesh.watch.child import Task
 
 logger = logging.getLogger("hopline_mesh")
@@ -31,7 +31,7 @@ logger = logging.getLogger("hopline_mesh")
 _CATCH_UP_S = 0.5
 #: Intervals after which it takes over even during an incident; a quarter of it the first time.
 _MAX_WAIT = 240
-#: What Python, C++, LLVM and torch print if they cannot allocate memory.
+#: What Python, C++ and LLVM print if they cannot allocate memory.
 _NO_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "can't allocate memory")
 #: Intervals before and after an incident that are left out of trainings.
 _MARGIN = 4
@@ -71,7 +71,7 @@ class Trainer:
     def __init__(
         self,
         folder: Path,
-        settings: TagaeSettings,
+        settings: DetectorOptions,
         schedule: Schedule,
         *,
         trained: bool,
@@ -93,7 +93,7 @@ class Trainer:
         self._task: Task | None = None
         #: intervals since the training began, and how many of them the new detector has judged
         self._since: list[Seen] = []
-        self._next: Tagae | None = None
+        self._next: MeshDetector | None = None
         self._judged = 0
         self._out = -1
         self._is_real = is_real
@@ -113,7 +113,7 @@ class Trainer:
         if self._process is not None or self._next is not None:
             self._since.append(seen)
 
-    def advance(self, names: Sequence[str], seen: Seen) -> Tagae | None:
+    def advance(self, names: Sequence[str], seen: Seen) -> MeshDetector | None:
         """Begin, continue or end a training; see `Learning`."""
         if self._next is not None:
             return self._catch_up()
@@ -205,13 +205,13 @@ class Trainer:
             for text in header["abnormal"]:
                 logger.warning("training: left out as abnormal: %s", text)
 
-    def _restored(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Tagae:
-        detector = Tagae.restore(header["meta"], arrays, self._settings)
+    def _restored(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> MeshDetector:
+        detector = MeshDetector.restore(header["meta"], arrays)
         learned_s = float(header["time_s"])
         self._since = [seen for seen in self._since if seen.snapshot.time_s > learned_s]
         return detector
 
-    def _catch_up(self) -> Tagae | None:
+    def _catch_up(self) -> MeshDetector | None:
         assert self._next is not None
         end = self._monotonic() + _CATCH_UP_S
         while self._judged < len(self._since) and self._monotonic() < end:

@@ -1,4 +1,4 @@
-"""Simple detectors to compare TAGAE with, each with suitable settings."""
+"""Simple detectors to compare the watch's detector with, each with suitable settings."""
 
 from __future__ import annotations
 

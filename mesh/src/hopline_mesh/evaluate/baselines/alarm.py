@@ -2,7 +2,7 @@
 
 A rule that fires for a service and also for its callers gives one incident, as teams group alerts into one
 page. Separate incidents would only make a simple detector look worse. Times to begin and to end are those
-of TAGAE, for the same reason.
+of the watch's detector, for the same reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EVIDENCE = 5
 
 
 def intervals_of(seconds: float, interval_s: float) -> int:
-    """Return the number of intervals of a duration, at least two, as TAGAE counts them."""
+    """Return the number of intervals of a duration, at least two, as the watch counts them."""
     return max(2, math.ceil(seconds / interval_s)) if interval_s > 0 else 2
 
 

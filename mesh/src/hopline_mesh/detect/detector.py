@@ -1,0 +1,658 @@
+"""The detector of the watch: learns what is normal, then judges intervals in order.
+
+A step: observe the interval (`series`), compute what neighbours leave of it (`conditional`), judge. Only if
+something is out of bounds: collect clues, group them and track them as incidents.
+
+The file is long because learning, saving and judging share all of its state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
+from hopline_mesh.detect import calibrate, expected, kernels
+from hopline_mesh.detect.abnormal import MAX_ABNORMAL_SHARE, Stretch, stretches
+from hopline_mesh.detect.calls import CallsPerRequest
+from hopline_mesh.detect.clues import Clue, Key, together
+from hopline_mesh.detect.conditional import CAUTION, Conditional, merged
+from hopline_mesh.detect.live import LiveState
+from hopline_mesh.detect.pairs import Pairs
+from hopline_mesh.detect.roles import role_of
+from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.detect.telling import named
+from hopline_mesh.detect.tracker import TrackedIncident, Tracker
+from hopline_mesh.detect.witness import Place, Places, Witness
+from hopline_mesh.errors import SnapshotInvalid, StateDamaged
+from hopline_mesh.incident import Verdict
+from hopline_mesh.roster import SlotArray
+from hopline_mesh.schema import Schema
+from hopline_mesh.snapshot import Gap, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorOptions:
+    """Settings of the detector.
+
+    Attributes:
+        window_size: number of intervals in the window.
+        anomaly_percentile: of the deviations in normal time, above which their tail is fitted.
+        false_alarms_per_day: expected number for which thresholds are calibrated.
+        warm_up: intervals before the first verdict, and before a new service is judged.
+        min_duration_s: seconds that a deviation must last, and at least two intervals.
+        neighbours: whether what the regression on neighbours leaves is judged too.
+        clean_s: seconds without a deviation after which an incident ends, and at least two intervals.
+    """
+
+    window_size: int = 120
+    anomaly_percentile: float = 99.0
+    false_alarms_per_day: float = 1.0
+    warm_up: int = 10
+    min_duration_s: float = 80.0
+    clean_s: float = 90.0
+    neighbours: bool = True
+
+
+#: Anomaly score of a trouble, and of a missing service.
+_REPORTED = 2.0
+#: Absent intervals of a service that was removed as planned; largest plausible share of services that
+#: disappear together; logarithm of the requests per second that a missing service must have had.
+_FORGOTTEN, _MANY, _BUSY = 1_000_000, 0.2, -2.0
+#: Number of windows in which a baseline moves to the mean of its window.
+_DRIFT_WINDOWS = 10.0
+#: Maximum number of values to learn baselines from, 200 MB; of more intervals every second, third … is
+#: used.
+_LEARN_VALUES = 50_000_000
+_FORMAT = "hopline-mesh-2"
+#: An interval with less than this share of the known series is blind.
+_BLIND = 0.5
+
+
+class _Taken(NamedTuple):
+    """Counts of an interval: values that there are, and that there should have been."""
+
+    measured: int
+    known: int
+
+
+class MeshDetector:
+    """Watches one mesh; implements `hopline_mesh.detector.Detector`.
+
+    Attributes:
+        left_out: times that the last `fit` left out as abnormal.
+    """
+
+    def __init__(self, settings: DetectorOptions | None = None) -> None:
+        self.settings = settings or DetectorOptions()
+        self.schema: Schema | None = None
+        self.interval_s = 0.0
+        self.steps = 0
+        self._last_s = 0.0
+        self._tracker = Tracker()
+        self._conditional: Conditional | None = None
+        self._learnt = 0
+        self.left_out: list[Stretch] = []
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Column, such as "node.p99_ms" or "edge.error_share" -> spreads at an anomaly score of 1."""
+        if self.schema is None:
+            return {}
+        return {
+            f"{kind}.{column}": float(spreads)
+            for kind, table in zip(("node", "edge"), self._tables, strict=True)
+            for column, spreads in zip(table.columns, table.threshold, strict=True)
+        }
+
+    # Learning
+
+    def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Learn from normal intervals, oldest first; replaces all previous state.
+
+        Times that would be an incident for any threshold are left out: see `left_out`.
+
+        Raises:
+            SnapshotInvalid: there are no snapshots.
+        """
+        if not snapshots:
+            raise SnapshotInvalid("fit needs at least one snapshot")
+        left_out = self._abnormal(snapshots, contexts)
+        if left_out:
+            kept = [not any(each.time_s in stretch for stretch in left_out) for each in snapshots]
+            snapshots = list(itertools.compress(snapshots, kept))
+            contexts = list(itertools.compress(contexts, kept))
+        self._prepare(snapshots)
+        self.left_out = left_out
+        self._learn_scales(snapshots, calibrate.TAIL)
+        if self.settings.neighbours:
+            self._learn_neighbours(snapshots)
+        self._count(snapshots, contexts)
+        if self._conditional is not None:
+            self._conditional.learned()
+        self._learnt = len(snapshots)
+        self._fitted = True
+        self._set_thresholds()
+        self._last_s = snapshots[-1].time_s
+
+    def _abnormal(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> list[Stretch]:
+        """Return times that would be an incident for any threshold.
+
+        Uses only baselines of series, because the regression is learned later, from the other times.
+        """
+        scout = MeshDetector(replace(self.settings, neighbours=False))
+        scout._prepare(snapshots)
+        scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
+        for table in scout._tables:
+            table.threshold[:] = calibrate.HIGHEST
+        beyond: list[list[Clue]] = []
+        for snapshot, context in zip(snapshots, contexts, strict=True):
+            scout._observe(snapshot)
+            scout._excuse(expected.under_way(context, snapshot.time_s, scout.interval_s), snapshot)
+            found, _ = scout._judge(snapshot, kernels.NOTHING)
+            scout.steps += 1
+            beyond.append(scout._witness.firm(snapshot, found))
+        times_s = [snapshot.time_s for snapshot in snapshots]
+        return stretches(times_s, beyond, before=scout._hold - 1, apart=scout._patience)
+
+    def _prepare(self, snapshots: Sequence[Snapshot]) -> None:
+        """Reset the state, with space for all services and call paths of the snapshots."""
+        self._begin(snapshots[0].schema)
+        gaps = [b.time_s - a.time_s for a, b in itertools.pairwise(snapshots)]
+        self.interval_s = float(np.median(gaps)) if gaps else 0.0
+        for snapshot in snapshots:
+            self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        self._nodes.grow(len(snapshots[0].roster))
+        self._edges.grow(len(self._pairs))
+
+    def _learn_scales(self, snapshots: Sequence[Snapshot], tail: float) -> None:
+        for number, table in enumerate(self._tables):
+            every = self._every(len(snapshots), table)
+            some = snapshots[::every]
+            history = np.full((len(some), table.size, len(table.columns)), np.nan, np.float32)
+            for t, snapshot in enumerate(some):
+                if number == 0:
+                    history[t, snapshot.nodes] = snapshot.node_features
+                else:
+                    slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+                    history[t, slots] = self._edge_numbers(snapshot)
+            calibrate.learn_scales(table, history, tail)
+
+    @staticmethod
+    def _every(count: int, table: SeriesTable) -> int:
+        """Return of how many intervals one is learned from."""
+        return max(1, -(-count * table.size * len(table.columns) // _LEARN_VALUES))
+
+    def _learn_neighbours(self, snapshots: Sequence[Snapshot]) -> None:
+        """Learn the regression, and levels and spreads of what it leaves; windows are empty afterwards."""
+        self._conditional = conditional = Conditional(self._nodes, self._edges)
+        count = len(snapshots)
+        for number, snapshot in enumerate(snapshots):
+            paths = self._observe_series(snapshot)
+            if number >= self.settings.warm_up:
+                conditional.learn(snapshot, paths, number, count)
+        conditional.solve()
+        self._rewind()
+        histories = [
+            np.full(
+                (-(-count // self._every(count, table)), table.size, len(table.columns)), np.nan, np.float32
+            )
+            for table in self._tables
+        ]
+        for number, snapshot in enumerate(snapshots):
+            paths = self._observe_series(snapshot)
+            if number < self.settings.warm_up:
+                continue
+            left = conditional.left(snapshot, paths, number, count)
+            for table, history, slots, rest in zip(
+                self._tables, histories, (snapshot.nodes, paths), left, strict=True
+            ):
+                at, other = divmod(number, self._every(count, table))
+                if not other:
+                    history[at, slots] = rest
+        for table, history, of in zip(conditional.tables, histories, self._tables, strict=True):
+            table.grow(of.size)
+            calibrate.learn_scales(table, history)
+        self._rewind()
+
+    def _rewind(self) -> None:
+        """Begin the time of learning again."""
+        for table in self._all_tables:
+            table.forget_window()
+        self.steps = 0
+
+    def _count(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Replay normal time, and count deviations that nothing explains."""
+        tables = self._all_tables
+        for table in tables:
+            table.threshold[:] = calibrate.LEAST_COUNTED
+        peaks = [np.zeros_like(table.peak) for table in tables]
+        for time, (snapshot, context) in enumerate(zip(snapshots, contexts, strict=True)):
+            self._observe(snapshot, time, len(snapshots))
+            self._forget_planned(snapshot, context)
+            found, _ = self._judge(snapshot, kernels.ALL)
+            shares = dict(self._unexplained(snapshot, context, found))
+            for number, table in enumerate(tables):
+                mine = [
+                    (slot, column, shares[(number % 2, slot, column)])
+                    for slot, column in self._found[number].tolist()
+                ]
+                calibrate.discount(table, mine, peaks[number], self.steps, self._hold)
+            self.steps += 1
+        for table, peak in zip(tables, peaks, strict=True):
+            table.peak[:] = peak
+
+    def _unexplained(
+        self, snapshot: Snapshot, context: Context, found: Places
+    ) -> list[tuple[Place, float]]:
+        """Return the found series with the share that neither load nor a planned change explains."""
+        if not len(found):
+            return []
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s)
+        quiet = [expected.shares(changes, snapshot.roster, roles) for roles in self._roles]
+        left = []
+        shares = self._witness.shares(snapshot, found).tolist()
+        for (number, slot, column), share in zip(found.tolist(), shares, strict=True):
+            ends = (slot,) if number == 0 else (int(self._pairs.src[slot]), int(self._pairs.dst[slot]))
+            excused = min((quiet[number][end][column] for end in ends if end in quiet[number]), default=1.0)
+            left.append(((number, slot, column), share * float(excused)))
+        return left
+
+    def _set_thresholds(self) -> None:
+        tables = self._all_tables
+        for number, table in enumerate(tables):
+            calibrate.set_thresholds(
+                table,
+                self._learnt,
+                self.interval_s,
+                self.settings.false_alarms_per_day / len(tables),
+                self.settings.anomaly_percentile,
+                calibrate.LOWEST if self._fitted else calibrate.LOWEST_UNFITTED,
+                calibrate.HIGHEST if self._fitted else calibrate.UNKNOWN,
+                hold=self._hold if self._fitted else 0,
+                times=CAUTION if number >= len(self._tables) else 1.0,
+            )
+
+    def _begin(self, schema: Schema, *, with_calls: bool = True) -> None:
+        window = self.settings.window_size
+        self._calls = CallsPerRequest(schema) if with_calls else None
+        self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
+        measured, more = schema.edge_features, self._calls.columns if self._calls else ()
+        self._edges = SeriesTable((*measured, *more), window, calibrate.UNKNOWN)
+        self._tables = (self._nodes, self._edges)
+        self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
+        self._pairs = Pairs()
+        self._witness = Witness(self._nodes, self._edges, self._pairs)
+        self._conditional = None
+        #: of the newest interval, by table: slots and columns out of bounds, int64 [n, 2]
+        self._found: list[NDArray[np.int64]] = []
+        self._fitted = False
+        self._gaps: list[float] = []  # between the first intervals, to learn the interval
+        self._excused: dict[int, expected.Excuse] = {}
+        self._excused_for: list[tuple[str, str, int, int]] = []
+        self._excused_at = 0
+        self._reported: dict[Key, float] = {}
+        self._absent = np.zeros(0, np.int32)
+        self.left_out = []
+        self.steps = 0
+        self._learnt = 0
+        self.schema = schema  # last, because metrics are read on another thread and check it
+
+    # Keeping
+
+    def export(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return the state with which `restore` continues at the next interval.
+
+        Slots are those of the roster, which must be saved as well.
+
+        Returns: a JSON object, and arrays by name.
+        """
+        meta: dict[str, Any] = {"format": _FORMAT, "settings": asdict(self.settings)}
+        if self.schema is None:
+            return meta, {}
+        meta |= {
+            "node_features": list(self.schema.node_features),
+            "edge_features": list(self.schema.edge_features),
+            "with_calls": self._calls is not None,
+            "interval_s": self.interval_s,
+            "steps": self.steps,
+            "learnt": self._learnt,
+            "fitted": self._fitted,
+            "last_s": self._last_s,
+            "excused": sorted([slot, *astuple(excuse)] for slot, excuse in self._excused.items()),
+            "tracker": self._tracker.export(),
+            "neighbours": self._conditional is not None,
+        }
+        arrays: dict[str, NDArray[Any]] = {"absent": self._absent.copy()}
+        arrays |= {"pairs.src": self._pairs.src.copy(), "pairs.dst": self._pairs.dst.copy()}
+        for name, table in (("nodes", self._nodes), ("edges", self._edges)):
+            arrays |= {f"{name}.{key}": array for key, array in table.export().items()}
+        if self._conditional is not None:
+            arrays |= {f"left.{key}": array for key, array in self._conditional.export().items()}
+        return meta, arrays
+
+    @classmethod
+    def restore(
+        cls,
+        meta: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+    ) -> MeshDetector:
+        """Restore a detector from the state of `export`.
+
+        Raises:
+            StateDamaged: the state is incomplete, inconsistent, or of another version.
+        """
+        if meta.get("format") != _FORMAT:
+            raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
+
+        def part(name: str) -> dict[str, NDArray[Any]]:
+            return {k.removeprefix(name): array for k, array in arrays.items() if k.startswith(name)}
+
+        try:
+            settings = DetectorOptions(**meta["settings"])
+            self = cls(settings)
+            if "steps" not in meta:
+                return self
+            schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))
+            self._begin(schema, with_calls=bool(meta["with_calls"]))
+            self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
+            self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
+            self._fitted = bool(meta["fitted"])
+            self._excused = dict(map(expected.restored, meta["excused"]))
+            self._tracker = Tracker.restore(meta["tracker"])
+            self._absent = np.array(arrays["absent"], np.int32)
+            self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
+            self._nodes.restore(part("nodes."))
+            self._edges.restore(part("edges."))
+            if meta["neighbours"]:
+                self._conditional = Conditional(self._nodes, self._edges)
+                self._conditional.restore(part("left."))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateDamaged(f"the detector's state is damaged: {error!r}") from error
+        sizes = [table.size for table in self._all_tables]
+        if sizes != [len(self._absent), len(self._pairs)] * (len(sizes) // 2):
+            raise StateDamaged("the detector's state is damaged: its parts are of different sizes")
+        return self
+
+    def scale_thresholds(self, times: float) -> None:
+        """Multiply all thresholds, to compare detectors at equal false alarms."""
+        for table in self._all_tables:
+            table.threshold *= np.float32(times)
+
+    def adopt(self, before: MeshDetector) -> None:
+        """Continue the open incidents of the detector that this one replaces; their identities stay."""
+        self._tracker.adopt(before._tracker.open)
+
+    # Judging
+
+    def step(self, snapshot: Snapshot, context: Context) -> Verdict:
+        """Judge the next interval; see `Detector.step`."""
+        if self.schema is None:
+            self._begin(snapshot.schema)
+        ended = self._check_time(snapshot.time_s)
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
+        learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
+        taken = self._observe(snapshot)
+        self._excuse(changes, snapshot)
+        troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
+        found, score = self._judge(snapshot, learn)
+        self.steps += 1
+        self._last_s = snapshot.time_s
+        self._learnt += learn == kernels.USUAL and self.steps > self.settings.warm_up
+        if not self._fitted and self.steps % self.settings.window_size == 0:
+            self._set_thresholds()
+        if self.steps <= self.settings.warm_up:
+            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
+        if taken.known and taken.measured < _BLIND * taken.known:
+            gap = Gap(
+                "mesh", f"only {taken.measured} of {taken.known} previously measured series are present"
+            )
+            return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
+        direct = self._direct(snapshot, troubles, context)
+        if len(found) or direct or self._tracker.open:
+            ended += self._follow(snapshot, found, direct)
+        incidents = [named(tracked, snapshot.roster) for tracked in (*self._tracker.open, *ended)]
+        state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
+        known = snapshot.roster.find
+        suppressed = tuple(sorted({each.service for each in changes if known(each.service) is not None}))
+        gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot)) if troubles else snapshot.gaps
+        return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, gaps)
+
+    def scores(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """Return anomaly scores of the services in the newest interval, each that of its worst column.
+
+        Args:
+            snapshot: that interval.
+
+        Returns: float32 [nodes]; 1.0 is the threshold.
+        """
+        worst: NDArray[np.float32] = self._nodes.score[snapshot.nodes].max(axis=1, initial=0.0)
+        return worst
+
+    def live(self, snapshot: Snapshot) -> LiveState:
+        """Return deviations that follow events from now on; they do not change the detector.
+
+        Args:
+            snapshot: the newest judged interval.
+        """
+        paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        return LiveState(snapshot, paths, self._nodes, self._edges, self.interval_s)
+
+    def _check_time(self, time_s: float) -> list[TrackedIncident]:
+        """Learn the interval, and start a new window after a jump in time; returns incidents that end."""
+        if not self.steps:
+            return []
+        gone = time_s - self._last_s
+        if not self._fitted and gone > 0 and len(self._gaps) < self.settings.warm_up:
+            self._gaps.append(gone)
+            self.interval_s = float(np.median(self._gaps))
+        if abs(gone) <= max(20 * self.interval_s, 900.0):
+            return []
+        for number, table in enumerate(self._tables):
+            still = [f for f, role in enumerate(self._roles[number]) if role == "memory"]
+            table.forget_window(also_levels_of=still)
+        for table in self._all_tables[2:]:
+            table.forget_window()
+        return self._tracker.close_all()
+
+    @property
+    def _all_tables(self) -> tuple[SeriesTable, ...]:
+        """Tables of services and call paths, then those of what neighbours leave of them."""
+        return self._tables if self._conditional is None else (*self._tables, *self._conditional.tables)
+
+    def _observe(self, snapshot: Snapshot, number: int = 0, count: int = 1) -> _Taken:
+        """Observe an interval; see `Conditional.left`."""
+        paths = self._observe_series(snapshot)
+        if self._conditional is not None:
+            left = self._conditional.left(snapshot, paths, number, count)
+            for table, of, values, slots in zip(
+                self._conditional.tables, self._tables, left, (snapshot.nodes, paths), strict=True
+            ):
+                table.grow(of.size)
+                self._take_in(table, values, slots)
+        return self._taken
+
+    def _observe_series(self, snapshot: Snapshot) -> SlotArray:
+        """Observe the series of an interval; returns the slots of its call paths."""
+        paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+        self._edges.grow(len(self._pairs))
+        if len(snapshot.roster) > len(self._absent):
+            self._nodes.grow(len(snapshot.roster))
+            new = self._nodes.size - len(self._absent)
+            self._absent = np.concatenate([self._absent, np.full(new, _FORGOTTEN, np.int32)])
+        self._absent += 1
+        self._absent[snapshot.nodes] = 0
+        nodes = self._take_in(self._nodes, snapshot.node_features, snapshot.nodes)
+        edges = self._take_in(self._edges, self._edge_numbers(snapshot), paths)
+        self._taken = _Taken(nodes.measured + edges.measured, nodes.known + edges.known)
+        return paths
+
+    def _take_in(self, table: SeriesTable, values: NDArray[np.float32], slots: SlotArray) -> _Taken:
+        return _Taken(
+            *table.observe(
+                values,
+                slots,
+                self.steps,
+                interval_s=self.interval_s,
+                warm_up=self.settings.warm_up,
+                drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
+                hold=self._hold,
+            )
+        )
+
+    def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
+        """Return the columns of the call paths, float32 [e, columns]."""
+        return snapshot.edge_features if self._calls is None else self._calls.of(snapshot)
+
+    def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:
+        """Return series out of bounds in the newest observed interval, and the largest anomaly score."""
+        self._found, most = [], 0.0
+        for number, table in enumerate(self._all_tables):
+            if number >= 2:
+                table.quiet[: table.size] = self._tables[number - 2].quiet[: table.size]
+            found, largest = table.judge(
+                self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn
+            )
+            self._found.append(found)
+            most = max(most, largest)
+        if self._conditional is not None:
+            self._conditional.show()
+        return merged(self._found), most
+
+    @property
+    def _hold(self) -> int:
+        if self.interval_s <= 0:
+            return 2
+        return min(max(2, math.ceil(self.settings.min_duration_s / self.interval_s)), kernels.HOLD)
+
+    @property
+    def _patience(self) -> int:
+        if self.interval_s <= 0:
+            return 2
+        return max(2, math.ceil(self.settings.clean_s / self.interval_s))
+
+    # Following
+
+    def _excuse(self, changes: Sequence[Change], snapshot: Snapshot) -> None:
+        """Reduce deviations during planned changes; afterwards the new values become the baseline."""
+        shares = expected.shares(changes, snapshot.roster, self._roles[0]) if changes else {}
+        if not shares and not self._excused:
+            return
+        known = sorted(
+            (change.service, str(change.kind), change.before or 0, change.after or 0) for change in changes
+        )
+        if known == self._excused_for and len(self._pairs) == self._excused_at:
+            return
+        self._excused_for, self._excused_at = known, len(self._pairs)
+        over_edges = expected.shares(changes, snapshot.roster, self._roles[1]) if changes else {}
+        for slot in self._excused.keys() - shares.keys():
+            is_troubled = any(slot in trouble.services for trouble in self._tracker.open)
+            usual = expected.usual_now(
+                self._nodes, slot, self._roles[0], self._excused[slot], is_troubled=is_troubled
+            )
+            self._nodes.level[slot, usual] = np.nan
+            if self._conditional is not None:
+                at_it = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
+                self._conditional.forget(slot, usual, at_it)
+        for table in self._tables:
+            table.quiet[:] = 1.0
+        for slot, row in shares.items():
+            self._nodes.quiet[slot] = row
+            touched = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
+            self._edges.quiet[touched] = np.minimum(self._edges.quiet[touched], over_edges[slot])
+        self._excused = {slot: self._excused.get(slot, expected.Excuse()) for slot in shares}
+        for change in changes:
+            found = snapshot.roster.find(change.service)
+            if found is not None:
+                self._excused[found] = self._excused[found].also(change)
+
+    def _direct(
+        self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
+    ) -> list[Clue]:
+        """Return clues that need no measurement: troubles, and missing services."""
+        self._reported = {}
+        for trouble in troubles:
+            slot = snapshot.roster.find(trouble.service)
+            if slot is not None:
+                self._reported[(-1, slot, trouble.kind)] = _REPORTED
+        clues = [
+            Clue(slot, -1, kind, "trouble", score, True, True, None, None)
+            for (_, slot, kind), score in self._reported.items()
+        ]
+        size = self._nodes.size
+        if len(snapshot.nodes) == size:
+            return clues
+        self._forget_planned(snapshot, context)
+        gone = np.flatnonzero((self._absent >= self._hold) & (self._absent < _FORGOTTEN))
+        known = self._nodes.seen[gone].max(axis=1, initial=0) >= self.settings.window_size // 2
+        if self._nodes.load >= 0:
+            known &= self._nodes.level[gone, self._nodes.load] > _BUSY
+        gone = gone[known & (self._absent[gone] < self.settings.window_size)]
+        gone = gone[self._would_be_seen(gone, snapshot.gaps)]
+        if len(gone) > max(1, _MANY * len(snapshot.nodes)):
+            return clues
+        for slot in gone.tolist():
+            self._reported[(-1, slot, "gone")] = _REPORTED
+            clues.append(Clue(slot, -1, "gone", "gone", _REPORTED, False, True, None, None))
+        return clues
+
+    def _would_be_seen(self, slots: NDArray[np.int64], gaps: Sequence[Gap]) -> NDArray[np.bool_]:
+        """Return which services would be measured in spite of the gaps, bool [slots].
+
+        A query without a response hides a service only if no other query ever found the service. So a
+        query that never has one, such as that for connections on a mesh without TCP metrics, hides none.
+        """
+        lacking = {gap.what for gap in gaps}
+        if "prometheus" in lacking:
+            return np.zeros(len(slots), bool)
+        present = [f for f, name in enumerate(self._nodes.columns) if f"node.{name}" not in lacking]
+        seen = self._nodes.seen[slots][:, present].max(axis=1, initial=0) > 0
+        return np.asarray(seen, bool)
+
+    def _forget_planned(self, snapshot: Snapshot, context: Context) -> None:
+        """Do not report services as missing that disappear during their own planned change."""
+        for change in context.changes:
+            slot = snapshot.roster.find(change.service)
+            if slot is not None and change.kind != "added" and self._absent[slot]:
+                self._absent[slot] = _FORGOTTEN
+
+    def _follow(self, snapshot: Snapshot, found: Places, direct: Sequence[Clue]) -> list[TrackedIncident]:
+        clues = [*direct, *self._witness.firm(snapshot, found)]
+        if not clues and not self._tracker.open:
+            return []
+        clues += self._witness.supporting(snapshot, found, [clue.service for clue in direct])
+        services = {clue.service for clue in clues} | {clue.caller for clue in clues if clue.caller >= 0}
+        for trouble in self._tracker.open:
+            services |= trouble.services
+        paths = self._witness.paths(snapshot, services)
+        groups = together(clues, paths)
+        first_s = snapshot.time_s - (self._hold - 1) * self.interval_s
+        return self._tracker.update(
+            snapshot.time_s, first_s, groups, paths, self._present, self._patience, snapshot.roster.name
+        )
+
+    def _present(self, keys: Sequence[Key]) -> list[float | None]:
+        """Return the present anomaly scores of clues' series; None for one that was not measured."""
+        measured = self._witness.scores(keys)
+        return [self._reported.get(key, score) for key, score in zip(keys, measured, strict=True)]
+
+
+def _unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:
+    """Return gaps for troubles that cannot become incidents, because no measurement has their names.
+
+    A trouble is listed once for each name of its workload; one that the mesh knows is enough.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in troubles:
+        names.setdefault((each.kind, each.detail), []).append(each.service)
+    return [
+        Gap(f"kubernetes.{kind}", f"{', '.join(some)}: {detail or kind}; no measurement has this name")
+        for (kind, detail), some in names.items()
+        if all(snapshot.roster.find(name) is None for name in some)
+    ]

@@ -1,0 +1,268 @@
+"""The state of many series in one table: those of all services, or those of all call paths.
+
+Arrays by slot and column, with space to grow; the kernels work on them. Knows no names or graphs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.detect import kernels
+from hopline_mesh.detect.roles import load_column, polarity, role_of
+from hopline_mesh.errors import StateDamaged
+from hopline_mesh.schema import kind_of
+
+#: Series out of bounds in an interval that a table can note.
+_MOST_FOUND = 4096
+_KINDS = {"amount": kernels.AMOUNT, "share": kernels.SHARE, "real": kernels.REAL}
+
+#: Least spread of a series by kind: 5 % of an amount, half a percent of a share. A series that is constant
+#: would otherwise be out of bounds at its first change. The counting noise of few requests comes on top, so
+#: a share of failed requests needs hardly any more.
+_LEAST_SPREAD = {"amount": 0.05, "share": 0.005, "real": 0.05}
+_LEAST_SPREAD_OF_ERRORS = 0.002
+#: Least spread of a deviation, in spreads of its series.
+_LEAST_SPREAD_OF_PLAIN = 0.05
+
+#: Intervals in which the typical value of a column is looked for, where it is not known.
+_LOOKS = 10
+#: Spreads from its base that a value is kept in the window at most: a shift becomes the new level, but the
+#: larger it is the later.
+_CLIP = 6.0
+
+#: Arrays by slot and column: type, and the value of a series that was never seen.
+_STATE: dict[str, tuple[Any, float]] = {
+    "offset": (np.float32, -1.0),
+    "anchor": (np.float32, 0.0),
+    "level": (np.float32, 0.0),
+    "spread": (np.float32, 1.0),
+    "wobble": (np.float32, 0.0),
+    "seen": (np.int32, 0),
+    "fitted": (np.int8, 0),
+    "total": (np.int32, 0),
+    "count": (np.int32, 0),
+    "slope": (np.float32, 0.0),
+    "sharp": (np.float32, 1.0),
+    "factor": (np.float32, 1.0),
+    "peak": (np.float32, 0.0),
+}
+#: The same, of the present interval only: not kept across restarts.
+_PRESENT: dict[str, tuple[Any, float]] = {
+    "slow": (np.float32, np.nan),
+    "near": (np.float32, np.nan),
+    "moved": (np.float32, 0.0),
+    "quiet": (np.float32, 1.0),
+    "score": (np.float32, 0.0),
+    "dev": (np.float32, 0.0),
+}
+
+
+def least_spread(column: str) -> float:
+    """Return the least spread of the series of a column."""
+    kind = kind_of(column)
+    if kind == "share" and role_of(column) == "errors":
+        return _LEAST_SPREAD_OF_ERRORS
+    return _LEAST_SPREAD[kind]
+
+
+class SeriesTable:
+    """Series by slot and column.
+
+    Args:
+        columns: their names; kind and role follow from them.
+        window: intervals that are looked back.
+        are_plain: whether values are deviations already, in spreads: compared without a scale and a load.
+
+    Attributes:
+        size: slots in use; arrays may have room for more.
+        is_ratio: bool [F], columns of which the load is a part, and which it does not explain.
+        threshold: float32 [F], in spreads.
+        pooled: float32 [F], spread that a new series of a column begins with.
+        typical: float32 [F], median value of a column over all services; 0 = not known yet.
+        histogram: int64 [F, BINS], debounced deviations of normal time, in quarters of a spread.
+        ring: int16 [window, room, F].
+        held: int8 [HOLD, room, F], the last deviations.
+    """
+
+    offset: NDArray[np.float32]
+    anchor: NDArray[np.float32]
+    level: NDArray[np.float32]
+    spread: NDArray[np.float32]
+    wobble: NDArray[np.float32]
+    seen: NDArray[np.int32]
+    fitted: NDArray[np.int8]
+    total: NDArray[np.int32]
+    count: NDArray[np.int32]
+    slope: NDArray[np.float32]
+    sharp: NDArray[np.float32]
+    factor: NDArray[np.float32]
+    peak: NDArray[np.float32]
+    slow: NDArray[np.float32]
+    near: NDArray[np.float32]
+    moved: NDArray[np.float32]
+    quiet: NDArray[np.float32]
+    score: NDArray[np.float32]
+    dev: NDArray[np.float32]
+
+    def __init__(
+        self, columns: Sequence[str], window: int, threshold: float, *, are_plain: bool = False
+    ) -> None:
+        self.columns = tuple(columns)
+        self.window = window
+        self.size = 0
+        if are_plain:
+            self.kinds = np.full(len(columns), kernels.PLAIN, np.int8)
+            self.least_spread = np.full(len(columns), _LEAST_SPREAD_OF_PLAIN, np.float32)
+        else:
+            self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
+            self.least_spread = np.array([least_spread(column) for column in columns], np.float32)
+        self.load = -1 if are_plain else load_column(columns)
+        self.polarity = polarity(columns)
+        self.is_ratio = np.array([role_of(column) == "calls" for column in columns], dtype=bool)
+        self.still = np.array([role_of(column) == "memory" for column in columns], dtype=bool)
+        self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
+        width = len(columns)
+        self.pooled = self.least_spread.copy()
+        self.typical = np.zeros(width, np.float32)
+        self._looks = _LOOKS
+        self.threshold = np.full(width, threshold, np.float32)
+        self.histogram = np.zeros((width, kernels.BINS), np.int64)
+        self.ring = np.full((window, 0, width), kernels.ABSENT, np.int16)
+        self.held = np.zeros((kernels.HOLD, 0, width), np.int8)
+        for name, (dtype, first) in (_STATE | _PRESENT).items():
+            setattr(self, name, np.full((0, width), first, dtype))
+
+    @property
+    def room(self) -> int:
+        """Slots that fit before the arrays have to grow."""
+        return len(self.level)
+
+    def grow(self, size: int) -> None:
+        """Have at least `size` slots in use."""
+        if size > self.room:
+            room = max(64, size + size // 4)
+            for name, (dtype, first) in (_STATE | _PRESENT).items():
+                old = getattr(self, name)
+                new = np.full((room, len(self.columns)), first, dtype)
+                new[: len(old)] = old
+                setattr(self, name, new)
+            for name, empty in (("ring", int(kernels.ABSENT)), ("held", 0)):
+                old = getattr(self, name)
+                wider = np.full((len(old), room, len(self.columns)), empty, old.dtype)
+                wider[:, : old.shape[1]] = old
+                setattr(self, name, wider)
+        self.size = max(self.size, size)
+
+    def look(self, values: NDArray[np.float32]) -> None:
+        """Learn what is typical of each column, where that is not known, from the first intervals."""
+        if not self._looks or not len(values):
+            return
+        self._looks -= 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a column without any value
+            middle = np.nanmedian(np.where(np.abs(values) < kernels.ABSURD, values, np.nan), axis=0)
+        self.typical[:] = np.where(self.typical == 0, np.nan_to_num(middle), self.typical)
+
+    def observe(
+        self,
+        values: NDArray[np.float32],
+        slots: NDArray[np.int32],
+        step: int,
+        *,
+        interval_s: float,
+        warm_up: int,
+        drift: float,
+        hold: int,
+    ) -> tuple[int, int]:
+        """Take one interval in; see `kernels.observe`.
+
+        Args:
+            values: float32 [n, F].
+            slots: int32 [n], whose they are, each once.
+            step: number of the interval.
+            hold: intervals that a deviation must last.
+
+        Returns: how many values were measured, and how many there should have been.
+        """
+        self.look(values)
+        size, window = self.size, self.window
+        rows = np.full(size, -1, np.int32)
+        rows[slots] = np.arange(len(slots), dtype=np.int32)
+        taken: tuple[int, int] = kernels.observe(
+            np.ascontiguousarray(values, np.float32), rows, self.kinds, self.load, self.clip, interval_s,
+            warm_up, drift, step % window, min(2 * hold, window - 1), min(max(1, hold - 2), window - 1),
+            window, self.offset, self.anchor, self.level, self.spread, self.wobble, self.pooled,
+            self.typical, self.seen, self.fitted, self.ring, self.total, self.count, self.slow, self.near,
+            self.moved,
+        )  # fmt: skip
+        return taken
+
+    def judge(self, step: int, *, warm_up: int, hold: int, learn: int) -> tuple[NDArray[np.int64], float]:
+        """Compare the observed interval with what was expected; see `kernels.judge`.
+
+        Args:
+            learn: what is counted as normal time.
+
+        Returns: slot and column of each series that was out of bounds for long enough, int64 [found, 2],
+            and the largest score.
+        """
+        size = self.size
+        found = np.empty((_MOST_FOUND, 2), np.int32)
+        number, largest = kernels.judge(
+            self.slow[:size], self.near, self.moved, self.still, self.load, self.slope, self.sharp,
+            self.polarity, self.threshold, self.factor, self.quiet, self.seen, self.fitted, warm_up,
+            self.held, step % kernels.HOLD, min(hold, kernels.HOLD), hold >= 4, learn, self.score, self.dev,
+            self.histogram, self.peak, found,
+        )  # fmt: skip
+        return found[: min(number, _MOST_FOUND)].astype(np.int64), float(largest)
+
+    def forget_window(self, *, also_levels_of: Sequence[int] = ()) -> None:
+        """Empty the window, after a break in time.
+
+        Args:
+            also_levels_of: columns whose level is set again from the next measured value.
+        """
+        self.ring[:] = kernels.ABSENT
+        self.held[:] = 0
+        self.total[:] = 0
+        self.count[:] = 0
+        for column in also_levels_of:
+            self.level[:, column] = np.nan
+
+    def export(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the state, without the space to grow."""
+        size = self.size
+        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size].copy() for name in _STATE}
+        kept |= {"ring": self.ring[:, :size].copy(), "held": self.held[:, :size].copy()}
+        kept |= {
+            name: getattr(self, name).copy() for name in ("pooled", "typical", "threshold", "histogram")
+        }
+        return kept
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore the state of `export`.
+
+        Raises:
+            StateDamaged: an array is missing, or does not match the columns or the window.
+        """
+        try:
+            size = len(arrays["level"])
+            self.grow(size)
+            for name in (*_STATE, "ring", "held", "pooled", "typical", "threshold", "histogram"):
+                into = getattr(self, name)
+                if name in ("ring", "held"):
+                    into = into[:, :size]
+                elif name in _STATE:
+                    into = into[:size]
+                if into.shape != arrays[name].shape:
+                    raise StateDamaged(
+                        f"the state of the series: {name} is {arrays[name].shape}, not {into.shape}"
+                    )
+                into[...] = arrays[name]
+        except KeyError as error:
+            raise StateDamaged(f"the state of the series lacks {error}") from None

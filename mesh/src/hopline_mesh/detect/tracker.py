@@ -1,0 +1,221 @@
+"""Tracks incidents over intervals, from their first sign to their end.
+
+Works on slots; the caller adds names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopline_mesh.detect.blame import Blame, suspects
+from hopline_mesh.detect.clues import Clue, Key
+from hopline_mesh.detect.paths import Paths
+
+#: Maximum number of clues of an incident: the strongest. More would only make the step slow.
+_MOST_CLUES = 1024
+#: A clue below this share of its threshold has ended.
+_OVER = 0.8
+
+
+@dataclass(slots=True)
+class TrackedIncident:
+    """One incident while it is tracked.
+
+    Attributes:
+        id: its identity.
+        start_s: time of its first sign.
+        end_s: when it was last out of bounds; None while it is open.
+        peak: largest anomaly score so far.
+        clues: its evidence by series; each with its largest anomaly score.
+        blames: suspects.
+        clean: number of intervals since any of its evidence was out of bounds.
+        blind: number of intervals since any of its evidence was measured.
+        last_s: when it was last out of bounds.
+    """
+
+    id: str
+    start_s: float
+    last_s: float
+    peak: float = 0.0
+    end_s: float | None = None
+    clean: int = 0
+    blind: int = 0
+    clues: dict[Key, Clue] = field(default_factory=dict)
+    blames: list[Blame] = field(default_factory=list)
+
+    @property
+    def services(self) -> set[int]:
+        """Slots of all services with evidence."""
+        return {clue.service for clue in self.clues.values()} | {
+            clue.caller for clue in self.clues.values() if clue.caller >= 0
+        }
+
+
+class Tracker:
+    """The open incidents."""
+
+    def __init__(self) -> None:
+        self.open: list[TrackedIncident] = []
+
+    def update(
+        self,
+        time_s: float,
+        first_s: float,
+        groups: Sequence[Sequence[Clue]],
+        paths: Paths,
+        present: Callable[[Sequence[Key]], Sequence[float | None]],
+        patience: int,
+        name: Callable[[int], str],
+    ) -> list[TrackedIncident]:
+        """Update the incidents from one interval.
+
+        Args:
+            time_s: of the interval.
+            first_s: start of deviations that are firm now.
+            groups: connected clues; a group begins an incident only with a firm clue and a suspect.
+            paths: call paths at the services of all clues and open incidents.
+            present: returns the anomaly scores of series in this interval; None if one was not measured.
+            patience: number of clean intervals after which an incident ends.
+            name: returns the name of a slot. The identity of an incident is made of names and its start,
+                so two watches of one mesh give it the same.
+
+        Returns: incidents that ended.
+        """
+        ended = []
+        alive: dict[str, bool] = {}
+        for trouble in self.open:
+            measured = [score for score in present(list(trouble.clues)) if score is not None]
+            alive[trouble.id] = any(score >= _OVER for score in measured)
+            if alive[trouble.id]:
+                trouble.clean = trouble.blind = 0
+                trouble.last_s = time_s
+            elif measured:
+                trouble.clean += 1
+            else:
+                trouble.blind += 1
+        for group in groups:
+            firm = [clue for clue in group if clue.is_firm]
+            if not firm:
+                continue
+            mine = self._belongs_to(group, firm, paths, alive)
+            if mine is None:
+                blames = suspects(group, paths)
+                if not blames:
+                    continue  # nothing is worse than usual; faster responses are not an incident
+                first = blames[0]
+                path = f"{name(first.caller)} " if first.caller >= 0 else ""
+                text = f"{path}{name(first.service)} {first_s:.0f}"
+                mine = TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], first_s, time_s)
+                self.open.append(mine)
+                alive[mine.id] = True
+            for clue in group:
+                before = mine.clues.get(clue.key)
+                if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
+                    mine.clues[clue.key] = clue
+            if len(mine.clues) > _MOST_CLUES:
+                strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
+                mine.clues = {clue.key: clue for clue in strongest}
+            mine.peak = max(mine.peak, max(clue.score for clue in firm))
+            mine.clean, mine.last_s = 0, time_s
+            mine.blames = suspects(list(mine.clues.values()), paths)
+        for trouble in list(self.open):
+            if trouble.clean >= patience or trouble.blind >= 5 * patience:
+                trouble.end_s = trouble.last_s
+                self.open.remove(trouble)
+                ended.append(trouble)
+        return ended
+
+    def _belongs_to(
+        self,
+        group: Sequence[Clue],
+        firm: Sequence[Clue],
+        paths: Paths,
+        alive: dict[str, bool],
+    ) -> TrackedIncident | None:
+        """Return the open incident that these clues belong to, if any.
+
+        An incident without present evidence continues only with the same series; evidence of another
+        service is another incident. A trouble of a service counts as the same series as its measurements,
+        because an OOM kill resets its memory.
+        """
+        keys = {clue.key for clue in firm}
+        reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
+        services = {clue.service for clue in group} | {clue.caller for clue in group if clue.caller >= 0}
+        best, best_shared = None, 0
+        for trouble in self.open:
+            shared = len(keys & set(trouble.clues))
+            if any(clue.caller < 0 and clue.service in reported for clue in trouble.clues.values()):
+                shared += 1
+            if alive[trouble.id]:
+                affected = trouble.services
+                shared += bool(services & affected) or paths.connect(services, affected)
+            if shared > best_shared:
+                best, best_shared = trouble, shared
+        return best
+
+    def adopt(self, others: Sequence[TrackedIncident]) -> None:
+        """Continue the open incidents of another tracker with the same slots.
+
+        An incident of this tracker with a common service is the same, and gets the other's identity and
+        start. One that this tracker does not have is open until its evidence is within bounds here.
+        """
+        left = list(self.open)
+        for other in others:
+            mine = max(left, key=lambda each: len(each.services & other.services), default=None)
+            if mine is None or not mine.services & other.services:
+                self.open.append(other)
+                continue
+            left.remove(mine)
+            mine.id, mine.start_s = other.id, min(mine.start_s, other.start_s)
+            mine.peak = max(mine.peak, other.peak)
+
+    def close_all(self) -> list[TrackedIncident]:
+        """End all incidents, at the time when they were last out of bounds."""
+        ended, self.open = self.open, []
+        for trouble in ended:
+            trouble.end_s = trouble.last_s
+        return ended
+
+    def export(self) -> dict[str, Any]:
+        """Return the state as a JSON object."""
+        return {
+            "open": [
+                {
+                    "id": trouble.id,
+                    "start_s": trouble.start_s,
+                    "last_s": trouble.last_s,
+                    "peak": trouble.peak,
+                    "clean": trouble.clean,
+                    "blind": trouble.blind,
+                    "clues": [
+                        [clue.service, clue.caller, clue.feature, clue.role, clue.score, clue.is_up,
+                         clue.is_firm, clue.expected, clue.seen]
+                        for clue in trouble.clues.values()
+                    ],
+                    "blames": [
+                        [blame.service, blame.caller, blame.score, [list(clue.key) for clue in blame.clues]]
+                        for blame in trouble.blames
+                    ],
+                }
+                for trouble in self.open
+            ],
+        }  # fmt: skip
+
+    @classmethod
+    def restore(cls, meta: dict[str, Any]) -> Tracker:
+        """Restore the state of `export`."""
+        tracker = cls()
+        for item in meta["open"]:
+            trouble = TrackedIncident(item["id"], item["start_s"], item["last_s"], item["peak"])
+            trouble.clean, trouble.blind = item["clean"], item["blind"]
+            for row in item["clues"]:
+                clue = Clue(*row)
+                trouble.clues[clue.key] = clue
+            for service, caller, score, keys in item["blames"]:
+                clues = [trouble.clues[tuple(key)] for key in keys]
+                trouble.blames.append(Blame(service, caller, score, clues))
+            tracker.open.append(trouble)
+        return tracker

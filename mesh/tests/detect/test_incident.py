@@ -1,0 +1,146 @@
+"""Evidence, groups and suspects computed with arrays are those of the plain form, on random meshes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hopline_mesh.detect.blame import suspects
+from hopline_mesh.detect.calls import COLUMN
+from hopline_mesh.detect.clues import Clue, together
+from hopline_mesh.detect.pairs import Pairs
+from hopline_mesh.detect.paths import Paths
+from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.detect.witness import Witness
+from hopline_mesh.schema import Schema
+from tests.detect import plain_incident
+from tests.detect.test_blame import FEATURES
+
+SERVICES = 12
+_slots = st.integers(0, SERVICES - 1)
+_pairs = st.lists(st.tuples(_slots, _slots), max_size=40, unique=True)
+_clues = st.lists(
+    st.builds(
+        lambda feature, service, caller, is_up, is_firm, score: Clue(
+            service,
+            caller,
+            feature,
+            FEATURES[feature],
+            score,
+            is_up,
+            is_firm,
+            1.0,
+            2.0,
+        ),
+        st.sampled_from(sorted(FEATURES)),
+        _slots,
+        st.integers(-1, SERVICES - 1),
+        st.booleans(),
+        st.booleans(),
+        st.floats(0.0, 20.0),
+    ),
+    max_size=25,
+)
+
+
+def described(blames):
+    return [
+        (blame.service, blame.caller, pytest.approx(blame.score, rel=1e-9), [c.key for c in blame.clues])
+        for blame in blames
+    ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(_clues, _pairs)
+def test_groups_are_those_of_the_plain_form(clues, calls):
+    found = together(clues, Paths.of(calls))
+    assert found == plain_incident.together(clues, calls)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_clues, _pairs)
+def test_suspects_are_those_of_the_plain_form(clues, calls):
+    found = suspects(clues, Paths.of(calls), most=50)
+    assert described(found) == [
+        (blame.service, blame.caller, blame.score, [clue.key for clue in blame.clues])
+        for blame in plain_incident.suspects(clues, calls, most=50)
+    ]
+
+
+@given(_pairs, st.sets(_slots), st.sets(_slots))
+def test_paths_connect_what_any_of_them_connects(calls, some, others):
+    expected = any((a in some and b in others) or (b in some and a in others) for a, b in calls)
+    assert Paths.of(calls).connect(some, others) == expected
+
+
+def random_mesh(seed: int, services: int = 60, edges: int = 300):
+    """Tables, pairs and snapshot with random numbers, some of them not measured."""
+    rng = np.random.default_rng(seed)
+    schema = Schema()
+    keys = rng.choice(services * services, edges, replace=False)
+    src, dst = (keys // services).astype(np.int32), (keys % services).astype(np.int32)
+    pairs = Pairs()
+    pairs.slots(src, dst)
+    nodes = SeriesTable(schema.node_features, 20, 6.0)
+    links = SeriesTable((*schema.edge_features, COLUMN), 20, 6.0)
+    for table, size in ((nodes, services), (links, edges)):
+        table.grow(size)
+        shape = table.level.shape
+        table.level[:] = rng.normal(2, 2, shape)
+        table.spread[:] = rng.lognormal(-2, 0.5, shape)
+        table.offset[:] = rng.uniform(0, 1, shape)
+        table.slow[:] = rng.normal(0, 12, shape)
+        table.near[:] = table.slow * rng.uniform(-0.2, 1.5, shape)
+        table.dev[:] = np.clip(np.where(rng.random(shape) < 0.2, 31.7, table.slow), -31.75, 31.75)
+        table.sharp[:] = rng.choice([0.0, 0.5, 1.0], shape, p=[0.05, 0.25, 0.7])
+        table.quiet[:] = rng.choice([0.0, 0.5, 1.0], shape, p=[0.05, 0.1, 0.85])
+        table.score[:] = rng.lognormal(-0.5, 1, shape)
+        table.slow[rng.random(shape) < 0.05] = np.nan
+    shown = rng.permutation(edges)[: edges * 9 // 10]
+    snapshot = SimpleNamespace(edge_src=src[shown], edge_dst=dst[shown])
+    places = [np.argwhere(table.score[: table.size] > 2.0).tolist() for table in (nodes, links)]
+    found = [(number, *place) for number, some in enumerate(places) for place in some]
+    return nodes, links, pairs, snapshot, found
+
+
+@pytest.mark.parametrize("most", [10_000, 40])
+@pytest.mark.parametrize("seed", range(8))
+def test_evidence_is_that_of_the_plain_form(seed, most, monkeypatch):
+    for module in (plain_incident, __import__("hopline_mesh.detect.witness", fromlist=["x"])):
+        monkeypatch.setattr(module, "_MOST_FIRM", most)
+        monkeypatch.setattr(module, "_MOST_SUPPORTS", most)
+    nodes, links, pairs, snapshot, found = random_mesh(seed)
+    fast, plain = Witness(nodes, links, pairs), plain_incident.Witness(nodes, links, pairs)
+    places = np.array(found, np.int64).reshape(-1, 3)
+    np.testing.assert_allclose(fast.shares(snapshot, places), plain.shares(snapshot, found))
+    same(fast.firm(snapshot, places), plain.firm(snapshot, found))
+    same(fast.supporting(snapshot, places, [3]), plain.supporting(snapshot, found, [3]))
+    services = set(range(0, nodes.size, 3))
+    paths = fast.paths(snapshot, services)
+    assert list(zip(paths.src.tolist(), paths.dst.tolist(), strict=True)) == plain.calls(snapshot, services)
+    keys = [clue.key for clue in plain.firm(snapshot, found)]
+    keys += [(-1, 3, "crash_loop"), (0, nodes.size - 1, "client_ms"), (-1, nodes.size + 5, "p99_ms")]
+    assert fast.scores(keys) == [plain.score(key) for key in keys]
+
+
+def test_call_paths_without_columns_have_no_evidence():
+    nodes, links, pairs, snapshot, found = random_mesh(1)
+    bare = SeriesTable((), 20, 6.0)
+    bare.grow(links.size)
+    fast, plain = Witness(nodes, bare, pairs), plain_incident.Witness(nodes, bare, pairs)
+    found = [place for place in found if place[0] == 0]
+    same(fast.firm(snapshot, np.array(found)), plain.firm(snapshot, found))
+    same(fast.supporting(snapshot, np.array(found), []), plain.supporting(snapshot, found, []))
+    assert fast.scores([(0, 1, "client_ms")]) == [0.0]
+
+
+def same(fast, plain):
+    assert plain
+    exact = ("service", "caller", "feature", "role", "score", "is_up", "is_firm")
+    for one, other in zip(fast, plain, strict=True):
+        for name in exact:
+            assert getattr(one, name) == getattr(other, name)
+        for name in ("seen", "expected"):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12)

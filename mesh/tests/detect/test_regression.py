@@ -1,0 +1,175 @@
+"""The neighbour regression against NumPy's least squares, and what it lets the detector see."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hopline_mesh.changes import Context
+from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect.regression import FOLDS, Fit, NeighbourRegression
+from hopline_mesh.errors import StateDamaged
+from hopline_mesh.snapshot import Snapshot
+from tests.detect.meshes import CALLS, INTERVAL_S, SERVICES, START_S, edge, incidents, node, play, watch
+
+LEARNT = 400
+RATE, CART = node("request_rate"), 1
+
+
+def with_load(count, edit=None, *, seed=0, start_s=START_S):
+    """Intervals in which all rates follow one load, which moves by 40 %."""
+    rng = np.random.default_rng([seed, 7])
+    loads = np.exp(0.4 * np.sin(np.arange(count) / 30) + 0.02 * rng.normal(size=count))
+    for number, snapshot in enumerate(play(count, seed=seed, start_s=start_s)):
+        nodes, edges = snapshot.node_features.copy(), snapshot.edge_features.copy()
+        nodes[:, RATE] *= loads[number]
+        edges[:, edge("request_rate")] *= loads[number]
+        if edit is not None:
+            edit(number, nodes, edges)
+        yield replace(snapshot, node_features=nodes, edge_features=edges)
+
+
+@pytest.fixture(scope="module")
+def state():
+    detector = MeshDetector()
+    detector.fit(list(with_load(LEARNT)), [Context()] * LEARNT)
+    return detector.export()
+
+
+@pytest.fixture(scope="module")
+def state_without():
+    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector.fit(list(with_load(LEARNT)), [Context()] * LEARNT)
+    return detector.export()
+
+
+def restored(state):
+    return MeshDetector.restore(*copy.deepcopy(state))
+
+
+def test_predictors_are_means_over_neighbours_weighted_by_traffic(state):
+    detector = restored(state)
+    (snapshot,) = with_load(1, seed=3, start_s=START_S + LEARNT * INTERVAL_S)
+    detector.step(snapshot, Context())
+    nodes, edges = detector._tables
+    paths = detector._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+    regression = NeighbourRegression(nodes, edges)
+    services, calls = regression.predictors(snapshot, paths)
+    plan, of_path = regression._plans
+    moved = nodes.slow[:4].astype(float) * nodes.spread[:4]
+    path_moved = edges.slow[:3].astype(float) * edges.spread[:3]
+    rates = snapshot.edge_features[:, edge("request_rate")].astype(float)
+    p99, client = node("p99_ms"), edge("client_ms")
+    own = services[:, plan.all.index(("own", RATE))]
+    np.testing.assert_allclose(own, moved[:, RATE], rtol=1e-4, atol=1e-6)
+    mean = (rates[0] * moved[1, p99] + rates[2] * moved[3, p99]) / (rates[0] + rates[2])
+    assert services[0, plan.all.index(("callees", p99))] == pytest.approx(mean, rel=1e-4)
+    mean = (rates[0] * path_moved[0, client] + rates[2] * path_moved[2, client]) / (rates[0] + rates[2])
+    assert services[0, plan.all.index(("calls", client))] == pytest.approx(mean, rel=1e-4)
+    got = services[:, plan.all.index(("calls to it", edge("request_rate")))]
+    assert got[0] == 0, "front has no callers"
+    np.testing.assert_allclose(got[[1, 2, 3]], path_moved[:, edge("request_rate")], rtol=1e-4)
+    assert calls[1, of_path.all.index(("caller", RATE))] == pytest.approx(moved[1, RATE], rel=1e-4)
+    assert calls[1, of_path.all.index(("callee", RATE))] == pytest.approx(moved[2, RATE], rel=1e-4)
+    # The errors and latencies that callers measure are the service's own, and explain nothing.
+    assert {source for source, _ in plan.all} == {
+        "one", "own", "past", "callers", "callees", "calls", "calls to it",
+    }  # fmt: skip
+    assert [f for source, f in plan.all if source == "calls to it"] == [edge("request_rate")]
+
+
+def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_out():
+    detector = MeshDetector(DetectorOptions(neighbours=False))
+    snapshots = list(with_load(300))
+    detector.fit(snapshots, [Context()] * 300)
+    nodes, edges = detector._tables
+    regression = NeighbourRegression(nodes, edges)
+    fit = Fit(regression, (nodes.size, edges.size))
+    rows, targets = [], []
+    for number, snapshot in enumerate(snapshots):
+        paths = detector._observe_series(snapshot)
+        predictors = regression.predictors(snapshot, paths)
+        fit.take(predictors, (snapshot.nodes, paths), number * FOLDS // 300)
+        rows.append(predictors[0][CART, regression._plans[0].of[RATE]])
+        targets.append(float(np.clip(nodes.slow[CART, RATE], -12, 12)))
+    apart = fit.solve()
+    x, y = np.array(rows, float), np.array(targets)
+
+    def ridge(x, y):
+        scale = np.sqrt((x * x).mean(axis=0)) + 1e-4
+        more = np.sqrt(20.0) * np.eye(x.shape[1])
+        a = np.concatenate([x / scale, more])
+        return np.linalg.lstsq(a, np.concatenate([y, np.zeros(x.shape[1])]), rcond=None)[0] / scale
+
+    found = regression.weights[0][RATE][CART]
+    np.testing.assert_allclose(x @ found, x @ ridge(x, y), atol=2e-3)
+    for fold in range(FOLDS):
+        others = np.arange(300) * FOLDS // 300 != fold
+        wanted = ridge(x[others], y[others])
+        np.testing.assert_allclose(x @ apart[fold][0][RATE][CART], x @ wanted, atol=2e-3)
+
+
+def unlike_its_calls(number, nodes, edges):
+    """For a time, a service says that it gets half of the requests that are sent to it."""
+    if 30 <= number < 90:
+        nodes[CART, RATE] *= 0.5
+
+
+def test_a_load_that_differs_from_the_calls_raises_an_alarm_within_its_own_bounds(state, state_without):
+    run = list(with_load(150, unlike_its_calls, seed=1, start_s=START_S + LEARNT * INTERVAL_S))
+    (incident,) = incidents(watch(restored(state), iter(run)))
+    evidence = next(
+        each
+        for suspect in incident.suspects
+        for each in suspect.evidence
+        if (each.feature, each.service, each.caller) == ("request_rate", SERVICES[CART], None)
+    )
+    assert evidence.seen == pytest.approx(0.5 * evidence.expected, rel=0.25), "expected by the calls to it"
+    assert incidents(watch(restored(state_without), iter(run))) == []
+
+
+def test_a_load_that_moves_with_the_calls_raises_none(state):
+    def fewer(number, nodes, edges):
+        if 30 <= number < 90:
+            nodes[:, RATE] *= 0.85
+            edges[:, edge("request_rate")] *= 0.85
+
+    run = with_load(150, fewer, seed=1, start_s=START_S + LEARNT * INTERVAL_S)
+    assert incidents(watch(restored(state), run)) == []
+
+
+def test_a_new_service_and_a_new_call_path_are_not_predicted(state):
+    detector = restored(state)
+    for snapshot in with_load(3, seed=1, start_s=START_S + LEARNT * INTERVAL_S):
+        slot = snapshot.roster.slot("new")
+        wider = Snapshot(
+            snapshot.time_s, snapshot.schema, snapshot.roster,
+            np.append(snapshot.nodes, slot).astype(np.int32),
+            np.vstack([snapshot.node_features, snapshot.node_features[:1]]),
+            np.append(snapshot.edge_src, 0).astype(np.int32),
+            np.append(snapshot.edge_dst, slot).astype(np.int32),
+            np.vstack([snapshot.edge_features, snapshot.edge_features[:1]]),
+        )  # fmt: skip
+        assert detector.step(wider, Context()).state == "normal"
+    nodes, edges = detector._conditional.tables
+    assert np.isnan(nodes.slow[slot]).all()
+    assert np.isnan(edges.slow[len(CALLS)]).all()
+    assert np.isfinite(nodes.slow[0, RATE])
+
+
+@pytest.mark.parametrize("name", [f"left.weights.0.{RATE}", "left.nodes.level", "left.edges.ring"])
+def test_a_state_without_a_part_of_it_is_refused(state, name):
+    meta, arrays = copy.deepcopy(state)
+    assert arrays.pop(name) is not None
+    with pytest.raises(StateDamaged):
+        MeshDetector.restore(meta, arrays)
+
+
+def test_weights_of_other_predictors_are_refused_by_the_name_of_the_column(state):
+    meta, arrays = copy.deepcopy(state)
+    arrays[f"left.weights.0.{RATE}"] = arrays[f"left.weights.0.{RATE}"][:, :2]
+    with pytest.raises(StateDamaged, match="of column 'request_rate'"):
+        MeshDetector.restore(meta, arrays)
