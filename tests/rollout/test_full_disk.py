@@ -3,12 +3,8 @@
 import errno
 import os
 
-import pytest
-
-from hopline.errors import ConfigError
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
-from hopline.service import Service
 from tests.rollout import loaded_units_rig as rig
 from tests.rollout.test_lifecycle import Traffic
 
@@ -49,17 +45,3 @@ async def test_a_candidate_that_fails_on_a_full_disk_answers_no_caller(root, mon
     assert service.describe_rollout("sage")["past"][0]["status"] == "rolled_back"
     await traffic.end()
     await rig.stop(service)
-
-
-async def test_a_worker_without_room_for_what_the_workers_share_says_so(root, tmp_path, monkeypatch):
-    def full(path, *args, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    monkeypatch.setattr("hopline.rollout.store.folder.write_atomically", full)
-    (tmp_path / "shared").mkdir()
-    service = Service(
-        rig.config(root).replace(worker__metrics_dir=str(tmp_path / "shared"), worker__count=2)
-    )
-    with pytest.raises(ConfigError, match=r"models.state: .* cannot be written: .*No space left"):
-        await service.start()
-    await service.close()
