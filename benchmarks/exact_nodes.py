@@ -6,6 +6,7 @@ PyG's, on the nodes and edges within its layers' reach; no code of a server is u
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
@@ -45,11 +46,14 @@ def ensure(folder: Path) -> tuple[IdArray, FloatArray]:
 def compare(port: int, request: Request, expected: tuple[IdArray, FloatArray], connections: int) -> None:
     """Ask a server for every exact node, `connections` at a time.
 
-    Raises: ServerFailed: an answer is no success, or differs from the module's.
+    Raises: ServerFailed: an answer is absent, no success, or differs from the module's.
     """
     nodes, rows = expected
     with ThreadPoolExecutor(connections) as pool:
-        answers = list(pool.map(lambda node: ask(port, request, int(node)), nodes))
+        try:
+            answers = list(pool.map(lambda node: ask(port, request, int(node)), nodes))
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerFailed(f"comparing answers: {type(error).__name__}: {error}") from None
     for node, row, (status, body) in zip(nodes, rows, answers, strict=True):
         if status != 200:
             raise ServerFailed(f"node {node}: status {status}: {body[:300]!r}")

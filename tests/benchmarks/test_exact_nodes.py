@@ -11,7 +11,7 @@ import torch
 from benchmarks import exact_nodes, model_workload
 from benchmarks.hopline_server import request
 from benchmarks.model_workload import Facts
-from benchmarks.server_process import ServerFailed
+from benchmarks.server_process import ServerFailed, free_port
 
 
 @pytest.fixture(scope="module", params=["gatv2", "hetero"])
@@ -66,6 +66,12 @@ def test_no_list_on_the_way_is_longer_than_its_fanout(folder):
 def test_timed_requests_ask_for_none_of_the_nodes_apart(folder):
     facts = Facts.read(folder)
     assert facts.num_ids < facts.num_nodes[facts.target]
+
+
+def test_a_server_that_is_gone_has_failed():
+    expected = np.arange(3), np.zeros((3, 5), np.float32)
+    with pytest.raises(ServerFailed, match="Connection refused"):
+        exact_nodes.compare(free_port(), request("sage"), expected, 2)
 
 
 @pytest.mark.parametrize(

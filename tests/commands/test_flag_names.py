@@ -51,3 +51,9 @@ def test_the_command_line_says_flags(tmp_path):
     assert again.exit_code == 1
     assert "pass --overwrite to replace it" in again.stderr
     assert "overwrite=True" not in again.stderr
+
+
+def test_a_way_out_that_the_command_lacks_is_left_out():
+    said = "models/slm/1 exists; choose another version, or pass overwrite=True"
+    assert as_flags(said, {}) == "models/slm/1 exists; choose another version"
+    assert as_flags(said, {"overwrite": "--overwrite"}).endswith(", or pass --overwrite")

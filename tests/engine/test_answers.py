@@ -279,6 +279,20 @@ def test_edge_attributes_of_an_unseen_node_are_needed_only_where_the_model_reads
     assert not isinstance(unread, Exception)
 
 
+def test_an_unseen_node_without_neighbours_may_have_empty_lists_of_edge_data(cases):
+    """JSON has no shape [0, 2]: a caller that builds all lists in one loop sends []."""
+    answerer = cases["gat"].answerer(False)
+    bare = InlineNode([0.5] * 6)
+    lists = InlineNode([0.5] * 6, {"": []}, edge_attr={"": []}, edge_weight={"": []})
+    expected, found = answer(
+        answerer, *(ScoreRequest("gat", inline=[each], outputs=("logits",)) for each in (bare, lists))
+    )
+    assert (found == expected).all()
+    given = InlineNode([0.5] * 6, {"": []}, edge_attr={"": [[1.0, 2.0]]})
+    (refused,) = answerer.answer([ScoreRequest("gat", inline=[given])])
+    assert "shape [1, 2]; expected [0, 2]" in str(refused)
+
+
 def test_model_that_does_not_fit_the_graph_is_refused_naming_each_difference(cases):
     from hopline.artifact import read_spec
     from hopline.engine.model import Model

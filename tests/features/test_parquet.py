@@ -1,5 +1,8 @@
 """Rows in Parquet files, written by Hopline and by others."""
 
+import errno
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,6 +86,20 @@ async def test_of_parts_the_last_row_counts(tmp_path):
         pq.write_table(pa.table({"id": ids, "f": [value, value]}), tmp_path / "g" / f"{name}.parquet")
     store = await opened(tmp_path)
     check_rows(await store.fetch(await store.describe("g"), [1, 2, 3]), [[5], [5], [4]])
+    await store.close()
+
+
+async def test_without_room_for_the_rows_the_error_says_so(tmp_path, monkeypatch):
+    """Rows are mapped: a page without its place on a full disk would kill the process."""
+    pq.write_table(pa.table({"id": [1], "f": [1.0]}), tmp_path / "g.parquet")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    store = await opened(tmp_path)
+    with pytest.raises(FeatureStoreError, match=r"group 'g': .* no room for its 0 MiB: No space left"):
+        await store.fetch(await store.describe("g"), [1])
     await store.close()
 
 

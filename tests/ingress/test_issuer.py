@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -270,3 +273,30 @@ def test_keys_are_read_over_http_and_large_answers_are_refused(caplog: pytest.Lo
         issuer.is_up = False
         assert not IssuerKeys(config).keys
         assert "answered 500" in caplog.text
+
+
+def test_an_issuer_that_sends_a_byte_at_a_time_does_not_hold_a_fetch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each byte would begin a time limit of single reads again, and new keys would never be fetched."""
+    monkeypatch.setattr("hopline.ingress.issuer._ANSWER_S", 0.2)
+    closed = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+            while not closed.wait(0.02):
+                connection.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/keys"
+        try:
+            keys = IssuerKeys(auth(jwt_jwks_url=url, jwt_issuer=URL, jwt_audience=AUDIENCE))
+            assert not keys.keys
+            assert "the answer takes longer than 0.2 s" in caplog.text
+        finally:
+            closed.set()
+            thread.join()

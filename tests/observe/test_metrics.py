@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -55,6 +57,33 @@ def test_a_scrape_of_any_worker_tells_of_all(tmp_path: Path) -> None:
         assert sample(worker, "hopline_requests_total", model="m", version="1", outcome="ok") == 3
         assert sample(worker, "hopline_stage_seconds_count", model="m", version="1", stage="queue") == 3
         assert sample(worker, "hopline_queue_rows", model="m", version="1") == 10
+
+
+def test_on_a_full_disk_all_workers_show_the_last_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = [Metrics(tmp_path, slot) for slot in range(2)]
+    counted = {"model": "m", "version": "1", "outcome": "ok"}
+    for worker in workers:
+        worker.model("m", "1").outcome("ok")
+        worker.flush()
+
+    def full(path: Path, *args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hopline.observe.metrics.write_atomically", full)
+        for worker in workers:
+            worker.model("m", "1").outcome("ok")
+            worker.flush()
+            worker.flush()
+        assert [sample(worker, "hopline_requests_total", **counted) for worker in workers] == [2, 2]
+    said = [record.getMessage() for record in caplog.records if "cannot be written" in record.message]
+    assert len(said) == len(workers)
+    assert "No space left on device" in said[0]
+    for worker in workers:
+        worker.flush()
+    assert [sample(worker, "hopline_requests_total", **counted) for worker in workers] == [4, 4]
 
 
 def test_totals_never_go_back_whichever_worker_is_scraped(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ def quota(folder, quota_us, period_us=100_000):
         ("0::/", {"cpu.max": "max 100000"}, None),
         ("0::/", {}, None),
         ("0::/", {"cpu.max": "garbage"}, None),
+        ("0::/", {"cpu.max": "50000"}, None),
+        ("0::/", {"cpu.max": "50000 0"}, None),
+        ("0::/", {"cpu.max": "-1 100000"}, None),
+        ("0::/", {"cpu.max": "2500 100000"}, 0.025),
+        ("0::/../../pod", {"cpu.max": "199900 100000"}, 1.999),
         # a group below another one: the smaller limit counts, wherever it stands
         ("0::/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
         ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "150000 100000"}, 1.5),

@@ -1,6 +1,8 @@
 """Repositories at addresses: the same for a folder and for what fsspec reads."""
 
+import errno
 import multiprocessing
+import os
 import sys
 import threading
 import uuid
@@ -387,3 +389,17 @@ def test_settings_take_folders_and_urls(tmp_path):
         needed_folder(url, "models.repository")
     with pytest.raises(ConfigError, match=r"models\.repository: not set"):
         configured_repository(Config())
+
+
+def test_a_full_cache_is_named_with_its_folder(tmp_path, monkeypatch):
+    """Drivers report a full disk without the place."""
+    repository = Memory(tmp_path)
+    repository.put("m/1", version())
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    opened = repository.open()
+    monkeypatch.setattr(type(repository.files), "get", full)
+    with pytest.raises(ConfigError, match=rf"models.cache: {tmp_path}/cache/.*: No space left on device"):
+        opened.fetch("m", "1")

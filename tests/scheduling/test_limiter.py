@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopline.errors import ConfigError
 from hopline.scheduling import limiter
 from hopline.scheduling.limiter import Limits, LocalBucket, LocalLimits, Rate
 from hopline.scheduling.shared_limiter import SharedLimits
@@ -189,3 +192,21 @@ def test_waits_grow_by_one_interval() -> None:
     bucket.take(0)
     waits = [bucket.take(now) for now in range(0, S // 4, S // 40)]
     assert all(before - after == S // 40 for before, after in pairwise(waits))
+
+
+def test_the_shared_file_has_its_place_on_the_disk_before_it_is_used(tmp_path: Path) -> None:
+    """A page of a sparse file on a full disk would kill the worker that writes to it."""
+    SharedLimits(tmp_path / "limits", 4)
+    found = (tmp_path / "limits").stat()
+    assert found.st_blocks * 512 >= found.st_size > 0
+
+
+def test_without_room_for_the_shared_file_the_start_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"no room for the rates of clients .*: No space left on device"):
+        SharedLimits(tmp_path / "limits", 4)

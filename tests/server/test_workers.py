@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -47,6 +48,23 @@ def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
         server.process.terminate()
         assert server.process.wait(20) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+
+
+def test_workers_that_cannot_write_a_file_serve_on() -> None:
+    """As on a full disk: their metrics stay unchanged, and nothing else is missing."""
+    with running(server__workers=2) as server:
+        before = children(server)
+        for pid in before:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        wait_until(lambda: len([text for text in server.log if "metrics stay unchanged" in text]) == 2)
+        for _ in range(20):
+            assert score(server) == 200
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+        assert children(server) == before
+        for pid in before:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        line = 'hopline_requests_total{model="sage",version="2",outcome="ok"}'
+        wait_until(lambda: server.metric(line) == 20)
 
 
 def test_sigterm_drains_every_worker() -> None:

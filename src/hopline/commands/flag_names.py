@@ -16,6 +16,10 @@ _ARGUMENT = re.compile(
 )
 
 
+#: A way out that only some commands have.
+_HINT = re.compile(r", or pass (?P<name>[a-z_]+)=True")
+
+
 def flags_of(options: Sequence[Sequence[str]]) -> dict[str, str]:
     """Python name -> flag, for the options of a command, such as [["--count", "-n"]]."""
     longest = [max(names, key=len) for names in options]
@@ -24,6 +28,8 @@ def flags_of(options: Sequence[Sequence[str]]) -> dict[str, str]:
 
 def as_flags(text: str, flags: Mapping[str, str]) -> str:
     """A message with `overwrite=True` replaced by `--overwrite` if the command has that flag.
+
+    If it does not have it, ", or pass overwrite=True" is left out.
 
     Lists and dictionaries become values of the flag: `fanouts=[10, 5]` is `--fanouts 10,5`, and
     `arguments={'w': 'edge_attr'}` is `--argument w=edge_attr`.
@@ -36,6 +42,7 @@ def as_flags(text: str, flags: Mapping[str, str]) -> str:
             return found[0]
         return f"{flag} {_typed(value)}".rstrip()
 
+    text = _HINT.sub(lambda found: found[0] if found["name"] in flags else "", text)
     return _ARGUMENT.sub(worded, text)
 
 

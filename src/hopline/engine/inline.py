@@ -345,6 +345,8 @@ def _edge_values(
             array = np.asarray(value, np.float32)
         except (TypeError, ValueError):
             raise BadRequest(f"inline[{i}].{what}: must be numbers of shape {list(shape)}") from None
+        if not count and array.shape == (0,):  # an empty list has no second dimension
+            array = array.reshape(shape)
         if array.shape != shape:
             raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; expected {list(shape)}")
         if not np.isfinite(array).all():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -232,7 +233,16 @@ def _unpack(files: _Files, id_column: str) -> Rows:
         return Rows(group, index(np.empty(0, np.int64)), np.empty((0, group.dim), group.dtype))
     ids: list[Any] = []
     with tempfile.TemporaryFile(prefix="hopline-", dir=temporary_root()) as file:
-        rows = np.memmap(file, group.dtype, "w+", shape=(num_rows, group.dim))
+        num_bytes = num_rows * group.dim * np.dtype(group.dtype).itemsize
+        try:
+            # A page without its place on a disk that is full kills the process that writes to it.
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        except OSError as error:
+            raise FeatureStoreError(
+                f"group {group.name!r}: {temporary_root()} has no room for its {num_bytes >> 20} MiB: "
+                f"{error.strerror}; set TMPDIR to another folder"
+            ) from None
+        rows = np.memmap(file, group.dtype, "r+", shape=(num_rows, group.dim))
     at = 0
     for path, parquet in opened:
         for some_ids, values in _batches(path, parquet, id_column, files):

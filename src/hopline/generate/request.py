@@ -31,7 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         max_tokens: longest answer; 0 takes the server's default.
         temperature: 0 takes the most probable token.
         top_p, top_k, min_p: the tokens that may be drawn; 1, 0 and 0 allow all.
-        seed: of the draws.
+        seed: of the draws; with a temperature above 0, texts of the same batch may change them too.
         stop: strings before which the text ends.
         logprobs: whether the log probability of each chosen token is wanted.
         ignore_eos: continue after the model's own end; for measurements.

@@ -13,6 +13,7 @@ the same issuer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import ssl
@@ -205,23 +206,32 @@ def _http(config: AuthConfig) -> Fetch:
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(f"auth.jwt_ca_file: {config.jwt_ca_file} cannot be used: {error}") from None
 
+    async def read(url: str) -> bytes:
+        import httpx2
+
+        content = b""
+        async with (
+            # Of the whole answer: a time limit of httpx2 begins again with each byte.
+            asyncio.timeout(_ANSWER_S),
+            httpx2.AsyncClient(verify=verify, timeout=_ANSWER_S) as client,
+            client.stream("GET", url) as answer,
+        ):
+            if answer.status_code != 200:
+                raise OSError(f"{url}: answered {answer.status_code}")
+            async for piece in answer.aiter_bytes():
+                content += piece
+                if len(content) > _MAX_BYTES:
+                    raise OSError(f"{url}: the answer is larger than {_MAX_BYTES} bytes")
+        return content
+
     def fetch(url: str) -> bytes:
         import httpx2
 
-        end = time.monotonic() + _ANSWER_S
-        content = b""
         try:
-            with httpx2.stream("GET", url, timeout=_ANSWER_S, verify=verify) as answer:
-                if answer.status_code != 200:
-                    raise OSError(f"{url}: answered {answer.status_code}")
-                for piece in answer.iter_bytes():
-                    content += piece
-                    if len(content) > _MAX_BYTES:
-                        raise OSError(f"{url}: the answer is larger than {_MAX_BYTES} bytes")
-                    if time.monotonic() > end:
-                        raise OSError(f"{url}: the answer takes longer than {_ANSWER_S:g} s")
+            return asyncio.run(read(url))
+        except (TimeoutError, httpx2.TimeoutException):
+            raise OSError(f"{url}: the answer takes longer than {_ANSWER_S:g} s") from None
         except httpx2.HTTPError as error:
             raise OSError(f"{url}: {str(error) or type(error).__name__}") from None
-        return content
 
     return fetch

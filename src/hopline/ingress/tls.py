@@ -48,17 +48,17 @@ class TlsFiles:
         if not self._is_stale:
             return
         config = self._config
+        assert config.cert_file is not None
         try:
             tls_context(config)
-        except ConfigError as error:
+            for context in self._contexts:
+                context.load_cert_chain(config.cert_file, config.key_file)
+                if config.client_ca_file is not None:
+                    context.load_verify_locations(config.client_ca_file)
+        except (ConfigError, OSError) as error:  # SSLError is one: a file was replaced after the check
             if str(error) != self._reported:
                 self._reported = str(error)
                 logger.error("the changed TLS files were not loaded: %s", error)
             return
-        assert config.cert_file is not None
-        for context in self._contexts:
-            context.load_cert_chain(config.cert_file, config.key_file)
-            if config.client_ca_file is not None:
-                context.load_verify_locations(config.client_ca_file)
         self._is_stale, self._reported = False, ""
         logger.info("TLS files reloaded: new connections use %s", config.cert_file)

@@ -9,6 +9,7 @@ prometheus_client's own multi-process mode costs an mmap write for each update.
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,8 @@ import msgspec
 from hopline.config.schema import CostConfig
 from hopline.files import write_atomically
 from hopline.observe.exposition import END, Exemplar, Sample, render_family
+
+log = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 LabelValues: TypeAlias = tuple[str, ...]
@@ -275,6 +278,7 @@ class Metrics:
         self._families: dict[str, Family] = {}
         self._directory = Path(directory) if directory else None
         self._slot = slot
+        self._is_stuck = False
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         #: State of a predecessor for families that are not declared yet.
         self._left: dict[str, list[_Saved]] = {}
@@ -370,7 +374,10 @@ class Metrics:
             self._before_reading.remove(update)
 
     def flush(self) -> None:
-        """Write this worker's numbers for the other workers; no effect with one worker."""
+        """Write this worker's numbers for the other workers; no effect with one worker.
+
+        If they cannot be written, as on a full disk, all workers show the last ones that were.
+        """
         if self._directory is None:
             return
         self._update()
@@ -379,7 +386,16 @@ class Metrics:
             for family in self._families.values()
             for labels, child in list(family.children.items())
         ]
-        write_atomically(self._file(self._slot), msgspec.json.encode(saved), durable=False)
+        try:
+            write_atomically(self._file(self._slot), msgspec.json.encode(saved), durable=False)
+        except OSError as error:
+            if not self._is_stuck:
+                log.error("metrics stay unchanged, since they cannot be written: %s", error)
+            self._is_stuck = True
+        else:
+            if self._is_stuck:
+                log.info("metrics can be written again")
+            self._is_stuck = False
 
     def render(self, *, open_metrics: bool = False) -> bytes:
         """The metrics of all workers, in Prometheus' text format or in OpenMetrics."""

@@ -57,14 +57,11 @@ class Cgroup:
 
     def _cpu_limits(self) -> Iterator[float]:
         for folder in self._folders("cpu"):
-            with contextlib.suppress(OSError, ValueError):
-                quota, period = (folder / "cpu.max").read_text().split()
-                if quota != "max":
-                    yield int(quota) / int(period)
-            quota_us = _number(folder / "cpu.cfs_quota_us")
-            period_us = _number(folder / "cpu.cfs_period_us")
-            if quota_us > 0 and period_us > 0:
-                yield quota_us / period_us
+            found = [(_number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us"))]
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+                found.append((quota, period))
+            yield from (quota / period for quota, period in found if quota > 0 and period > 0)
 
     def _memory_limits(self) -> Iterator[tuple[Path, int]]:
         for folder in self._folders("memory"):

@@ -187,7 +187,9 @@ class FsspecRepository:
         except Exception as error:
             said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
             if isinstance(error, OSError) and error.errno in _FULL:
-                raise ConfigError(f"models.cache: cannot be written: {said}") from error
+                raise ConfigError(
+                    f"models.cache: {self._cache.folder} cannot be written: {error.strerror}"
+                ) from error
             raise RepositoryUnavailable(
                 f"models.repository: {self.address} cannot be asked: {type(error).__name__}: {said}", 5.0
             ) from error

@@ -116,11 +116,11 @@ class SharedState:
         self.store.open()
         try:
             saved = self.store.update(self._without_lost_trials)
+            return self.store.take_up(saved, lambda: self._found_first(saved))
         except StoreUnavailable:
             raise
         except OSError as error:
             raise ConfigError(f"models.state: {self.store.address} cannot be written: {error}") from None
-        return self.store.take_up(saved, lambda: self._found_first(saved))
 
     async def join(self) -> None:
         """Become a member that others wait for, at the newest state."""

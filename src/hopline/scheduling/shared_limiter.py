@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
 
+from hopline.errors import ConfigError
 from hopline.kernels.intrinsics import compare_exchange
 from hopline.kernels.jit import njit
 from hopline.scheduling.limiter import MAX_DEBT_NS, Bucket, LocalBucket, Rate
@@ -22,7 +24,7 @@ from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)
 
-#: Slots for clients in the file; it is sparse, so that only used slots need memory.
+#: Slots for clients in the file, 16 bytes each.
 _SLOTS = 65_536
 
 
@@ -101,8 +103,15 @@ class SharedLimits:
     """
 
     def __init__(self, file: Path, num_workers: int) -> None:
-        with file.open("ab") as made:  # another worker may do the same: the size is the same
-            made.truncate(2 * _SLOTS * 8)
+        try:
+            with file.open("ab") as made:  # another worker may do the same: the size is the same
+                # A page without its place on a disk that is full kills the process that writes to it.
+                os.posix_fallocate(made.fileno(), 0, 2 * _SLOTS * 8)
+        except OSError as error:
+            raise ConfigError(
+                f"{file.parent} has no room for the rates of clients (1 MiB): {error.strerror}; set TMPDIR "
+                "to another folder"
+            ) from None
         mapped = np.memmap(file, np.int64, "r+", shape=(2, _SLOTS))
         self._tags, self._words = np.asarray(mapped[0]), np.asarray(mapped[1])
         self._num_workers = num_workers

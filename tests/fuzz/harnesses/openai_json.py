@@ -45,5 +45,7 @@ def check(data: bytes) -> None:
         texts = [json.loads(row) for row in request.columns["messages"]]
         assert len(texts) == count
         assert [turn["role"] for turn in texts[0]] == [turn["role"] for turn in sent["messages"]]
-    assert {len(column) for column in request.columns.values()} == {len(request.columns["seed"])}
-    assert all(0 <= seed < 2**63 for seed in request.columns["seed"])
+    assert len({len(column) for column in request.columns.values()}) == 1
+    seeds = request.columns.get("seed", [])
+    assert seeds[::count] == ([] if sent.get("seed") is None else [sent["seed"]] * (len(seeds) // count))
+    assert all(-(2**63) <= seed < 2**63 for at, seed in enumerate(seeds) if at % count)

@@ -1,9 +1,15 @@
 """The store of one host."""
 
+import errno
 import itertools
+import math
+import os
+import time
 
 import pytest
 
+from hopline.rollout.store import folder
+from hopline.rollout.store.base import Ack
 from hopline.rollout.store.folder import FolderStore
 from hopline.testing.state_stores import StateStoreSuite
 
@@ -22,3 +28,32 @@ class TestFolderStore(StateStoreSuite):
         yield join
         for store in stores:
             store.close()
+
+
+def test_a_worker_that_cannot_write_counts_as_cut_off_until_it_can(tmp_path, monkeypatch, caplog):
+    first, second = (FolderStore(tmp_path / "state", index=index, count=2) for index in range(2))
+    for store in (first, second):
+        store.open()
+    monkeypatch.setattr(folder, "_AGAIN_S", 0.0)
+    first.publish_counts("a-0", b"1")
+    assert first.heard().at == math.inf
+    before = time.monotonic()
+
+    def full(path, *args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "write_atomically", full)
+        first.publish_counts("a-0", b"2")
+        first.acknowledge(Ack(1, 1, {}))
+        first.doubt("a-0", b"")
+        assert first.heard().at <= before
+        assert list(second.counts("a-0")) == [b"1"]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "No space left on device" in said
+    assert "no caller gets a rollout's candidate" in said
+    first.heard()  # writes the acknowledgement that failed
+    assert first.heard().at == math.inf
+    assert second.acknowledgements() == {"0": Ack(1, 1, {})}
+    for store in (first, second):
+        store.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,6 +16,11 @@ import msgspec
 from hopline.files import write_atomically
 from hopline.rollout.state import FirstState, Leadership, LifecycleState, StateFile
 from hopline.rollout.store.base import Ack, Heard, Identity, StateStore
+
+log = logging.getLogger(__name__)
+
+#: Seconds until an acknowledgement that could not be written is tried again.
+_AGAIN_S = 1.0
 
 
 class _AckFile(msgspec.Struct):
@@ -51,6 +58,11 @@ class FolderStore(StateStore):
         self._pid = os.getpid() if pid is None else pid
         self._file = StateFile(folder)
         self._leadership: Leadership | None = None
+        #: Why the last write failed, "" if it did not; an acknowledgement to repeat; when writes worked
+        #: last, and when one was tried.
+        self._why = ""
+        self._unsent: Ack | None = None
+        self._written_at = self._tried_at = time.monotonic()
 
     def open(self) -> None:
         """As `StateStore.open`."""
@@ -109,8 +121,13 @@ class FolderStore(StateStore):
         return {name for name in members if not name.isdecimal() or int(name) >= self._count}
 
     def heard(self) -> Heard:
-        """What the file has now; one system call."""
-        return Heard(self._file.identity())
+        """What the file has now; one system call.
+
+        A worker that cannot write what it counts is not judged by it: it counts as cut off.
+        """
+        if self._unsent is not None and time.monotonic() - self._tried_at >= _AGAIN_S:
+            self.acknowledge(self._unsent)
+        return Heard(self._file.identity(), self._written_at if self._why else math.inf)
 
     def check_up(self) -> None:
         """As `StateStore.check_up`: a folder is always there."""
@@ -123,7 +140,7 @@ class FolderStore(StateStore):
         """As `StateStore.acknowledge`."""
         if self.has_others:
             content = msgspec.json.encode(_AckFile(self._pid, ack))
-            write_atomically(self._ack_file(self.member), content, durable=False)
+            self._unsent = None if self._write(self._ack_file(self.member), content) else ack
 
     def leads(self) -> bool:
         """As `StateStore.leads`; the kernel frees the lock when a process ends."""
@@ -133,7 +150,7 @@ class FolderStore(StateStore):
 
     def publish_counts(self, step: str, counts: bytes) -> None:
         """As `StateStore.publish_counts`."""
-        write_atomically(self._counts_file(step), counts, durable=False)
+        self._write(self._counts_file(step), counts)
 
     def withdraw_counts(self, step: str) -> None:
         """As `StateStore.withdraw_counts`."""
@@ -147,7 +164,7 @@ class FolderStore(StateStore):
     def doubt(self, step: str, latency: bytes) -> None:
         """As `StateStore.doubt`."""
         if self.doubted(step) is None:
-            write_atomically(self._doubt_file(step), latency, durable=False)
+            self._write(self._doubt_file(step), latency)
 
     def doubted(self, step: str) -> bytes | None:
         """As `StateStore.doubted`."""
@@ -166,6 +183,25 @@ class FolderStore(StateStore):
     def status(self) -> dict[str, Any]:
         """As `StateStore.status`."""
         return {}
+
+    def _write(self, path: Path, content: bytes) -> bool:
+        """Write what other workers read; returns whether it was written. A failure is logged once."""
+        self._tried_at = time.monotonic()
+        try:
+            write_atomically(path, content, durable=False)
+        except OSError as error:
+            if not self._why:
+                log.error(
+                    "the state of rollouts cannot be written: %s; requests are served, nothing can be "
+                    "changed, and no caller gets a rollout's candidate",
+                    error,
+                )
+            self._why = str(error)
+            return False
+        if self._why:
+            log.warning("the state of rollouts can be written again: %s", path)
+        self._why, self._written_at = "", self._tried_at
+        return True
 
     def _ack_file(self, member: str) -> Path:
         return self._server_folder / f"lifecycle-{member}.ack"

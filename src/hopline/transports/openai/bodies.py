@@ -7,7 +7,7 @@ ignored it would be a wrong one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,6 +15,11 @@ from hopline.errors import BadRequest, quoted
 from hopline.generate.request import MAX_ROWS, read_stop
 from hopline.transports.json_body import decode_body
 from hopline.types import ScoreRequest
+
+_OF_SEED = (
+    "Start of the random draws. A text with a temperature above 0 also depends on the texts that are "
+    "generated at the same time, so the same seed may give another one. Temperature 0 repeats a text."
+)
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,7 +80,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, msgspec.Meta(description=_OF_SEED)] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
