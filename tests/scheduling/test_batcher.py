@@ -11,7 +11,7 @@ from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, RuntimeFail
 from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
 from hopline.scheduling.policy import HIGH, LOW, NORMAL, BatchPolicy, CostModel
-from hopline.scheduling.turnstile import Turnstile
+from hopline.scheduling.turnstile import Turn, Turnstile
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest
 
@@ -413,22 +413,32 @@ async def test_late_requests_make_room():
     await rig.settle()
 
 
+class Timed(Turn):
+    """A turn that keeps the loop as long as it says: a pause of the machine is nobody's use of the loop."""
+
+    took_s = 0.0
+
+    def end(self, used_s):
+        super().end(self.took_s)
+
+
 class Pair:
-    """Two batchers on one loop that share a turnstile."""
+    """Two batchers on one loop that share a turnstile; each row takes 100 µs."""
 
     def __init__(self, **policy):
         self.gate = Turnstile()
         self.order = []
         self.rigs = [Rig(LOOP, **policy) for _ in range(2)]
         for name, rig in zip("ab", self.rigs, strict=True):
-            rig.batcher._turn = self.gate.enter()
+            turn = rig.batcher._turn = Timed(self.gate, 1.0)
             rig.batcher.cost.fixed_us, rig.batcher.cost.us_per_row = 0.0, 100.0
             rig.batcher.cost.observe = lambda rows, us: None
             run = rig.run
-            rig.batcher._run = lambda batch, name=name, run=run: (
+            rig.batcher._run = lambda batch, name=name, run=run, turn=turn: (
                 self.order.append((name, len(batch))),
+                setattr(turn, "took_s", len(batch) * 1e-4),
                 run(batch),
-            )[1]
+            )[2]
 
 
 async def test_a_flooded_model_keeps_a_shared_loop_for_a_slice_at_a_time():

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import ConfigError, RuntimeFailure, StoreUnavailable
+from hopline.errors import ConfigError, HoplineError, RuntimeFailure, StoreUnavailable
 from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
 from hopline.rollout.acknowledge import all_in_line
@@ -117,7 +117,7 @@ class SharedState:
         try:
             saved = self.store.update(self._without_lost_trials)
             return self.store.take_up(saved, lambda: self._found_first(saved))
-        except StoreUnavailable:
+        except HoplineError:  # some are an OSError too: what the first state is made of may be unavailable
             raise
         except OSError as error:
             raise ConfigError(f"models.state: {self.store.address} cannot be written: {error}") from None
