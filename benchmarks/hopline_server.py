@@ -136,5 +136,5 @@ def build_typed(workload_dir: Path, facts: Facts) -> None:
 
 if __name__ == "__main__":
     given = Path(sys.argv[1])
-    told = Facts.read(given)
-    build(given) if told.model == "sage" else build_typed(given, told)
+    facts = Facts.read(given)
+    build(given) if facts.model == "sage" else build_typed(given, facts)

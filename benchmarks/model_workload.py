@@ -65,21 +65,21 @@ class Facts:
     @classmethod
     def read(cls, folder: Path) -> Facts:
         """Facts of a finished folder, whichever model it is for."""
-        told = json.loads((folder / "workload.json").read_text())
-        if "model" not in told:
-            size = told["num_nodes"]
+        facts = json.loads((folder / "workload.json").read_text())
+        if "model" not in facts:
+            size = facts["num_nodes"]
             return cls(
                 model="sage",
                 target="node",
                 num_ids=size,
-                num_outputs=told["dims"][-1],
-                fanouts=tuple(told["fanouts"]),
+                num_outputs=facts["dims"][-1],
+                fanouts=tuple(facts["fanouts"]),
                 edge_types=(("node", "to", "node"),),
                 num_nodes={"node": size},
             )
-        told["fanouts"] = tuple(told["fanouts"])
-        told["edge_types"] = tuple(map(tuple, told["edge_types"]))
-        return cls(**told)
+        facts["fanouts"] = tuple(facts["fanouts"])
+        facts["edge_types"] = tuple(map(tuple, facts["edge_types"]))
+        return cls(**facts)
 
     def features_file(self, node_type: str) -> str:
         """Name of the file of a type's features."""

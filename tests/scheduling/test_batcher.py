@@ -414,7 +414,7 @@ async def test_late_requests_make_room():
 
 
 class Timed(Turn):
-    """A turn that keeps the loop as long as it says: a pause of the machine is nobody's use of the loop."""
+    """A turn whose time follows from its rows, so that a pause of the machine does not count as its use."""
 
     took_s = 0.0
 

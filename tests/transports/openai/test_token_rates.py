@@ -93,8 +93,8 @@ def test_others_are_not_limited_and_refusals_are_counted(rated: Rated) -> None:
         with rated.client(name) as client:
             for _ in range(3):
                 assert client.chat.completions.create(model="echo", messages=MESSAGES).choices
-    told = 'hopline_token_rate_refusals_total{model="echo",version="1"} 1\n'
+    line = 'hopline_token_rate_refusals_total{model="echo",version="1"} 1\n'
     end = time.monotonic() + 20
-    while told not in (page := rated.metrics()):  # the other worker's numbers come a moment later
+    while line not in (page := rated.metrics()):  # the other worker's numbers come a moment later
         assert time.monotonic() < end, page
         time.sleep(0.1)
