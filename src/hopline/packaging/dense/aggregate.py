@@ -1,8 +1,8 @@
 """PyG's aggregations over padded blocks, for those that are not a reduction of the engine.
 
-Variance, softmax, power mean, several at once, and their scaling by degrees need every message of a node
-at once, or several sums of it. They cost a gather and an operator each; the engine's own sum, mean and
-maximum of neighbours' rows need neither and are preferred (`over_neighbours`).
+Variance, softmax, power mean, several of them, and scaling by degrees need all messages of a node together,
+or several sums of them: a gather and some operators. The engine's own sum, mean and maximum of neighbours'
+rows need no block and are preferred (`over_neighbours`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class DensePNA(DenseConv):
         super().__init__()
         conv = call.conv
         if not call.has_destination or call.paired:
-            raise call.refusal("its nodes have to get messages of their own type")
+            raise call.refusal("sources and destinations have to be one node type")
         if call.has_edge_attr != (conv.edge_dim is not None):
             raise call.refusal("it gets edge attributes and has no edge_dim, or the reverse")
         self.towers, self.width, self.divided = len(conv.pre_nns), conv.F_in, conv.divide_input
