@@ -76,6 +76,16 @@ def measure(root: Path, models: Path, num_starts: int) -> None:
 def _start(root: Path, models: Path, files: list[Path]) -> dict[str, float]:
     began = time.perf_counter()
     process = subprocess.Popen(_command(root, models, files), stdout=subprocess.PIPE, text=True)
+    try:
+        return _measured(process, began, models, files)
+    finally:
+        process.kill()  # no effect on one that has ended
+        process.wait()
+
+
+def _measured(
+    process: subprocess.Popen[str], began: float, models: Path, files: list[Path]
+) -> dict[str, float]:
     assert process.stdout is not None
     line = process.stdout.readline()
     ready_s = time.perf_counter() - began
@@ -83,7 +93,7 @@ def _start(root: Path, models: Path, files: list[Path]) -> dict[str, float]:
     if found is None:
         raise SystemExit(f"the server did not start: {line!r}, exit code {process.wait()}")
     connection = http.client.HTTPConnection("127.0.0.1", int(found[1]))
-    model = next(path.name for path in sorted((models / "repository").iterdir()) if path.is_dir())
+    model = next(path.parts[-3] for path in sorted((models / "repository").glob("[!.]*/*/model.json")))
     times_ms = []
     for node in range(10):
         began = time.perf_counter()
