@@ -1,23 +1,31 @@
-"""No 64 KiB that a caller sends keep the event loop for more than 10 ms, or memory for more than 16 MiB."""
+"""No 64 KiB that a caller sends keep the event loop for long, or take more than 16 MiB of memory.
+
+The promise is 10 ms. `benchmarks.abuse` measures it; milliseconds depend on the machine and on what else it
+does. These tests compare with a reference, which is measured in turn with each request: the time in which the
+standard library reads 64 KiB of numbers, 1 ms on two cores of an AMD EPYC. A request that is quadratic, or slow
+for each element, takes a larger multiple of it on every machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import statistics
+import json
+import math
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hopline.config.schema import Config
 from hopline.testing.service import FakeService
 from hopline.transports.compression import decompress
 from hopline.transports.grpc import GrpcApp
+from hopline.transports.grpc_status import StatusCode
 from hopline.transports.http import HttpApp
 from hopline.transports.http_bodies import Reading
 from hopline.transports.http_messages import Pending, Request, Response
@@ -25,10 +33,14 @@ from hopline.types import Deliver, ScoreRequest
 from tests.transports import hostile
 from tests.transports.hostile import Hostile
 
-#: Processor time of the loop's thread, in seconds, and bytes.
-MOST_S, MOST_BYTES = 0.010, 16 * 2**20
-#: Medians that must all be above the bound for a failure.
-ROUNDS = 4
+#: Processor time of the loop's thread, in times of the reference. The worst of 8,000 requests took 5; one
+#: disturbed measurement was 8.
+MOST_TIMES = 16
+MOST_BYTES = 16 * 2**20
+#: Measurements of which the fastest counts: other programs only add to a thread's time.
+ROUNDS = 8
+#: 64 KiB of JSON that the reference reads.
+NUMBERS = json.dumps([number * 7919 % 1_000_003 / 7 for number in range(3_500)])
 #: Bytes of an answer: what an error says, with nothing of what was sent but a few names.
 MOST_ANSWER = 16 * 1024
 
@@ -55,15 +67,16 @@ class Silent(FakeService):
 class Call:
     """Of gRPC, without a connection."""
 
-    deadline = None
+    client = deadline = None
     is_open = True
 
     def __init__(self) -> None:
         self.on_gone: Any = None
+        self.code = StatusCode.OK
         self.text = ""
 
-    def finish(self, code: Any, text: str = "", trailers: Any = ()) -> None:
-        self.text = text
+    def finish(self, code: StatusCode, text: str = "", trailers: Any = ()) -> None:
+        self.code, self.text = code, text
 
     def metadata(self, name: str) -> None:
         return None
@@ -110,6 +123,7 @@ class Loop:
             answer.cancel()
             await asyncio.sleep(0)
             answer = answer.response or Response(b"")
+        assert answer.status in (200, 400, 413, 415, 501)
         return took, len(answer.body)
 
     async def over_grpc(self, sent: Hostile) -> tuple[float, int]:
@@ -120,9 +134,21 @@ class Loop:
                 message = decompress(sent.encoding, sent.body, Config().server.max_body_bytes)
             except ValueError:  # more than may become of it
                 return 0.0, 0
+        others = asyncio.all_tasks()
         begun = time.thread_time()
         self.infer(call, message)  # type: ignore[arg-type]
-        return time.thread_time() - begun, len(call.text)
+        if reading := asyncio.all_tasks() - others:  # a large message is read in a thread
+            await asyncio.wait(reading)
+        took = time.thread_time() - begun
+        assert call.code in (StatusCode.OK, StatusCode.INVALID_ARGUMENT)
+        return took, len(call.text)
+
+
+def reference() -> float:
+    """Seconds that the standard library takes to read 64 KiB."""
+    begun = time.thread_time()
+    json.loads(NUMBERS)
+    return time.thread_time() - begun
 
 
 @pytest.fixture(scope="module")
@@ -139,18 +165,16 @@ def loop() -> Iterator[Loop]:
 
 
 def held(loop: Loop, ask: Callable[[Hostile], Any], sent: Hostile) -> None:
-    """Ask three times, and look at what it took.
-
-    A neighbour on the same processor only adds to a thread's time, for some milliseconds. So what took
-    too long is asked again; work that takes too long does so in every round.
-    """
+    """Ask until one answer was fast enough, at most `ROUNDS` times; then look at the memory of one more."""
     assert len(sent.body) <= hostile.SENT_BYTES
+    took, unit = math.inf, math.inf
     for _ in range(ROUNDS):
-        seen = [loop.runner.run(ask(sent)) for _ in range(3)]
-        assert max(size for _, size in seen) <= MOST_ANSWER
-        if (took := statistics.median(took for took, _ in seen)) <= MOST_S:
+        unit = min(unit, *(reference() for _ in range(3)))
+        seconds, size = loop.runner.run(ask(sent))
+        assert size <= MOST_ANSWER
+        if (took := min(took, seconds)) <= MOST_TIMES * unit:
             break
-    assert took <= MOST_S
+    assert took <= MOST_TIMES * unit, f"{took / unit:.0f} times the reference of {1e3 * unit:.2f} ms"
     tracemalloc.start()
     try:
         loop.runner.run(ask(sent))
@@ -167,6 +191,9 @@ lasting = settings(
 
 
 @lasting
+@example(place=(hostile.SCORE, b'{"nodes":[', b"]}"), unit=b"0", encoding="", closed=True)
+@example(place=(hostile.SCORE, b'{"inline":[', b"]}"), unit=b'{"features":[]}', encoding="", closed=True)
+@example(place=(hostile.LOAD, b'{"parameters":{"groups":[', b"]}}"), unit=b"[]", encoding="", closed=True)
 @given(
     place=st.sampled_from(hostile.PLACES),
     unit=st.sampled_from(hostile.UNITS),
