@@ -5,11 +5,12 @@ import random
 import time
 
 import pytest
+import redis.asyncio
 
 from hopline.brokers import nats_stream
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
-from hopline.errors import BrokerError
+from hopline.errors import BrokerError, BrokerUnavailable
 from hopline.testing.broker_servers import NatsServer, RedisServer, broker_server
 from hopline.testing.brokers import check_order, collect, numbers, outgoing, positions, until
 
@@ -24,6 +25,19 @@ async def send(address, values):
     sink = await opened(open_sink, address)
     await sink.send(outgoing(values))
     await sink.close()
+
+
+class EmptyRedis(RedisServer):
+    """A redis-server that keeps nothing when it ends."""
+
+    def command(self):
+        return ["redis-server", "--port", str(self.port), "--dir", str(self.folder), "--save", ""]
+
+
+async def driver_call(server, *words):
+    client = redis.asyncio.Redis(port=server.port)
+    await client.execute_command(*words)
+    await client.aclose()
 
 
 async def redis_call(server, *words):
@@ -76,7 +90,8 @@ async def test_entries_that_were_read_may_be_trimmed(redis_server):
     await again.close()
 
 
-async def test_a_redis_stream_that_was_made_anew_is_a_gap(redis_server):
+async def test_a_redis_stream_with_lower_ids_is_a_gap(redis_server):
+    """What is added to it from then on is read, whatever its ids."""
     address = redis_server.address("anew")
     await send(address, range(5))
     source = await opened(open_source, address, {})
@@ -86,9 +101,106 @@ async def test_a_redis_stream_that_was_made_anew_is_a_gap(redis_server):
     assert await source.poll(10, 0.2) == []
     (gap,) = source.take_gaps()
     assert "recreated" in gap.reason
+    await redis_call(redis_server, "XADD", "anew", "1-2", "payload", "5")
     await send(address, [6])
-    assert numbers(await collect(source, 1)) == [6]
+    assert numbers(await collect(source, 2)) == [5, 6]
+    assert source.take_gaps() == []
     await source.close()
+
+
+@pytest.mark.parametrize("num_new", [0, 3, 60])
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_redis_that_was_restarted_empty_is_a_gap(tmp_path, num_new, is_away):
+    """Ids are times, so those of a new stream follow those of the lost one."""
+    with broker_server(EmptyRedis) as server:
+        address = server.address("edges")
+        await send(address, range(40))
+        source = await opened(open_source, address, {})
+        read = await collect(source, 40)
+        await source.acknowledge(positions(read))
+        if is_away:
+            await source.close()
+        server.kill()
+        server.start()
+        if num_new:
+            await send(address, range(100, 100 + num_new))
+        if is_away:
+            source = await opened(open_source, address, positions(read))
+        await source.acknowledge(positions(read))  # creates nothing
+        got = await collect(source, num_new) if num_new else await source.poll(10, 3)
+        assert numbers(got) == list(range(100, 100 + num_new))
+        (gap,) = source.take_gaps()
+        assert gap.lost is None
+        assert str(read[-1].position).partition("@")[0] in gap.reason
+        await send(address, range(200, 210))
+        assert numbers(await collect(source, 10)) == list(range(200, 210))
+        assert source.take_gaps() == []
+        await source.close()
+
+
+async def test_a_redis_stream_that_was_restored_from_an_old_copy_is_a_gap(redis_server):
+    """It goes on with newer entries before the source looks."""
+    address = redis_server.address("old")
+    await send(address, range(20))
+    copy = await redis_call(redis_server, "DUMP", "old")
+    await send(address, range(20, 50))
+    source = await opened(open_source, address, {})
+    await collect(source, 50)
+    await redis_call(redis_server, "RESTORE", "old", 0, copy, "REPLACE")
+    await send(address, range(50, 55))
+    assert numbers(await collect(source, 5)) == list(range(50, 55))
+    (gap,) = source.take_gaps()
+    assert "recreated, or lost messages" in gap.reason
+    await source.close()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+async def test_entries_that_were_trimmed_before_the_first_was_read_are_counted(redis_server, start):
+    address = redis_server.address(f"first-{start}", start=start)
+    source = await opened(open_source, address, {})
+    assert await source.poll(10, 0) == []
+    await send(address, range(30))
+    await redis_call(redis_server, "XTRIM", f"first-{start}", "MAXLEN", 10)
+    assert numbers(await collect(source, 10)) == list(range(20, 30))
+    assert [gap.lost for gap in source.take_gaps()] == [20]
+    await source.close()
+
+
+async def test_a_client_that_may_not_ask_for_a_streams_counts_is_told(redis_server):
+    await send(redis_server.address("asked"), range(3))
+    await redis_call(redis_server, "ACL", "SETUSER", "reader", "on", ">pass", "~*", "&*", "+@all", "-xinfo")
+    address = redis_server.address("asked").replace("//", "//reader:pass@")
+    source = await opened(open_source, address, {})
+    assert await source.poll(10, 0.1) == []
+    assert "xinfo" in source.health().reason
+    await source.close()
+
+
+# A Redis that evicts
+
+
+async def test_a_redis_that_may_evict_streams_is_not_used_until_it_may_not(redis_server):
+    address = redis_server.address("evicted")
+    await send(address, range(3))
+    try:
+        await redis_call(redis_server, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        source = await opened(open_source, address, {})
+        queue = await opened(open_queue, address)
+        for reader in (source, queue):
+            assert await reader.poll(10, 0.1) == []
+            assert "memory policy allkeys-lru" in reader.health().reason
+            assert "set maxmemory-policy to noeviction" in reader.health().reason
+        sink = await opened(open_sink, address)
+        with pytest.raises(BrokerUnavailable, match=r"test: .* memory policy allkeys-lru"):
+            await sink.send(outgoing([3]))
+    finally:
+        await driver_call(redis_server, "CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    await sink.send(outgoing([3]))
+    assert numbers(await collect(source, 4)) == [0, 1, 2, 3]
+    assert source.health().ok
+    assert len(await collect(queue, 4)) == 4
+    for each in (source, queue, sink):
+        await each.close()
 
 
 async def test_messages_that_nats_deleted_unread_are_counted(nats_server):

@@ -68,6 +68,39 @@ def test_a_tensor_of_an_unknown_type_begins_inside_the_file(tmp_path: Path) -> N
         read(tmp_path, gguf({}, 77, (5,), bytes(8), offset=8))
 
 
+def lists(depth: int) -> bytes:
+    """A file whose only entry is a list in a list, so many of them."""
+    value = struct.pack("<IQ", 9, 1) * (depth - 1) + struct.pack("<IQ", 0, 0)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("lists") + struct.pack("<I", 9) + value + bytes(32)
+
+
+def test_lists_in_lists_are_read_up_to_a_depth(tmp_path: Path) -> None:
+    assert read(tmp_path, lists(8)) == ({}, 0)
+    for depth in (9, 100_000):
+        with pytest.raises(ArtifactError, match="more than 8 lists in each other"):
+            read(tmp_path, lists(depth))
+
+
+def test_a_refusal_does_not_repeat_the_file(tmp_path: Path) -> None:
+    content = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("x" * 10_000_000) + struct.pack("<I", 9)
+    with pytest.raises(ArtifactError, match="has 9 dimensions") as caught:
+        read(tmp_path, content)
+    assert len(str(caught.value)) < 1000
+
+
+def test_texts_beyond_what_a_server_should_hold_are_refused(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 5)
+    entries = b"".join(entry(f"key {number}", "x" * 15_000_000) for number in range(5))
+    with pytest.raises(ArtifactError, match="more than 67108864 characters"):
+        read(tmp_path, head + entries + bytes(32))
+
+
+def test_a_value_of_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("key") + struct.pack("<I", 13)
+    with pytest.raises(ArtifactError, match="a value of type 13"):
+        read(tmp_path, head + bytes(64))
+
+
 def test_a_number_that_is_none_is_0(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(gguf({"llama.context_length": "long", "llama.heads": 3}, F32, (1,), bytes(4)))

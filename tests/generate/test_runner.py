@@ -44,7 +44,7 @@ class Caller:
         await self.said()
         error = self.parts[-1].error
         assert error is not None
-        return error[1]
+        return error.message
 
 
 @pytest.fixture
@@ -122,19 +122,24 @@ async def test_deadline_in_the_queue(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "max_tokens", "said"),
+    ("text", "max_tokens", "said", "param"),
     [
-        ("x" * 600, 10, "600 characters, more than 512 tokens"),
-        ("x" * 500, 100, "500 tokens and max_tokens 100; the model's context is 512"),
-        ("x" * 512, 0, "512 tokens; the model's context is 512"),
-        ("x" * 100, 400, "500 tokens; the KV cache has room for 256"),
+        ("x" * 600, 10, "600 characters, more than 512 tokens", "prompt"),
+        ("x" * 500, 100, "500 tokens and max_tokens 100; the model's context is 512", "max_tokens"),
+        ("x" * 512, 0, "512 tokens; the model's context is 512", "prompt"),
+        ("x" * 100, 400, "500 tokens; the KV cache has room for 256", "max_tokens"),
+        ("x" * 300, 0, "300 tokens; the KV cache has room for 256", "prompt"),
     ],
 )
-async def test_what_is_too_long_is_refused_with_the_number(
-    make: Make, text: str, max_tokens: int, said: str
+async def test_what_is_too_long_is_refused_with_the_number_and_the_parameter(
+    make: Make, text: str, max_tokens: int, said: str, param: str
 ) -> None:
     runner = make(kv_tokens=256)
-    assert said in await Caller(runner, text, max_tokens=max_tokens).refusal()
+    caller = Caller(runner, text, max_tokens=max_tokens)
+    assert said in await caller.refusal()
+    failure = caller.parts[-1].error
+    assert failure is not None
+    assert failure.param == param
     assert runner.stats.steps == 0
 
 

@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+import hopline
 from hopline.process import time_slice
 
 TELL = """
-import ctypes, os
+import ctypes, os, sys
 from hopline.process.time_slice import _SCHED_SETATTR, want_slices
 import platform
 
@@ -27,6 +29,18 @@ print(took, usual, slice_ns(), os.getpriority(os.PRIO_PROCESS, 0))
 print(want_slices(0.0), slice_ns())
 """
 
+CHILD = """
+want_slices(1e-4)
+sys.stdout.flush()
+if not os.fork():
+    inherited = slice_ns()
+    from hopline.process.time_slice import lower_priority
+    lower_priority(2)
+    print(usual, inherited, slice_ns(), os.getpriority(os.PRIO_PROCESS, 0))
+    sys.exit()
+os.wait()
+"""
+
 
 def test_the_wish_reaches_the_system_and_can_be_withdrawn():
     done = subprocess.run([sys.executable, "-c", TELL], capture_output=True, text=True, check=True)
@@ -38,6 +52,24 @@ def test_the_wish_reaches_the_system_and_can_be_withdrawn():
     if int(usual):  # a kernel that tells slices at all
         assert int(short) == 100_000
         assert second == f"True {usual}"
+
+
+def test_a_process_that_computes_does_not_inherit_the_slices_of_the_server():
+    done = subprocess.run([sys.executable, "-c", TELL + CHILD], capture_output=True, text=True, check=True)
+    usual, inherited, left, nice = done.stdout.split()[-4:]
+    if inherited == usual:
+        pytest.skip("this system takes no wishes, or does not tell slices")
+    assert (inherited, left) == ("100000", usual)
+    assert int(nice) == os.getpriority(os.PRIO_PROCESS, 0) + 3 + 2
+
+
+def test_every_process_that_lowers_its_priority_also_gives_its_slices_back():
+    """A child by `lower_priority`; a command of its own has no server to inherit from."""
+    source = Path(hopline.__file__).parent
+    found = {
+        str(file.relative_to(source)) for file in source.rglob("*.py") if "os.nice(" in file.read_text()
+    }
+    assert found == {"process/time_slice.py", "commands/stream.py"}
 
 
 def test_other_scheduling_classes_are_left_alone():

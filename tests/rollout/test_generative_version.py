@@ -188,6 +188,29 @@ async def test_process_that_dies_fails_its_texts_and_is_started_again(service: S
     assert (await Stream(service, "slow", "x").result()).version == "1"
 
 
+async def test_process_that_hangs_is_killed_and_started_again(service: Service) -> None:
+    await service.load("slow", "1")
+    version = version_of(service, "slow")
+    first = version.generator.pid  # type: ignore[attr-defined]
+    stream = Stream(service, "slow", "x")
+    await stream.begun.wait()
+    os.kill(first, signal.SIGSTOP)
+    late = Stream(service, "slow", "y")
+    for each in (stream, late):
+        outcome = await asyncio.wait_for(each.outcome, 20)  # deadlines are 30 s away
+        assert isinstance(outcome, ModelNotReady)
+        assert "gives no answer and is killed" in str(outcome)
+    assert version.info(("1",)).state == "UNAVAILABLE"
+    await until(lambda: not version.generator.reason)
+    assert version.generator.pid != first  # type: ignore[attr-defined]
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert (await Stream(service, "slow", "x").result()).version == "1"
+    metrics = service.metrics.render()
+    assert b'model_process_restarts_total{model="slow",version="1",reason="hung"} 1' in metrics
+    assert b'model="echo",version="1",reason' not in metrics
+
+
 async def test_draining_finishes_texts_and_takes_no_more(service: Service) -> None:
     await service.load("slow", "1")
     stream = Stream(service, "slow", "x")

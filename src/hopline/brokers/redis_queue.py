@@ -35,6 +35,7 @@ class RedisQueue:
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = redis_stream.parse(text, setting)
+        self._setting = setting
         self._entries = redis_stream.Entries(self._address)
         self._group = self._address.text("group", "hopline")
         self._from = "0" if self._address.choice("start", ("earliest", "latest")) == "earliest" else "$"
@@ -56,7 +57,7 @@ class RedisQueue:
 
     async def open(self) -> None:
         """As `Queue.open`."""
-        self._connection = redis_stream.Connection(self._address)
+        self._connection = redis_stream.Connection(self._address, self._setting)
 
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
         """As `Queue.poll`."""

@@ -24,6 +24,7 @@ class RedisSink:
 
     def __init__(self, text: str, setting: str) -> None:
         self._address = redis_stream.parse(text, setting)
+        self._setting = setting
         self._entries = redis_stream.Entries(self._address)
         max_len = int(self._address.number("max_len", 0, 0))
         self._trim: tuple[Any, ...] = ("MAXLEN", "~", max_len) if max_len else ()
@@ -32,7 +33,7 @@ class RedisSink:
 
     async def open(self) -> None:
         """As `Sink.open`."""
-        self._connection = redis_stream.Connection(self._address)
+        self._connection = redis_stream.Connection(self._address, self._setting)
 
     async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
         """As `Sink.send`."""

@@ -23,6 +23,7 @@ from hopline.brokers.condition import Backoff, Condition
 #: Longest wait for an entry in one command, so that a dead connection is noticed.
 _BLOCK_S = 1.0
 _FIRST = "0-0"
+_ANEW = "it was recreated, or lost messages"
 
 
 class RedisSource:
@@ -36,6 +37,7 @@ class RedisSource:
 
     def __init__(self, text: str, setting: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._address = redis_stream.parse(text, setting)
+        self._setting = setting
         self._entries = redis_stream.Entries(self._address)
         self._group = self._address.text("group", "hopline")
         self._start = self._address.choice("start", ("earliest", "latest"))
@@ -60,7 +62,7 @@ class RedisSource:
                     'expected for example "1700000000000-0@1"'
                 )
             self._last, self._count = match[1], None if match[2] is None else int(match[2])
-        self._connection = redis_stream.Connection(self._address)
+        self._connection = redis_stream.Connection(self._address, self._setting)
 
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
         """As `Source.poll`."""
@@ -146,7 +148,10 @@ class RedisSource:
         )
         if isinstance(reply, Exception):
             raise reply
-        if isinstance(answer, Exception):  # no such stream yet
+        if isinstance(answer, Exception):
+            if not _is_missing(answer):
+                raise answer
+            self._miss()
             return []
         info = redis_stream.info_of(answer)
         self._check(info)
@@ -174,38 +179,46 @@ class RedisSource:
             return
         try:
             info = redis_stream.info_of(await self._call("XINFO", "STREAM", self._entries.stream))
-        except ResponseError:  # no such stream yet: all later entries are new
-            return
-        except redis_stream.FAILURES:
+        except redis_stream.FAILURES as error:
+            if _is_missing(error):  # all later entries are new
+                return
             self._last = ""
             raise
         self._last, self._count = info["last-generated-id"].decode(), info.get("entries-added")
 
+    def _miss(self) -> None:
+        """There is no stream: whatever it will have is new."""
+        if self._last != _FIRST:
+            self._gap(
+                None, "the stream does not exist any more: it was deleted, or the server lost its data"
+            )
+        self._last, self._count = _FIRST, 0
+
     def _check(self, info: dict[str, Any]) -> None:
         """Check whether entries after `_last` were lost."""
         added, length = info.get("entries-added"), info["length"]
-        first_entry = info["first-entry"]
+        first_entry, end = info["first-entry"], info["last-generated-id"].decode()
         removed = None if added is None else added - length
-        if self._last == _FIRST:
-            if self._count is None:
-                self._count = removed
-            return
         last = _number(self._last)
-        if _number(info["last-generated-id"].decode()) < last:
-            if self._count is not None:
-                why = "the stream ends before it: it was recreated or cut short; its entries are not read"
-                self._gap(None, why)
+        if self._last == _FIRST and self._count is None:
+            self._count = removed
+        elif _number(end) < last:
+            self._gap(None, f"the stream ends at {end}: {_ANEW}; the {length} entries it has are not read")
+            self._last, self._count = end, added
+        elif first_entry and _number(first_entry[0].decode()) <= last and self._last != _FIRST:
+            if self._count is not None and added is not None and added < self._count:
+                self._gap(None, f"the stream had {self._count} entries, and has had only {added}: {_ANEW}")
                 self._count = None
-            return
-        if first_entry and _number(first_entry[0].decode()) <= last:
-            return
-        if removed is None:  # before Redis 7, which added counts
-            if first_entry and not self._gaps:
+        elif removed is None:  # before Redis 7, which added counts
+            if first_entry and self._last != _FIRST and not self._gaps:
                 self._gap(None, "the entry was deleted; later ones may have been trimmed as well")
-            return
-        if self._count is None:
+        elif self._count is None:
             if removed and first_entry:
                 self._gap(None, "the entry was deleted; later ones may have been trimmed as well")
+            self._count = removed
+        elif removed < self._count:
+            # Entries up to `_last` are missing, and were not removed either.
+            self._gap(None, f"the entries before it are missing, and were not deleted: {_ANEW}")
             self._count = removed
         elif removed > self._count:
             lost = removed - self._count
@@ -219,11 +232,16 @@ class RedisSource:
 
     async def _make_group(self) -> None:
         try:
-            await self._call("XGROUP", "CREATE", self._entries.stream, self._group, "0", "MKSTREAM")
+            await self._call("XGROUP", "CREATE", self._entries.stream, self._group, "0")
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
         self._has_group = True
+
+
+def _is_missing(error: BaseException) -> bool:
+    """Whether there is no such stream."""
+    return isinstance(error, ResponseError) and "no such key" in str(error)
 
 
 def _number(entry_id: str) -> tuple[int, int]:

@@ -7,7 +7,8 @@ field is a header.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, TypeVar
 
 import redis.asyncio as driver
@@ -19,20 +20,30 @@ from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message, Position
+from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
+from hopline.errors import ConfigError
 
 #: Timeout of an answer in seconds, in addition to the requested wait.
 REPLY_S = 2.0
 _CONNECT_S = 2.0
 #: Fields of an entry that an error names.
 _SHOWN = 12
+
+
+class EvictingServer(RedisError):  # type: ignore[misc]
+    """The server may evict streams when its memory is full; nothing is read or written until it may not."""
+
+
 #: Errors of Redis or its driver that are temporary.
 PASSING = (
+    EvictingServer,
     RedisConnectionError,
     RedisTimeoutError,
     BusyLoadingError,
@@ -61,13 +72,19 @@ def parse(text: str, setting: str) -> Address:
 class Connection:
     """One connection, opened when needed; after a failed call it is opened again.
 
+    The first command, and the first after a lost connection, ask for the server's memory policy.
+
     Args:
         address: of the stream.
+        setting: of the address, for errors.
 
     Raises: ConfigError: a file cannot be used.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, setting: str) -> None:
+        self._address = address
+        self._setting = setting
+        self._keeps = False
         host, port = address.servers[0]
         options: dict[str, Any] = {}
         if address.encrypted:
@@ -93,12 +110,21 @@ class Connection:
         )
 
     async def call(self, *words: Any, wait_s: float = 0.0, **options: Any) -> Any:
-        """Run one command. Raises: RedisError, OSError, TimeoutError (no answer in time)."""
-        return await _in_time(self._redis.execute_command(*words, **options), wait_s)
+        """Run one command.
+
+        Raises:
+            RedisError, OSError, TimeoutError (no answer in time).
+            EvictingServer: the server may evict the stream.
+        """
+        async with self._checked():
+            return await _in_time(self._redis.execute_command(*words, **options), wait_s)
 
     async def several(self, commands: list[tuple[Any, ...]], *, atomic: bool) -> list[Any]:
-        """Run commands in one round trip; errors of single commands are among the results."""
-        async with self._redis.pipeline(transaction=atomic) as pipe:
+        """Run commands in one round trip; errors of single commands are among the results.
+
+        Raises: as `call`.
+        """
+        async with self._checked(), self._redis.pipeline(transaction=atomic) as pipe:
             for words in commands:
                 pipe.execute_command(*words)
             results: list[Any] = await _in_time(pipe.execute(raise_on_error=False), 0.0)
@@ -107,6 +133,27 @@ class Connection:
     async def close(self) -> None:
         """Close the connection."""
         await self._redis.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _checked(self) -> AsyncIterator[None]:
+        try:
+            if not self._keeps:
+                await self._check_policy()
+                self._keeps = True
+            yield
+        except PASSING:  # the next connection may be to another server
+            self._keeps = False
+            raise
+
+    async def _check_policy(self) -> None:
+        policy = ""
+        for words in QUESTIONS:
+            with contextlib.suppress(ResponseError):  # managed servers forbid it
+                policy = policy or policy_in(await _in_time(self._redis.execute_command(*words), 0.0))
+        try:
+            check_keeps(policy, str(self._address), self._setting, expiring=False)
+        except ConfigError as error:
+            raise EvictingServer(str(error)) from None
 
 
 class Entries:

@@ -14,13 +14,15 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hopline.errors import ArtifactError
+from hopline.errors import ArtifactError, quoted
 
 _MAGIC = b"GGUF"
 #: struct format by type, for numbers and truth values.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES, _LONGEST_STRING, _LONGEST_ARRAY = 10_000, 64 * 2**20, 64 * 2**20
+#: Lists in lists, and characters of all texts that are kept.
+_MOST_NESTED, _MOST_KEPT = 8, 64 * 2**20
 #: `general.file_type`, see `llama_ftype` in llama.h.
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
@@ -71,14 +73,18 @@ def read_gguf(file: Path) -> GgufModel:
             if max(count, num_tensors) > _MOST_ENTRIES:
                 raise ArtifactError(f"{file}: {count} entries and {num_tensors} tensors; is it damaged?")
             found: dict[str, Any] = {}
+            kept = 0
             for _ in range(count):
                 key = _string(stream)
                 value = _value(stream, *struct.unpack("<I", stream.read(4)))
                 if value is not None:
                     found[key] = value
+                    kept += len(key) + len(value) if isinstance(value, str) else len(key)
+                if kept > _MOST_KEPT:
+                    raise ValueError(f"its texts have more than {_MOST_KEPT} characters")
             alignment = found.get("general.alignment", _ALIGNMENT)
             num_parameters = _read_tensors(stream, num_tensors, alignment, file.stat().st_size)
-        except (struct.error, UnicodeDecodeError, ValueError, KeyError) as error:
+        except (struct.error, ValueError) as error:
             raise ArtifactError(f"{file}: its metadata cannot be read: {error}; is it cut off?") from None
     return GgufModel(found, num_parameters)
 
@@ -95,7 +101,7 @@ def _read_tensors(stream: BinaryIO, count: int, alignment: int, size: int) -> in
         name = _string(stream)
         (num_dims,) = struct.unpack("<I", stream.read(4))
         if num_dims > 8:
-            raise ValueError(f"tensor {name!r} has {num_dims} dimensions")
+            raise ValueError(f"tensor {quoted(name)} has {num_dims} dimensions")
         num_weights = math.prod(struct.unpack(f"<{num_dims}Q", stream.read(8 * num_dims)))
         kind, offset = struct.unpack("<IQ", stream.read(12))
         per_block, block_bytes = _BLOCKS.get(kind, (max(1, num_weights), 1))  # at least a byte, if unknown
@@ -123,13 +129,17 @@ def _string(stream: BinaryIO) -> str:
     return data.decode()
 
 
-def _value(stream: BinaryIO, kind: int) -> Any:
+def _value(stream: BinaryIO, kind: int, num_lists: int = 0) -> Any:
     """A value; None for a list, which is skipped."""
     if kind == _STRING:
         return _string(stream)
     if kind != _ARRAY:
+        if kind not in _NUMBERS:
+            raise ValueError(f"a value of type {kind}")
         form = "<" + _NUMBERS[kind]
         return struct.unpack(form, stream.read(struct.calcsize(form)))[0]
+    if num_lists == _MOST_NESTED:
+        raise ValueError(f"more than {_MOST_NESTED} lists in each other")
     element, count = struct.unpack("<IQ", stream.read(12))
     if count > _LONGEST_ARRAY:
         raise ValueError(f"a list of {count} values")
@@ -142,5 +152,5 @@ def _value(stream: BinaryIO, kind: int) -> Any:
         if element == _STRING:
             _string(stream)
         else:
-            _value(stream, _ARRAY)
+            _value(stream, _ARRAY, num_lists + 1)
     return None

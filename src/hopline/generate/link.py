@@ -1,6 +1,6 @@
 """A worker's side of a generative model's process: finds or starts it, and passes prompts and parts.
 
-    connect ── there ──────────────────────────────► serves
+    connect ── there ──────────────────────────────► serves ── hangs: killed
        │ not there                                      │ lost: its texts fail, then again
        └─► lock file ─► still not there ─► start ─► ready ┘
 
@@ -16,10 +16,13 @@ import fcntl
 import hashlib
 import logging
 import os
+import signal
+import socket
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -29,6 +32,7 @@ from hopline.generate import wire
 from hopline.generate.engine import EngineInfo
 from hopline.generate.process import Orders
 from hopline.generate.request import Prompt
+from hopline.generate.silence import Silence
 from hopline.process.backoff import Backoff
 from hopline.process.child import Child, exit_reason
 from hopline.process.wire import Refusal, WireError
@@ -36,7 +40,8 @@ from hopline.process.wire import Refusal, WireError
 log = logging.getLogger(__name__)
 
 _READY_S = 600.0
-_CONNECT_S = 10.0
+#: Until a process must have greeted a worker: it may be in a long step.
+_WELCOME_S = 60.0
 #: For the process to end after its last worker has gone.
 _END_S = 15.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
@@ -79,22 +84,46 @@ class Generator(Protocol):
         ...
 
 
+class _Open(NamedTuple):
+    """A text that has not ended.
+
+    Attributes:
+        deadline: on the loop's clock.
+    """
+
+    on_part: Callable[[wire.Part], object]
+    deadline: float
+
+
 class ProcessLink:
     """See the module; a `Generator`.
 
     Args:
         orders: for the process; its socket is set here.
         config: of the server.
+        hang_s: as for `Silence`.
+        on_replaced: called when this worker starts another process; with "died" or "hung".
     """
 
-    def __init__(self, orders: Orders, config: Config) -> None:
+    def __init__(
+        self,
+        orders: Orders,
+        config: Config,
+        hang_s: float = 5.0,
+        on_replaced: Callable[[str], object] = lambda reason: None,
+    ) -> None:
         self.engine: EngineInfo
         self.state: wire.Stats | None = None
         self.reason = "its process starts"
         self._path = socket_path(orders, config)
         self._orders = msgspec.structs.replace(orders, socket=str(self._path))
         self._numbers = 0
-        self._parts: dict[int, Callable[[wire.Part], object]] = {}
+        self._open: dict[int, _Open] = {}
+        self._hang_s = hang_s
+        self._on_replaced = on_replaced
+        self._silence: Silence | None = None
+        #: Why the last process is missing: "died" or "hung"; "" while there is one.
+        self._lost_by = ""
         self._writer: asyncio.StreamWriter | None = None
         self._child: Child | None = None
         self._pid = 0
@@ -121,13 +150,13 @@ class ProcessLink:
         if self._writer is None:
             raise ModelNotReady(f"{self._orders.name}: {self.reason}", 1.0)
         self._numbers += 1
-        self._parts[self._numbers] = on_part
+        self._open[self._numbers] = _Open(on_part, asyncio.get_running_loop().time() + left_s)
         self._writer.write(wire.WIRE.frame(wire.Begin(self._numbers, prompt, lane, left_s)))
         return self._numbers
 
     def cancel(self, number: int) -> None:
         """As `Generator.cancel`."""
-        if self._parts.pop(number, None) is not None and self._writer is not None:
+        if self._open.pop(number, None) is not None and self._writer is not None:
             self._writer.write(wire.WIRE.frame(wire.Cancel(number)))
 
     async def close(self) -> None:
@@ -152,10 +181,13 @@ class ProcessLink:
 
     async def _keep(self, reader: asyncio.StreamReader) -> None:
         while True:
+            watch = asyncio.ensure_future(self._watch())
             try:
                 await self._listen(reader)
             except (OSError, EOFError, WireError) as error:
                 self._lost(await self._how_ended(error))
+            finally:
+                watch.cancel()
             log.error("%s: %s", self._orders.name, self.reason)
             while True:
                 await asyncio.sleep(self._backoff.failed())
@@ -173,31 +205,53 @@ class ProcessLink:
                 async with asyncio.timeout(1.0):
                     how = exit_reason(await self._child.wait())
                     self._child = None
-        return f"its process ended ({how}); another one is started"
+        doing = "gave no answer and was killed" if self._lost_by == "hung" else "ended"
+        return f"its process {doing} ({how}); another one is started"
+
+    async def _watch(self) -> None:
+        """Kill the process if it hangs."""
+        silence, loop = self._silence, asyncio.get_running_loop()
+        assert silence is not None
+        while True:
+            await asyncio.sleep(silence.period_s)
+            if silence.look((text.deadline for text in self._open.values()), loop.time()):
+                self._kill(self._pid)
+                self._lost("its process gives no answer and is killed; another one is started")
+
+    def _kill(self, pid: int) -> None:
+        log.error("%s: process %d gives no answer and is killed", self._orders.name, pid)
+        self._lost_by = "hung"
+        with contextlib.suppress(ProcessLookupError):  # another worker was faster
+            os.kill(pid, signal.SIGKILL)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         self._backoff.worked()
         while True:
             message = await wire.WIRE.receive(reader, wire.to_worker)
+            if self._silence is not None:
+                self._silence.heard()
             if isinstance(message, wire.Parts):
                 for part in message.parts:
                     is_last = part.finish or part.error
-                    take = self._parts.pop(part.number, None) if is_last else self._parts.get(part.number)
-                    if take is not None:
-                        take(part)
+                    text = self._open.pop(part.number, None) if is_last else self._open.get(part.number)
+                    if text is not None:
+                        text.on_part(part)
             elif isinstance(message, wire.Stats):
                 self.state = message
 
     def _lost(self, reason: str) -> None:
         self.reason = reason
         self.state = None
+        silence, self._silence = self._silence, None
+        if silence is not None and not self._lost_by:
+            self._lost_by = "hung" if silence.is_long else "died"  # another worker may have killed it
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-        parts, self._parts = self._parts, {}
+        texts, self._open = self._open, {}
         packed = wire.pack_error(ModelNotReady(f"{self._orders.name}: {reason}", 1.0))
-        for number, take in parts.items():
-            take(wire.Part(number, "", 0, error=packed))
+        for number, text in texts.items():
+            text.on_part(wire.Part(number, "", 0, error=packed))
 
     async def _connected(self) -> asyncio.StreamReader:
         """Connect, and start the process first where there is none."""
@@ -218,11 +272,11 @@ class ProcessLink:
 
     async def _connect(self) -> asyncio.StreamReader | None:
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                reader, writer = await asyncio.open_unix_connection(self._path)
-                writer.write(wire.WIRE.frame(wire.Hello(wire.WIRE.protocol, os.getpid())))
-                welcome = await wire.WIRE.receive(reader, wire.to_worker)
-        except (FileNotFoundError, ConnectionError, EOFError, TimeoutError):
+            reader, writer = await asyncio.open_unix_connection(self._path)
+            silence = Silence(_peer(writer), self._hang_s)
+            writer.write(wire.WIRE.frame(wire.Hello(wire.WIRE.protocol, os.getpid())))
+            welcome = await self._welcome(reader, silence)
+        except (FileNotFoundError, ConnectionError, EOFError):
             return None
         if isinstance(welcome, Refusal):
             writer.close()
@@ -230,12 +284,28 @@ class ProcessLink:
         assert isinstance(welcome, wire.Welcome)
         self.engine, self._pid = welcome.engine, welcome.pid
         self._writer, self.reason = writer, ""
+        self._silence, self._lost_by = silence, ""
         return reader
+
+    async def _welcome(self, reader: asyncio.StreamReader, silence: Silence) -> object:
+        """The first message of a process, which is killed if it hangs. Raises: EOFError: it has ended."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _WELCOME_S
+        receiving = asyncio.ensure_future(wire.WIRE.receive(reader, wire.to_worker))
+        try:
+            while not (await asyncio.wait({receiving}, timeout=silence.period_s))[0]:
+                if silence.look((due,), loop.time()):
+                    self._kill(silence.pid)
+            return receiving.result()
+        finally:
+            receiving.cancel()
 
     async def _start_process(self) -> None:
         if self._child is not None and self._child.code is None:
             self._child.kill()  # it does not answer
             await self._child.wait()
+        if self._lost_by:
+            self._on_replaced(self._lost_by)
         orders = msgspec.to_builtins(self._orders)
         child = await Child.start("hopline.generate.process:main", orders, name=self._orders.name)
         self._child = child
@@ -272,6 +342,16 @@ def socket_path(orders: Orders, config: Config) -> Path:
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(f"generate.socket_folder: {folder} is too long for the path of a Unix socket")
     return path
+
+
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """The id of the process that listens at the other end (unix(7))."""
+    form = "iII"
+    packed = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(form)
+    )
+    pid: int = struct.unpack(form, packed)[0]
+    return pid
 
 
 def _lock(path: Path) -> int:

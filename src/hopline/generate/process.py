@@ -26,6 +26,7 @@ from hopline.generate.engine import EngineSettings, load_engine
 from hopline.generate.runner import Runner, RunnerSettings, Text
 from hopline.process.listeners import listen_at
 from hopline.process.parent import read_orders, say_ready
+from hopline.process.time_slice import lower_priority
 from hopline.process.wire import Refusal, WireError
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def main() -> None:
     from hopline.observe.logs import configure_logs
 
     orders = msgspec.json.decode(read_orders(), type=Orders)
-    os.nice(orders.nice)
+    lower_priority(orders.nice)
     configure_logs(Config.from_json(orders.config).log)
     logging.getLogger().name = f"generate {orders.name}"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from hopline.errors import DeadlineExceeded, HoplineError, RequestTooLarge, RuntimeFailure
+from hopline.errors import BadRequest, DeadlineExceeded, HoplineError, RequestTooLarge, RuntimeFailure
 from hopline.generate import wire
 from hopline.generate.engine import Engine, Produced
 from hopline.generate.request import Prompt
@@ -211,7 +211,8 @@ class Runner:
         if room < max(1, longest):
             asked = f" and max_tokens {longest}" if longest else ""
             raise RequestTooLarge(
-                f"the prompt has {len(tokens)} tokens{asked}; the model's context is {info.context_tokens}"
+                f"the prompt has {len(tokens)} tokens{asked}; the model's context is {info.context_tokens}",
+                "max_tokens" if room > 0 else None,
             )
         most = min(room, info.num_blocks * info.block_tokens - len(tokens))
         if not longest and most > 0:
@@ -231,6 +232,10 @@ class Runner:
             tokens = text.prompt_tokens + text.sampling.max_tokens
             self._schedule.put(Need(text.number, tokens, text.lane, text.deadline, now))
         except HoplineError as refusal:
+            if isinstance(refusal, BadRequest) and refusal.param is None:
+                info = self.engine.info
+                fits = 0 < text.prompt_tokens < info.num_blocks * info.block_tokens
+                refusal.param = "max_tokens" if fits else "messages" if prompt.messages else "prompt"
             self._fail(text, refusal)
         except Exception as failure:  # the boundary: a tokenizer may fail in any way on any text
             log.exception("a prompt could not be read")

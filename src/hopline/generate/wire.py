@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from hopline import errors
-from hopline.errors import HoplineError
+from hopline.errors import BadRequest, HoplineError
 from hopline.generate.engine import EngineInfo, Finish
 from hopline.generate.request import Prompt
 from hopline.process.wire import Refusal, Wire
 
 #: A prompt is part of a body, and those are bounded by `server.max_body_bytes`.
-WIRE = Wire(1, 256 * 2**20)
+WIRE = Wire(2, 256 * 2**20)
 
 
 class Hello(msgspec.Struct, tag="hello"):
@@ -52,6 +52,21 @@ class Welcome(msgspec.Struct, tag="welcome"):
     pid: int
 
 
+class Failure(msgspec.Struct, array_like=True):
+    """An error of a text.
+
+    Attributes:
+        code, message: of the error.
+        retry_after_s: 0.0 if a retry will not help, or the time is unknown.
+        param: the parameter of the request that is wrong; None if it is not one.
+    """
+
+    code: str
+    message: str
+    retry_after_s: float = 0.0
+    param: str | None = None
+
+
 class Part(msgspec.Struct, array_like=True):
     """What a step gave one text; the first part is empty, and comes when the text starts.
 
@@ -61,7 +76,7 @@ class Part(msgspec.Struct, array_like=True):
         logprobs: of these tokens, where they were asked for.
         finish: set in its last part.
         prompt_tokens, cached_tokens: of its prompt, and those that an earlier prompt began with.
-        error: in place of a finish: code and message.
+        error: in place of a finish.
     """
 
     number: int
@@ -71,7 +86,7 @@ class Part(msgspec.Struct, array_like=True):
     finish: Finish = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    error: tuple[str, str, float] | None = None
+    error: Failure | None = None
 
 
 class Parts(msgspec.Struct, tag="parts"):
@@ -123,18 +138,19 @@ _BY_CODE: dict[str, type[HoplineError]] = {
 }
 
 
-def pack_error(error: HoplineError) -> tuple[str, str, float]:
+def pack_error(error: HoplineError) -> Failure:
     """An error as it is sent."""
-    return error.code, str(error), float(getattr(error, "retry_after_s", 0.0))
+    param = error.param if isinstance(error, BadRequest) else None
+    return Failure(error.code, str(error), float(getattr(error, "retry_after_s", 0.0)), param)
 
 
-def unpack_error(packed: tuple[str, str, float]) -> HoplineError:
+def unpack_error(failure: Failure) -> HoplineError:
     """The error that was sent."""
-    code, text, retry_after_s = packed
-    kind = _BY_CODE.get(code, errors.RuntimeFailure)
-    error = kind(text)
+    error = _BY_CODE.get(failure.code, errors.RuntimeFailure)(failure.message)
     if hasattr(error, "retry_after_s"):
-        error.retry_after_s = retry_after_s
+        error.retry_after_s = failure.retry_after_s
+    if isinstance(error, BadRequest):
+        error.param = failure.param
     return error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.errors import (
     ConfigError,
     FeatureStoreError,
@@ -21,7 +22,6 @@ from hopline.errors import (
 )
 from hopline.features import resp
 from hopline.features.redis_connection import Replies, refusal
-from hopline.features.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.features.redis_server import Server, Unreachable
 from hopline.features.resp import Keys
 from hopline.graph.store_columns import FetchedEdges

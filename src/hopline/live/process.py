@@ -37,6 +37,7 @@ from hopline.live.server import Counts, WriterServer
 from hopline.live.shared_snapshots import SharedSnapshots
 from hopline.live.take_over import Relieved, take_over
 from hopline.process.parent import on_parent_end, read_orders, say_ready
+from hopline.process.time_slice import lower_priority
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Orders(msgspec.Struct, frozen=True):
 def main() -> None:
     """Entry point of the process."""
     orders = msgspec.json.decode(read_orders(), type=Orders)
-    os.nice(orders.nice)
+    lower_priority(orders.nice)
     logging.basicConfig(
         level=orders.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )

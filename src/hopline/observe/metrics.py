@@ -319,6 +319,11 @@ class Metrics:
         self.cpu_seconds = self.counter(
             "hopline_cpu_seconds_total", "CPU seconds of computing; a scaled sample.", per_model
         )
+        self.model_process_restarts = self.counter(
+            "hopline_model_process_restarts_total",
+            "Processes of a model that were replaced.",
+            (*per_model, "reason"),
+        )
         self.gpu_seconds = self.counter(
             "hopline_gpu_seconds_total", "Seconds of computing on a GPU, copies included.", per_model
         )

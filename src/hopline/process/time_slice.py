@@ -50,3 +50,16 @@ def want_slices(seconds: float) -> bool:
         runtime=round(seconds * 1e9),
     )
     return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.byref(asked), 0) == 0)
+
+
+def lower_priority(nice: int) -> None:
+    """Run behind the server that started this process, which its threads may then interrupt.
+
+    Short slices are inherited: a process that computes for long must give them back, or it interrupts
+    others as often as they interrupt it. Call before the first thread is started.
+
+    Args:
+        nice: is added to the niceness of this process.
+    """
+    os.nice(nice)
+    want_slices(0.0)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fcntl
 import gzip
-import os
 import shutil
 import sys
 from pathlib import Path
 
 from hopline.files import publish_file
+from hopline.process.time_slice import lower_priority
 from hopline.records.names import DRAFT
 
 #: zlib's fastest level: a tenth larger, in a third of the time.
@@ -22,7 +22,7 @@ _GZIP_LEVEL = 1
 def main() -> None:
     """`source target` on the command line; the exit code is 0 if nothing is left to do."""
     source, target = map(Path, sys.argv[1:3])
-    os.nice(19)
+    lower_priority(19)
     try:
         convert(source, target)
     except (OSError, ValueError) as error:

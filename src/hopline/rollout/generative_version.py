@@ -320,8 +320,16 @@ _OUTPUT_OF: dict[str, Callable[[list[_Text]], AnyArray]] = {
 }
 
 
-def generator_of(spec: GenerativeSpec, folder: Path, version: str, config: Config, nice: int) -> Generator:
-    """What generates the texts of a version."""
+def generator_of(
+    spec: GenerativeSpec,
+    folder: Path,
+    version: str,
+    config: Config,
+    nice: int,
+    hang_s: float,
+    on_replaced: Callable[[str], object],
+) -> Generator:
+    """What generates the texts of a version; arguments as for `ProcessLink`."""
     if spec.engine == "openai":
         from hopline.generate.upstream import Upstream
 
@@ -348,7 +356,7 @@ def generator_of(spec: GenerativeSpec, folder: Path, version: str, config: Confi
         ready=0,
         nice=nice,
     )
-    return ProcessLink(orders, config)
+    return ProcessLink(orders, config, hang_s, on_replaced)
 
 
 async def load_generative(
@@ -370,7 +378,11 @@ async def load_generative(
     Raises: HoplineError: it does not load, or does not generate.
     """
     spec = msgspec.structs.replace(await asyncio.to_thread(read_generative, folder), name=model)
-    generator = generator_of(spec, folder, version, config, nice)
+
+    def on_replaced(reason: str) -> None:
+        metrics.model_process_restarts(model, version, reason).inc()
+
+    generator = generator_of(spec, folder, version, config, nice, limits.hang_s, on_replaced)
     await generator.start()
     served = GenerativeVersion(spec, version, generator, config, limits, metrics, recorders, token_rates)
     try:

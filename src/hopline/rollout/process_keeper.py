@@ -67,11 +67,7 @@ class ProcessKeeper:
         self._is_starter_own = starter is None
         self._name, self._version = orders["name"], orders["version"]
         self.reason = f"model {self._name!r}: its process has not been started"
-        self._restarts = metrics.counter(
-            "hopline_model_process_restarts_total",
-            "Processes of a model that were replaced.",
-            ("model", "version", "reason"),
-        )
+        self._restarts = metrics.model_process_restarts
         self._memory = metrics.gauge(
             "hopline_model_process_memory_bytes",
             "Memory of a model's own processes, without what they share.",

@@ -29,7 +29,7 @@ from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
 from hopline.process.parent import on_parent_end
-from hopline.process.time_slice import want_slices
+from hopline.process.time_slice import lower_priority
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_compare import Comparison
@@ -82,9 +82,7 @@ def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
 
     from hopline.observe.logs import configure_logs
 
-    os.nice(orders["nice"])
-    # Not the server's: the server must be able to interrupt this process, and not the other way round.
-    want_slices(0.0)
+    lower_priority(orders["nice"])
     yielding = yield_while_loading()
     # Loading is a burst of work that no request waits for.
     processors = pin_to_background_cpus()

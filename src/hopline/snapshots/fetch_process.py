@@ -6,7 +6,6 @@ The parent holds the lock of the cache and waits on a thread. The process ends w
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from hopline.errors import HoplineError, RuntimeFailure
 from hopline.observe.logs import configure_logs
 from hopline.process.child import command, exit_reason
 from hopline.process.parent import die_with_parent, read_orders
+from hopline.process.time_slice import lower_priority
 from hopline.snapshots.cache import SnapshotCache
 from hopline.snapshots.manifest import SnapshotAddress
 from hopline.snapshots.store import SnapshotStore
@@ -109,7 +109,7 @@ def main() -> None:
     """Entry of the process."""
     die_with_parent()
     orders = msgspec.json.decode(read_orders(), type=FetchOrders)
-    os.nice(_NICE)
+    lower_priority(_NICE)
     configure_logs(LogConfig(orders.log_level, orders.log_format))
     address = SnapshotAddress.parse(orders.address)
     cache = SnapshotCache(Path(orders.folder), orders.max_bytes)

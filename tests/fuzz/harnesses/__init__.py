@@ -29,6 +29,7 @@ HARNESSES: dict[str, tuple[str, ...]] = {
         *("hopline.graph.live.manifest", "hopline.graph.storage", "hopline_mesh.state.segment"),
         *("hopline.artifact", "hopline.jobs.batch.journal"),
     ),
+    "gguf": ("hopline.generate.gguf",),
     "lifecycle_state": ("hopline.rollout.state",),
     "process_wires": ("hopline.live.wire", "hopline.prefetch.wire", "hopline.process.wire"),
     "model_wire": ("hopline.rollout.process_wire", "hopline.process.wire"),

@@ -205,12 +205,15 @@ def test_what_cannot_be_kept_to_is_refused_with_the_reason(
         ({"messages": [{"content": "x"}]}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
+        # found by the process of the model
+        ({"max_tokens": 500}, "max_tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
     ],
 )
 def test_a_refusal_names_the_parameter(
     client: openai.OpenAI, arguments: dict[str, object], param: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(**{"model": "echo", "messages": MESSAGES, **arguments})
     assert caught.value.param == param
 

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import sys
 
 from hopline.config.schema import Config
@@ -19,6 +18,7 @@ from hopline.jobs.stream.consumer import StreamOptions
 from hopline.jobs.stream.follow import Stream, follow
 from hopline.observe.logs import configure_logs
 from hopline.process.parent import read_orders, say_ready
+from hopline.process.time_slice import lower_priority
 
 logger = logging.getLogger("hopline.stream")
 
@@ -33,7 +33,7 @@ def main() -> None:
     orders = json.loads(read_orders())
     config = Config.from_json(orders["config"])
     configure_logs(config.log)
-    os.nice(config.live.nice)
+    lower_priority(config.live.nice)
     import uvloop
 
     gc.freeze()

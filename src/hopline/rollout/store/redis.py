@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from hopline.config.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.errors import ConfigError, HoplineError, StoreUnavailable
-from hopline.features.redis_policy import QUESTIONS, check_keeps, policy_in
 from hopline.features.redis_url import RedisUrl
 from hopline.rollout.state import FirstState, LifecycleState, check_size, decode_state, encode_state
 from hopline.rollout.store.base import LEASE_S, Ack, Heard, Identity, StateStore

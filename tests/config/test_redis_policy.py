@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopline.features.redis_policy import policy_in
+from hopline.config.redis_policy import policy_in
 
 
 @pytest.mark.parametrize(
