@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hopline.errors import ConfigError
-from hopline_mesh.settings import load_settings, settings_table, show_settings
+from hopline_mesh.settings import load_settings
 
 
 def test_defaults_are_those_of_the_design():
@@ -114,10 +114,6 @@ def test_bad_files_are_named(tmp_path, text, says):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.toml: cannot be read"):
         load_settings(tmp_path / "absent.toml")
-
-
-def test_table_and_values_have_the_same_rows():
-    assert [row.path for row in settings_table()] == [path for path, _ in show_settings(load_settings())]
 
 
 def test_a_copy_with_other_values():

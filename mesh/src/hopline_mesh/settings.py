@@ -12,7 +12,7 @@ import functools
 import re
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -270,12 +270,6 @@ def load_settings(
 
 def _env_of(section: str, key: str) -> str:
     return OF_TAGAE.get(key, f"{ENV_PREFIX}{section}__{key}".upper())
-
-
-def show_settings(settings: MeshSettings) -> Iterator[tuple[str, Any]]:
-    """Yield ("section.key", value) of every setting."""
-    for key, (section, _, _) in _fields().items():
-        yield f"{section}.{key}", getattr(getattr(settings, section), key)
 
 
 @functools.cache
