@@ -27,10 +27,7 @@ import numpy as np
 from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate import Recording, Scores
-from hopline_mesh.evaluate.baselines import BASELINES, baseline
-from hopline_mesh.evaluate.baselines.maximum import Maximum
-from hopline_mesh.evaluate.baselines.percentile import Percentile
-from hopline_mesh.evaluate.baselines.sigma import Sigma
+from hopline_mesh.evaluate.baselines import BASELINES, baseline, maximum, percentile, sigma
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.evaluate.scores import GRACE_S
 from mesh.benchmarks.online_boutique_data import EFFECT_S, Split, load
@@ -54,9 +51,9 @@ def _split(split: Split, names: list[str]) -> dict[str, Any]:
         if column.endswith("_ms") or column == "cpu_cores"
     ]
     plain: dict[str, Callable[[], Detector]] = {
-        "percentile": lambda: Percentile(columns=columns),
-        "sigma": lambda: Sigma(columns=columns),
-        "maximum": lambda: Maximum(columns=columns),
+        "percentile": lambda: percentile(columns=columns),
+        "sigma": lambda: sigma(columns=columns),
+        "maximum": lambda: maximum(columns=columns),
     }
     without = _figures(MeshDetector(DetectorOptions(neighbours=False)), recording)
     return _figures(MeshDetector(), recording) | {

@@ -64,6 +64,8 @@ class Context(msgspec.Struct, frozen=True):
 
     def moved(self, by_s: float) -> Context:
         """Return a copy with all times moved by this number of seconds."""
+        if not by_s or not (self.changes or self.troubles):
+            return self
         return Context(
             tuple(_moved(each, by_s) for each in self.changes),
             tuple(_moved(each, by_s) for each in self.troubles),

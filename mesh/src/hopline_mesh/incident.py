@@ -66,13 +66,6 @@ class Incident(msgspec.Struct, frozen=True):
     suspects: tuple[Suspect, ...]
 
 
-class ServiceScore(msgspec.Struct, frozen=True):
-    """Anomaly score of one service in one interval; 1.0 is the threshold."""
-
-    service: str
-    score: float
-
-
 class Verdict(msgspec.Struct, frozen=True):
     """The result for one interval.
 

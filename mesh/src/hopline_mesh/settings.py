@@ -7,17 +7,17 @@ section. To add a setting, add one line to a section.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import tomllib
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hopline.config.setting import did_you_mean, read_value, setting, type_name
+from hopline.config.setting import did_you_mean, setting, type_name
+from hopline.config.values import apply, fields, flatten
+from hopline.config.values import flags as read_flags
 from hopline.errors import ConfigError
 from hopline_mesh.out.links import check_template
 
@@ -225,14 +225,8 @@ class SettingRow:
 def settings_table() -> list[SettingRow]:
     """Every setting in declaration order, for the docs."""
     return [
-        SettingRow(
-            f"{section}.{key}",
-            _env_of(section, key),
-            type_name(annotation),
-            item.default,
-            item.metadata["help"],
-        )
-        for key, (section, item, annotation) in _fields().items()
+        SettingRow(path, _env_of(path), type_name(annotation), item.default, item.metadata["help"])
+        for path, (item, annotation) in fields(MeshSettings).items()
     ]
 
 
@@ -254,121 +248,79 @@ def load_settings(
 
     Raises:
         ConfigError: an unknown name (with the closest known one), an invalid value, or values that
-            contradict each other; the message starts with the name as the source has it.
+            contradict each other; the message has the setting and its source.
     """
     settings = base or MeshSettings()
     if file is not None:
-        settings = _apply(settings, _of_file(Path(file)))
+        settings = apply(settings, flatten(_read(Path(file)), str(file)))
     if env is not None:
-        settings = _apply(settings, _of_env(env))
+        settings = apply(settings, _of_env(env))
     if flags is not None:
-        given = {key: (key, value, "flag") for key, value in flags.items() if value is not None}
-        settings = _apply(settings, given)
+        given = {_path_of().get(key, key): value for key, value in flags.items()}
+        settings = apply(settings, read_flags(given))
     _check(settings)
     return settings
 
 
-def _env_of(section: str, key: str) -> str:
+def _env_of(path: str) -> str:
+    section, key = path.split(".")
     return OF_TAGAE.get(key, f"{ENV_PREFIX}{section}__{key}".upper())
 
 
-def show_settings(settings: MeshSettings) -> Iterator[tuple[str, Any]]:
-    """Yield ("section.key", value) of every setting."""
-    for key, (section, _, _) in _fields().items():
-        yield f"{section}.{key}", getattr(getattr(settings, section), key)
-
-
 @functools.cache
-def _fields() -> dict[str, tuple[str, dataclasses.Field[Any], Any]]:
-    """Return key -> section, field and its resolved type."""
-    found = {}
-    for section, section_type in typing.get_type_hints(MeshSettings).items():
-        hints = typing.get_type_hints(section_type)
-        for item in dataclasses.fields(section_type):
-            assert item.name not in found, f"two settings named {item.name}"
-            found[item.name] = (section, item, hints[item.name])
+def _path_of() -> dict[str, str]:
+    """Return key -> "section.key"."""
+    found = {path.partition(".")[2]: path for path in fields(MeshSettings)}
+    assert len(found) == len(fields(MeshSettings)), "two settings have the same key"
     return found
 
 
-def _of_file(file: Path) -> dict[str, tuple[str, Any, str]]:
-    """Return key -> name as written, value, source."""
+def _read(file: Path) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    known = {row.path: row.path.partition(".")[2] for row in settings_table()}
-    found = {}
-    for section, values in tree.items():
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{section}: not in a section ({file}){_suggestion(section)}")
-        for name, value in values.items():
-            path = f"{section}.{name}"
-            if path not in known:
-                raise ConfigError(f"{path}: unknown setting ({file}){_suggestion(name)}")
-            found[name] = (path, value, str(file))
-    return found
 
 
-def _of_env(env: Mapping[str, str]) -> dict[str, tuple[str, Any, str]]:
-    found: dict[str, tuple[str, Any, str]] = {}
+def _of_env(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return path -> value and the name of the variable."""
+    found: dict[str, tuple[str, str]] = {}
     for name, value in env.items():
-        key = _key_of_env(name, value)
-        if key is None:
+        path = _path_of_env(name, value)
+        if path is None:
             continue
-        if key in found:
-            raise ConfigError(f"{name}: {found[key][0]} is the same setting; set only one of them")
-        found[key] = (name, value, "environment")
+        if path in found:
+            raise ConfigError(f"{name}: {found[path][1]} is the same setting; set only one of them")
+        found[path] = (value, name)
     return found
 
 
-def _key_of_env(name: str, value: str) -> str | None:
-    """Return the key that a variable sets; None if it is not one of ours.
+def _path_of_env(name: str, value: str) -> str | None:
+    """Return the setting of a variable; None if it is not one of ours.
 
     Raises:
         ConfigError: it has our prefix, and no setting has this name.
     """
+    paths = _path_of()
     if name.startswith(ENV_PREFIX):
-        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
-        if key in _fields() and _fields()[key][0] == section:
-            return key
+        path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+        if path in fields(MeshSettings):
+            return path
     elif name in OF_TAGAE.values():
-        return name.removeprefix(_OLD_PREFIX).lower()
+        return paths[name.removeprefix(_OLD_PREFIX).lower()]
     elif name.startswith(_OLD_PREFIX):
         rest = name.removeprefix(_OLD_PREFIX)
         if _SERVICE_LINK.fullmatch(rest) or (rest.endswith("PORT") and _SERVICE_ADDRESS.match(value)):
             return None
         key = {"alertmanager_url": "alertmanager_urls"}.get(rest.lower(), rest.lower())
-        if key in _fields():
-            raise ConfigError(f"{name}: renamed (environment); set {_env_of(_fields()[key][0], key)}")
+        if key in paths:
+            raise ConfigError(f"{name}: renamed; set {_env_of(paths[key])}")
     else:
         return None
     names = [row.env for row in settings_table()]
-    raise ConfigError(f"{name}: unknown setting (environment){did_you_mean(name, names)}")
-
-
-def _apply(settings: MeshSettings, values: Mapping[str, tuple[str, Any, str]]) -> MeshSettings:
-    changes: dict[str, dict[str, Any]] = {}
-    for key, (name, value, source) in values.items():
-        if key not in _fields():
-            raise ConfigError(f"{name}: unknown setting ({source}){_suggestion(key)}")
-        section, item, annotation = _fields()[key]
-        # Names decide whether a value is a size; in the environment they are in capitals.
-        path = name.lower() if name.isupper() else name
-        try:
-            changes.setdefault(section, {})[key] = read_value(value, annotation, path, item, source)
-        except ConfigError as error:
-            raise ConfigError(name + str(error).removeprefix(path)) from None
-    sections = {name: dataclasses.replace(getattr(settings, name), **new) for name, new in changes.items()}
-    return dataclasses.replace(settings, **sections)
-
-
-def _suggestion(key: str) -> str:
-    paths = {row.path.partition(".")[2]: row.path for row in settings_table()}
-    if key in paths:
-        return f"; did you mean {paths[key]!r}?"
-    return did_you_mean(key, paths)
+    raise ConfigError(f"{name}: unknown setting{did_you_mean(name, names)}")
 
 
 def _check(settings: MeshSettings) -> None:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline_mesh.collect.istio import istio
-from hopline_mesh.collect.options import NamespaceFilter
 from hopline_mesh.collect.owners import Owners
 from hopline_mesh.collect.places import NAMELESS, NO_ROOM, UNWATCHED, Places
 from hopline_mesh.collect.table import fill, share
 from hopline_mesh.roster import Roster
+from hopline_mesh.scope import Scope
 
 PATHS = next(query for query in istio().queries if query.name == "edge.request_rate")
 SERVICES = istio().queries[0]
@@ -19,7 +19,7 @@ SERVICES = istio().queries[0]
 
 def places(*, include=(), exclude=(), room=1000):
     roster = Roster()
-    return roster, Places(roster, NamespaceFilter(include, exclude), Owners(), room)
+    return roster, Places(roster, Scope(include, exclude), Owners(), room)
 
 
 def path(caller, callee, called=None, space="shop"):

@@ -208,15 +208,11 @@ async def test_each_interval_is_measured(url):
         taken = await one.collect(time.time())
         report = one.report
     assert report.failed == 0
-    assert (report.services, report.edges) == (len(taken.nodes), len(taken.edge_src))
-    assert report.new_services >= report.services
-    assert report.gaps == len(taken.gaps)
     rates = next(query for query in report.queries if query.name == "edge.request_rate")
     assert rates.outcome == "ok"
     # one more series than paths: frontend to checkout has two, where its calls arrive and where not
-    assert rates.series == rates.matched == report.edges + 1
-    assert report.bytes > rates.bytes > 0
-    assert report.duration_s >= rates.duration_s > 0
+    assert rates.series == rates.matched == len(taken.edge_src) + 1
+    assert rates.duration_s > 0
 
 
 async def test_namespaces_can_be_left_out(url):

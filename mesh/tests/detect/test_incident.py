@@ -1,5 +1,6 @@
 """Evidence, groups and suspects computed with arrays are those of the plain form, on random meshes."""
 
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,61 +16,86 @@ from hopline_mesh.detect.paths import Paths
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.detect.witness import Witness
 from hopline_mesh.schema import Schema
-from tests.detect import plain_incident
+from tests.detect import blame_rules, plain_incident
 from tests.detect.test_blame import FEATURES
 
 SERVICES = 12
-_slots = st.integers(0, SERVICES - 1)
-_pairs = st.lists(st.tuples(_slots, _slots), max_size=40, unique=True)
-_clues = st.lists(
-    st.builds(
-        lambda feature, service, caller, is_up, is_firm, score: Clue(
-            service,
-            caller,
-            feature,
-            FEATURES[feature],
-            score,
-            is_up,
-            is_firm,
-            1.0,
-            2.0,
+#: Few services, so that evidence of several kinds meets.
+FEW = 5
+
+
+def clues_of(services):
+    return st.lists(
+        st.builds(
+            lambda feature, service, caller, is_up, is_firm, score: Clue(
+                service, caller, feature, FEATURES[feature], score, is_up, is_firm, 1.0, 2.0
+            ),
+            st.sampled_from(sorted(FEATURES)),
+            st.integers(0, services - 1),
+            st.integers(-1, services - 1),
+            st.booleans(),
+            st.booleans(),
+            st.floats(0.5, 20.0),
         ),
-        st.sampled_from(sorted(FEATURES)),
-        _slots,
-        st.integers(-1, SERVICES - 1),
-        st.booleans(),
-        st.booleans(),
-        st.floats(0.0, 20.0),
-    ),
-    max_size=25,
-)
+        max_size=25,
+    )
 
 
-def described(blames):
-    return [
-        (blame.service, blame.caller, pytest.approx(blame.score, rel=1e-9), [c.key for c in blame.clues])
-        for blame in blames
-    ]
+def calls_of(services):
+    slots = st.integers(0, services - 1)
+    return st.lists(st.tuples(slots, slots), max_size=40, unique=True)
+
+
+_slots = st.integers(0, SERVICES - 1)
 
 
 @settings(max_examples=400, deadline=None)
-@given(_clues, _pairs)
+@given(clues_of(SERVICES), calls_of(SERVICES))
 def test_groups_are_those_of_the_plain_form(clues, calls):
     found = together(clues, Paths.of(calls))
     assert found == plain_incident.together(clues, calls)
 
 
+def score_of(blames):
+    return {(blame.service, blame.caller): pytest.approx(blame.score, rel=1e-9) for blame in blames}
+
+
 @settings(max_examples=400, deadline=None)
-@given(_clues, _pairs)
-def test_suspects_are_those_of_the_plain_form(clues, calls):
+@given(clues_of(FEW), calls_of(FEW))
+def test_suspects_are_those_of_the_rules(clues, calls):
     found = suspects(clues, Paths.of(calls), most=50)
-    assert described(found) == [
-        (blame.service, blame.caller, blame.score, [clue.key for clue in blame.clues])
-        for blame in plain_incident.suspects(clues, calls, most=50)
-    ]
+    assert score_of(found) == blame_rules.scores(clues, calls)
+    assert [blame.score for blame in found] == sorted((blame.score for blame in found), reverse=True)
 
 
-@given(_pairs, st.sets(_slots), st.sets(_slots))
+@pytest.mark.parametrize("seed", range(8))
+def test_suspects_of_much_evidence_are_those_of_the_rules(seed):
+    drawn = random.Random(seed)
+    for _ in range(150):
+        clues = []
+        for _ in range(drawn.randrange(25)):
+            feature = drawn.choice(sorted(FEATURES))
+            ends, score = (drawn.randrange(FEW), drawn.randrange(-1, FEW)), drawn.uniform(0.5, 20)
+            is_up, is_firm = drawn.random() < 0.5, drawn.random() < 0.5
+            clues.append(Clue(*ends, feature, FEATURES[feature], score, is_up, is_firm, 1.0, 2.0))
+        calls = [(a, b) for a in range(FEW) for b in range(FEW) if drawn.random() < 0.3]
+        assert score_of(suspects(clues, Paths.of(calls), most=50)) == blame_rules.scores(clues, calls)
+
+
+@settings(max_examples=200, deadline=None)
+@given(clues_of(FEW), calls_of(FEW), st.randoms())
+def test_suspects_do_not_depend_on_the_order_of_evidence(clues, calls, drawn):
+    clues = list({clue.key: clue for clue in clues}.values())
+    before = suspects(clues, Paths.of(calls), most=50)
+    shuffled = drawn.sample(clues, len(clues))
+    after = suspects(shuffled, Paths.of(drawn.sample(calls, len(calls))), most=50)
+    assert score_of(before) == {(blame.service, blame.caller): blame.score for blame in after}
+    assert {(b.service, b.caller): [c.key for c in b.clues] for b in before} == {
+        (b.service, b.caller): [c.key for c in b.clues] for b in after
+    }
+
+
+@given(calls_of(SERVICES), st.sets(_slots), st.sets(_slots))
 def test_paths_connect_what_any_of_them_connects(calls, some, others):
     expected = any((a in some and b in others) or (b in some and a in others) for a, b in calls)
     assert Paths.of(calls).connect(some, others) == expected

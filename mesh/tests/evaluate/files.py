@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hopline_mesh.evaluate.manifest import Manifest
+from hopline_mesh.evaluate.record import Recorder
+from hopline_mesh.evaluate.recording import Recording
+
 NODES = """time,service,p99_ms,error_share
 2026-01-01T00:00:00Z,cart,12.5,0
 2026-01-01T00:00:00Z,shop,30,
@@ -33,3 +37,14 @@ def files(folder: Path, **changed: str | None) -> Path:
             ending = ".toml" if stem == "mesh" else ".csv"
             (folder / f"{stem}{ending}").write_text(text, "utf-8")
     return folder
+
+
+def write_folder(recording: Recording, folder: Path) -> None:
+    """Write a recording as CSV."""
+    one = recording
+    with Recorder(folder, one.snapshots[0].schema) as recorder:
+        for snapshot, context in zip(one.snapshots, one.contexts, strict=True):
+            recorder.add(snapshot, context)
+        for event in one.events:
+            recorder.label(event)
+        recorder.close(Manifest(one.name, one.interval_s, one.train, one.test, one.cpu_limits))

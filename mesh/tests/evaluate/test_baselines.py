@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from hopline.errors import ConfigError
-from hopline_mesh.evaluate.baselines import BASELINES, baseline
-from hopline_mesh.evaluate.baselines.isolation_forest import IsolationForest
-from hopline_mesh.evaluate.baselines.maximum import Maximum
-from hopline_mesh.evaluate.baselines.pca import Pca
-from hopline_mesh.evaluate.baselines.percentile import Percentile
-from hopline_mesh.evaluate.baselines.robust import Robust
-from hopline_mesh.evaluate.baselines.sigma import Sigma
-from hopline_mesh.evaluate.baselines.static import Static
+from hopline_mesh.evaluate.baselines import (
+    BASELINES,
+    IsolationForest,
+    Pca,
+    Static,
+    baseline,
+    maximum,
+    percentile,
+    robust,
+    sigma,
+)
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.evaluate.scores import episodes
 from tests.evaluate.drawn import START, recording
@@ -41,13 +44,13 @@ def latencies(test, **more):
 @pytest.mark.parametrize(
     ("detector", "over", "under"),
     [
-        (Percentile(), 11.1, 10.9),  # the 99th percentile is 11
-        (Maximum(), 13.3, 13.1),  # 1.2 times 11 is 13.2
-        (Sigma(), 10 + 6 * 0.7072, 10 + 6 * 0.7070),  # the standard deviation is the root of a half
+        (percentile(), 11.1, 10.9),  # the 99th percentile is 11
+        (maximum(), 13.3, 13.1),  # 1.2 times 11 is 13.2
+        (sigma(), 10 + 6 * 0.7072, 10 + 6 * 0.7070),  # the standard deviation is the root of a half
         (Static(), 1000.1, 999.9),
-        (Robust(), 12.6, 12.4),  # the median is 10, the quartiles are 9.75 and 10.25
+        (robust(), 12.6, 12.4),  # the median is 10, the quartiles are 9.75 and 10.25
     ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, float) else str(value),
+    ids=lambda value: getattr(value, "_alarm", value)._name if not isinstance(value, float) else str(value),
 )
 def test_it_fires_above_its_bound_after_two_intervals_and_not_below(detector, over, under):
     # It ends 90 s after the last: in the second quiet minute.
@@ -56,16 +59,16 @@ def test_it_fires_above_its_bound_after_two_intervals_and_not_below(detector, ov
 
 
 def test_one_sample_out_of_bounds_is_not_two_minutes():
-    assert fired(Maximum(), latencies([10, 50, 10, 50, 10])) == []
+    assert fired(maximum(), latencies([10, 50, 10, 50, 10])) == []
 
 
 def test_a_value_that_was_not_measured_is_within_bounds():
-    assert fired(Maximum(), latencies([50, math.nan, 50, math.nan])) == []
+    assert fired(maximum(), latencies([50, math.nan, 50, math.nan])) == []
 
 
 def test_time_without_snapshots_holds_nothing():
     one = latencies([50, 50, 10])
-    detector = Maximum()
+    detector = maximum()
     detector.fit(*one.training())
     first, second, _ = one.testing()[0]
     late = type(second)(
@@ -77,20 +80,20 @@ def test_time_without_snapshots_holds_nothing():
 
 def test_hold_is_counted_in_intervals():
     one = latencies([50] * 12, interval_s=15.0)
-    assert fired(Maximum(), one)[0][0] == 5  # 80 s are six intervals
+    assert fired(maximum(), one)[0][0] == 5  # 80 s are six intervals
 
 
 def test_sigma_fires_below_as_well_and_the_others_do_not():
     low = [1.0] * 4
-    assert fired(Sigma(), latencies(low)) == [(1, 3, "a")]
-    assert fired(Maximum(), latencies(low)) == []
+    assert fired(sigma(), latencies(low)) == [(1, 3, "a")]
+    assert fired(maximum(), latencies(low)) == []
 
 
 def test_edges_are_watched_and_name_the_callee_and_the_path():
     edge = [*USUAL, 10, 100, 100, 100, 10]
     one = latencies([10] * 5, edge=edge)
-    assert fired(Maximum(), one) == [(2, 4, "b")]
-    suspect = episodes(judge(Maximum(), one).verdicts)[0].first.suspects[0]
+    assert fired(maximum(), one) == [(2, 4, "b")]
+    suspect = episodes(judge(maximum(), one).verdicts)[0].first.suspects[0]
     assert (suspect.caller, suspect.evidence[0].feature, suspect.evidence[0].seen) == (
         "a",
         "client_ms",
@@ -100,7 +103,7 @@ def test_edges_are_watched_and_name_the_callee_and_the_path():
 
 def test_the_largest_exceedance_comes_first():
     one = latencies([10, 20, 20, 20], edge=[*USUAL, 10, 100, 100, 100])
-    suspects = judge(Maximum(), one).verdicts[3].incidents[0].suspects
+    suspects = judge(maximum(), one).verdicts[3].incidents[0].suspects
     assert [suspect.service for suspect in suspects] == ["b", "a"]
     assert suspects[0].score == pytest.approx(100 / 13.2)
     assert suspects[0].evidence[0].expected == pytest.approx(13.2)
@@ -108,8 +111,8 @@ def test_the_largest_exceedance_comes_first():
 
 def test_memory_and_rates_are_left_alone_unless_they_are_named():
     one = recording({"memory_bytes": USUAL + [900.0] * 4, "request_rate": USUAL + [900.0] * 4}, train=100)
-    assert fired(Maximum(), one) == []
-    assert fired(Maximum(columns=["memory_bytes"]), one) == [(1, 3, "a")]
+    assert fired(maximum(), one) == []
+    assert fired(maximum(columns=["memory_bytes"]), one) == [(1, 3, "a")]
 
 
 def test_static_knows_shares_and_limits_of_processors():
@@ -130,7 +133,7 @@ def test_static_looks_at_errors_where_it_is_told_to():
 def test_what_is_new_has_static_bounds_and_no_learned_ones():
     one = recording({"p99_ms": [math.nan] * 10 + [5000.0] * 4}, train=10)
     assert fired(Static(), one) == [(1, 3, "a")]
-    assert fired(Maximum(), one) == []
+    assert fired(maximum(), one) == []
 
 
 def noisy(test, seed=0):
@@ -151,7 +154,7 @@ def test_models_of_the_whole_mesh_find_what_is_far_out_and_name_it(detector):
 def test_pca_sees_what_breaks_a_relation_though_each_value_is_usual():
     one = noisy([(10, 0.1)] * 5 + [(14, 0.06)] * 4)
     assert fired(Pca(variance=0.6), one)[0][0] == 6
-    assert fired(Maximum(), one) == []
+    assert fired(maximum(), one) == []
 
 
 def test_models_of_the_whole_mesh_do_not_mind_what_is_missing():

@@ -11,12 +11,10 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.errors import BadRequest, HoplineError
 from hopline_mesh.errors import SnapshotInvalid
-from hopline_mesh.evaluate.baselines.maximum import Maximum
-from hopline_mesh.evaluate.baselines.sigma import Sigma
-from hopline_mesh.evaluate.baselines.static import Static
-from hopline_mesh.evaluate.record import write_folder
+from hopline_mesh.evaluate.baselines import Static, maximum, sigma
 from hopline_mesh.incident import Verdict
 from tests.evaluate.drawn import START, event, recording
+from tests.evaluate.files import write_folder
 
 USUAL = [9.0, 10.0, 11.0, 10.0] * 10
 
@@ -133,7 +131,7 @@ def test_hostile_names_do_no_harm(tmp_path):
 
 
 def test_all_detectors_run(folder, monkeypatch):
-    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", lambda settings: Sigma())
+    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", lambda settings: sigma())
     told = json.loads(run(folder, "--detector", "all", "--json"))
     assert [one["detector"] for one in told["detectors"]] == [
         "watch",
@@ -150,7 +148,7 @@ def test_all_detectors_run(folder, monkeypatch):
 
 def test_the_default_shows_what_the_neighbours_add(folder, monkeypatch):
     def made(settings):
-        return Maximum() if settings.neighbours else Static()
+        return maximum() if settings.neighbours else Static()
 
     monkeypatch.setattr("hopline_mesh.detect.MeshDetector", made)
     said = run(folder)

@@ -15,12 +15,12 @@ from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import Event, Period, Recording
 from hopline_mesh.evaluate.folder import read_folder
 from hopline_mesh.evaluate.known import contexts_at
-from hopline_mesh.evaluate.record import Recorder, write_folder
+from hopline_mesh.evaluate.record import Recorder
 from hopline_mesh.evaluate.times import parse
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot
-from tests.evaluate.files import NODES, T0, files
+from tests.evaluate.files import NODES, T0, files, write_folder
 
 
 @pytest.fixture

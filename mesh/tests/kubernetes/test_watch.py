@@ -10,8 +10,8 @@ from hopline_mesh.kubernetes.api import Timeouts
 from hopline_mesh.kubernetes.credentials import from_files
 from hopline_mesh.kubernetes.reflector import Pace
 from hopline_mesh.kubernetes.resources import DEPLOYMENTS, ENDPOINT_SLICES, PODS
-from hopline_mesh.kubernetes.scope import Scope
 from hopline_mesh.kubernetes.watcher import KubernetesWatch
+from hopline_mesh.scope import Scope
 from tests.kubernetes.api_server import api_server, status_line
 from tests.kubernetes.things import deployment, endpoints, pod
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hopline_mesh.changes import Change, Context
 from hopline_mesh.detect.calls import COLUMN
 from hopline_mesh.errors import IncidentNotFound, StateDamaged
-from hopline_mesh.incident import ServiceScore
 from hopline_mesh.out.board import KEEP_S, MAX_INCIDENTS, Board
 from hopline_mesh.out.live_graph import live_graph
 from hopline_mesh.out.record import MAX_POINTS, MAX_SERIES, Point, Series, seen_in
@@ -169,11 +168,10 @@ def test_the_name_of_an_incident_stays_where_another_service_is_suspected_later(
     assert (record.name, record.incident.suspects[0].service) == ("shop/cart", "shop/db")
 
 
-def test_scores_come_by_name_or_in_the_order_of_services() -> None:
+def test_scores_come_in_the_order_of_services() -> None:
     board, shown = Board(), snapshot()
-    named = [ServiceScore("shop/db", 0.5), ServiceScore("unknown", 9.0)]
-    board.publish(verdict(), shown, named)
-    np.testing.assert_array_equal(board.shown[1], np.array([np.nan, np.nan, np.nan, 0.5], np.float32))
+    board.publish(verdict(), shown)
+    assert np.isnan(board.shown[1]).all()
     board.publish(verdict(), shown, np.array([0.1, 0.2, 0.3, 0.4], np.float32))
     graph = live_graph(board)
     assert graph is not None

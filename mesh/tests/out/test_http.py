@@ -32,7 +32,7 @@ def served() -> Iterator[Served]:
             seen = 40.0 if number < 2 else 812.0
             said = verdict(970.0 + 15 * number, *([incident()] if number == 2 else []))
             shown = snapshot(said.time_s, p99_ms=seen, client_ms=seen)
-            found.publish(said, shown, [])
+            found.publish(said, shown)
         yield found
 
 

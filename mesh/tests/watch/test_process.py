@@ -61,5 +61,5 @@ def test_a_bad_setting_is_one_line_and_ends_the_start(environment, tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said.splitlines() == [
-        "error: TAGAE_WINDOWSIZE: unknown setting (environment); did you mean 'TAGAE_WINDOW_SIZE'?"
+        "error: TAGAE_WINDOWSIZE: unknown setting; did you mean 'TAGAE_WINDOW_SIZE'?"
     ]

@@ -11,7 +11,7 @@ from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.watch.child import Task, room_bytes
+from hopline_mesh.watch.child import Task
 from hopline_mesh.watch.trainer import Schedule, Trainer
 
 SETTINGS = DetectorOptions()
@@ -132,23 +132,6 @@ def test_a_training_without_enough_memory_fails_alone_and_says_so(folder, played
     assert go(one, played[60]) is None
     assert outcomes == ["failed"]
     assert "not enough memory; raise the container's limit" in caplog.text
-
-
-def test_it_takes_the_memory_that_the_smallest_limit_of_its_groups_leaves(tmp_path):
-    own = tmp_path / "cgroup"
-    own.write_text("0::/pod/watch\n")
-    root = tmp_path / "fs"
-    for name, most, used in (("pod", "max", 900), ("pod/watch", "1000", 700)):
-        group = root / name
-        group.mkdir(parents=True)
-        (group / "memory.max").write_text(f"{most}\n")
-        (group / "memory.current").write_text(f"{used}\n")
-        (group / "memory.stat").write_text("anon 600\ninactive_file 50\n")
-    assert room_bytes(root, own) == 350
-    (root / "pod" / "memory.max").write_text("960")
-    assert room_bytes(root, own) == 110
-    own.write_text("3:memory:/old\n")
-    assert room_bytes(root, own) is None
 
 
 def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):

@@ -3,12 +3,11 @@
 from hopline_mesh.collect.catalog import queries_for
 from hopline_mesh.collect.collector import Collector
 from hopline_mesh.collect.options import CollectOptions
-from hopline_mesh.collect.prometheus import Access, Prometheus
+from hopline_mesh.collect.prometheus import Prometheus
 from hopline_mesh.collect.query import Query, QuerySet
 from hopline_mesh.collect.report import CollectReport, QueryReport
 
 __all__ = [
-    "Access",
     "CollectOptions",
     "CollectReport",
     "Collector",

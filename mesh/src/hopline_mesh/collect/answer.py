@@ -1,14 +1,13 @@
 """Reads a response of Prometheus' query API: labels as they were sent, and values as numbers.
 
-Labels are not parsed here. As bytes they are the key of a cache of services, which reduces the time for
-200,000 series from one second to 0.2.
+Labels are not parsed here. As bytes they are the key of a cache of services: 200,000 series take 0.4 s.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -43,23 +42,13 @@ class Answer:
         return len(self.labels)
 
 
-class _Sample(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    time_s: float
-    text: str
-
-
-class _Series(msgspec.Struct, gc=False, frozen=True):
-    metric: msgspec.Raw
-    value: _Sample
-
-
 class _Vector(msgspec.Struct):
-    resultType: str
-    result: list[_Series]
+    resultType: str = ""
+    result: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Body(msgspec.Struct):
-    status: str
+    status: Any = None
     data: _Vector | None = None
     error: Any = None
     errorType: Any = None
@@ -67,21 +56,7 @@ class _Body(msgspec.Struct):
     isPartial: Any = None  # of VictoriaMetrics
 
 
-class _LooseVector(msgspec.Struct):
-    resultType: str = ""
-    result: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _LooseBody(msgspec.Struct):
-    status: Any = None
-    data: _LooseVector | None = None
-    error: Any = None
-    errorType: Any = None
-    warnings: Any = None
-    isPartial: Any = None  # of VictoriaMetrics
-
-
-class _LooseSeries(msgspec.Struct):
+class _Series(msgspec.Struct):
     metric: msgspec.Raw
     value: tuple[float, str | float | int]
 
@@ -90,82 +65,68 @@ class _LooseSeries(msgspec.Struct):
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 _body = msgspec.json.Decoder(_Body)
-_loose_body = msgspec.json.Decoder(_LooseBody)
-_loose_list = msgspec.json.Decoder(list[msgspec.Raw])
-_loose_series = msgspec.json.Decoder(_LooseSeries)
+_list = msgspec.json.Decoder(list[msgspec.Raw])
+_series = msgspec.json.Decoder(_Series)
 
 
 def read_answer(body: bytes) -> Answer:
-    """Read the body of a response of `/api/v1/query`.
+    """Read the body of a response of `/api/v1/query`; invalid series are counted, and do not affect others.
 
     Raises:
         QueryFailed: Prometheus reports a failure, the result is not an instant vector, or the body is not a
             response of Prometheus.
     """
-    try:
-        return _read(body)
-    except UNREADABLE:
-        return _read_loosely(body)
-
-
-def _read(body: bytes) -> Answer:
-    answer = _body.decode(body)
-    if answer.status != "success" or answer.data is None or answer.data.resultType != "vector":
-        raise msgspec.DecodeError
-    series = answer.data.result
-    texts = [each.value.text for each in series]
-    # Texts that only Python accepts as float have a blank or "_", or spell infinity in full.
-    values = np.fromiter(map(float, texts), np.float64, len(texts))
-    if any(" " in text or "_" in text for text in texts):
-        raise msgspec.DecodeError
-    return Answer(
-        [bytes(each.metric) for each in series],
-        values,
-        np.fromiter((each.value.time_s for each in series), np.float64, len(series)),
-        warnings=_warnings(answer.warnings, answer.isPartial),
-    )
-
-
-def _read_loosely(body: bytes) -> Answer:
-    """Read each series separately: invalid ones are counted, and do not affect others."""
-    try:
-        answer = _loose_body.decode(body)
-    except UNREADABLE as error:
-        start = safe_text(body[:60].decode("utf-8", "replace"), 60)
-        raise QueryFailed(f"not a response of Prometheus ({error}): {start!r}") from None
-    if answer.status != "success":
-        kind = safe_text(answer.errorType or "error", 40)
-        raise QueryFailed(f"{kind}: {safe_text(answer.error or 'no reason given')}")
-    if answer.data is None:
-        raise QueryFailed("the response has no data")
-    if answer.data.resultType != "vector":
-        raise QueryFailed(
-            f"the result is of type {safe_text(answer.data.resultType or 'nothing', 40)}; "
-            "an instant vector is needed: one number for each series, not a range"
-        )
-    try:
-        parts = _loose_list.decode(answer.data.result)
-    except UNREADABLE:
-        raise QueryFailed("the result is not a list of series") from None
+    series, warnings = read_result(body, "vector")
     labels, values, times = [], [], []
-    for part in parts:
+    for part in series:
         try:
-            series = _loose_series.decode(part)
+            one = _series.decode(part)
         except UNREADABLE:
             continue
-        time_s, value = series.value
+        time_s, value = one.value
         if isinstance(value, str) and not _NUMBER.fullmatch(value):
             continue
-        labels.append(bytes(series.metric))
+        labels.append(bytes(one.metric))
         values.append(float(value))
         times.append(time_s)
     return Answer(
         labels,
         np.array(values, np.float64),
         np.array(times, np.float64),
-        len(parts) - len(labels),
-        _warnings(answer.warnings, answer.isPartial),
+        len(series) - len(labels),
+        warnings,
     )
+
+
+def read_result(
+    body: bytes, kind: Literal["vector", "matrix"]
+) -> tuple[list[msgspec.Raw], tuple[str, ...]]:
+    """Return the series of a response, each as JSON, and its warnings.
+
+    Raises:
+        QueryFailed: see `read_answer`.
+    """
+    try:
+        answer = _body.decode(body)
+    except UNREADABLE as error:
+        start = safe_text(body[:60].decode("utf-8", "replace"), 60)
+        raise QueryFailed(f"not a response of Prometheus ({error}): {start!r}") from None
+    if answer.status != "success":
+        of = safe_text(answer.errorType or "error", 40)
+        raise QueryFailed(f"{of}: {safe_text(answer.error or 'no reason given')}")
+    if answer.data is None:
+        raise QueryFailed("the response has no data")
+    if answer.data.resultType != kind:
+        needed = "an instant vector is needed: one number for each series, not a range"
+        if kind == "matrix":
+            needed = "a range of values is needed"
+        found = safe_text(answer.data.resultType or "nothing", 40)
+        raise QueryFailed(f"the result is of type {found}; {needed}")
+    try:
+        series = _list.decode(answer.data.result)
+    except UNREADABLE:
+        raise QueryFailed("the result is not a list of series") from None
+    return series, _warnings(answer.warnings, answer.isPartial)
 
 
 def _warnings(found: Any, partial: Any) -> tuple[str, ...]:

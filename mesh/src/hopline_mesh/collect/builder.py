@@ -74,13 +74,11 @@ class Built:
     Attributes:
         snapshot: of the interval.
         matched: for each query, the number of series that belong to a watched service.
-        new, held, left_out: see `CollectReport`.
+        left_out: see `CollectReport`.
     """
 
     snapshot: Snapshot
     matched: tuple[int, ...]
-    new: int
-    held: int
     left_out: int
 
 
@@ -151,10 +149,9 @@ class SnapshotBuilder:
             asked_s: time of the queries, by Prometheus' clock.
             answers: one for each query, in order.
         """
-        known = len(self._roster)
         self._places.begin(sum(len(answer) for answer in answers if isinstance(answer, Reading)))
         found = self._read(asked_s, answers)
-        nodes, edges, held, left_out = self._present(time_s, found)
+        nodes, edges, left_out = self._present(time_s, found)
         node_table = self._table("node", nodes, found)
         edge_table = self._table("edge", edges, found)
         snapshot = Snapshot(
@@ -177,7 +174,7 @@ class SnapshotBuilder:
             matched_rows.get(query.name, count)
             for query, count in zip(self._queries, found.matched, strict=True)
         ]
-        return Built(snapshot, tuple(matched), len(self._roster) - known, held, left_out + found.no_room)
+        return Built(snapshot, tuple(matched), left_out + found.no_room)
 
     def _read(self, asked_s: float, answers: Sequence[Reading | Failure]) -> _Found:
         found = _Found()
@@ -235,8 +232,8 @@ class SnapshotBuilder:
             return ["no series any more"] if usual >= 1 else ["no series"]
         return [f"{count} series instead of the usual {usual:.0f}"] if count < _FEW * usual - 1 else []
 
-    def _present(self, time_s: float, found: _Found) -> tuple[IdArray, IdArray, int, int]:
-        """Return services, call paths, and the numbers of held services and of those beyond the limits."""
+    def _present(self, time_s: float, found: _Found) -> tuple[IdArray, IdArray, int]:
+        """Return services, call paths, and the number of those beyond the limits."""
         shown = {
             of: [part.ids for part in found.parts if part.query.of == of and part.query.reveals]
             for of in ("node", "edge")
@@ -296,7 +293,7 @@ class SnapshotBuilder:
                     "stay as not measured",
                 )
             )
-        return nodes, edges, len(lost), num_nodes - len(nodes) + num_edges - len(edges)
+        return nodes, edges, num_nodes - len(nodes) + num_edges - len(edges)
 
     def _table(self, of: str, rows: IdArray, found: _Found) -> NDArray[np.float32]:
         names = self._schema.node_features if of == "node" else self._schema.edge_features

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hopline.errors import ConfigError
 from hopline_mesh.collect.answer import Answer, read_answer
@@ -18,7 +18,7 @@ from hopline_mesh.collect.owners import Owners
 from hopline_mesh.collect.places import Places
 from hopline_mesh.collect.prometheus import Prometheus
 from hopline_mesh.collect.query import Query, QuerySet
-from hopline_mesh.collect.report import CollectReport, QueryReport
+from hopline_mesh.collect.report import CollectReport, Outcome, QueryReport
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
@@ -39,7 +39,6 @@ class _Asked:
     query: Query | None
     answer: Reading | Answer | Failure
     duration_s: float = 0.0
-    bytes: int = 0
     date_s: float | None = None
     at_s: float = 0.0
 
@@ -126,8 +125,8 @@ class Collector:
             self._places.forget_pods()
         answers = [one.answer for one in asked if not isinstance(one.answer, Answer)]
         built = self._builder.build(time_s, asked_s, answers)
-        snapshot = _with_gaps(built.snapshot, self._clock_gaps(jump))
-        self.report = self._report(built, snapshot, asked, self._steady() - begin_s)
+        snapshot = replace(built.snapshot, gaps=(*self._clock_gaps(jump), *built.snapshot.gaps))
+        self.report = self._report(built, snapshot, asked)
         self._on_report(self.report)
         return snapshot
 
@@ -158,8 +157,8 @@ class Collector:
             begin_s = self._steady()
             try:
                 reply = await self._client.query(one.promql, asked_s, self._options.deadline_s)
-                one.at_s, one.date_s, one.bytes = self._steady(), reply.date_s, len(reply.body)
-                if one.bytes < _READ_ON_LOOP:
+                one.at_s, one.date_s = self._steady(), reply.date_s
+                if len(reply.body) < _READ_ON_LOOP:
                     answer = read_answer(reply.body)
                 else:
                     # One at a time: reading needs three times the memory of the response.
@@ -184,53 +183,14 @@ class Collector:
             )
         return gaps
 
-    def _report(
-        self, built: Built, snapshot: Snapshot, asked: Sequence[_Asked], duration_s: float
-    ) -> CollectReport:
+    def _report(self, built: Built, snapshot: Snapshot, asked: Sequence[_Asked]) -> CollectReport:
         reports = []
         for query, one, matched in zip(self._queries.queries, asked, built.matched, strict=True):
-            if isinstance(one.answer, Failure):
-                reports.append(
-                    QueryReport(query.name, one.answer.outcome, one.answer.reason, one.duration_s)
-                )
+            found = one.answer
+            if isinstance(found, Failure):
+                reports.append(QueryReport(query.name, found.outcome, found.reason, one.duration_s))
                 continue
             reason = safe_text("; ".join(gap.reason for gap in snapshot.gaps if gap.what == query.name))
-            reports.append(
-                QueryReport(
-                    query.name,
-                    "ok" if len(one.answer) else "empty",
-                    reason,
-                    one.duration_s,
-                    len(one.answer),
-                    matched,
-                    one.bytes,
-                )
-            )
-        return CollectReport(
-            snapshot.time_s,
-            duration_s,
-            tuple(reports),
-            len(snapshot.nodes),
-            len(snapshot.edge_src),
-            built.new,
-            built.held,
-            built.left_out,
-            self._clock.ahead_s,
-            len(snapshot.gaps),
-        )
-
-
-def _with_gaps(snapshot: Snapshot, gaps: Sequence[Gap]) -> Snapshot:
-    if not gaps:
-        return snapshot
-    return Snapshot(
-        snapshot.time_s,
-        snapshot.schema,
-        snapshot.roster,
-        snapshot.nodes,
-        snapshot.node_features,
-        snapshot.edge_src,
-        snapshot.edge_dst,
-        snapshot.edge_features,
-        (*gaps, *snapshot.gaps),
-    )
+            outcome: Outcome = "ok" if len(found) else "empty"
+            reports.append(QueryReport(query.name, outcome, reason, one.duration_s, len(found), matched))
+        return CollectReport(tuple(reports), built.left_out, self._clock.ahead_s)

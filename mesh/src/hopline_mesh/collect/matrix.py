@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.collect.answer import UNREADABLE, Answer
+from hopline_mesh.collect.answer import UNREADABLE, Answer, read_result
 from hopline_mesh.collect.names import safe_text
 from hopline_mesh.errors import QueryFailed
 
@@ -44,19 +44,7 @@ class _Series(msgspec.Struct, gc=False, frozen=True):
     values: list[tuple[float, str]]
 
 
-class _Result(msgspec.Struct):
-    resultType: str
-    result: list[_Series]
-
-
-class _Body(msgspec.Struct):
-    status: str
-    data: _Result | None = None
-    error: str = ""
-    warnings: list[str] | None = None
-
-
-_body = msgspec.json.Decoder(_Body)
+_decode = msgspec.json.Decoder(_Series).decode
 
 
 def read_matrix(body: bytes, times: NDArray[np.float64]) -> Matrix:
@@ -68,23 +56,19 @@ def read_matrix(body: bytes, times: NDArray[np.float64]) -> Matrix:
     Raises:
         QueryFailed: Prometheus reports a failure, or the body is not a response of Prometheus.
     """
+    parts, warnings = read_result(body, "matrix")
+    shape = (len(parts), len(times))
+    values, present = np.full(shape, np.nan), np.zeros(shape, bool)
+    step_s = float(times[1] - times[0]) if len(times) > 1 else 1.0
+    labels = []
     try:
-        answer = _body.decode(body)
-        if answer.status != "success" or answer.data is None or answer.data.resultType != "matrix":
-            raise QueryFailed(safe_text(answer.error) or "the response is not a range of values")
-        series = answer.data.result
-        shape = (len(series), len(times))
-        values, present = np.full(shape, np.nan), np.zeros(shape, bool)
-        step_s = float(times[1] - times[0]) if len(times) > 1 else 1.0
-        for row, each in enumerate(series):
+        for row, part in enumerate(parts):
+            each = _decode(part)
             at = np.fromiter((pair[0] for pair in each.values), np.float64, len(each.values))
             columns = np.rint((at - times[0]) / step_s).astype(np.int64)
             values[row, columns] = [float(pair[1]) for pair in each.values]
             present[row, columns] = True
+            labels.append(bytes(each.metric))
     except (*UNREADABLE, IndexError) as error:
-        start = safe_text(body[:60].decode("utf-8", "replace"), 60)
-        raise QueryFailed(f"not a response of Prometheus ({error}): {start!r}") from None
-    labels = [bytes(each.metric) for each in series]
-    return Matrix(
-        labels, values, present, times, tuple(safe_text(text) for text in answer.warnings or ())[:5]
-    )
+        raise QueryFailed(f"a series of the response is invalid: {safe_text(error)}") from None
+    return Matrix(labels, values, present, times, warnings)

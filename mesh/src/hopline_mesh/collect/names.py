@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-#: Maximum length of a Kubernetes name; longer names are cut.
-LONGEST = 253
-
 _KEPT_OF_LONG = 100
 # A service outside of the mesh may have the name of a host or a pattern of hosts.
 _PLAIN = re.compile(r"[A-Za-z0-9._:*@+-]{1,253}")

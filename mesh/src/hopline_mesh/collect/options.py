@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from hopline.errors import ConfigError
-
-#: Maximum number of cached namespaces.
-_MAX_CACHED = 10_000
+from hopline_mesh.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +55,8 @@ class CollectOptions:
                 raise ConfigError(f"{name}: {value} is below {low}")
         if not 0.0 < self.lost_share <= 1.0:
             raise ConfigError(f"lost_share: {self.lost_share} is not within 0 to 1")
-        for name in ("namespaces", "exclude_namespaces"):
-            for pattern in getattr(self, name):
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise ConfigError(f"{name}: {pattern!r} is not a regular expression: {error}") from None
+        self.watched()
 
-    def watched(self) -> NamespaceFilter:
-        """Return the filter for watched namespaces."""
-        return NamespaceFilter(self.namespaces, self.exclude_namespaces)
-
-
-class NamespaceFilter:
-    """Decides whether a namespace is watched; caches results."""
-
-    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...]) -> None:
-        self._include = [re.compile(pattern) for pattern in include]
-        self._exclude = [re.compile(pattern) for pattern in exclude]
-        # Services without a namespace are outside of the cluster and are always watched.
-        self._known = {"": True}
-
-    def __call__(self, namespace: str) -> bool:
-        """Whether a namespace is watched."""
-        known = self._known.get(namespace)
-        if known is None:
-            known = not any(pattern.fullmatch(namespace) for pattern in self._exclude) and (
-                not self._include or any(pattern.fullmatch(namespace) for pattern in self._include)
-            )
-            if len(self._known) < _MAX_CACHED:
-                self._known[namespace] = known
-        return known
+    def watched(self) -> Scope:
+        """Return the watched namespaces."""
+        return Scope(self.namespaces, self.exclude_namespaces)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from hopline_mesh.collect.answer import UNREADABLE
 from hopline_mesh.collect.names import full_name
-from hopline_mesh.collect.options import NamespaceFilter
 from hopline_mesh.collect.owners import Owners
 from hopline_mesh.collect.query import Labels, Query
 from hopline_mesh.roster import Roster
+from hopline_mesh.scope import Scope
 
 IdArray = NDArray[np.int64]
 
@@ -53,12 +53,12 @@ class Places:
 
     Args:
         roster: gets a slot for each watched name.
-        watched: filter for namespaces.
+        watched: namespaces.
         owners: of pods.
         most_names: maximum number of names in the roster, which never forgets one.
     """
 
-    def __init__(self, roster: Roster, watched: NamespaceFilter, owners: Owners, most_names: int) -> None:
+    def __init__(self, roster: Roster, watched: Scope, owners: Owners, most_names: int) -> None:
         self._roster = roster
         self._watched = watched
         self._owners = owners
@@ -135,7 +135,7 @@ class Places:
         if caller is None:
             return self._slot(callee)
         # A name gets a slot only if both ends are watched.
-        if not (self._watched(caller[0]) and self._watched(callee[0])):
+        if not (caller[0] in self._watched and callee[0] in self._watched):
             return UNWATCHED
         source, target = self._slot(caller), self._slot(callee)
         return source << 32 | target if source >= 0 and target >= 0 else NO_ROOM
@@ -162,7 +162,7 @@ class Places:
         if slot is None:
             namespace, service = key
             name = full_name(namespace, service)
-            if not self._watched(namespace):
+            if namespace not in self._watched:
                 slot = UNWATCHED
             elif name in self._roster or len(self._roster) < self._most_names:
                 slot = self._roster.slot(name)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
-import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from hopline.errors import ConfigError
 from hopline_mesh.collect.answer import UNREADABLE
 from hopline_mesh.collect.names import safe_text
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
+from hopline_mesh.server_access import read_token, trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +35,14 @@ class Reply:
     date_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Authentication for a server.
-
-    Attributes:
-        token: bearer token.
-        token_file: file with a bearer token; read again for every query, because tokens are renewed.
-        user, password: basic authentication.
-        ca_file: PEM CA certificates for the server's certificate; None: those of the system.
-        verify: False trusts any certificate.
-        headers: sent with every query, such as X-Scope-OrgID of Mimir.
-    """
-
-    token: str = ""
-    token_file: Path | None = None
-    user: str = ""
-    password: str = ""
-    ca_file: Path | None = None
-    verify: bool = True
-    headers: Mapping[str, str] | None = None
-
-
 class Prometheus:
     """The query API of one server.
 
     Args:
-        url: such as http://prometheus:9090; a path before `/api/v1` may be part of it.
-        access: authentication.
+        url: such as http://prometheus:9090; a path before `/api/v1` may be part of it, and so may
+            `user:password@`.
+        token_file: file with a bearer token.
+        ca_file: PEM CA certificates for the server's certificate; None: those of the system.
         max_bytes: of one response; a longer one is not read to its end.
         transport: instead of the network, for tests.
 
@@ -74,35 +53,33 @@ class Prometheus:
     def __init__(
         self,
         url: str,
-        access: Access | None = None,
         *,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
         max_bytes: int = 512 * 2**20,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        access = access or Access()
         try:
             address = httpx.URL(url.rstrip("/"))
         except httpx.InvalidURL as error:
             raise ConfigError(f"prometheus_url: {safe_text(url)!r} is not a URL: {error}") from None
         if address.scheme not in ("http", "https") or not address.host:
             raise ConfigError(f"prometheus_url: {safe_text(url)!r} is not a URL such as http://host:9090")
-        user, password = access.user or address.username, access.password or address.password
-        if user and (access.token or access.token_file):
+        if address.username and token_file:
             raise ConfigError("prometheus: a bearer token and a user name are set; set only one of them")
         self._url = address.copy_with(username=None, password=None)
         #: The URL without a password, for messages.
         self.url = str(self._url)
-        self._token_file = access.token_file
-        self._token = access.token
+        self._token_file = token_file
         self._max_bytes = max_bytes
         self._transport = transport
 
         def connect() -> httpx.AsyncClient:
             # Within a cluster's network, compression costs the server more than the transfer.
             return httpx.AsyncClient(
-                headers={"Accept-Encoding": "identity", **(access.headers or {})},
-                auth=httpx.BasicAuth(user, password) if user else None,
-                verify=_trust(access) if address.scheme == "https" else True,
+                headers={"Accept-Encoding": "identity"},
+                auth=httpx.BasicAuth(address.username, address.password) if address.username else None,
+                verify=trusted(ca_file, "ca_file") if address.scheme == "https" else True,
                 timeout=None,
                 limits=httpx.Limits(max_connections=32, max_keepalive_connections=32, keepalive_expiry=120),
                 transport=transport,
@@ -153,7 +130,7 @@ class Prometheus:
             "time": f"{time_s:.3f}",
             "timeout": f"{max(1, round(timeout_s * 1000))}ms",
         }
-        return await self._exchange("POST", "/api/v1/query", fields)
+        return await self._exchange("/api/v1/query", fields)
 
     async def query_range(
         self, promql: str, start_s: float, end_s: float, step_s: float, timeout_s: float
@@ -173,29 +150,22 @@ class Prometheus:
             "step": f"{step_s:.3f}",
             "timeout": f"{max(1, round(timeout_s * 1000))}ms",
         }
-        return await self._exchange("POST", "/api/v1/query_range", fields)
+        return await self._exchange("/api/v1/query_range", fields)
 
-    async def get(self, path: str) -> Reply:
-        """Request another path, such as `/api/v1/status/buildinfo`.
-
-        Raises: see `query`.
-        """
-        return await self._exchange("GET", path, None)
-
-    async def _exchange(self, method: str, path: str, fields: Mapping[str, str] | None) -> Reply:
+    async def _exchange(self, path: str, fields: Mapping[str, str]) -> Reply:
         try:
             try:
-                return await self._once(method, path, fields)
+                return await self._once(path, fields)
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                 # The server closed an idle connection while it was reused: retry once.
-                return await self._once(method, path, fields)
+                return await self._once(path, fields)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = safe_text(error) or type(error).__name__
             raise SourceUnavailable(f"Prometheus at {self.url} is unavailable: {reason}") from None
 
-    async def _once(self, method: str, path: str, fields: Mapping[str, str] | None) -> Reply:
+    async def _once(self, path: str, fields: Mapping[str, str]) -> Reply:
         request = self._http.build_request(
-            method,
+            "POST",
             self._url.copy_with(path=self._url.path.rstrip("/") + path),
             data=fields,
             headers=self._authorization(),
@@ -221,22 +191,9 @@ class Prometheus:
         return b"".join(parts)
 
     def _authorization(self) -> dict[str, str]:
-        token = self._token
-        if self._token_file is not None:
-            try:
-                token = self._token_file.read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "not text"
-                raise ConfigError(
-                    f"prometheus_token_file: {self._token_file} cannot be read: {reason}"
-                ) from None
-            if not token:
-                raise ConfigError(f"prometheus_token_file: {self._token_file} is empty")
-        if not token:
+        if self._token_file is None:
             return {}
-        if not re.fullmatch(r"[!-~]+", token):
-            raise ConfigError("prometheus: the bearer token has blanks or other invalid characters")
-        return {"Authorization": f"Bearer {token}"}
+        return {"Authorization": f"Bearer {read_token(self._token_file, 'prometheus_token_file')}"}
 
     def _refused(self, status: int, body: bytes, location: str) -> QueryFailed | SourceUnavailable:
         reason = _reason(body)
@@ -262,20 +219,6 @@ def _reason(body: bytes) -> str:
         found = None
     text = found.get("error") if isinstance(found, dict) else body[:200].decode("utf-8", "replace")
     return f": {safe_text(text)}" if text else ""
-
-
-def _trust(access: Access) -> ssl.SSLContext:
-    if not access.verify:
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        return context
-    try:
-        return ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"ca_file: {access.ca_file} cannot be read as PEM certificates: {safe_text(error)}"
-        ) from None
 
 
 def _date(text: str) -> float | None:

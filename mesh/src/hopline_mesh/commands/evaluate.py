@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from hopline.errors import BadRequest
+from hopline_mesh.commands.flags import bars, read_period
 
 if TYPE_CHECKING:
     from hopline_mesh.evaluate import Recording
@@ -105,7 +104,7 @@ def evaluate(
     recording = recording.in_playing_order()
     verdicts: dict[str, list[Verdict]] = {}
     found, failed = [], []
-    with _bars(quiet=as_json) as advance:
+    with bars(quiet=as_json) as advance:
         for name in names:
             try:
                 verdicts[name], judged = _judge(name, recording, grace, min_duration, advance)
@@ -171,6 +170,7 @@ def show(report: Report, console: Console) -> None:
         "fit s",
         "step ms",
         box=None,
+        collapse_padding=True,
     )
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
@@ -236,14 +236,16 @@ def _judge(
     recording: Recording,
     grace: float,
     min_duration: float,
-    advance: Callable[[str, float], None],
+    advance: Callable[[str, float, float | None], None],
 ) -> tuple[list[Verdict], Judged]:
     from hopline_mesh.evaluate.report import Judged, detector
     from hopline_mesh.evaluate.run import judge
 
-    advance(name, 0.0)
+    advance(name, 0.0, None)  # the time of the training is unknown
     done = judge(
-        detector(name, recording, min_duration), recording, progress=lambda share: advance(name, share)
+        detector(name, recording, min_duration),
+        recording,
+        progress=lambda share: advance(name, share, 1.0),
     )
     scores = done.score(recording, grace_s=grace)
     unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
@@ -254,16 +256,10 @@ def _trained_on(recording: Recording, text: str) -> Recording:
     """Return the recording with this training period, and all other time as its test period."""
     from hopline_mesh.evaluate.periods import without
     from hopline_mesh.evaluate.recording import Period
-    from hopline_mesh.evaluate.times import clock, parse
+    from hopline_mesh.evaluate.times import clock
 
-    first, dots, last = text.partition("..")
-    start_s, end_s = parse(first), parse(last)
-    if not dots or start_s is None or end_s is None or start_s >= end_s:
-        raise BadRequest(
-            f"--train {text}: must be A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
-        )
+    train = read_period(text, "--train")
     times = [snapshot.time_s for snapshot in recording.snapshots]
-    train = Period(start_s, end_s)
     whole = Period(times[0], times[-1] + max(recording.interval_s, 1.0))
     test = without(whole, [train])
     for what, inside in (
@@ -279,20 +275,3 @@ def _trained_on(recording: Recording, text: str) -> Recording:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-@contextlib.contextmanager
-def _bars(*, quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """A progress bar for each detector, on stderr; nothing if stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
-
-        def advance(name: str, done: float) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None)  # the time of the training is unknown
-            elif done:
-                bars.update(tasks[name], completed=done, total=1.0)  # type: ignore[arg-type]
-
-        yield advance

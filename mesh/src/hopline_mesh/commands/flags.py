@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hopline.errors import BadRequest
 from hopline_mesh.settings import DEFAULT_FILE, MeshSettings, load_settings
+
+if TYPE_CHECKING:
+    from hopline_mesh.evaluate.recording import Period
 
 PrometheusUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="URL of Prometheus.", show_default=False)
@@ -57,3 +62,43 @@ def resolve_settings(
     if file is None and DEFAULT_FILE.is_file():
         file = DEFAULT_FILE
     return load_settings(file, os.environ, given)
+
+
+def read_period(text: str, flag: str) -> Period:
+    """Read `A..B`, two times.
+
+    Raises:
+        BadRequest: the text has another form.
+    """
+    from hopline_mesh.evaluate.recording import Period
+    from hopline_mesh.evaluate.times import parse
+
+    first, dots, last = text.partition("..")
+    start_s, end_s = parse(first), parse(last)
+    if not dots or start_s is None or end_s is None or start_s >= end_s:
+        raise BadRequest(
+            f"{flag} {text}: must be A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
+        )
+    return Period(start_s, end_s)
+
+
+@contextlib.contextmanager
+def bars(*, quiet: bool) -> Iterator[Callable[[str, float, float | None], None]]:
+    """Show a progress bar for each name on stderr; nothing if stderr is not a terminal.
+
+    Yields: a function of a name, what is done, and the total (None: unknown).
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as shown:
+        tasks: dict[str, Any] = {}
+
+        def advance(name: str, done: float, total: float | None) -> None:
+            if name not in tasks:
+                tasks[name] = shown.add_task(name, total=total)
+            shown.update(tasks[name], completed=done, total=total)
+
+        yield advance

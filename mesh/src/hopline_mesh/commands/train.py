@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,11 +22,12 @@ from hopline_mesh.commands.flags import (
     PrometheusUrl,
     QueryFile,
     SettingsFile,
+    bars,
+    read_period,
     resolve_settings,
 )
 
 if TYPE_CHECKING:
-    from hopline_mesh.evaluate.recording import Period
     from hopline_mesh.settings import MeshSettings
     from hopline_mesh.state import Seen
     from hopline_mesh.watch.learned import Learned
@@ -92,10 +91,10 @@ def train(
     }
     resolved = resolve_settings(config, flags, settings)
     span_s = None if from_prometheus is None else _seconds(from_prometheus)
-    excepted = [_period(each) for each in without or []]
+    excepted = [read_period(each, "--except") for each in without or []]
     from hopline_mesh.watch.learn import TargetFolder, learn
 
-    with TargetFolder(resolved, replace=replace) as target, _bars(quiet=as_json) as advance:
+    with TargetFolder(resolved, replace=replace) as target, bars(quiet=as_json) as advance:
         if folder is not None:
             source, seen, notes = _recorded(folder, resolved)
         else:
@@ -167,7 +166,7 @@ def _recorded(folder: Path, settings: MeshSettings) -> tuple[str, list[Seen], li
 
 
 def _of_prometheus(
-    settings: MeshSettings, span_s: float, advance: Callable[[str, int, int | None], None]
+    settings: MeshSettings, span_s: float, advance: Callable[[str, float, float | None], None]
 ) -> tuple[str, list[Seen], list[str]]:
     from hopline_mesh.watch.learn_from import of_prometheus
 
@@ -186,40 +185,3 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 366 * 86_400:
         raise BadRequest(f"--from-prometheus {text}: must be a time such as 90m, 24h or 7d, at most a year")
     return seconds
-
-
-def _period(text: str) -> Period:
-    from hopline_mesh.evaluate.recording import Period
-    from hopline_mesh.evaluate.times import parse
-
-    first, dots, last = text.partition("..")
-    start_s, end_s = parse(first), parse(last)
-    if not dots or start_s is None or end_s is None or start_s >= end_s:
-        raise BadRequest(
-            f"--except {text}: must be A..B, two times, such as 2026-01-01T00:00Z..2026-01-01T06:00Z"
-        )
-    return Period(start_s, end_s)
-
-
-class _Rate(ProgressColumn):
-    """Snapshots a second."""
-
-    def render(self, task: Task) -> Text:
-        """Return the rate of a task, if it is known."""
-        return Text(f"{task.speed:,.0f} snapshots/s" if task.speed else "", style="progress.data.speed")
-
-
-@contextlib.contextmanager
-def _bars(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """A progress bar for each stage, on stderr; nothing if stderr is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
-
-        def advance(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=done)  # type: ignore[arg-type]
-
-        yield advance

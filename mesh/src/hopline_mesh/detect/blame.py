@@ -95,46 +95,56 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
             if clue.role == "errors":
                 failing[at] = max(failing[at], weight)
     # Latency that only the caller sees belongs to the call path.
-    between = {}
+    between = {
+        edge: weight
+        for edge, weight in wait.items()
+        if max(slow.get(edge[1], 0.0), own.get(edge[1], 0.0)) < 0.5 * weight
+    }
     for edge, weight in wait.items():
-        at = edge[1]
-        if max(slow.get(at, 0.0), own.get(at, 0.0)) < 0.5 * weight:
-            between[edge] = weight
-        else:
-            slow[at] = max(slow.get(at, 0.0), weight)
+        if edge not in between:
+            slow[edge[1]] = max(slow.get(edge[1], 0.0), weight)
 
     symptom: dict[int, float] = dict(slow)
-    stops: dict[int, float] = {}  # sends fewer calls than it should
+    parts: dict[int, list[float]] = defaultdict(list)  # missing load that a caller may have caused
     for at, weight in less.items():
         above = sorted(senders[at]) or paths.callers(at)
         sends_less = [caller for caller in above if less.get(caller, 0.0) < 0.5 * weight]
-        in_trouble = [caller for caller in sends_less if caller in slow or caller in own]
+        in_trouble = [caller for caller in sends_less if slow.get(caller) or own.get(caller)]
         for caller in in_trouble or sends_less:
-            part = weight / len(in_trouble or sends_less) ** 0.5
-            stops[caller] = max(stops.get(caller, 0.0), part) + 0.1 * part
+            parts[caller].append(weight / len(in_trouble or sends_less) ** 0.5)
         symptom[at] = symptom.get(at, 0.0) + (0.1 if above else 0.5) * weight
+    stops = {
+        at: max(some) + 0.1 * sum(some) for at, some in parts.items()
+    }  # sends fewer calls than it should
     for at, weight in stops.items():
         symptom[at] = symptom.get(at, 0.0) + 0.6 * weight
     for at, weight in more.items():
         above = [caller for caller in paths.callers(at) if more.get(caller, 0.0) > 0.5 * weight]
         symptom[at] = symptom.get(at, 0.0) + (0.1 if above else 0.4) * weight
 
-    flooded: dict[int, int] = {}
-    for (caller, callee), weight in floods.items():
-        # A callee that fails or is unreachable is called repeatedly, and is itself the root cause.
-        if failing.get(callee, 0.0) < weight and (caller, callee) not in between:
-            own[caller] = max(own.get(caller, 0.0), weight)
-            flooded[callee] = caller
-            symptom[callee] = symptom.get(callee, 0.0) + 0.7 * own.get(callee, 0.0)
-            own[callee] *= 0.3
+    # A callee that fails or is unreachable is called repeatedly, and is itself the root cause.
+    sent = {
+        edge: weight
+        for edge, weight in floods.items()
+        if failing.get(edge[1], 0.0) < weight and edge not in between
+    }
+    flooded: dict[int, int] = {}  # by the caller with the strongest evidence
+    for caller, callee in sorted(sent, key=lambda edge: (-sent[edge], edge[0])):
+        if caller != callee:
+            flooded.setdefault(callee, caller)
+    for at in flooded:
+        symptom[at] = symptom.get(at, 0.0) + 0.7 * own.get(at, 0.0)
+        own[at] *= 0.3
+    for (caller, _), weight in sent.items():
+        own[caller] = max(own[caller], weight)
 
     symptom = _passed_on(symptom, paths, slow, own, stops, wait, flooded)
     score: dict[int, float] = defaultdict(float)
-    for part in (own, symptom):
-        for at, weight in part.items():
+    for each in (own, symptom):
+        for at, weight in each.items():
             score[at] += weight
 
-    blamed: dict[tuple[int, int], float] = {}
+    alone = []
     same_caller = Counter(caller for caller, _ in between)
     same_callee = Counter(callee for _, callee in between)
     for edge, weight in between.items():
@@ -144,7 +154,8 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
         elif same_caller[caller] > 2 and same_caller[caller] > 0.6 * len(paths.callees(caller)):
             score[caller] += 0.5 * weight
         else:
-            blamed[edge] = weight + 0.5 * score[callee]
+            alone.append(edge)
+    blamed = {edge: between[edge] + 0.5 * score[edge[1]] for edge in alone}
     blames = {at: [Blame(at, -1, value, [])] for at, value in score.items() if value > 0}
     for (caller, callee), value in blamed.items():
         stronger = [blame for blame in blames.get(callee, ()) if blame.score > value]
@@ -158,7 +169,7 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
         below = paths.callees(blame.service)
         blame.clues = sorted(
             mine or [clue for clue in clues if clue.service in below],
-            key=lambda clue: (clue.service != blame.service, -clue.score),
+            key=lambda clue: (clue.service != blame.service, -clue.score, clue.key),
         )
     return found
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -181,7 +182,7 @@ class MeshDetector:
                     history[t, snapshot.nodes] = snapshot.node_features
                 else:
                     slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
-                    history[t, slots] = self._edge_numbers(snapshot)
+                    history[t, slots] = self._calls.of(snapshot)
             calibrate.learn_scales(table, history, tail)
 
     @staticmethod
@@ -279,12 +280,12 @@ class MeshDetector:
                 times=CAUTION if number >= len(self._tables) else 1.0,
             )
 
-    def _begin(self, schema: Schema, *, with_calls: bool = True) -> None:
+    def _begin(self, schema: Schema) -> None:
         window = self.settings.window_size
-        self._calls = CallsPerRequest(schema) if with_calls else None
+        self._calls = CallsPerRequest(schema)
         self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
-        measured, more = schema.edge_features, self._calls.columns if self._calls else ()
-        self._edges = SeriesTable((*measured, *more), window, calibrate.UNKNOWN)
+        columns = (*schema.edge_features, *self._calls.columns)
+        self._edges = SeriesTable(columns, window, calibrate.UNKNOWN)
         self._tables = (self._nodes, self._edges)
         self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
         self._pairs = Pairs()
@@ -319,7 +320,6 @@ class MeshDetector:
         meta |= {
             "node_features": list(self.schema.node_features),
             "edge_features": list(self.schema.edge_features),
-            "with_calls": self._calls is not None,
             "interval_s": self.interval_s,
             "steps": self.steps,
             "learnt": self._learnt,
@@ -360,11 +360,14 @@ class MeshDetector:
             if "steps" not in meta:
                 return self
             schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))
-            self._begin(schema, with_calls=bool(meta["with_calls"]))
+            self._begin(schema)
             self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
             self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
             self._fitted = bool(meta["fitted"])
-            self._excused = dict(map(expected.restored, meta["excused"]))
+            excused = msgspec.convert(meta["excused"], list[tuple[int, int | None, int | None, bool]])
+            self._excused = {
+                slot: expected.Excuse(fewest, most, is_new) for slot, fewest, most, is_new in excused
+            }
             self._tracker = Tracker.restore(meta["tracker"])
             self._absent = np.array(arrays["absent"], np.int32)
             self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
@@ -373,7 +376,7 @@ class MeshDetector:
             if meta["neighbours"]:
                 self._conditional = Conditional(self._nodes, self._edges)
                 self._conditional.restore(part("left."))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
             raise StateDamaged(f"the detector's state is damaged: {error!r}") from error
         sizes = [table.size for table in self._all_tables]
         if sizes != [len(self._absent), len(self._pairs)] * (len(sizes) // 2):
@@ -489,7 +492,7 @@ class MeshDetector:
         self._absent += 1
         self._absent[snapshot.nodes] = 0
         nodes = self._take_in(self._nodes, snapshot.node_features, snapshot.nodes)
-        edges = self._take_in(self._edges, self._edge_numbers(snapshot), paths)
+        edges = self._take_in(self._edges, self._calls.of(snapshot), paths)
         self._taken = _Taken(nodes.measured + edges.measured, nodes.known + edges.known)
         return paths
 
@@ -505,10 +508,6 @@ class MeshDetector:
                 hold=self._hold,
             )
         )
-
-    def _edge_numbers(self, snapshot: Snapshot) -> NDArray[np.float32]:
-        """Return the columns of the call paths, float32 [e, columns]."""
-        return snapshot.edge_features if self._calls is None else self._calls.of(snapshot)
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:
         """Return series out of bounds in the newest observed interval, and the largest anomaly score."""

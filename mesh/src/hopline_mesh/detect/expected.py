@@ -137,17 +137,3 @@ def usual_now(
         kept |= np.array([role in ("resource", "traffic") for role in roles])
     was_free &= ~kept
     return was_free
-
-
-def restored(kept: int | Sequence[int | bool | None]) -> tuple[int, Excuse]:
-    """Return slot and excuse from saved state; earlier versions saved only slots.
-
-    Raises:
-        TypeError, ValueError: the state has another form.
-    """
-    if isinstance(kept, int):
-        return kept, Excuse(is_new=True)
-    slot, fewest, most, is_new = kept
-    if not (isinstance(slot, int) and isinstance(fewest, int | None) and isinstance(most, int | None)):
-        raise TypeError(f"an excuse of slot {slot!r}, from {fewest!r} to {most!r} pods")
-    return slot, Excuse(fewest, most, bool(is_new))

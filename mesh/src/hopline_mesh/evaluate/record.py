@@ -12,7 +12,7 @@ from hopline.errors import ConfigError
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import manifest
-from hopline_mesh.evaluate.recording import Event, Recording
+from hopline_mesh.evaluate.recording import Event
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
@@ -121,25 +121,6 @@ class Recorder:
         writer = csv.writer(file)
         writer.writerow(header)
         return writer
-
-
-def write_folder(recording: Recording, folder: Path) -> None:
-    """Write a recording as CSV.
-
-    Raises:
-        ConfigError: the folder has a recording.
-    """
-    schema = recording.snapshots[0].schema if recording.snapshots else Schema()
-    recorder = Recorder(folder, schema)
-    for snapshot, context in zip(recording.snapshots, recording.contexts, strict=True):
-        recorder.add(snapshot, context)
-    for event in recording.events:
-        recorder.label(event)
-    recorder.close(
-        manifest.Manifest(
-            recording.name, recording.interval_s, recording.train, recording.test, recording.cpu_limits
-        )
-    )
 
 
 def _cells(values: FloatArray) -> list[list[str]]:

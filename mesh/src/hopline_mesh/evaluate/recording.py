@@ -8,16 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import msgspec
 
-from hopline_mesh.changes import Change, Context, KubernetesTrouble
+from hopline_mesh.changes import Context
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.snapshot import Snapshot
 
 _DAY_S = 86_400.0
-_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -150,7 +148,7 @@ class Recording:
         return replace(
             self,
             snapshots=[replace(snapshot, time_s=time_s) for time_s, snapshot, _ in pairs],
-            contexts=[_moved(context, time_s - snapshot.time_s) for time_s, snapshot, context in pairs],
+            contexts=[context.moved(time_s - snapshot.time_s) for time_s, snapshot, context in pairs],
             events=sorted(
                 (
                     msgspec.structs.replace(
@@ -177,17 +175,3 @@ class Recording:
 
 def _ordered(periods: Iterable[Period]) -> tuple[Period, ...]:
     return tuple(sorted(periods, key=lambda period: period.start_s))
-
-
-def _moved(context: Context, by_s: float) -> Context:
-    if by_s == 0 or not (context.changes or context.troubles):
-        return context
-
-    def one(item: _Item) -> _Item:
-        end_s = None if item.end_s is None else item.end_s + by_s
-        return msgspec.structs.replace(item, start_s=item.start_s + by_s, end_s=end_s)
-
-    return Context(
-        tuple(one(change) for change in context.changes),
-        tuple(one(trouble) for trouble in context.troubles),
-    )

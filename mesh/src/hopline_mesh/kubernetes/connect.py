@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hopline.errors import ConfigError
-from hopline_mesh.cleartext import is_sent_in_clear
 from hopline_mesh.kubernetes.credentials import ACCOUNT, Credentials, from_files, in_cluster
 from hopline_mesh.kubernetes.feed import ChangeFeed
-from hopline_mesh.kubernetes.scope import Scope
 from hopline_mesh.kubernetes.watcher import KubernetesWatch
+from hopline_mesh.scope import Scope
+from hopline_mesh.server_access import is_sent_in_clear
 from hopline_mesh.settings import MeshSettings
 
 

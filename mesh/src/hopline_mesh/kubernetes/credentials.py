@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopline.errors import ConfigError
+from hopline_mesh.server_access import read_token, trusted
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -52,24 +52,11 @@ def from_files(url: str, token_file: Path | None, ca_file: Path | None) -> Crede
     """
 
     def token() -> str:
-        if token_file is None:
-            return ""
-        try:
-            found = token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{token_file}: the token of Kubernetes cannot be read: {error}") from None
-        if not found:
-            raise ConfigError(f"{token_file}: the file with the token of Kubernetes is empty")
-        if not (found.isascii() and found.isprintable()):
-            raise ConfigError(f"{token_file}: the token of Kubernetes has invalid characters")
-        return found
+        return "" if token_file is None else read_token(token_file, "the token of Kubernetes")
 
     def tls() -> ssl.SSLContext | None:
         if url.startswith("http://"):
             return None
-        try:
-            return ssl.create_default_context(cafile=ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"{ca_file}: the certificate of Kubernetes cannot be read: {error}") from None
+        return trusted(ca_file, "the certificate of Kubernetes")
 
     return Credentials(url.rstrip("/"), token, tls)

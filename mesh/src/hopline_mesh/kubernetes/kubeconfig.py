@@ -93,15 +93,6 @@ def from_kubeconfig(
     return Credentials(url.rstrip("/"), token, safe_tls)
 
 
-def default_kubeconfig(env: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the first file of KUBECONFIG that exists, else ~/.kube/config, else None."""
-    listed = [Path(part) for part in env.get("KUBECONFIG", "").split(os.pathsep) if part]
-    for file in listed or [Path.home() / ".kube" / "config"]:
-        if file.is_file():
-            return file
-    return None
-
-
 def _entry(tree: dict[str, Any], group: str, inside: str, name: Any, file: Path) -> dict[str, Any]:
     for each in tree.get(group) or ():
         if isinstance(each, dict) and each.get("name") == name and isinstance(each.get(inside), dict):

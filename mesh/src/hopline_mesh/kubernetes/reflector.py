@@ -20,7 +20,7 @@ from hopline_mesh.errors import MeshError, QueryFailed
 from hopline_mesh.kubernetes.api import Api, Refused
 from hopline_mesh.kubernetes.feed import ChangeFeed
 from hopline_mesh.kubernetes.resources import Resource
-from hopline_mesh.kubernetes.scope import Scope
+from hopline_mesh.scope import Scope
 
 log = logging.getLogger(__name__)
 

@@ -83,6 +83,3 @@ RESOURCES = (
     AUTOSCALER_EVENTS,
     NODE_EVENTS,
 )
-
-#: Without these there are no planned changes at all; without the others some are missing.
-NEEDED = (PODS, ENDPOINT_SLICES, DEPLOYMENTS)

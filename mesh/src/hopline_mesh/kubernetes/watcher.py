@@ -17,7 +17,7 @@ from hopline_mesh.kubernetes.credentials import Credentials
 from hopline_mesh.kubernetes.feed import ChangeFeed
 from hopline_mesh.kubernetes.reflector import Pace, Reflector, RequestCounts
 from hopline_mesh.kubernetes.resources import NODE_EVENTS, RESOURCES
-from hopline_mesh.kubernetes.scope import Scope
+from hopline_mesh.scope import Scope
 from hopline_mesh.snapshot import Gap
 
 

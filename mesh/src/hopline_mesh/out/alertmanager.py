@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 from hopline.errors import ConfigError
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
+from hopline_mesh.server_access import read_token, trusted
 
 #: Characters of an error response that messages show.
 _MAX_TEXT = 300
@@ -24,15 +24,12 @@ class AlertmanagerTarget:
         url: with its path prefix, if it has one; `user:password@` is sent as basic auth.
         token_file: file with a bearer token, read again for each post.
         ca_file: PEM CA certificates for its server certificate; None uses the system's.
-        cert_file, key_file: PEM client certificate and key.
         timeout_s: for one post, from connecting to the end of the response.
     """
 
     url: str
     token_file: Path | None = None
     ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
     timeout_s: float = 10.0
 
     @property
@@ -64,7 +61,9 @@ class Alertmanager:
         auth = httpx.BasicAuth(url.username, url.password) if url.username else None
         self._url = str(url.copy_with(userinfo=b"", path=f"{url.path.rstrip('/')}/api/v2/alerts"))
         self._client = httpx.AsyncClient(
-            auth=auth, verify=_tls(target) if url.scheme == "https" else False, timeout=target.timeout_s
+            auth=auth,
+            verify=trusted(target.ca_file, "ca_file") if url.scheme == "https" else False,
+            timeout=target.timeout_s,
         )
 
     async def post(self, alerts: list[dict[str, Any]]) -> None:
@@ -73,12 +72,14 @@ class Alertmanager:
         Raises:
             SourceUnavailable: Alertmanager is unreachable, too slow, or fails; retry later.
             QueryFailed: Alertmanager refuses the alerts.
+            ConfigError: the token cannot be read.
         """
         import httpx
 
         headers = {}
         if self.target.token_file is not None:
-            headers["authorization"] = f"Bearer {_token(self.target.token_file)}"
+            token = read_token(self.target.token_file, "alertmanager_token_file")
+            headers["authorization"] = f"Bearer {token}"
         try:
             # httpx's own timeout applies to each part of a response, so a slow one could take for ever.
             async with asyncio.timeout(self.target.timeout_s):
@@ -101,22 +102,3 @@ class Alertmanager:
     async def close(self) -> None:
         """Close its connections."""
         await self._client.aclose()
-
-
-def _tls(target: AlertmanagerTarget) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=target.ca_file)
-        if target.cert_file is not None:
-            context.load_cert_chain(target.cert_file, target.key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"certificates for Alertmanager {target.name}: {error}") from None
-    return context
-
-
-def _token(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceUnavailable(
-            f"the token for Alertmanager in {str(file)!r} cannot be read: {error}"
-        ) from None

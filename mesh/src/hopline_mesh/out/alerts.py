@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from hopline.errors import HoplineError
-from hopline_mesh.cleartext import warn_of_token
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.alert import Alert, alert_of
 from hopline_mesh.out.alertmanager import Alertmanager, AlertmanagerTarget
 from hopline_mesh.out.metrics import MeshMetrics
+from hopline_mesh.server_access import warn_of_token
 from hopline_mesh.settings import MeshSettings
 
 logger = logging.getLogger(__name__)

@@ -10,25 +10,20 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import IncidentNotFound, StateDamaged
-from hopline_mesh.incident import ServiceScore, Verdict
+from hopline_mesh.incident import Verdict
 from hopline_mesh.out.between import Between
 from hopline_mesh.out.mark import Mark, MarkKind
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.out.record import Record, seen_in
 from hopline_mesh.out.subscription import Subscription
 from hopline_mesh.snapshot import FloatArray, Snapshot
-
-#: Anomaly scores of one interval: float32 [n], one for each of the snapshot's `nodes` in their order
-#: (NaN = none), or of some services by name.
-Scores: TypeAlias = NDArray[np.float32] | Sequence[ServiceScore]
 
 #: Maximum number of stored incidents, and how long they are stored after their end, in seconds.
 MAX_INCIDENTS = 100
@@ -95,7 +90,7 @@ class Board:
         self,
         verdict: Verdict,
         snapshot: Snapshot | None = None,
-        scores: Scores = (),
+        scores: FloatArray | None = None,
         context: Context | None = None,
     ) -> None:
         """Publish the verdict on one interval. Call it on the event loop; it makes no copy.
@@ -104,7 +99,7 @@ class Board:
             verdict: of the interval, also if nothing could be collected ("blind").
             snapshot: the interval. If it is None, or has gaps and no services, nothing was collected, and
                 the previous snapshot stays.
-            scores: anomaly scores of its services.
+            scores: float32 [n], anomaly scores of its `nodes`; None: it has none.
             context: planned changes and troubles at that time.
         """
         if context is not None:
@@ -114,7 +109,8 @@ class Board:
         if snapshot is not None and not len(snapshot.nodes) and (snapshot.gaps or verdict.gaps):
             snapshot = None
         if snapshot is not None:
-            self.shown = snapshot, _aligned(snapshot, scores)
+            none = np.full(len(snapshot.nodes), np.nan, np.float32)
+            self.shown = snapshot, none if scores is None else scores
             self.ready = True
         self._record(verdict, snapshot)
         self.metrics.saw(verdict, snapshot, len(self.open_incidents()))
@@ -289,21 +285,3 @@ def _nbytes(snapshot: Snapshot) -> int:
         snapshot.edge_features,
     )
     return sum(array.nbytes for array in arrays)
-
-
-def _aligned(snapshot: Snapshot, scores: Scores) -> FloatArray:
-    """Return one anomaly score for each of the snapshot's nodes."""
-    if isinstance(scores, np.ndarray):
-        assert scores.shape == snapshot.nodes.shape, (
-            f"{scores.shape} scores of {snapshot.nodes.shape} nodes"
-        )
-        return scores.astype(np.float32, copy=False)
-    found = np.full(len(snapshot.nodes), np.nan, np.float32)
-    if scores:
-        by_slot = np.full(len(snapshot.roster), np.nan, np.float32)
-        for each in scores:
-            slot = snapshot.roster.find(each.service)
-            if slot is not None:
-                by_slot[slot] = each.score
-        found = by_slot[snapshot.nodes]
-    return found

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from hopline.process.cgroup import Cgroup
 from hopline_mesh.detect import DetectorOptions, MeshDetector
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
@@ -89,28 +90,6 @@ def train(task: Task) -> int:
 _SHARE = 0.9
 
 
-def room_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Return the memory that the cgroups of this process leave; None if none has a limit.
-
-    Pages of files that can be dropped count as free.
-    """
-    try:
-        within = next(line[3:] for line in own.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return None
-    left = []
-    group = root / within.strip("/")
-    for folder in (group, *group.parents):
-        with suppress(OSError, ValueError, StopIteration):
-            most = int((folder / "memory.max").read_text())
-            stat = (folder / "memory.stat").read_text().splitlines()
-            files = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
-            left.append(max(0, most - int((folder / "memory.current").read_text()) + files))
-        if folder == root:
-            break
-    return min(left, default=None)
-
-
 def limit_memory(most_bytes: int) -> None:
     """Limit what this process may allocate in addition to what it has."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stacks
@@ -124,7 +103,7 @@ def main() -> None:
     os.nice(task.nice)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    room = room_bytes() if task.most_bytes is None else task.most_bytes
+    room = Cgroup().memory_left() if task.most_bytes is None else task.most_bytes
     if room is not None:
         limit_memory(round(_SHARE * room))
     print(train(task))

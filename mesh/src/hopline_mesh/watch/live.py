@@ -7,26 +7,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Protocol
 
 from hopline_mesh.detect.live import LiveState, replay
 from hopline_mesh.event import Event
+from hopline_mesh.watch.judge import Judge
 
 #: Intervals after the last use for which the state is kept up to date.
 _INTERVALS_IN_USE = 40
 #: Maximum number of recent events that are applied again to the state of a new interval.
 _MAX_EVENTS = 10_000
-
-
-class LiveStateSource(Protocol):
-    """A source of live states."""
-
-    def live(self) -> LiveState:
-        """Return the state after the newest interval.
-
-        Raises:
-            ModelNotReady: there is no verdict yet.
-        """
 
 
 class Live:
@@ -41,7 +30,7 @@ class Live:
 
     def __init__(
         self,
-        judge: LiveStateSource,
+        judge: Judge,
         thread: Executor,
         lock: asyncio.Lock,
         clock: Callable[[], float] = time.time,

@@ -45,7 +45,7 @@ class Watch:
     """One watch.
 
     Args:
-        judge: judges and saves intervals, on a separate thread except for quick steps.
+        judge: judges and saves intervals, on a separate thread.
         source: of snapshots.
         context: returns planned changes and troubles at a time (Unix seconds), and gaps.
         board, alerts: get each verdict.
@@ -155,10 +155,7 @@ class Watch:
         loop = asyncio.get_running_loop()
         try:
             with self._stages("step"):
-                if self._judge.is_quick(snapshot):
-                    judged = self._judge.judge(snapshot, context)
-                else:
-                    judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
+                judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
         except Exception as error:  # the loop must survive an interval that cannot be judged
             if "detector" not in self._failing:
                 logger.exception("judging a snapshot failed")
@@ -176,7 +173,7 @@ class Watch:
     ) -> None:
         with self._stages("publish"):
             try:
-                scores = () if judged is None else judged.scores
+                scores = None if judged is None else judged.scores
                 self._board.publish(verdict, snapshot, scores, context)
             except Exception:  # a failure of the page must not stop alerts
                 logger.exception("publishing a verdict on the board failed")

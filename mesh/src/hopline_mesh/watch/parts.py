@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hopline.errors import ConfigError
-from hopline_mesh.cleartext import warn_of_token
-from hopline_mesh.collect import Access, CollectOptions, Collector, Prometheus, QuerySet
+from hopline_mesh.collect import CollectOptions, Collector, Prometheus, QuerySet
 from hopline_mesh.collect.catalog import queries_for
 from hopline_mesh.detect import DetectorOptions
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
+from hopline_mesh.server_access import warn_of_token
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.state import StateFolder
 from hopline_mesh.state.lock import only_writer
@@ -32,8 +32,9 @@ def prometheus_of(settings: MeshSettings) -> Prometheus:
     source = settings.source
     if source.prometheus_token_file is not None:
         warn_of_token("prometheus_token_file", source.prometheus_url)
-    access = Access(token_file=source.prometheus_token_file, ca_file=source.ca_file)
-    return Prometheus(source.prometheus_url, access)
+    return Prometheus(
+        source.prometheus_url, token_file=source.prometheus_token_file, ca_file=source.ca_file
+    )
 
 
 def queries_of(settings: MeshSettings) -> QuerySet:

@@ -10,24 +10,20 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-
-from numpy.typing import NDArray
+from typing import Any
 
 from hopline.errors import HoplineError
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.out.board import Board
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.watch.judge import SavedDetector
 
 logger = logging.getLogger("hopline_mesh")
 
-DetectorT = TypeVar("DetectorT", bound=SavedDetector)
-
 
 @dataclass(frozen=True, slots=True)
-class Resumed(Generic[DetectorT]):
+class Resumed:
     """The state with which a watch continues.
 
     Attributes:
@@ -39,7 +35,7 @@ class Resumed(Generic[DetectorT]):
         summary: what was restored, for people.
     """
 
-    detector: DetectorT
+    detector: MeshDetector
     roster: Roster
     last_s: float
     trained: bool
@@ -49,19 +45,19 @@ class Resumed(Generic[DetectorT]):
 
 def resume(
     folder: StateFolder,
-    fresh: Callable[[], DetectorT],
-    restore: Callable[[Mapping[str, Any], Mapping[str, NDArray[Any]]], DetectorT],
+    fresh: Callable[[], MeshDetector],
+    restore: Callable[..., MeshDetector] = MeshDetector.restore,
     *,
     schema: Schema,
     shape: Mapping[str, Any],
     board: Board,
     most: int = 480,
-) -> Resumed[DetectorT]:
+) -> Resumed:
     """Restore the state of a folder; never fails because of its content.
 
     Args:
         fresh: creates a detector without any state.
-        restore: creates a detector from an exported state.
+        restore: creates a detector from an exported state; see `MeshDetector.restore`.
         board: gets the verdicts of the intervals that are judged again.
         most: maximum number of intervals that are judged again.
     """

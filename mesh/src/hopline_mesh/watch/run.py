@@ -96,7 +96,7 @@ async def watch(
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
         fresh = partial(MeshDetector if feed is None else feed.detector, detector)
-        resumed = resume(folder, fresh, MeshDetector.restore, schema=schema, shape=shape, board=board)
+        resumed = resume(folder, fresh, schema=schema, shape=shape, board=board)
         alerts = alerts_of(settings, metrics, outputs.url)
         stack.push_async_callback(alerts.close, 2.0)
         board.restore_marks(resumed.note.get("marks", {}))

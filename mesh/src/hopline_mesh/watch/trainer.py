@@ -57,12 +57,12 @@ class Schedule:
 
 
 class Trainer:
-    """Trainings of one watch; see `Learning`.
+    """Trainings of one watch. Called after each step, on the thread of the steps.
 
     Args:
         folder: the state folder with the history.
         settings: of the detector.
-        trained: see `Learning`.
+        trained: whether the present detector was trained.
         outcome: called with "ok" or "failed" after each training.
         abnormal: of an earlier watch, as `export` returned it.
         is_real: whether an incident is one; the time of another is normal.
@@ -102,7 +102,7 @@ class Trainer:
         self._calm = True
 
     def saw(self, seen: Seen, verdict: Verdict) -> None:
-        """Note an interval."""
+        """Note a judged interval."""
         self._snapshots += 1
         self._calm = verdict.state in ("normal", "learning") and not verdict.incidents
         now_s, margin = seen.snapshot.time_s, _MARGIN * self._schedule.interval_s
@@ -114,7 +114,14 @@ class Trainer:
             self._since.append(seen)
 
     def advance(self, names: Sequence[str], seen: Seen) -> MeshDetector | None:
-        """Begin, continue or end a training; see `Learning`."""
+        """Begin, continue or end a training; takes `_CATCH_UP_S` at most.
+
+        Args:
+            names: of the roster.
+            seen: the newest interval.
+
+        Returns: a detector, up to date, that replaces the present one; else None.
+        """
         if self._next is not None:
             return self._catch_up()
         if self._process is not None:

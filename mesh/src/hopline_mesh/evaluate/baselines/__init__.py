@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 from hopline.errors import ConfigError
 from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
+from hopline_mesh.evaluate.baselines.rules import maximum, percentile, robust, sigma
+from hopline_mesh.evaluate.baselines.static import Static
+from hopline_mesh.evaluate.baselines.whole import IsolationForest, Pca
 from hopline_mesh.evaluate.recording import Recording
 
-#: name -> module:function that creates the detector for a recording (without access to its events), and
-#: for how long a deviation must last.
-BASELINES = {
-    "static": "static:make",
-    "percentile": "percentile:make",
-    "sigma": "sigma:make",
-    "maximum": "maximum:make",
-    "robust": "robust:make",
-    "isolation_forest": "isolation_forest:make",
-    "pca": "pca:make",
+__all__ = [
+    "BASELINES",
+    "IsolationForest",
+    "Pca",
+    "Static",
+    "baseline",
+    "maximum",
+    "percentile",
+    "robust",
+    "sigma",
+]
+
+#: name -> creates the detector for a recording (without access to its events), and for how long a deviation
+#: must last.
+BASELINES: dict[str, Callable[[Recording, float], Detector]] = {
+    "static": lambda recording, least_s: Static(cpu_limits=recording.cpu_limits, min_duration_s=least_s),
+    "percentile": lambda recording, least_s: percentile(min_duration_s=least_s),
+    "sigma": lambda recording, least_s: sigma(min_duration_s=least_s),
+    "maximum": lambda recording, least_s: maximum(min_duration_s=least_s),
+    "robust": lambda recording, least_s: robust(min_duration_s=least_s),
+    "isolation_forest": lambda recording, least_s: IsolationForest(min_duration_s=least_s),
+    "pca": lambda recording, least_s: Pca(min_duration_s=least_s),
 }
 
 
@@ -34,8 +48,4 @@ def baseline(name: str, recording: Recording, min_duration_s: float = MIN_DURATI
     """
     if name not in BASELINES:
         raise ConfigError(f"no simple detector {name!r}; choose from {', '.join(BASELINES)}")
-    module, _, attribute = BASELINES[name].partition(":")
-    make: Callable[[Recording, float], Detector] = getattr(
-        importlib.import_module(f"{__name__}.{module}"), attribute
-    )
-    return make(recording, min_duration_s)
+    return BASELINES[name](recording, min_duration_s)

@@ -1,13 +1,12 @@
 """Rules with bounds for each series: a value may differ from `centre` by `reach`, or by more for a short
 time.
 
-Subclasses define the bounds. A value that was not measured is within bounds.
+A value that was not measured is within bounds.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -32,18 +31,26 @@ def watched(column: str) -> bool:
     return column.endswith(("_ms", "_share")) or column == "cpu_cores"
 
 
-class Bounded(ABC):
+class Bounded:
     """A detector with bounds for each series.
 
     Args:
         name: of the detector.
+        bounds: returns the bounds of each series from its normal values, float64 [snapshots, rows, columns]
+            (NaN = not measured, never all of one series): centre and reach, each float64 [rows, columns].
         min_duration_s: how long a series must be out of bounds, in all snapshots of that time.
         columns: names of watched columns; default: those of `watched`.
     """
 
     def __init__(
-        self, name: str, *, min_duration_s: float = MIN_DURATION_S, columns: Sequence[str] | None = None
+        self,
+        name: str,
+        bounds: Callable[[Values], tuple[Values, Values]],
+        *,
+        min_duration_s: float = MIN_DURATION_S,
+        columns: Sequence[str] | None = None,
     ) -> None:
+        self._bounds = bounds
         self._min_duration_s = min_duration_s
         self._columns = None if columns is None else frozenset(columns)
         self._alarm = Alarm(name)
@@ -53,15 +60,6 @@ class Bounded(ABC):
         self._node_bounds = self._edge_bounds = (np.empty((0, 0)), np.empty((0, 0)))
         self._node_streaks = np.zeros((0, 0), dtype=np.int64)
         self._edge_streaks = np.zeros((0, 0), dtype=np.int64)
-
-    @abstractmethod
-    def bounds(self, values: Values) -> tuple[Values, Values]:
-        """Return bounds of each series from its normal values.
-
-        Args:
-            values: float64 [snapshots, rows, columns]; NaN = not measured, never all of one series.
-        Returns: centre and reach, each float64 [rows, columns].
-        """
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
         """See `Detector.fit`."""
@@ -135,7 +133,7 @@ class Bounded(ABC):
         filled = np.where(unseen, 0.0, values)
         if not filled.size:
             return np.zeros(values.shape[1:]), np.full(values.shape[1:], np.nan)
-        centre, reach = self.bounds(filled)
+        centre, reach = self._bounds(filled)
         new = np.array([self.reach_of_new(column) for column in columns])
         return np.where(unseen, 0.0, centre), np.where(unseen, new, reach)
 

@@ -10,7 +10,6 @@ from hopline_mesh.changes import Context
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.bounds import Bounded
 from hopline_mesh.evaluate.baselines.rows import Values
-from hopline_mesh.evaluate.recording import Recording
 from hopline_mesh.snapshot import Snapshot
 
 
@@ -38,7 +37,7 @@ class Static(Bounded):
         reach = {"cpu_share": cpu_share, "p99_ms": p99_ms}
         if error_share is not None:
             reach["error_share"] = error_share
-        super().__init__("static", min_duration_s=min_duration_s, columns=[*reach, "cpu_cores"])
+        super().__init__("static", self._same, min_duration_s=min_duration_s, columns=[*reach, "cpu_cores"])
         self._reach = reach
         self._cpu_share = cpu_share
         self._cpu_limits = cpu_limits or {}
@@ -51,8 +50,8 @@ class Static(Bounded):
         self._names = snapshots[0].roster.names
         super().fit(snapshots, contexts)
 
-    def bounds(self, values: Values) -> tuple[Values, Values]:
-        """See `Bounded.bounds`: the same for all series of a column."""
+    def _same(self, values: Values) -> tuple[Values, Values]:
+        """Return the bounds, the same for all series of a column."""
         _, rows, width = values.shape
         reach = np.full((rows, width), np.nan)
         if width == len(self._columns_of_nodes):
@@ -69,8 +68,3 @@ class Static(Bounded):
     def reach_of_new(self, column: str) -> float:
         """See `Bounded.reach_of_new`: a threshold also applies to new services."""
         return self._reach.get(column, float("nan"))
-
-
-def make(recording: Recording, min_duration_s: float) -> Static:
-    """Create the detector with its documented settings."""
-    return Static(cpu_limits=recording.cpu_limits, min_duration_s=min_duration_s)

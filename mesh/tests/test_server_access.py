@@ -2,7 +2,7 @@
 
 import pytest
 
-from hopline_mesh.cleartext import is_sent_in_clear, warn_of_token
+from hopline_mesh.server_access import is_sent_in_clear, warn_of_token
 
 
 @pytest.mark.parametrize(

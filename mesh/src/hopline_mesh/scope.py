@@ -1,4 +1,4 @@
-"""The watched namespaces, and the part of the selection that the API server can do."""
+"""The watched namespaces, and the part of the selection that Kubernetes' API server can do."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Scope:
         self._left_out = left_out
         self._compiled = [_compile("namespaces", each) for each in wanted]
         self._excluded = [_compile("exclude_namespaces", each) for each in left_out]
-        self._known: dict[str, bool] = {}
+        # Services without a namespace are outside of the cluster, and are always watched.
+        self._known: dict[str, bool] = {"": True}
 
     def __contains__(self, namespace: str) -> bool:
         known = self._known.get(namespace)
         if known is None:
             known = not self._compiled or any(each.fullmatch(namespace) for each in self._compiled)
             known = known and not any(each.fullmatch(namespace) for each in self._excluded)
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            self._known[namespace] = known
+            if len(self._known) < KNOWN:
+                self._known[namespace] = known
         return known
 
     def places(self) -> tuple[str | None, ...]:
