@@ -196,18 +196,35 @@ def take(values, rows, out):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def weighted_degrees(  # type: ignore[no-untyped-def]
-    indptr, records, version, indices, time, cumweight, weight, nodes, as_of, skip_loops, out
+    indptr,
+    records,
+    version,
+    indices,
+    time,
+    cumweight,
+    weight,
+    nodes,
+    as_of,
+    skip_loops,
+    add_loops,
+    known,
+    out,
 ):
     """Sum of the weights (1 without weights) of each node's in-edges no later than `as_of`.
 
-    skip_loops: omit self-loops, which requires a scan of the whole list.
-    indptr, records, version: see `extent`.
-    time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
-    skip_loops: leave self-loops out, which costs a scan of the whole list.
-    out: float32 [n].
+    Args:
+        indptr, records, version: see `extent`.
+        time: int64 [E] or [0]; cumweight: float64 [E] or [0]; weight: float32 [E] or [0].
+        skip_loops: leave self-loops out, which costs a scan of the whole list.
+        add_loops: add one self-loop, of the weight of the last one that was left out, else of 1.
+        known: float32 [N], results of earlier calls with these arguments, 0 where there is none; or [0].
+        out: float32 [n].
     """
     for i in range(nodes.shape[0]):
         v = nodes[i]
+        if known.shape[0] > 0 and known[v] != 0:
+            out[i] = known[v]
+            continue
         start, end = extent(indptr, records, version, v)
         if time.shape[0] > 0:
             low, high = start, end
@@ -218,18 +235,39 @@ def weighted_degrees(  # type: ignore[no-untyped-def]
                 else:
                     high = middle
             end = low
+        loop = np.float32(1.0)
         if skip_loops:
             total = 0.0
             for e in range(start, end):
                 if id_at(indices, e) != v:
                     total += weight_at(weight, e) if has_weights(weight) else 1.0
+                elif has_weights(weight):
+                    loop = np.float32(weight_at(weight, e))
         elif end == start:
             total = 0.0
         elif has_weights(cumweight):
             total = weight_up_to(cumweight, start, end - 1)
         else:
             total = np.float64(end - start)
-        out[i] = np.float32(total)
+        degree = np.float32(total)
+        if add_loops:
+            degree = np.float32(degree + loop)
+        out[i] = degree
+        if known.shape[0] > 0:
+            known[v] = degree
+
+
+@njit(nogil=True, cache=True)
+def self_loops(neighbors, nodes, offsets, out):  # type: ignore[no-untyped-def]
+    """out[e] = whether the neighbour of edge e is its own destination.
+
+    Args:
+        neighbors: int64 [E] ids. nodes: int64 [n] ids of destinations. offsets: int64 [n + 1].
+        out: bool [E].
+    """
+    for i in range(nodes.shape[0]):
+        for e in range(offsets[i], offsets[i + 1]):
+            out[e] = neighbors[e] == nodes[i]
 
 
 @njit(nogil=True, cache=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hopline.artifact import ModelSpec, Stage
 from hopline.engine.interner import Interner
-from hopline.engine.kernels import gcn_coefficients, loop_weights, take, weighted_degrees
+from hopline.engine.kernels import gcn_coefficients, loop_weights, self_loops, take, weighted_degrees
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.source import RowSource
 from hopline.engine.stage import StageRunner
@@ -24,6 +24,9 @@ from hopline.sampling.keyed import KEPT_ROWS, NO_CUT, frozen, roomy
 from hopline.types import AnyArray, FloatArray, IdArray
 
 _NO_TIMES = frozen(np.empty(0, np.int64))
+_NO_WEIGHTS, _NO_CUMWEIGHTS = frozen(NO_FLOATS), frozen(np.empty(0, np.float64))
+#: For `known` of `weighted_degrees`.
+_NONE_KNOWN: FloatArray = np.empty(0, np.float32)
 _SCANS = (
     "edge type {}: the model reads {}, and these edges lie in a graph store, which reads sampled edges "
     "only; serve the folder of the graph"
@@ -94,7 +97,7 @@ class Relation:
         self._weight = frozen(_or_empty(adjacency.weight if gcn_weighted else None, np.float32))
         self._cumweight = frozen(_or_empty(adjacency.cumweight if gcn_weighted else None, np.float64))
         #: float32 [N] of `degree_with_loop`, 0 where it was not asked for yet (such pages take no memory).
-        self._known_degrees: FloatArray | None = None
+        self._known_degrees = _NONE_KNOWN
         if self.add_loops and adjacency.has_self_loops and not isinstance(adjacency, LiveAdjacency):
             self._known_degrees = np.zeros(len(adjacency.indptr) - 1, np.float32)
         self._all_weight = frozen(_or_empty(None if sampler.is_stored else adjacency.weight, np.float32))
@@ -127,9 +130,10 @@ class Relation:
                 else np.asarray(self.adjacency.attr)[block.positions]
             )
         if self.reads_is_self or self.add_loops:
-            view.is_self = block.neighbors == np.repeat(nodes, np.diff(block.offsets))
+            view.is_self = np.empty(num_edges, np.bool_)
+            self_loops(block.neighbors, nodes, block.offsets, view.is_self)
         if self.reads_degree:
-            view.num_eligible = self._degrees(nodes, as_of, False, False).astype(np.int64)
+            view.num_eligible = self._degrees(nodes, as_of).astype(np.int64)
         if self.gcn:
             self._normalise(view, nodes, block, as_of)
         return view
@@ -148,22 +152,9 @@ class Relation:
 
         Lists with self-loops are scanned, on a snapshot once for each node.
         """
-        if self._known_degrees is not None and as_of == NO_CUT:
-            degree: FloatArray = self._known_degrees[nodes]
-            unknown = np.flatnonzero(degree == 0)
-            if unknown.shape[0]:
-                found = self._degree_with_loop(nodes[unknown], as_of)
-                self._known_degrees[nodes[unknown]] = degree[unknown] = found
-            return degree
-        return self._degree_with_loop(nodes, as_of)
-
-    def _degree_with_loop(self, nodes: IdArray, as_of: int) -> FloatArray:
         skip = self.add_loops and self.adjacency.has_self_loops
-        degree = self._degrees(nodes, as_of, self.gcn_weighted, skip)
-        if self.add_loops:
-            weighted = skip and self.gcn_weighted
-            degree += self._loops(nodes, as_of) if weighted else np.float32(1.0)
-        return degree
+        known = self._known_degrees if as_of == NO_CUT else _NONE_KNOWN
+        return self._degrees(nodes, as_of, self.gcn_weighted, skip, self.add_loops, known)
 
     def _normalise(self, view: EdgeView, nodes: IdArray, block: Block, as_of: int) -> None:
         loops = NO_FLOATS
@@ -186,7 +177,15 @@ class Relation:
             view.self_coefficients,
         )
 
-    def _degrees(self, nodes: IdArray, as_of: int, weighted: bool, skip_loops: bool) -> FloatArray:
+    def _degrees(
+        self,
+        nodes: IdArray,
+        as_of: int,
+        weighted: bool = False,
+        skip_loops: bool = False,
+        add_loops: bool = False,
+        known: FloatArray = _NONE_KNOWN,
+    ) -> FloatArray:
         out = np.empty(nodes.shape[0], np.float32)
         time = self._time if as_of != NO_CUT else _NO_TIMES
         weighted_degrees(
@@ -195,11 +194,13 @@ class Relation:
             self._clock.version,
             self._indices,
             time,
-            self._cumweight if weighted else frozen(np.empty(0, np.float64)),
-            self._weight if weighted else frozen(NO_FLOATS),
+            self._cumweight if weighted else _NO_CUMWEIGHTS,
+            self._weight if weighted else _NO_WEIGHTS,
             nodes,
             as_of,
             skip_loops,
+            add_loops,
+            known,
             out,
         )
         return out
