@@ -60,12 +60,15 @@ def loaded(tmp_path_factory):
 def test_sampling_and_computing_make_up_the_time_of_a_batch(loaded, way, request_):
     answerer = loaded[way]
     watch = answerer.model.watch
-    for _ in range(2):
+    shares = []
+    for _ in range(5):
         began = time.perf_counter()
         watch.start()
         (outcome,) = answerer.answer([request_])
         elapsed = time.perf_counter() - began
         assert outcome.outputs
-    assert watch.sample_s > 0
-    assert watch.compute_s > 0
-    assert 0.3 * elapsed < watch.sample_s + watch.compute_s <= elapsed
+        assert watch.sample_s > 0
+        assert watch.compute_s > 0
+        shares.append((watch.sample_s + watch.compute_s) / elapsed)
+    assert max(shares) <= 1
+    assert max(shares) > 0.3  # other programs may run in between

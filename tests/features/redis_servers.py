@@ -34,7 +34,7 @@ class RedisProcess:
         command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self.options]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return self

@@ -21,8 +21,9 @@ _ADDRESS_SPACE_BYTES = 6 << 30
 #: Of the whole run, as libFuzzer's -rss_limit_mb, which counts what its starter had.
 _MAX_PEAK_KIB = 3 << 20
 _STATUS = os.open("/proc/self/status", os.O_RDONLY)
-#: Of one input of at most some KiB. Instrumented code takes several times as long as usual.
-_MAX_CPU_S, _MAX_GROWTH_KIB = 1.0, 64 << 10
+#: Of one input of at most some KiB. Instrumented code takes several times as long as usual. The fastest of
+#: some attempts counts: what else the machine does only adds to it.
+_MAX_CPU_S, _ATTEMPTS, _MAX_GROWTH_KIB = 1.0, 3, 64 << 10
 
 
 def _peak_kib() -> int:
@@ -36,9 +37,11 @@ def bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
     def run(data: bytes) -> None:
         kib = _peak_kib()
-        began = time.process_time()
-        check(data)
-        spent = time.process_time() - began
+        for _ in range(_ATTEMPTS):
+            began = time.process_time()
+            check(data)
+            if (spent := time.process_time() - began) < _MAX_CPU_S:
+                break
         peak = _peak_kib()
         grown = peak - kib
         assert peak < _MAX_PEAK_KIB, f"{peak} KiB are held after {len(data)} bytes"

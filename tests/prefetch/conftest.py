@@ -71,7 +71,7 @@ class Process:
         self.popen.kill()
         self.popen.wait(10)
 
-    def wait_for(self, text: str, seconds: float = 10) -> None:
+    def wait_for(self, text: str, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not any(text in line for line in self.log):
             assert time.monotonic() < end, f"no {text!r} in {self.log}"
@@ -83,7 +83,7 @@ class Process:
                 return float(sample.rpartition(" ")[2])
         return 0.0
 
-    def wait_for_metric(self, line: str, value: float, seconds: float = 10) -> None:
+    def wait_for_metric(self, line: str, value: float, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while self.metric(line) != value:
             assert time.monotonic() < end, f"{line} is {self.metric(line)}, not {value}: {self.log}"

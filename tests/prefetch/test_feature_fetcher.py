@@ -119,8 +119,8 @@ async def test_claims_of_one_that_was_lost_are_not_waited_for(parts):
     claims._owner = 1
     prefetcher.told, prefetcher.was_lost = None, True
     began = time.monotonic()
-    assert await feature_fetcher.fetch(absent(3), {}, 1.0, hold=False) == {}
-    assert time.monotonic() - began < 0.5
+    assert await feature_fetcher.fetch(absent(3), {}, 60.0, hold=False) == {}
+    assert time.monotonic() - began < 20
     assert store.num_rows == 1
 
 

@@ -76,7 +76,7 @@ async def test_time_away_is_stage_fetch(model):
     assert sum(metrics.fetch.counts) == 1
     assert sum(metrics.queue.counts) == sum(metrics.total.counts) == 2
     assert 0.02 < metrics.fetch.sum <= elapsed
-    assert metrics.queue.sum < 0.02
+    assert metrics.queue.sum + metrics.fetch.sum < metrics.total.sum  # a fetch is no time in the queue
     assert metrics.total.sum > metrics.fetch.sum
     assert notes[0].away_s == [0.0]
     assert notes[1].away_s[0] >= metrics.fetch.sum

@@ -51,7 +51,7 @@ async def answers(version):
     return (await asked(version)).outputs["y"].tolist() == [6.0]
 
 
-async def until(holds, within_s=20.0):
+async def until(holds, within_s=60.0):
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - other processes set no events
             await asyncio.sleep(0.005)

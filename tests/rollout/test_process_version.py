@@ -72,7 +72,7 @@ class Rig:
         outcome = await self.ask(value)
         return isinstance(outcome, ScoreResult) and outcome.outputs["y"].tolist() == [2.0 * value]
 
-    async def revived(self, old_pid, within_s=20.0):
+    async def revived(self, old_pid, within_s=60.0):
         """Until another process serves."""
         await until(lambda: self.version.pid not in (None, old_pid), within_s)
 
@@ -92,7 +92,7 @@ async def running(limits=None, **arguments):
         await rig.version.release()
 
 
-async def until(holds, within_s=10.0):
+async def until(holds, within_s=60.0):
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - other processes set no events
             await asyncio.sleep(0.005)
@@ -246,17 +246,16 @@ async def test_a_model_larger_than_its_limit_is_refused_at_once():
 
 
 async def test_a_stopped_process_keeps_no_deadline_from_holding_and_is_replaced():
-    async with running(ModelLimits(isolate=True, hang_s=0.5)) as rig:
+    async with running(ModelLimits(isolate=True, hang_s=2)) as rig:
         pid = rig.version.pid
         assert await rig.answers(1)
         os.kill(pid, signal.SIGSTOP)
-        began = time.monotonic()
         asked = [rig.submit(value, timeout_s=0.2)[1] for value in range(3)]
-        for outcome in await asyncio.wait_for(asyncio.gather(*asked), 5):
+        for outcome in await asyncio.wait_for(asyncio.gather(*asked), 20):
             assert isinstance(outcome, DeadlineExceeded)
-        assert time.monotonic() - began < 1.0
-        patient = rig.submit(9)[1]  # its deadline is far away
-        outcome = await asyncio.wait_for(patient, 5)
+        assert rig.version.pid == pid  # it is not replaced yet
+        patient = rig.submit(9, timeout_s=60)[1]  # its deadline is far away
+        outcome = await asyncio.wait_for(patient, 20)
         assert isinstance(outcome, ModelNotReady)
         assert "gave no answer" in str(outcome)
         await rig.revived(pid)
@@ -373,13 +372,13 @@ async def test_closing_finishes_what_was_taken():
 
 async def test_deadlines_of_many_requests_are_told_in_time():
     async with running(ModelLimits(isolate=True, hang_s=60), threaded=True) as rig:
-        blocking = rig.submit(1, spin_ms=600)[1]
-        await asyncio.sleep(0.05)
-        began = time.monotonic()
+        os.kill(rig.version.pid, signal.SIGSTOP)
+        blocking = rig.submit(1, timeout_s=60)[1]
         asked = [rig.submit(value, timeout_s=0.1 + value / 1000)[1] for value in range(100)]
-        for outcome in await asyncio.gather(*asked):
+        for outcome in await asyncio.wait_for(asyncio.gather(*asked), 20):
             assert isinstance(outcome, DeadlineExceeded)
-        assert time.monotonic() - began < 0.5
+        assert not blocking.done()
+        os.kill(rig.version.pid, signal.SIGCONT)
         assert isinstance(await blocking, ScoreResult)
 
 

@@ -135,7 +135,7 @@ async def test_depth_and_age_of_the_queue_are_told_while_requests_wait(pool):
     await asyncio.sleep(0.02)
     assert sample(metrics, "hopline_queue_requests") == 3
     assert sample(metrics, "hopline_queue_rows") == 3
-    assert 0.015 < sample(metrics, "hopline_queue_age_seconds") < 5
+    assert 0.015 < sample(metrics, "hopline_queue_age_seconds") < 60
     version.computer.gate.set()
     await asyncio.gather(first, others)
     assert sample(metrics, "hopline_queue_requests") == 0

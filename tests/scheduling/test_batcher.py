@@ -183,8 +183,8 @@ async def test_deadline_is_kept_while_a_batch_blocks_the_thread(queued):
         await asyncio.sleep(0)
     late = rig.ask(2, deadline=began + 0.05)
     with pytest.raises(DeadlineExceeded):
-        await asyncio.wait_for(late, 2)
-    assert 0.045 <= time.monotonic() - began < 1.0
+        await asyncio.wait_for(late, 60)
+    assert 0.045 <= time.monotonic() - began < 20  # the gate is closed
     rig.gate.set()
     if queued:
         assert await blocking == 9
@@ -249,14 +249,14 @@ async def test_empty_queue_takes_any_request():
 
 
 async def test_queue_delay_waits_for_company_but_not_longer():
-    rig = Rig(LOOP, queue_delay_s=0.05)
+    rig = Rig(LOOP, queue_delay_s=0.5)
     began = time.monotonic()
     first = rig.ask(1)
     await asyncio.sleep(0.01)
     second = rig.ask(2)
     await asyncio.gather(first, second)
     assert rig.seen == [[1, 2]]
-    assert 0.045 <= time.monotonic() - began < 1.0
+    assert 0.45 <= time.monotonic() - began < 20
     await rig.settle()
 
 

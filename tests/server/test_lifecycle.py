@@ -100,8 +100,8 @@ def test_the_drain_is_bounded() -> None:
             server.wait_for_waiting(1)
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(10) == 0
-            assert time.monotonic() - began < 8
+            assert server.process.wait(30) == 0
+            assert time.monotonic() - began < 30  # the request takes 60 s
     assert any("requests unanswered" in line for line in server.log)
 
 

@@ -214,9 +214,9 @@ def test_the_graph_and_its_writer_are_told(world: World, live: Live) -> None:
         assert found["nodes"] == {"node": len(world.nodes)}
         assert found["edges"] == {"node__to__node": len(world.edges)}
         assert found["writer"] == "up"
-        assert found["age_ms"] < 5_000
+        assert found["age_ms"] < 60_000
     until(lambda: live.server.metric("hopline_graph_sequence") == told["sequence"])
-    assert live.server.metric("hopline_graph_age_seconds") < 5
+    assert live.server.metric("hopline_graph_age_seconds") < 60
     applied = 'hopline_graph_events_total{outcome="applied"}'
     until(lambda: live.server.metric(applied) > 3)
     # another worker than the one that refused may answer, and hears of it within its next second

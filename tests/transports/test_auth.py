@@ -335,7 +335,7 @@ def test_a_revoked_key_is_refused_within_seconds_on_an_open_connection(door: Doo
     with httpx.Client(headers={"x-api-key": door.keys["leaver"]}) as client:
         assert client.post(url, json={"nodes": [1]}).status_code == 200
         remove_key(door.file, "leaver", None)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while (answer := client.post(url, json={"nodes": [1]})).status_code == 200:
             assert time.monotonic() < end
             time.sleep(0.05)

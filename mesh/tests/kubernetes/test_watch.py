@@ -39,7 +39,7 @@ def watch(url, token_file=None, **how):
     return KubernetesWatch(from_files(url, token_file, None), **how)
 
 
-async def until(happened, within_s=5.0):
+async def until(happened, within_s=60.0):
     """Wait for something that comes over the network."""
     end_s = time.monotonic() + within_s
     while not happened():

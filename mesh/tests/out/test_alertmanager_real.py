@@ -35,7 +35,7 @@ def about(hooks: Webhooks, id: str) -> list[tuple[str, str]]:
 
 
 async def until(hooks: Webhooks, id: str, count: int) -> list[tuple[str, str]]:
-    end = time.monotonic() + 15
+    end = time.monotonic() + 60
     while len(about(hooks, id)) < count:
         assert time.monotonic() < end, hooks.bodies
         await asyncio.sleep(0.02)

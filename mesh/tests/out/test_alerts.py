@@ -6,7 +6,6 @@ import asyncio
 import json
 import ssl
 import subprocess
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -79,9 +78,8 @@ async def test_one_that_hangs_holds_up_neither_the_watch_nor_another(
         hanging.status, refusing.status = 0, 400
         targets = [AlertmanagerTarget(each.url, timeout_s=0.2) for each in (hanging, fine, refusing)]
         alerts = Alerts(targets, interval_s=0.1, metrics=metrics)
-        begin = time.perf_counter()
         await alerts.send(verdict(0, incident()))
-        assert time.perf_counter() - begin < 0.1
+        assert not fine.posts  # it waits for no answer
         await fine.wait_for(1)
         await hanging.wait_for(2)
         await refusing.wait_for(2)

@@ -164,14 +164,14 @@ def test_waiting_for_the_next_verdict_ends_when_it_comes() -> None:
         found.publish(verdict(1000.0), snapshot(1000.0))
         threading.Timer(0.2, found.publish, (verdict(1015.0), snapshot(1015.0))).start()
         begin = time.perf_counter()
-        told = httpx.get(f"{found.url}/v1/mesh/verdict?after=1000&wait=10").json()
+        told = httpx.get(f"{found.url}/v1/mesh/verdict?after=1000&wait=60", timeout=60).json()
         assert told["verdict"]["time_s"] == 1015.0
-        assert time.perf_counter() - begin < 5
+        assert time.perf_counter() - begin < 20
         again = httpx.get(f"{found.url}/v1/mesh/verdict?after=1015&wait=0.1").json()
         assert again["verdict"]["time_s"] == 1015.0
         with pytest.raises(httpx.ReadTimeout):
             httpx.get(f"{found.url}/v1/mesh/verdict?after=1015&wait=10", timeout=0.2)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while found.do(lambda: len(found.board._readers)):  # who went away is forgotten
             assert time.monotonic() < deadline
             time.sleep(0.01)

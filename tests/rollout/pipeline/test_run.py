@@ -309,8 +309,9 @@ async def test_a_slow_member_drops_out_at_its_own_timeout():
     rig = Rig(text, gnn("a"), gnn("b"), gnn("c"))
     before = time.monotonic()
     await rig.score(nodes=[1])
-    assert rig.models["c"].asked[0].request.deadline < before + 1
-    assert rig.models["a"].asked[0].request.deadline > before + 1
+    after = time.monotonic()
+    assert before + 0.05 <= rig.models["c"].asked[0].request.deadline <= after + 0.05
+    assert rig.models["a"].asked[0].request.deadline >= before + 1
     deadline = time.monotonic() + 0.04
     rig.ask(nodes=[1], deadline=deadline)
     assert rig.models["c"].asked[1].request.deadline == deadline
