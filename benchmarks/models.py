@@ -1,4 +1,4 @@
-"""Ten models, in process: Hopline against PyG, with the state cache empty and filled.
+"""Twelve models, in process: Hopline against PyG, with the state cache empty and filled.
 
 One thread each, same graph, module and fanouts. Both take turns in rounds, so that a change of the
 machine's speed hits both. Seeds are drawn uniformly, new ones for every call. PyG's sampler is kept open

@@ -1,4 +1,4 @@
-"""The ten models of `benchmarks.models`: one module each, for PyG and for `hopline.package`.
+"""The models of `benchmarks.models`: one module each, for PyG and for `hopline.package`.
 
 `forward` takes what PyG's models usually take. PyG's side calls it on the sampled subgraph; `hops`, where
 it is given, says how many nodes and edges each layer still needs (PyG's `trim_to_layer`).
@@ -17,8 +17,10 @@ from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
     GCNConv,
+    GENConv,
     GINConv,
     HeteroConv,
+    PNAConv,
     RGCNConv,
     SAGEConv,
     TransformerConv,
@@ -108,6 +110,11 @@ def _gin(width_in: int, width_out: int) -> GINConv:
     return GINConv(nn.Sequential(nn.Linear(width_in, WIDTH), nn.ReLU(), nn.Linear(WIDTH, width_out)))
 
 
+def _pna(width_in: int, width_out: int) -> PNAConv:
+    scalers, degrees = ["identity", "amplification", "attenuation"], torch.tensor([1, 2, 4, 8, 16, 32])
+    return PNAConv(width_in, width_out, ["mean", "min", "max", "std"], scalers, degrees)
+
+
 def _heads(conv: Any, **options: Any) -> Callable[[], nn.Module]:
     return lambda: Layers(
         conv(DIM, HEAD_DIM, heads=HEADS, **options),
@@ -127,6 +134,8 @@ TABLE: dict[str, Entry] = {
         "plain",
         (15, 10, 5),
     ),
+    "pna": Entry(lambda: Layers(_pna(DIM, WIDTH), _pna(WIDTH, OUT)), "plain"),
+    "gen": Entry(lambda: Layers(GENConv(DIM, WIDTH), GENConv(WIDTH, OUT)), "plain"),
     "rgcn": Entry(Relations, "relations", (4, 3)),
     "hetero_sage": Entry(lambda: Types(lambda a, b: SAGEConv((a, a), b), WIDTH, "user"), "types", (5, 3)),
     "hetero_gatv2": Entry(

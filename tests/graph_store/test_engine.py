@@ -11,7 +11,7 @@ from hopline.sampling import Sampler, layer_key
 from hopline.types import ScoreRequest
 from tests.graph_store.answers import answer, answerer_on, request_of, same
 
-NAMES = ("sage", "plain", "gat", "mixed", "hetero", "link")
+NAMES = ("sage", "plain", "gat", "mixed", "aggregated", "hetero", "link")
 
 
 async def opened(case):

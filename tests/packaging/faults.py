@@ -13,9 +13,24 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
+from torch_geometric.nn import aggr as pyg
 
 from hopline.packaging import arguments, job, lower, pack, packager, proxy, split, trace
-from hopline.packaging.dense import attend, base, gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
+from hopline.packaging.dense import (
+    aggregate,
+    attend,
+    base,
+    gat,
+    gatv2,
+    gcn,
+    gen,
+    gin,
+    graph,
+    pna,
+    rgcn,
+    sage,
+    transformer,
+)
 
 FAULTS = {}
 
@@ -128,7 +143,7 @@ def stack_over_columns_is_reduced_over_the_wrong_dimension(patch):
 
 @fault("dense", "graph_conv")
 def mean_instead_of_sum(patch):
-    patch.setitem(base._REDUCTIONS, base.aggr.SumAggregation, "mean")
+    patch.setitem(base.REDUCTIONS, base.aggr.SumAggregation, "mean")
 
 
 @fault("dense", "sage")
@@ -259,10 +274,78 @@ def epsilon_is_forgotten(patch):
 
 @fault("dense", "gine")
 def messages_of_padding_are_added(patch):
-    right = gine.total
+    right = aggregate.total
     patch.setattr(
-        gine, "total", lambda rows, mask: right(rows + (~mask).unsqueeze(-1).float(), mask | True)
+        aggregate, "total", lambda rows, mask: right(rows + (~mask).unsqueeze(-1).float(), mask | True)
     )
+
+
+@fault("dense", "gen")
+def softmax_runs_over_the_padding(patch):
+    right = aggregate._softmax
+    wrong = lambda rows, mask, *rest: right(rows, mask | True, *rest)  # noqa: E731
+    patch.setitem(aggregate._STEPS, pyg.SoftmaxAggregation, wrong)
+
+
+@fault("dense", "gen")
+def own_rows_are_not_added(patch):
+    after(
+        patch,
+        gen.DenseGEN,
+        "__init__",
+        lambda _, self, *rest: setattr(self, "own", base.linear(0 * self.own.weight)),
+    )
+
+
+@fault("dense", "pna")
+def minimum_includes_the_padding(patch):
+    right = aggregate._min
+    wrong = lambda rows, mask, *rest: right(rows, mask | True, *rest)  # noqa: E731
+    patch.setitem(aggregate._STEPS, pyg.MinAggregation, wrong)
+
+
+@fault("dense", "pna")
+def variance_is_of_the_sample(patch):
+    def wrong(rows, mask, count, module):
+        return right(rows, mask, count, module) * (count / (count - 1).clamp(min=1))
+
+    right = aggregate._var
+    patch.setattr(aggregate, "_var", wrong)
+
+
+@fault("dense", "pna")
+def scalers_are_applied_in_another_order(patch):
+    after(
+        patch,
+        aggregate.BlockAggregation,
+        "__init__",
+        lambda _, self, *rest: self._scalers.reverse(),
+    )
+
+
+@fault("dense", "pna")
+def degrees_are_those_of_the_padding(patch):
+    right = aggregate.BlockAggregation._scale
+    patch.setattr(
+        aggregate.BlockAggregation,
+        "_scale",
+        lambda self, name, count: right(self, name, count.clamp(min=8)),
+    )
+
+
+@fault("dense", "pna")
+def towers_read_each_others_columns(patch):
+    right = pna.torch.block_diag
+    patch.setattr(
+        pna,
+        "torch",
+        types.SimpleNamespace(cat=torch.cat, block_diag=lambda *weights: right(*weights[::-1])),
+    )
+
+
+@fault("dense", "several")
+def aggregations_are_in_another_order(patch):
+    after(patch, aggregate.BlockAggregation, "forward", lambda parts, *_: parts.flip(1))
 
 
 @fault("dense", "rgcn")
@@ -282,7 +365,7 @@ def conv_reads_another_edge_type_of_the_same_source(patch):
 @fault("dense", "graph_conv")
 def own_rows_are_multiplied_by_the_neighbours_weight(patch):
     after(
-        patch, graph.DenseGraphConv, "__init__", lambda _, self, call: setattr(self, "own", self.neighbour)
+        patch, graph.DenseGraphConv, "__init__", lambda _, self, *rest: setattr(self, "own", self.neighbour)
     )
 
 

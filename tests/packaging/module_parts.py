@@ -40,6 +40,7 @@ class Conv:
     gives: str = "o"
 
 
+_SCALERS = "['identity', 'amplification', 'attenuation'], torch.tensor([1, 3, 6, 4, 2])"
 _GIN = "nn.Sequential(nn.Linear({i}, {o}), nn.BatchNorm1d({o}), nn.ReLU(), nn.Linear({o}, {o}))"
 #: Convolutions that have a dense form.
 SPLIT_CONVS = {
@@ -61,6 +62,15 @@ SPLIT_CONVS = {
     "GATv2Conv attr": Conv("pyg.GATv2Conv({i}, {o}, edge_dim=3)", takes=("edge_attr",)),
     "TransformerConv": Conv("pyg.TransformerConv({i}, {o} // 2, heads=2, beta=True)"),
     "TransformerConv attr": Conv("pyg.TransformerConv({i}, {o}, edge_dim=3)", takes=("edge_attr",)),
+    "GENConv": Conv("pyg.GENConv({i}, {o}, norm='layer')"),
+    "SAGEConv std": Conv("pyg.SAGEConv({i}, {o}, aggr=['mean', 'std'])"),
+    "SAGEConv softmax": Conv("pyg.SAGEConv({i}, {o}, aggr='softmax')"),
+    "GENConv attr": Conv("pyg.GENConv({i}, {o}, edge_dim=3, msg_norm=True)", takes=("edge_attr",)),
+    "PNAConv": Conv(f"pyg.PNAConv({{i}}, {{o}}, ['mean', 'min', 'max', 'std'], {_SCALERS})"),
+    "PNAConv attr": Conv(
+        f"pyg.PNAConv({{i}}, {{o}}, ['sum', 'var'], {_SCALERS}, edge_dim=3, pre_layers=2)",
+        takes=("edge_attr",),
+    ),
 }
 #: Convolutions and ways to call them that have none, or that do another thing than their class says.
 OTHER_CONVS = {
@@ -80,7 +90,6 @@ OTHER_CONVS = {
     "EGConv": Conv("pyg.EGConv({i}, {o}, num_heads=2, num_bases=2)"),
     "FeaStConv": Conv("pyg.FeaStConv({i}, {o}, heads=2)"),
     "MFConv": Conv("pyg.MFConv({i}, {o})"),
-    "GENConv": Conv("pyg.GENConv({i}, {o}, norm='layer')"),
     "GeneralConv": Conv("pyg.GeneralConv({i}, {o}, attention=True)"),
     "GatedGraphConv": Conv("pyg.GatedGraphConv({o}, 1)", gives="max(i, o)"),
     "SimpleConv": Conv("pyg.SimpleConv('mean')", gives="i"),
@@ -90,8 +99,6 @@ OTHER_CONVS = {
     "GCNConv cached": Conv("pyg.GCNConv({i}, {o}, cached=True)"),
     "GCNConv normalize=False": Conv("pyg.GCNConv({i}, {o}, normalize=False)"),
     "GATConv residual": Conv("pyg.GATConv({i}, {o}, residual=True)"),
-    "SAGEConv std": Conv("pyg.SAGEConv({i}, {o}, aggr=['mean', 'std'])"),
-    "SAGEConv softmax": Conv("pyg.SAGEConv({i}, {o}, aggr='softmax')"),
     "SAGEConv lstm": Conv(
         "pyg.SAGEConv({i}, {o}, aggr='lstm')",
         call="{conv}(h, edge_index[:, edge_index[1].argsort(stable=True)])",

@@ -1,5 +1,7 @@
 """Every conv family and option equals PyG at full neighbourhoods."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -53,7 +55,10 @@ def trained(model):
 def test_a_conv_needs_edge_attributes_if_pyg_cannot_run_it_without(kind):
     first = nn.Linear(4, 4) if kind in (pyg.GINConv, pyg.GINEConv) else 4
     relational = kind in (pyg.RGCNConv, pyg.FastRGCNConv)
-    conv = kind(first, *([] if first != 4 else [4]), *([2] if relational else []))
+    further = [2] if relational else []
+    if kind is pyg.PNAConv:
+        further = [["mean"], ["identity"], torch.tensor([1, 2])]
+    conv = kind(first, *([] if first != 4 else [4]), *further)
     edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
     arguments = [torch.tensor([0, 1, 0])] if relational else []
     if kind in NEEDS_EDGE_ATTR:
@@ -73,6 +78,78 @@ def test_a_conv_needs_edge_attributes_if_pyg_cannot_run_it_without(kind):
 def test_sage_equals_pyg(aggr, options, hidden):
     make = lambda a, b: pyg.SAGEConv(a, b, aggr=aggr, **options)  # noqa: E731
     assert_equals_pyg(trained(two_layers(make(6, hidden), make(hidden, 3))), homogeneous())
+
+
+AGGREGATIONS = [
+    "min",
+    "var",
+    "std",
+    "softmax",
+    pyg.SoftmaxAggregation(t=0.5, learn=True),
+    pyg.SoftmaxAggregation(learn=True, channels=6),
+    pyg.PowerMeanAggregation(learn=True, p=2.0),
+    ["mean", "max"],
+    ["sum", "min", "std", "softmax"],
+    pyg.DegreeScalerAggregation(
+        ["mean", "std"], ["identity", "attenuation", "linear"], torch.tensor([1, 4, 9, 3])
+    ),
+]
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"project": True}, {"root_weight": False}], ids=str)
+def test_sage_over_other_aggregations_equals_pyg(aggr, options):
+    if isinstance(aggr, pyg.DegreeScalerAggregation):  # SAGEConv does not know its width
+        first = pyg.SAGEConv(6, 6, **options)
+        first.aggr_module, first.lin_l = copy.deepcopy(aggr), nn.Linear(36, 6)
+    else:
+        first = pyg.SAGEConv(6, 6, aggr=copy.deepcopy(aggr), **options)
+    assert_equals_pyg(trained(two_layers(first, pyg.SAGEConv(6, 3))), homogeneous())
+
+
+@pytest.mark.parametrize("aggr", ["min", "std", "softmax"])
+def test_gin_and_graph_conv_over_other_aggregations_equal_pyg(aggr):
+    for make in (
+        lambda a, b: pyg.GINConv(mlp(a, b), train_eps=True, aggr=aggr),
+        lambda a, b: pyg.GraphConv(a, b, aggr=aggr),
+    ):
+        assert_equals_pyg(trained(two_layers(make(6, 8), make(8, 3))), homogeneous())
+
+
+@pytest.mark.parametrize("options", [{}, {"towers": 2}, {"towers": 2, "divide_input": True},
+    {"pre_layers": 2, "post_layers": 2}, {"train_norm": True, "act": "elu"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("edges", [False, True])
+def test_pna_equals_pyg(options, edges):
+    aggregators, scalers = (
+        ["mean", "min", "max", "std", "sum"],
+        ["identity", "amplification", "attenuation"],
+    )
+    degrees = torch.tensor([2, 3, 8, 5, 1])
+    if edges:
+        options = {**options, "edge_dim": 4}
+    model = two_layers(
+        pyg.PNAConv(6, 8, aggregators, scalers, degrees, **options),
+        pyg.PNAConv(8, 4, aggregators[:2], [*scalers, "linear", "inverse_linear"], degrees, **options),
+        "edge_attr" if edges else "",
+    )
+    assert_equals_pyg(trained(model), homogeneous(attr_dim=4 if edges else 0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"t": 0.3, "learn_t": True}, {"aggr": "powermean", "p": 3.0, "learn_p": True}, {"aggr": "max"},
+     {"aggr": ["mean", "std"]}, {"msg_norm": True, "learn_msg_scale": True},
+     {"norm": "layer", "bias": True}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("edges", [False, True])
+def test_gen_equals_pyg(options, edges):
+    if edges:
+        options = {**options, "edge_dim": 4}
+    model = two_layers(
+        pyg.GENConv(6, 8, **options), pyg.GENConv(8, 4, **options), "edge_attr" if edges else ""
+    )
+    assert_equals_pyg(trained(model), homogeneous(attr_dim=4 if edges else 0))
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,17 @@ MODELS = {
     ),
     "gin": lambda: (pyg.GINConv(mlp(), eps=0.5), PLAIN(), ONE),
     "gine": lambda: (Attributed(pyg.GINEConv(mlp(), edge_dim=2)), PLAIN(attr_dim=2), ONE),
+    "gen": lambda: (pyg.GENConv(6, 3), PLAIN(), ONE),
+    "pna": lambda: (
+        pyg.PNAConv(
+            *(6, 4, ["mean", "min", "std"], ["identity", "amplification"], torch.tensor([1, 4, 9, 3])),
+            towers=2,
+            divide_input=True,
+        ),
+        PLAIN(),
+        ONE,
+    ),
+    "several": lambda: (pyg.SAGEConv(6, 3, aggr=["mean", "std"]), PLAIN(), ONE),
     "max": lambda: (pyg.SAGEConv(6, 3, aggr="max"), PLAIN(), ONE),
     "rgcn": lambda: (Relational(pyg.RGCNConv), relational(), ONE),
     "fast_rgcn": lambda: (Relational(pyg.FastRGCNConv), relational(), ONE),

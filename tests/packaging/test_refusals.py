@@ -98,9 +98,10 @@ def test_norms_over_the_graph_are_refused_by_name(norm):
     ("conv", "reason"),
     [
         (pyg.SAGEConv(6, 3, aggr="lstm"), "LSTMAggregation"),
-        (pyg.SAGEConv(6, 3, aggr=["mean", "max"]), "MultiAggregation"),
+        (pyg.SAGEConv(6, 3, aggr=pyg.MultiAggregation(["mean", "max"], mode="sum")), "'sum'"),
         (pyg.SAGEConv(6, 3, aggr="median"), "MedianAggregation"),
-        (pyg.SAGEConv(6, 3, aggr="softmax"), "SoftmaxAggregation"),
+        (pyg.SAGEConv(6, 3, aggr=["mean", "median"]), "MedianAggregation"),
+        (pyg.GENConv(6, 3, aggr="lstm", aggr_kwargs={"in_channels": 3, "out_channels": 3}), "LSTMAggr"),
         (pyg.GCNConv(6, 3, improved=True), "improved"),
         (pyg.ChebConv(6, 3, K=2), "ChebConv"),
         (pyg.SAGEConv(6, 3, flow="target_to_source"), "target_to_source"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hopline.runtimes.onnx import RowStage
@@ -37,3 +38,34 @@ def test_rows_have_the_same_bits_for_every_number_of_rows(tmp_path):
         found = stage.run(count)
         assert found.shape == (count, 5)
         np.testing.assert_array_equal(found, together[:count])
+
+
+ELEMENTWISE = (
+    *("Acos", "Asin", "Atan", "Celu", "Cos", "Elu", "Erf", "Exp", "Gelu", "Log", "Mish", "Reciprocal"),
+    *("Selu", "Sigmoid", "Sin", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh"),
+)
+
+
+@pytest.mark.parametrize("width", [1, 5, 8])
+@pytest.mark.parametrize("operator", ELEMENTWISE)
+def test_a_row_has_the_same_bits_at_every_place_of_a_call(operator, width, tmp_path):
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x"], ["h"])],
+        "stage",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", width])],
+    )
+    path = tmp_path / "stage.onnx"
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 22)]), path)
+    stage = RowStage(path, ["x"], [width], "h", width)
+    rows = np.random.default_rng(1).uniform(-0.99, 0.99, (stage.chunk_rows, width)).astype(np.float32)
+    if operator in ("Log", "Sqrt"):
+        rows = np.abs(rows)
+    stage.inputs[0][:] = rows
+    together = stage.run(stage.chunk_rows).copy()
+    for first in range(stage.chunk_rows):
+        count = 1 + first % 37
+        part = rows[first : first + count]
+        stage.inputs[0][: len(part)] = part
+        found = stage.run(len(part))
+        np.testing.assert_array_equal(found, together[first : first + len(part)])

@@ -146,7 +146,12 @@ class ComputeConfig:
         "as inline_cost_us, and the longest batch on the loop, while several models have requests",
         minimum=1,
     )
-    threads: int = setting(1, "threads of the model runtime in each worker", minimum=1)
+    threads: int = setting(
+        1,
+        "threads of the model runtime in each worker; above 1, the last bit of an answer may depend on "
+        "the other requests of its batch, where the model has Elu, Log, Softplus or Mish",
+        minimum=1,
+    )
     device: Literal["cpu", "cuda", "tensorrt"] = setting(
         "cpu",
         "where models run; refused if ONNX Runtime or torch does not support it; no fallback to the CPU",

@@ -16,7 +16,7 @@ from hopline.engine.interner import Interner
 from hopline.engine.kernels import add_scaled, gather, gather_reduce, pad, pad_rows, reduce_max, reduce_sum
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
-from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, BlockStage, RowStage, chunk_rows
+from hopline.runtimes.onnx import CHUNK_ROWS, ROW_KINDS, ROW_STEP, BlockStage, RowStage, chunk_rows
 from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Padded entries (destinations x width) of one call of a block stage.
@@ -304,7 +304,7 @@ class StageRunner:
     def _chunks(
         self, num_rows: int, views: list[EdgeView], keys: list[str]
     ) -> list[tuple[IdArray, tuple[int, ...]]]:
-        """Split destinations into calls of equal padded width.
+        """Split destinations into calls of equal padded width; some may repeat, to fill a call's last step.
 
         The width is the fanout, or for fanout -1 the power of two above the list's own length. It never
         depends on other requests of the batch, since the order of a padded sum depends on it.
@@ -330,12 +330,15 @@ class StageRunner:
         chunks = []
         entries = _BLOCK_ENTRIES * (self.chunk_rows // CHUNK_ROWS)
         for members, width in groups:
-            size = max(1, min(self.chunk_rows, entries // max(width, default=1)))
-            chunks += [(members[a : a + size], width) for a in range(0, members.shape[0], size)]
+            size = min(self.chunk_rows, entries // max(width, default=1)) // ROW_STEP * ROW_STEP
+            size = max(size, ROW_STEP)
+            chunks += [
+                (_full_steps(members[a : a + size]), width) for a in range(0, members.shape[0], size)
+            ]
         return chunks
 
     def _pad(self, view: EdgeView, chunk: IdArray, width: int) -> tuple[IdArray, IdArray, np.ndarray]:
-        """(distinct source rows [m], positions [n, width], mask [n, width]) of some destinations."""
+        """(source rows [m], positions [n, width], mask [n, width]) of some destinations."""
         rows = np.empty((chunk.shape[0], width), np.int64)
         mask = np.empty((chunk.shape[0], width), np.bool_)
         pad(view.offsets, view.rows, chunk, rows, mask)
@@ -344,8 +347,8 @@ class StageRunner:
         numbers = self._interner.add(flat)
         positions = np.zeros_like(rows)
         positions[mask] = numbers
-        distinct = self._interner.distinct.copy()
-        return (distinct if distinct.shape[0] else np.zeros(1, np.int64)), positions, mask
+        distinct = _full_steps(self._interner.distinct)
+        return (distinct if distinct.shape[0] else np.zeros(ROW_STEP, np.int64)), positions, mask
 
     def _block_input(
         self,
@@ -384,6 +387,12 @@ class StageRunner:
         is_self = np.empty(mask.shape, np.bool_)
         pad(view.offsets, view.is_self, chunk, is_self, scratch)
         return is_self
+
+
+def _full_steps(ids: IdArray) -> IdArray:
+    """A copy with the last id repeated up to a multiple of `ROW_STEP` (see there)."""
+    more = -ids.shape[0] % ROW_STEP
+    return np.concatenate([ids, np.repeat(ids[-1:], more)])
 
 
 def _reduce(

@@ -15,7 +15,7 @@ from hopline.packaging import package
 from tests.engine import zoo
 from tests.jobs.batch.conftest import online, score
 
-NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "hetero"]
+NODE_MODELS = ["sage", "plain", "gcn", "gat", "mixed", "aggregated", "hetero"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

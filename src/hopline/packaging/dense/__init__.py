@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch_geometric import nn as pyg
 
-from hopline.packaging.dense import gat, gatv2, gcn, gin, gine, graph, rgcn, sage, transformer
+from hopline.packaging.dense import gat, gatv2, gcn, gen, gin, gine, graph, pna, rgcn, sage, transformer
 from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
 #: Exact classes only: a subclass may have another message function.
@@ -14,9 +14,11 @@ BUILDERS: dict[type, Builder] = {
     pyg.GCNConv: gcn.build,
     pyg.GATConv: gat.build,
     pyg.GATv2Conv: gatv2.build,
+    pyg.GENConv: gen.build,
     pyg.GINConv: gin.build,
     pyg.GINEConv: gine.build,
     pyg.GraphConv: graph.build,
+    pyg.PNAConv: pna.build,
     pyg.TransformerConv: transformer.build,
     pyg.RGCNConv: rgcn.build,
     pyg.FastRGCNConv: rgcn.build,

@@ -140,7 +140,8 @@ class DenseConv(nn.Module):
 
 Builder = Callable[[ConvCall], DenseConv]
 
-_REDUCTIONS: dict[type, Reduce] = {
+#: Aggregations that the engine computes, whatever their number of neighbours.
+REDUCTIONS: dict[type, Reduce] = {
     aggr.MeanAggregation: "mean",
     aggr.SumAggregation: "sum",
     aggr.MaxAggregation: "max",
@@ -150,7 +151,7 @@ _REDUCTIONS: dict[type, Reduce] = {
 def reduction(call: ConvCall) -> Reduce:
     """The conv's aggregation as one of the engine's reductions, or a refusal."""
     module = call.conv.aggr_module
-    found = _REDUCTIONS.get(type(module))
+    found = REDUCTIONS.get(type(module))
     if found is None:
         raise call.refusal(
             f"its aggregation {type(module).__name__} is not one of mean, sum or max over the neighbours"

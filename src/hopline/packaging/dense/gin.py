@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, reduction
+from hopline.artifact import Reduce
+from hopline.packaging.dense.aggregate import over_neighbours
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv
 
 
 class DenseGIN(DenseConv):
@@ -12,11 +14,11 @@ class DenseGIN(DenseConv):
 
     scale: Tensor
 
-    def __init__(self, call: ConvCall) -> None:
+    def __init__(self, call: ConvCall, kind: Reduce) -> None:
         super().__init__()
         self.nn = call.conv.nn
         self.register_buffer("scale", 1 + call.conv.eps.detach().reshape(1))
-        needs = [ConvInput("reduce", call.edge_type, "source", reduce=reduction(call))]
+        needs = [ConvInput("reduce", call.edge_type, "source", reduce=kind)]
         if call.has_destination:
             needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)
@@ -28,4 +30,4 @@ class DenseGIN(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GINConv call."""
-    return DenseGIN(call)
+    return over_neighbours(call, DenseGIN)

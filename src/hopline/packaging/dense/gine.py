@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, reduction
-from hopline.packaging.dense.block import gather, total
+from hopline.packaging.dense.aggregate import BlockAggregation
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear
+from hopline.packaging.dense.block import gather
 
 
 class DenseGINE(DenseConv):
@@ -19,7 +19,7 @@ class DenseGINE(DenseConv):
         conv = call.conv
         if not call.has_edge_attr:
             raise call.refusal("it gets no edge attributes")
-        self.kind = reduction(call)
+        self.aggregation = BlockAggregation(conv.aggr_module, call)
         self.nn = conv.nn
         self.edge = None if conv.lin is None else as_linear(conv.lin)
         self.register_buffer("scale", 1 + conv.eps.detach().reshape(1))
@@ -41,11 +41,7 @@ class DenseGINE(DenseConv):
         if self.edge is not None:
             edge_attr = self.edge(edge_attr)
         message = (gather(sources, positions, mask) + edge_attr).relu()
-        # Messages are >= 0, so 0 is also the neutral element of the maximum.
-        message = torch.where(mask.unsqueeze(-1), message, torch.zeros(()))
-        out = message.amax(dim=1) if self.kind == "max" else total(message, mask)
-        if self.kind == "mean":
-            out = out / total(mask.unsqueeze(-1).to(out.dtype), mask).clamp(min=1.0)
+        out = self.aggregation(message, mask).flatten(1)
         return self.nn(out if own is None else out + self.scale * own)
 
 

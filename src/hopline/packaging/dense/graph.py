@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear, reduction
+from hopline.artifact import Reduce
+from hopline.packaging.dense.aggregate import over_neighbours
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
 
 
 class DenseGraphConv(DenseConv):
     """`lin_rel(reduce) + lin_root(self)`."""
 
-    def __init__(self, call: ConvCall) -> None:
+    def __init__(self, call: ConvCall, kind: Reduce) -> None:
         super().__init__()
-        kind = reduction(call)
         if kind == "max" and call.has_edge_weight:
             raise call.refusal("the maximum over weighted neighbours is not a reduction of the engine")
         self.neighbour = as_linear(call.conv.lin_rel)
@@ -38,4 +39,4 @@ class DenseGraphConv(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a GraphConv call."""
-    return DenseGraphConv(call)
+    return over_neighbours(call, DenseGraphConv)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear, reduction
+from hopline.artifact import Reduce
+from hopline.packaging.dense.aggregate import over_neighbours
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
 
 
 class DenseSAGE(DenseConv):
     """`lin_l(reduce) + lin_r(self)`, normalised if the conv is."""
 
-    def __init__(self, call: ConvCall) -> None:
+    def __init__(self, call: ConvCall, kind: Reduce) -> None:
         super().__init__()
         conv = call.conv
-        kind = reduction(call)
         self.normalize = bool(conv.normalize)
         self.neighbour = as_linear(conv.lin_l)
         self.own = as_linear(conv.lin_r) if conv.root_weight and call.has_destination else None
@@ -42,4 +43,4 @@ class DenseSAGE(DenseConv):
 
 def build(call: ConvCall) -> DenseConv:
     """The dense form of a SAGEConv call."""
-    return DenseSAGE(call)
+    return over_neighbours(call, DenseSAGE)

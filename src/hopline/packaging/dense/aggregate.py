@@ -1,0 +1,195 @@
+"""PyG's aggregations over padded blocks, for those that are not a reduction of the engine.
+
+Variance, softmax, power mean, several of them, and scaling by degrees need all messages of a node together,
+or several sums of them: a gather and some operators. The engine's own sum, mean and maximum of neighbours'
+rows need no block and are preferred (`over_neighbours`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import aggr as pyg
+
+from hopline.artifact import Reduce
+from hopline.packaging.dense.base import REDUCTIONS, ConvCall, ConvInput, DenseConv
+from hopline.packaging.dense.block import gather, total
+
+#: PyG's: variances below are rounding, and their root is 0.
+_MIN_VARIANCE = 1e-5
+
+
+class BlockAggregation(nn.Module):
+    """An aggregation of `torch_geometric.nn.aggr`, over messages in a padded block.
+
+    Args:
+        module: PyG's. call: for the refusal's name of the conv.
+
+    Raises:
+        NotSplittable: another class, or a mode that has no form here.
+    """
+
+    mean_degree: Tensor
+    mean_log_degree: Tensor
+
+    def __init__(self, module: Any, call: ConvCall) -> None:
+        super().__init__()
+        self._scalers: list[str] = []
+        self._steps: list[tuple[Callable[..., Tensor], Any]] = []
+        if type(module) is pyg.DegreeScalerAggregation:
+            self._scalers = list(module.scaler)
+            self.register_buffer("mean_degree", module.avg_deg_lin.detach().clone())
+            self.register_buffer("mean_log_degree", module.avg_deg_log.detach().clone())
+            module = module.aggr
+        several = type(module) is pyg.MultiAggregation
+        if several and module.mode != "cat":
+            raise call.refusal(f"its aggregations are combined by {module.mode!r}, not concatenated")
+        for each in module.aggrs if several else [module]:
+            step = _STEPS.get(type(each))
+            if step is None:
+                names = ", ".join(sorted(kind.__name__ for kind in _STEPS))
+                raise call.refusal(
+                    f"its aggregation {type(each).__name__} has no form here; known are {names}, several "
+                    "of them, and these scaled by degrees"
+                )
+            self._steps.append((step, each))
+        # Their parameters, and nothing of their forward.
+        self.parts = nn.ModuleList(each for _, each in self._steps)
+
+    def forward(self, messages: Tensor, mask: Tensor) -> Tensor:
+        """Aggregate.
+
+        Args:
+            messages: float32 [n, K, d]; what is masked may have any value.
+            mask: bool [n, K].
+
+        Returns: float32 [n, P, d], the P parts in PyG's order: aggregations, for one scaler after another.
+        """
+        messages = torch.where(mask.unsqueeze(-1), messages, torch.zeros((), dtype=messages.dtype))
+        count = total(mask.unsqueeze(-1).to(messages.dtype), mask)
+        parts = [step(messages, mask, count, each) for step, each in self._steps]
+        if not self._scalers:
+            return torch.stack(parts, dim=1)
+        scales = [self._scale(name, count) for name in self._scalers]
+        return torch.stack([part * scale for scale in scales for part in parts], dim=1)
+
+    def _scale(self, name: str, count: Tensor) -> Tensor:
+        """[n, 1] from the number of messages."""
+        if name == "amplification":
+            return torch.log(count + 1) / self.mean_log_degree
+        if name == "attenuation":
+            return self.mean_log_degree / torch.log(count.clamp(min=1) + 1)
+        if name == "linear":
+            return count / self.mean_degree
+        if name == "inverse_linear":
+            return self.mean_degree / count.clamp(min=1)
+        return torch.ones_like(count)
+
+
+class Blocked(DenseConv):
+    """A conv over a reduction of its neighbours, with another aggregation in the reduction's place.
+
+    Args:
+        inner: the conv for a reduction that nothing can be moved over, a maximum; its first input is the
+            reduction.
+        aggregation: what PyG computes instead.
+    """
+
+    def __init__(self, call: ConvCall, inner: DenseConv, aggregation: BlockAggregation) -> None:
+        super().__init__()
+        self.inner, self.aggregation = inner, aggregation
+        self.prepare_source, self.must_lift = inner.prepare_source, inner.must_lift
+        key = call.edge_type
+        block = (ConvInput("sources", key, "source"), ConvInput("positions", key), ConvInput("mask", key))
+        self.needs = block + inner.needs[1:]
+
+    def forward(
+        self, sources: Tensor, positions: Tensor, mask: Tensor, own: Tensor | None = None
+    ) -> Tensor:
+        """float32 [n, out]."""
+        parts = self.aggregation(gather(sources, positions, mask), mask)
+        out: Tensor = self.inner(parts.flatten(1), own)
+        return out
+
+
+def over_neighbours(call: ConvCall, make: Callable[[ConvCall, Reduce], DenseConv]) -> DenseConv:
+    """A conv that aggregates its neighbours' rows: by the engine where it can, else over blocks.
+
+    Args:
+        make: the conv's dense form for a reduction.
+
+    Raises:
+        NotSplittable: as `BlockAggregation`; or the call weighs its edges.
+    """
+    module = call.conv.aggr_module
+    kind = REDUCTIONS.get(type(module))
+    if kind is not None:
+        return make(call, kind)
+    aggregation = BlockAggregation(module, call)
+    if call.has_edge_weight:
+        raise call.refusal(f"{type(module).__name__} over weighted neighbours has no form here")
+    return Blocked(call, make(call, "max"), aggregation)
+
+
+def _sum(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    return total(rows, mask)
+
+
+def _mean(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    return total(rows, mask) / count.clamp(min=1)
+
+
+def _max(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    highest = torch.where(mask.unsqueeze(-1), rows, torch.full((), -torch.inf)).amax(dim=1)
+    return torch.where(count > 0, highest, torch.zeros(()))
+
+
+def _min(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    return -_max(-rows, mask, count, module)
+
+
+def _var(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    mean = _mean(rows, mask, count, module)
+    return _mean(rows * rows, mask, count, module) - mean * mean
+
+
+def _std(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    root = _var(rows, mask, count, module).clamp(min=_MIN_VARIANCE).sqrt()
+    return torch.where(root <= math.sqrt(_MIN_VARIANCE), torch.zeros(()), root)
+
+
+def _softmax(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    scores = rows * module.t
+    highest = _max(scores, mask, count, module).unsqueeze(1)
+    weights = torch.where(mask.unsqueeze(-1), (scores - highest).exp(), torch.zeros(()))
+    # The highest score has weight 1, so that only a node without neighbours has a smaller sum.
+    return total(weights * rows, mask) / total(weights, mask).clamp(min=1.0)
+
+
+def _powermean(rows: Tensor, mask: Tensor, count: Tensor, module: Any) -> Tensor:
+    power = module.p
+    if isinstance(power, (int, float)) and power == 1:
+        return _mean(rows, mask, count, module)
+    raised = torch.where(mask.unsqueeze(-1), _clamp(rows, module).pow(power), torch.zeros(()))
+    return _clamp(_mean(raised, mask, count, module), module).pow(1.0 / power)
+
+
+def _clamp(rows: Tensor, module: Any) -> Tensor:
+    lowest, highest = module.min_value, module.max_value
+    return rows if lowest is None and highest is None else rows.clamp(lowest, highest)
+
+
+_STEPS: dict[type, Callable[..., Tensor]] = {
+    pyg.SumAggregation: _sum,
+    pyg.MeanAggregation: _mean,
+    pyg.MaxAggregation: _max,
+    pyg.MinAggregation: _min,
+    pyg.VarAggregation: _var,
+    pyg.StdAggregation: _std,
+    pyg.SoftmaxAggregation: _softmax,
+    pyg.PowerMeanAggregation: _powermean,
+}
