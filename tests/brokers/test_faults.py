@@ -1,13 +1,16 @@
 """What each broker can do to its readers: lost messages, odd ones, refused logins, many deaths."""
 
 import asyncio
+import concurrent.futures
 import random
 import time
 
 import pytest
 import redis.asyncio
+from confluent_kafka import Producer
+from confluent_kafka.admin import ConfigEntry
 
-from hopline.brokers import nats_stream
+from hopline.brokers import kafka, nats_stream
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.errors import BrokerError, BrokerUnavailable
@@ -173,6 +176,54 @@ async def test_a_client_that_may_not_ask_for_a_streams_counts_is_told(redis_serv
     source = await opened(open_source, address, {})
     assert await source.poll(10, 0.1) == []
     assert "xinfo" in source.health().reason
+    await source.close()
+
+
+class Described:
+    """An AdminClient of a cluster whose topics have a policy; the mock describes none."""
+
+    policy = ""
+
+    def __init__(self, settings):
+        assert settings["bootstrap.servers"]
+
+    def describe_configs(self, resources, request_timeout):
+        (resource,) = resources
+        answer = concurrent.futures.Future()
+        answer.set_result({"cleanup.policy": ConfigEntry("cleanup.policy", self.policy)})
+        return {resource: answer}
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete", None])
+async def test_offsets_that_are_missing_in_a_compacted_kafka_topic_are_a_gap(
+    kafka_server, monkeypatch, caplog, policy
+):
+    """To a reader, a transaction looks like compaction: its end takes an offset."""
+    topic = f"holes-{policy}".replace(",", "-")
+    await kafka_server.make(topic)
+    if policy is not None:
+        monkeypatch.setattr(Described, "policy", policy)
+        monkeypatch.setattr(kafka, "AdminClient", Described)
+    producer = Producer(
+        {"bootstrap.servers": f"127.0.0.1:{kafka_server.port}", "transactional.id": topic, "log_level": 2}
+    )
+    producer.init_transactions(20)
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number, partition=0)
+        producer.commit_transaction(20)
+    source = await opened(open_source, kafka_server.address(topic, partition=0), {})
+    got = await collect(source, 3)
+    assert numbers(got) == [0, 1, 2]
+    assert [message.position for message in got] == [1, 3, 5]
+    gaps = source.take_gaps()
+    if policy and "compact" in policy:
+        (gap,) = gaps
+        assert "offsets 1 to 1 are missing" in gap.reason
+        assert f"cleanup.policy={policy}" in gap.reason
+    else:
+        assert gaps == []
+    assert ("does not say cleanup.policy" in caplog.text) == (policy is None)
     await source.close()
 
 

@@ -34,7 +34,12 @@ class Authority:
         self.file.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
     def sign(
-        self, file: str, *names: x509.GeneralName, common: str = "", server: bool = False
+        self,
+        file: str,
+        *names: x509.GeneralName,
+        common: str = "",
+        server: bool = False,
+        valid_for: datetime.timedelta = HOUR,
     ) -> tuple[Path, Path]:
         """Files of a certificate with these alternative names, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -42,7 +47,7 @@ class Authority:
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         aki = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         made = (
-            self._builder(subject, key.public_key())
+            self._builder(subject, key.public_key(), valid_for)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(aki, critical=False)
         )
@@ -58,8 +63,10 @@ class Authority:
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         return self.sign(file, *names, common="localhost", server=True)
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, valid_for: datetime.timedelta = HOUR
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return x509.CertificateBuilder(
-            self._name, subject, key, x509.random_serial_number(), now - HOUR, now + HOUR
+            self._name, subject, key, x509.random_serial_number(), now - HOUR, now + valid_for
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -66,8 +67,8 @@ def jwk(key: Any, name: str, **members: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def issuing() -> Iterator[Issuer]:
-    """An issuer behind HTTP."""
+def issuing(context: ssl.SSLContext | None = None) -> Iterator[Issuer]:
+    """An issuer behind HTTP, or HTTPS with a context."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -84,7 +85,10 @@ def issuing() -> Iterator[Issuer]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        issuer = Issuer(f"http://127.0.0.1:{server.server_port}")
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "http" if context is None else "https"
+        issuer = Issuer(f"{scheme}://127.0.0.1:{server.server_port}")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

@@ -7,9 +7,11 @@ import contextlib
 import json
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -22,7 +24,9 @@ from hopline.config.schema import AuthConfig
 from hopline.errors import ConfigError, IssuerUnavailable, Unauthenticated
 from hopline.ingress.exposure import check_exposure
 from hopline.ingress.issuer import MIN_INTERVAL_S, IssuerKeys
+from hopline.ingress.token_keys import read_set
 from hopline.ingress.tokens import TokenVerifier
+from tests.ingress.certificates import Authority
 from tests.ingress.issuers import AUDIENCE, Issuer, issuing, jwk
 
 URL = "http://127.0.0.1:1"
@@ -273,6 +277,59 @@ def test_keys_are_read_over_http_and_large_answers_are_refused(caplog: pytest.Lo
         issuer.is_up = False
         assert not IssuerKeys(config).keys
         assert "answered 500" in caplog.text
+
+
+def test_the_authority_of_an_issuer_may_be_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within the life of a server, and first at the issuer."""
+    now = 1000.0
+    first, second = Authority(tmp_path, "first"), Authority(tmp_path, "second")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(first.file.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*first.for_localhost("one"))
+    with issuing(context) as issuer:
+        issuer.rotate("a")
+        config = auth(jwt_discovery=True, jwt_issuer=issuer.url, jwt_audience=AUDIENCE, jwt_ca_file=trusted)
+        keys = IssuerKeys(config, spawn=lambda work: work(), clock=lambda: now)
+        assert set(keys.keys) == {"a"}
+        context.load_cert_chain(*second.for_localhost("two"))
+        issuer.rotate("a", "b")
+        for written, expected in (
+            (b"", {"a"}),
+            (b"no certificate", {"a"}),
+            (second.file.read_bytes(), {"a", "b"}),
+        ):
+            if written:
+                trusted.write_bytes(written)
+            now += config.jwt_refresh_s
+            keys.tick()
+            keys.tick()
+            assert set(keys.keys) == expected
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+    assert "the last 1 keys stay in effect" in caplog.text
+    assert "auth.jwt_ca_file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<html>",
+        b"[" * 2**19,
+        b'{"keys":' + b"[" * 2**19,
+        b'{"keys": null}',
+        b'{"keys": [1]}',
+        b'{"keys": [{"kid": "a", "kty": "RSA", "n": 1' + b"0" * 2**19 + b', "e": "AQAB"}]}',
+        b'{"keys": [{"kid": [], "kty": "EC"}]}',
+        b"\xff\xfe",
+    ],
+)
+def test_content_that_is_no_key_set_is_an_error_with_its_address(content: bytes) -> None:
+    for is_public in (True, False):
+        with pytest.raises(ConfigError, match=r"^https://login/keys: ") as caught:
+            read_set(content, auth(), "https://login/keys", is_public=is_public)
+        assert len(str(caught.value)) < 300
 
 
 def test_an_issuer_that_sends_a_byte_at_a_time_does_not_hold_a_fetch(

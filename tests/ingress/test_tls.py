@@ -13,6 +13,24 @@ from hopline.ingress.tls import TlsFiles
 from tests.ingress.certificates import Authority
 
 
+def test_an_authority_that_is_removed_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenSSL only adds authorities to a context."""
+    authority, second = Authority(tmp_path), Authority(tmp_path, "second")
+    cert, key = authority.for_localhost()
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    files = TlsFiles(TlsConfig(cert_file=cert, key_file=key, client_ca_file=trusted))
+    files.context("http/1.1")
+    trusted.write_bytes(authority.file.read_bytes() + second.file.read_bytes())
+    files.tick()
+    assert "only after a restart" not in caplog.text
+    trusted.write_bytes(second.file.read_bytes())
+    files.tick()
+    assert "1 certificates of authorities are no longer in tls.client_ca_file" in caplog.text
+
+
 def test_files_that_are_replaced_between_check_and_load_are_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 import socket
 import ssl
@@ -94,6 +95,7 @@ def world(settings: tuple[Authority, dict[str, Any]]) -> Iterator[World]:
         "other": authority.sign("other", uri(OTHER)),
         "forged": stranger.sign("forged", uri(SHOP)),
         "server": authority.for_localhost("other-server"),
+        "expired": authority.sign("expired", uri(SHOP), valid_for=datetime.timedelta(minutes=-1)),
     }
     with running(**given) as server:
         yield World(server, authority, pairs)
@@ -132,8 +134,8 @@ def test_without_a_certificate_a_key_is_needed_and_probes_need_nothing(world: Wo
     assert known["models"] == {"sage": "READY"}
 
 
-@pytest.mark.parametrize("pair", ["forged", "server"])
-def test_certificates_of_other_authorities_and_of_servers_are_refused(world: World, pair: str) -> None:
+@pytest.mark.parametrize("pair", ["forged", "server", "expired"])
+def test_certificates_of_others_of_servers_and_expired_ones_are_refused(world: World, pair: str) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{world.server.url}/healthz", verify=world.trust(pair))
     assert world.call(pair)[0] == "UNAVAILABLE"

@@ -11,7 +11,8 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from hopline.brokers.address import Address
 from hopline.brokers.base import Message
@@ -116,6 +117,17 @@ def message_of(raw: Any, partition: str, offset: int) -> Message:
 def words(error: KafkaError, address: Address) -> str:
     """An error in words."""
     return address.hidden(f"{error.str()} ({error.name()})")
+
+
+def cleanup_policy(address: Address) -> str:
+    """The topic's `cleanup.policy`, such as "delete" or "compact,delete"; "" if the broker does not say."""
+    resource = ConfigResource(ResourceType.TOPIC, address.path)
+    try:
+        admin: Any = AdminClient(driver_settings(address, lambda error: None))
+        (answer,) = admin.describe_configs([resource], request_timeout=ASK_S).values()
+        return str(answer.result(ASK_S + 1)["cleanup.policy"].value)
+    except (KafkaException, KeyError, TimeoutError):
+        return ""
 
 
 class Caller:

@@ -6,23 +6,19 @@ Offsets are committed to the group as well, for people and lag monitors; they ar
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_END,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from hopline.brokers import kafka
 from hopline.brokers.base import Gap, Health, Message, Position
 from hopline.brokers.condition import Backoff, Condition
 from hopline.errors import BrokerUnavailable
+
+log = logging.getLogger(__name__)
 
 #: A wait is cut into pieces of this length, so that `close` need not wait long.
 _SLICE_S = 0.1
@@ -51,11 +47,13 @@ class KafkaSource:
         self._clock = clock
         self._caller = kafka.Caller("hopline-kafka-source")
         self._consumer: Any = None
-        #: partition -> offset of the next message; OFFSET_… if unknown.
+        #: partition -> offset of the next message.
         self._next: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._wanted: dict[int, int] = {}
         self._gaps: list[Gap] = []
+        #: Partitions in which offsets are missing between two messages.
+        self._holed: set[int] = set()
         self._assigned = self._closing = False
         self._look_at = self._try_at = 0.0
 
@@ -149,8 +147,10 @@ class KafkaSource:
                 continue
             number, offset = raw.partition(), raw.offset()
             # Messages that were in transit when the source changed its position.
-            if offset < following.get(number, 0):
+            if offset < following[number]:
                 continue
+            if offset > following[number] and number not in self._holed:
+                self._hole(number, offset)
             taken.append(kafka.message_of(raw, names[number], offset))
             following[number] = offset + 1
         if taken:
@@ -194,10 +194,8 @@ class KafkaSource:
 
     def _begin(self, number: int) -> int:
         # A partition that was added later is read from its first message.
-        if self._start == "earliest" or self._assigned:
-            return int(OFFSET_BEGINNING)
-        _, high = self._offsets(number)
-        return high
+        low, high = self._offsets(number)
+        return low if self._start == "earliest" or self._assigned else high
 
     def _offsets(self, number: int) -> tuple[int, int]:
         found: tuple[int, int] | None = self._consumer.get_watermark_offsets(
@@ -237,10 +235,29 @@ class KafkaSource:
         self._next[number] = low
         self._assign()
 
+    def _hole(self, number: int, offset: int) -> None:
+        """Report the first missing offsets of a partition, if they may have been messages."""
+        self._holed.add(number)
+        missing = f"offsets {self._next[number]} to {offset - 1} are missing"
+        policy = kafka.cleanup_policy(self._address)
+        if "compact" in policy:
+            why = (
+                f"{missing}: the topic has cleanup.policy={policy}, so that a message replaces those before"
+            )
+            advice = "with its key; set it to delete (later ones are not reported)"
+            self._gaps.append(Gap(self._names[number], self._next[number], None, f"{why} {advice}"))
+        elif not policy:
+            log.warning(
+                "%s: %s: by a transaction, or by compaction; the broker does not say cleanup.policy, "
+                "which must be delete",
+                self._names[number],
+                missing,
+            )
+
     def _lag(self) -> dict[str, int]:
         found = {}
         for number, offset in self._next.items():
             ends = self._consumer.get_watermark_offsets(TopicPartition(self._topic, number), cached=True)
-            if ends is not None and ends[1] >= 0 and offset not in (OFFSET_BEGINNING, OFFSET_END):
+            if ends is not None and ends[1] >= 0:
                 found[self._names[number]] = max(0, ends[1] - offset)
         return found

@@ -183,7 +183,7 @@ def _key_set_url(document: bytes, url: str, issuer: str) -> str:
     try:
         found: Any = json.loads(document)
         named, keys = found["issuer"], found["jwks_uri"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{url}: not a discovery document with issuer and jwks_uri") from None
     if named != issuer:
         raise ConfigError(f"{url}: is of issuer {named!r}, but auth.jwt_issuer is {issuer!r}")
@@ -199,17 +199,22 @@ def _thread(work: Callable[[], None]) -> None:
 
 def _http(config: AuthConfig) -> Fetch:
     """Return a function that reads URLs over HTTP; redirects are not followed."""
-    verify: ssl.SSLContext | bool = True
-    if config.jwt_ca_file is not None:
+
+    def trust() -> ssl.SSLContext | bool:
+        """Of each fetch: authorities are replaced while a server runs."""
+        if config.jwt_ca_file is None:
+            return True
         try:
-            verify = ssl.create_default_context(cafile=config.jwt_ca_file)
+            return ssl.create_default_context(cafile=config.jwt_ca_file)
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(f"auth.jwt_ca_file: {config.jwt_ca_file} cannot be used: {error}") from None
+
+    trust()
 
     async def read(url: str) -> bytes:
         import httpx2
 
-        content = b""
+        content, verify = b"", trust()
         async with (
             # Of the whole answer: a time limit of httpx2 begins again with each byte.
             asyncio.timeout(_ANSWER_S),

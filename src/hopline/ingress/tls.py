@@ -50,7 +50,7 @@ class TlsFiles:
         config = self._config
         assert config.cert_file is not None
         try:
-            tls_context(config)
+            renewed = tls_context(config)
             for context in self._contexts:
                 context.load_cert_chain(config.cert_file, config.key_file)
                 if config.client_ca_file is not None:
@@ -62,3 +62,11 @@ class TlsFiles:
             return
         self._is_stale, self._reported = False, ""
         logger.info("TLS files reloaded: new connections use %s", config.cert_file)
+        if renewed is not None and self._contexts:
+            removed = set(self._contexts[0].get_ca_certs(True)) - set(renewed.get_ca_certs(True))
+            if removed:
+                logger.warning(
+                    "%d certificates of authorities are no longer in tls.client_ca_file: clients of theirs "
+                    "are refused only after a restart",
+                    len(removed),
+                )

@@ -72,7 +72,7 @@ def read_set(
     """
     try:
         listed = [data for data in json.loads(content)["keys"] if data.get("use", "sig") == "sig"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{place}: not a JSON Web Key Set: {type(error).__name__}") from None
     found: dict[str, TokenKey] = {}
     for data in listed:
