@@ -78,7 +78,8 @@ def measure(quick: bool, speed: float = 15.0) -> dict[str, Any]:
 def learn(one: Stand) -> None:
     """Wait until the watch has learned."""
     least = one.plan.train_at * one.plan.interval_s
-    one.wait("training", lambda: "and taken over" in one.log("watch"), 3 * least + 180)
+    done = 'hopline_mesh_fine_tunes_total{outcome="ok"} 1'
+    one.wait("training", lambda: done in one.client.get(f"{one.page}/metrics").text, 3 * least + 180)
 
 
 def of_fault(one: Stand, kind: str, target: Target) -> dict[str, Any]:

@@ -66,6 +66,28 @@ class Snapshot:
             gaps=(gap,),
         )
 
+    def with_columns(self, schema: Schema) -> Snapshot:
+        """Return the same interval with the columns in another order; all of them must be measured here."""
+        ours = self.schema
+        nodes = [ours.node_features.index(name) for name in schema.node_features]
+        edges = [ours.edge_features.index(name) for name in schema.edge_features]
+        return replace(
+            self,
+            schema=schema,
+            node_features=np.ascontiguousarray(self.node_features[:, nodes]),
+            edge_features=np.ascontiguousarray(self.edge_features[:, edges]),
+        )
+
+    def with_slots(self, roster: Roster, slots: SlotArray) -> Snapshot:
+        """Return the same interval with another roster; `slots` has the new slot for each old one."""
+        return replace(
+            self,
+            roster=roster,
+            nodes=slots[self.nodes],
+            edge_src=slots[self.edge_src],
+            edge_dst=slots[self.edge_dst],
+        )
+
     def check(self) -> None:
         """Check the arrays against the description of the attributes.
 

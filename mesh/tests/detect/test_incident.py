@@ -14,6 +14,7 @@ from hopline_mesh.detect.clues import Clue, together
 from hopline_mesh.detect.pairs import Pairs
 from hopline_mesh.detect.paths import Paths
 from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.detect.tracker import TrackedIncident, Tracker
 from hopline_mesh.detect.witness import Witness
 from hopline_mesh.schema import Schema
 from tests.detect import blame_rules, plain_incident
@@ -170,3 +171,59 @@ def same(fast, plain):
             assert getattr(one, name) == getattr(other, name)
         for name in ("seen", "expected"):
             np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12)
+
+
+def belongs_to(tracker, group, calls, alive):
+    """The open incident that shares most with a group, by comparing it with each."""
+    firm = [clue for clue in group if clue.is_firm]
+    reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
+    services = {clue.service for clue in group} | {clue.caller for clue in group} - {-1}
+    found = []
+    for trouble in tracker.open:
+        same = sum(key in trouble.clues for key in {clue.key for clue in firm})
+        same += any(clue.caller < 0 and clue.service in reported for clue in trouble.clues.values())
+        theirs = trouble.services
+        touches = any((a in services and b in theirs) or (b in services and a in theirs) for a, b in calls)
+        found.append(same + (trouble.id in alive and (bool(services & theirs) or touches)))
+    best = max(found, default=0)
+    return tracker.open[found.index(best)] if best else None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_joins_the_incident_that_shares_most_with_it(seed):
+    drawn = random.Random(seed)
+    joined = 0
+    for _ in range(60):
+        calls = [(a, b) for a in range(SERVICES) for b in range(SERVICES) if drawn.random() < 0.05]
+
+        def clue():
+            feature = drawn.choice(sorted(FEATURES))
+            ends = drawn.randrange(SERVICES), drawn.choice([-1, -1, drawn.randrange(SERVICES)])
+            return Clue(*ends, feature, FEATURES[feature], drawn.uniform(1, 9), True, True, 1.0, 2.0)
+
+        tracker = Tracker()
+        for number in range(drawn.randrange(1, 6)):
+            trouble = TrackedIncident(str(number), 0.0, 0.0)
+            trouble.clues = {each.key: each for each in (clue() for _ in range(drawn.randrange(1, 4)))}
+            tracker.open.append(trouble)
+        alive = {each.id for each in tracker.open if drawn.random() < 0.6}
+        is_alive = {key for each in tracker.open if each.id in alive for key in each.clues}
+        dead = {key for each in tracker.open if each.id not in alive for key in each.clues}
+        if is_alive & dead:
+            continue
+        group = [clue() for _ in range(drawn.randrange(1, 4))]
+        expected = belongs_to(tracker, group, calls, alive)
+        before = {each.id: set(each.clues) for each in tracker.open}
+
+        def present(keys, is_alive=is_alive):
+            return [2.0 if key in is_alive else 0.0 for key in keys]
+
+        tracker.update(15.0, 0.0, [group], Paths.of(calls), present, 99, str)
+        keys = {each.key for each in group}
+        if expected is None:
+            assert all(set(each.clues) == before[each.id] for each in tracker.open if each.id in before)
+        else:
+            joined += 1
+            assert set(expected.clues) == before[expected.id] | keys
+            assert len(tracker.open) == len(before)
+    assert joined > 10

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Context
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.roster import Roster
+from hopline_mesh.settings import MeshSettings
+from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.state import StateFolder
 from hopline_mesh.state.checkpoint import checkpoint_bytes, read_checkpoint, write_checkpoint
+from hopline_mesh.state.folder import PACKED
 from hopline_mesh.state.segment import read_segment
 from tests.meshes import same, snapshot
 
@@ -194,6 +198,23 @@ def test_a_large_checkpoint_is_packed_and_comes_back_as_it_was(tmp_path):
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
         assert found[name].flags.writeable
+
+
+def test_room_for_a_checkpoint_of_the_largest_mesh_is_within_the_default_limit():
+    settings = MeshSettings()
+    run = list(simulate(MeshPlan(services=10, spares=0, hours=0.6), 1))
+    detector = MeshDetector()
+    detector.fit(*zip(*run, strict=True))
+    _, arrays = detector.export()
+    services, paths = arrays["nodes.level"].shape[0], arrays["pairs.src"].shape[0]
+    size = 0.0
+    for array in arrays.values():
+        for count, most in ((services, settings.source.max_services), (paths, settings.source.max_edges)):
+            if count in array.shape[:2]:
+                size += array.nbytes / count * most
+                break
+    assert size > 500 * MIB
+    assert PACKED * size < settings.state.state_bytes
 
 
 def test_objects_are_not_written(tmp_path):

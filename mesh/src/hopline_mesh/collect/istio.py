@@ -7,15 +7,9 @@ from the callee's. Both proxies count each request, so every selector names the 
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import (
-    beyond_last_bucket,
-    check_matchers,
-    duration,
-    quantile,
-    selector,
-    total_rate,
-)
-from hopline_mesh.collect.query import Labels, Query, QuerySet
+from hopline_mesh.collect.promql import check_matchers, duration, selector, total_rate
+from hopline_mesh.collect.proxies import Side
+from hopline_mesh.collect.query import Labels, QuerySet
 
 #: Statuses that are failures of the server. Envoy writes 0 if the caller disconnected before a response.
 #: gRPC failures have HTTP status 200. The codes are those that OpenTelemetry's semantic conventions define
@@ -64,86 +58,41 @@ def istio(
     matchers = check_matchers(matchers)
     window, q = duration(window_s), percentile / 100
     at_caller, at_callee = (",".join((f'reporter="{r}"', matchers)).rstrip(",") for r in (client, server))
+    services = Side(_CALLEE, at_callee, _callee)
+    paths = Side(_PATH, at_caller, _called, _caller)
+    at_server = Side(f"{_CALLER}, {_CALLEE}", at_callee, _callee, _caller, reveals=False)
+    queries = []
+    for side in (services, paths):
+        queries.append(side.query("request_rate", _rate(side, window)))
+        queries.append(side.query("error_share", _failures(side, window), per="request_rate"))
     return QuerySet(
         "istio",
         (
-            Query("node", "request_rate", _rate(_CALLEE, at_callee, window), _callee),
-            Query(
-                "node", "error_share", _failures(_CALLEE, at_callee, window), _callee, per="request_rate"
-            ),
-            Query("node", "p50_ms", _latency(0.5, _CALLEE, at_callee, window), _callee, combine="max"),
-            Query("node", "p99_ms", _latency(0.99, _CALLEE, at_callee, window), _callee, combine="max"),
-            Query(
-                "node",
-                "p99_ms",
-                beyond_last_bucket(0.99, _CALLEE, _BUCKETS, at_callee, window=window),
-                _callee,
-                reveals=False,
-                ceiling_of=(("p50_ms", 0.5), ("p99_ms", 0.99)),
-            ),
-            Query("node", "connections", _connections(at_callee, window), _callee),
-            Query("edge", "request_rate", _rate(_PATH, at_caller, window), _called, _caller),
-            Query(
-                "edge",
-                "error_share",
-                _failures(_PATH, at_caller, window),
-                _called,
-                _caller,
-                per="request_rate",
-            ),
-            Query(
-                "edge", "client_ms", _latency(q, _PATH, at_caller, window), _called, _caller, combine="max"
-            ),
-            Query(
-                "edge",
-                "client_ms",
-                beyond_last_bucket(q, _PATH, _BUCKETS, at_caller, window=window),
-                _called,
-                _caller,
-                reveals=False,
-                ceiling_of=(("client_ms", q),),
-            ),
-            Query(
-                "edge",
-                "server_ms",
-                _latency(q, f"{_CALLER}, {_CALLEE}", at_callee, window),
-                _callee,
-                _caller,
-                combine="max",
-                reveals=False,
-            ),
-            Query(
-                "edge",
-                "server_ms",
-                beyond_last_bucket(q, f"{_CALLER}, {_CALLEE}", _BUCKETS, at_callee, window=window),
-                _callee,
-                _caller,
-                reveals=False,
-                ceiling_of=(("server_ms", q),),
-            ),
+            *queries,
+            services.latency("p50_ms", 0.5, _BUCKETS, window),
+            services.latency("p99_ms", 0.99, _BUCKETS, window),
+            services.ceiling((("p50_ms", 0.5), ("p99_ms", 0.99)), _BUCKETS, window),
+            services.query("connections", _connections(at_callee, window)),
+            paths.latency("client_ms", q, _BUCKETS, window),
+            paths.ceiling((("client_ms", q),), _BUCKETS, window),
+            at_server.latency("server_ms", q, _BUCKETS, window),
+            at_server.ceiling((("server_ms", q),), _BUCKETS, window),
         ),
     )
 
 
-def _rate(labels: str, matchers: str, window: str) -> str:
-    return total_rate(labels, selector(_REQUESTS, matchers), window=window)
+def _rate(side: Side, window: str) -> str:
+    return total_rate(side.by, selector(_REQUESTS, side.matchers), window=window)
 
 
-def _failures(labels: str, matchers: str, window: str) -> str:
+def _failures(side: Side, window: str) -> str:
+    over_grpc = f'response_code!~"{HTTP_FAILURES}",grpc_response_status=~"{GRPC_FAILURES}"'
     return total_rate(
-        labels,
-        selector(_REQUESTS, matchers, f'response_code=~"{HTTP_FAILURES}"'),
-        selector(
-            _REQUESTS,
-            matchers,
-            f'response_code!~"{HTTP_FAILURES}",grpc_response_status=~"{GRPC_FAILURES}"',
-        ),
+        side.by,
+        selector(_REQUESTS, side.matchers, f'response_code=~"{HTTP_FAILURES}"'),
+        selector(_REQUESTS, side.matchers, over_grpc),
         window=window,
     )
-
-
-def _latency(q: float, labels: str, matchers: str, window: str) -> str:
-    return quantile(q, labels, selector(_BUCKETS, matchers), window=window)
 
 
 def _connections(matchers: str, window: str) -> str:

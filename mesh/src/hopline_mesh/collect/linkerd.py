@@ -6,15 +6,9 @@ at the server is unknown by call path, because the callee's proxy only has the c
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import (
-    beyond_last_bucket,
-    check_matchers,
-    duration,
-    quantile,
-    selector,
-    total_rate,
-)
-from hopline_mesh.collect.query import Labels, Query, QuerySet
+from hopline_mesh.collect.promql import check_matchers, duration, selector, total_rate
+from hopline_mesh.collect.proxies import Side
+from hopline_mesh.collect.query import Labels, QuerySet
 
 _KINDS = ("deployment", "statefulset", "daemonset")
 _SERVICE = ", ".join((*_KINDS, "namespace"))
@@ -50,47 +44,25 @@ def linkerd(window_s: float = 60.0, matchers: str = "", *, percentile: float = 9
     outbound = ",".join(('direction="outbound"', further)).rstrip(",")
     open_now = selector("tcp_open_connections", 'direction="inbound",peer="src"', further)
 
-    def rate(labels: str, matchers: str, more: str = "") -> str:
-        return total_rate(labels, selector("response_total", matchers, more), window=window)
-
-    def latency(q: float, labels: str, matchers: str) -> str:
-        return quantile(q, labels, selector(_BUCKETS, matchers), window=window)
-
-    failed = 'classification="failure"'
+    services = Side(_SERVICE, inbound, _service)
+    paths = Side(_PATH, outbound, _callee, _service)
+    queries = []
+    for side in (services, paths):
+        all_of, failed = (
+            total_rate(side.by, selector("response_total", side.matchers, more), window=window)
+            for more in ("", 'classification="failure"')
+        )
+        queries.append(side.query("request_rate", all_of))
+        queries.append(side.query("error_share", failed, per="request_rate"))
     return QuerySet(
         "linkerd",
         (
-            Query("node", "request_rate", rate(_SERVICE, inbound), _service),
-            Query("node", "error_share", rate(_SERVICE, inbound, failed), _service, per="request_rate"),
-            Query("node", "p50_ms", latency(0.5, _SERVICE, inbound), _service, combine="max"),
-            Query("node", "p99_ms", latency(0.99, _SERVICE, inbound), _service, combine="max"),
-            Query(
-                "node",
-                "p99_ms",
-                beyond_last_bucket(0.99, _SERVICE, _BUCKETS, inbound, window=window),
-                _service,
-                reveals=False,
-                ceiling_of=(("p50_ms", 0.5), ("p99_ms", 0.99)),
-            ),
-            Query(
-                "node",
-                "connections",
-                f"sum by ({_SERVICE}) (last_over_time({open_now}[{window}]))",
-                _service,
-            ),
-            Query("edge", "request_rate", rate(_PATH, outbound), _callee, _service),
-            Query(
-                "edge", "error_share", rate(_PATH, outbound, failed), _callee, _service, per="request_rate"
-            ),
-            Query("edge", "client_ms", latency(q, _PATH, outbound), _callee, _service, combine="max"),
-            Query(
-                "edge",
-                "client_ms",
-                beyond_last_bucket(q, _PATH, _BUCKETS, outbound, window=window),
-                _callee,
-                _service,
-                reveals=False,
-                ceiling_of=(("client_ms", q),),
-            ),
+            *queries,
+            services.latency("p50_ms", 0.5, _BUCKETS, window),
+            services.latency("p99_ms", 0.99, _BUCKETS, window),
+            services.ceiling((("p50_ms", 0.5), ("p99_ms", 0.99)), _BUCKETS, window),
+            services.query("connections", f"sum by ({_SERVICE}) (last_over_time({open_now}[{window}]))"),
+            paths.latency("client_ms", q, _BUCKETS, window),
+            paths.ceiling((("client_ms", q),), _BUCKETS, window),
         ),
     )

@@ -65,7 +65,7 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         values = history[:, own, f]
         if table.kinds[f] == kernels.AMOUNT:
             values[values < 0] = np.nan
-            middle = np.nanmedian(values, axis=0)
+            middle = quantile(values, 0.5)
             typical = np.median(middle)
             offset = np.maximum(0.05 * middle + 0.02 * typical, 1e-9)
             table.offset[own, f] = offset
@@ -74,7 +74,7 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         elif table.kinds[f] == kernels.REAL:
             values = np.arcsinh(values)
         history[:, own, f] = values
-        level = np.nanmedian(values, axis=0)
+        level = quantile(values, 0.5)
         spread = _spread(np.abs(values - level), tail)
         pooled[f] = max(pooled[f], float(np.median(spread)))
         table.level[own, f] = table.anchor[own, f] = level
@@ -117,9 +117,27 @@ def _slopes(
 
 def _spread(away: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
     """Of deviations without a sign [T, series]: of the middle ones, or of the outer ones if more."""
-    outer = np.nanquantile(away, 1 - tail, axis=0) / (_OUTER * NormalDist().inv_cdf(1 - tail / 2))
-    spread: NDArray[np.float32] = np.maximum(1.4826 * np.nanmedian(away, axis=0), outer)
+    outer = quantile(away, 1 - tail) / (_OUTER * NormalDist().inv_cdf(1 - tail / 2))
+    spread: NDArray[np.float32] = np.maximum(1.4826 * quantile(away, 0.5), outer).astype(np.float32)
     return spread
+
+
+def quantile(values: NDArray[np.float32], share: float) -> NDArray[np.float32]:
+    """Return a quantile of each column, float32 [series], without NaN; NaN for a column without any value.
+
+    As `np.nanquantile`, which takes 30 µs for each column that has a NaN.
+
+    Args:
+        values: float32 [T, series].
+    """
+    ordered = np.sort(values, axis=0)  # NaN comes last
+    last = np.maximum(np.count_nonzero(~np.isnan(values), axis=0) - 1, 0)
+    at = share * last
+    low = at.astype(np.int64)
+    columns = np.arange(values.shape[1])
+    below, above = ordered[low, columns], ordered[np.minimum(low + 1, last), columns]
+    found: NDArray[np.float32] = (below + (above - below) * (at - low)).astype(np.float32)
+    return found
 
 
 def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
@@ -142,7 +160,7 @@ def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) ->
             continue
         spread = table.spread[mine, f]
         rest = history[:, mine, f] - table.level[mine, f] - table.slope[mine, f] * spread * load[:, mine]
-        left = np.maximum(_spread(np.abs(rest - np.nanmedian(rest, axis=0)), tail), table.least_spread[f])
+        left = np.maximum(_spread(np.abs(rest - quantile(rest, 0.5)), tail), table.least_spread[f])
         sharp[mine, f] = np.clip(spread / left, 1.0, _SHARPEST)
     return sharp
 

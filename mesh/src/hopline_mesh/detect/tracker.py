@@ -6,7 +6,8 @@ Works on slots; the caller adds names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,55 @@ class TrackedIncident:
         }
 
 
+class _Index:
+    """The open incidents by series and by service, so that no group is compared with each incident."""
+
+    def __init__(self, incidents: Sequence[TrackedIncident]) -> None:
+        self._incidents: list[TrackedIncident] = []
+        self._numbers: dict[int, int] = {}  # by the object's `id`
+        self._alive: set[int] = set()
+        self._by_series: dict[Key, set[int]] = {}
+        self._by_service: dict[int, set[int]] = {}
+        for each in incidents:
+            self.add(each, each.clues.values())
+
+    def add(self, incident: TrackedIncident, clues: Iterable[Clue]) -> None:
+        """Add an incident, or more evidence of one."""
+        number = self._numbers.setdefault(id(incident), len(self._numbers))
+        if number == len(self._incidents):
+            self._incidents.append(incident)
+        for clue in clues:
+            self._by_series.setdefault(clue.key, set()).add(number)
+            for service in (clue.service, clue.caller):
+                self._by_service.setdefault(service, set()).add(number)
+
+    def has_evidence(self, incident: TrackedIncident) -> None:
+        """Note that an incident has present evidence."""
+        self._alive.add(self._numbers[id(incident)])
+
+    def find(self, group: Sequence[Clue], firm: Sequence[Clue], paths: Paths) -> TrackedIncident | None:
+        """Return the open incident that these clues belong to, if any.
+
+        An incident without present evidence continues only with the same series; evidence of another
+        service is another incident. A trouble of a service counts as the same series as its measurements,
+        because an OOM kill resets its memory.
+        """
+        shared: Counter[int] = Counter()
+        for key in {clue.key for clue in firm}:
+            shared.update(at for at in self._by_series.get(key, ()) if key in self._incidents[at].clues)
+        reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
+        for at in {at for service in reported for at in self._by_service.get(service, ())}:
+            clues = self._incidents[at].clues.values()
+            shared[at] += any(clue.caller < 0 and clue.service in reported for clue in clues)
+        services = {clue.service for clue in group} | {clue.caller for clue in group if clue.caller >= 0}
+        near = set(services)
+        for service in services:
+            near.update(paths.callees(service), paths.callers(service))
+        shared.update(self._alive & {at for service in near for at in self._by_service.get(service, ())})
+        best = max(shared, key=lambda at: (shared[at], -at), default=-1)
+        return self._incidents[best] if shared[best] else None
+
+
 class Tracker:
     """The open incidents."""
 
@@ -85,11 +135,11 @@ class Tracker:
         Returns: incidents that ended.
         """
         ended = []
-        alive: dict[str, bool] = {}
+        index = _Index(self.open)
         for trouble in self.open:
             measured = [score for score in present(list(trouble.clues)) if score is not None]
-            alive[trouble.id] = any(score >= _OVER for score in measured)
-            if alive[trouble.id]:
+            if any(score >= _OVER for score in measured):
+                index.has_evidence(trouble)
                 trouble.clean = trouble.blind = 0
                 trouble.last_s = time_s
             elif measured:
@@ -100,7 +150,7 @@ class Tracker:
             firm = [clue for clue in group if clue.is_firm]
             if not firm:
                 continue
-            mine = self._belongs_to(group, firm, paths, alive)
+            mine = index.find(group, firm, paths)
             if mine is None:
                 blames = suspects(group, paths)
                 if not blames:
@@ -110,7 +160,8 @@ class Tracker:
                 text = f"{path}{name(first.service)} {first_s:.0f}"
                 mine = TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], first_s, time_s)
                 self.open.append(mine)
-                alive[mine.id] = True
+                index.add(mine, ())
+                index.has_evidence(mine)
             for clue in group:
                 before = mine.clues.get(clue.key)
                 if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
@@ -118,6 +169,7 @@ class Tracker:
             if len(mine.clues) > _MOST_CLUES:
                 strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
                 mine.clues = {clue.key: clue for clue in strongest}
+            index.add(mine, group)
             mine.peak = max(mine.peak, max(clue.score for clue in firm))
             mine.clean, mine.last_s = 0, time_s
             mine.blames = suspects(list(mine.clues.values()), paths)
@@ -127,34 +179,6 @@ class Tracker:
                 self.open.remove(trouble)
                 ended.append(trouble)
         return ended
-
-    def _belongs_to(
-        self,
-        group: Sequence[Clue],
-        firm: Sequence[Clue],
-        paths: Paths,
-        alive: dict[str, bool],
-    ) -> TrackedIncident | None:
-        """Return the open incident that these clues belong to, if any.
-
-        An incident without present evidence continues only with the same series; evidence of another
-        service is another incident. A trouble of a service counts as the same series as its measurements,
-        because an OOM kill resets its memory.
-        """
-        keys = {clue.key for clue in firm}
-        reported = {clue.service for clue in firm if clue.role in ("trouble", "gone")}
-        services = {clue.service for clue in group} | {clue.caller for clue in group if clue.caller >= 0}
-        best, best_shared = None, 0
-        for trouble in self.open:
-            shared = len(keys & set(trouble.clues))
-            if any(clue.caller < 0 and clue.service in reported for clue in trouble.clues.values()):
-                shared += 1
-            if alive[trouble.id]:
-                affected = trouble.services
-                shared += bool(services & affected) or paths.connect(services, affected)
-            if shared > best_shared:
-                best, best_shared = trouble, shared
-        return best
 
     def adopt(self, others: Sequence[TrackedIncident]) -> None:
         """Continue the open incidents of another tracker with the same slots.

@@ -48,7 +48,10 @@ def learned_elsewhere(learned: Recording, judged: Recording) -> Recording:
     ]
     if not kept:
         raise SnapshotInvalid(f"{learned.name}: no snapshot is outside of its labelled events")
-    training = [_moved(snapshot, first, roster, slots, back) for snapshot, _ in kept]
+    training = [
+        replace(each.with_columns(first).with_slots(roster, slots), time_s=each.time_s - back)
+        for each, _ in kept
+    ]
     contexts = [context.moved(-back) for _, context in kept]
     return _joined(training, contexts, judged, roster)
 
@@ -64,26 +67,6 @@ def _joined(
         contexts=[*contexts, *judged.contexts],
         train=(Period(training[0].time_s, min(training[-1].time_s + interval_s, begin)),),
         test=(Period(begin, judged.snapshots[-1].time_s + interval_s),),
-    )
-
-
-def _moved(
-    snapshot: Snapshot, schema: Schema, roster: Roster, slots: np.ndarray[tuple[int], np.dtype[np.int32]],
-    back: float,
-) -> Snapshot:  # fmt: skip
-    theirs = snapshot.schema
-    nodes = [theirs.node_features.index(name) for name in schema.node_features]
-    edges = [theirs.edge_features.index(name) for name in schema.edge_features]
-    return replace(
-        snapshot,
-        time_s=snapshot.time_s - back,
-        schema=schema,
-        roster=roster,
-        nodes=slots[snapshot.nodes],
-        node_features=np.ascontiguousarray(snapshot.node_features[:, nodes]),
-        edge_src=slots[snapshot.edge_src],
-        edge_dst=slots[snapshot.edge_dst],
-        edge_features=np.ascontiguousarray(snapshot.edge_features[:, edges]),
     )
 
 

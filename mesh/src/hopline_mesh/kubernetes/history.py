@@ -60,8 +60,8 @@ class History(Generic[Item]):
         """Remove an ended item that continues; it is listed elsewhere."""
         self._ended.pop((kind, service), None)
 
-    def expire(self, now_s: float) -> bool:
-        """Drop old items; returns whether anything changed.
+    def expire(self, now_s: float) -> None:
+        """Drop old items.
 
         If the clock was set back, ends after now are set to now.
         """
@@ -73,4 +73,3 @@ class History(Generic[Item]):
             self._ended[item.kind, item.service] = msgspec.structs.replace(
                 item, start_s=min(item.start_s, now_s), end_s=now_s
             )
-        return bool(old or ahead)

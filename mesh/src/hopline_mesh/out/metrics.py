@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
 
 from hopline.observe.exposition import render_family
 from hopline.observe.metrics import LATENCY_BUCKETS, Counter, Family, Gauge, Histogram, Kind
@@ -12,8 +13,6 @@ from hopline_mesh.collect.report import CollectReport
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 
-#: Stages of a step; the label values of `hopline_mesh_step_seconds`.
-Stage = Literal["collect", "build", "encode", "decode", "verdict", "publish", "total"]
 _MAX_KINDS = 40
 _STATES = ("learning", "blind", "normal", "anomalous")
 ChildT = TypeVar("ChildT", Counter, Gauge, Histogram)
@@ -25,7 +24,7 @@ class MeshMetrics:
     Label values never come from services, so a hostile or short-lived service creates no new series.
 
     Attributes:
-        step_seconds: of a stage (any name): `metrics.step_seconds("collect").observe(0.2)`.
+        step_seconds: of a stage; see `timed`.
         collect_seconds: of all queries of one snapshot.
         snapshots, gaps: collected snapshots; missing measurements by kind.
         services, edges: of the newest snapshot.
@@ -108,6 +107,17 @@ class MeshMetrics:
             self.query_seconds(query.name).set(query.duration_s)
             self.series(query.name).set(query.matched)
         self.left_out.set(report.left_out)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Measure the time of the `with` block as that of a stage of a step, also if it fails."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.step_seconds(stage).observe(time.perf_counter() - start)
+            if stage == "collect":
+                self.collect_seconds.observe(time.perf_counter() - start)
 
     def names(self) -> list[str]:
         """Return the names of all families, for the docs."""

@@ -43,11 +43,6 @@ class Harm:
         self._killed_s: dict[int, float] = {}
         self._settle()
 
-    @property
-    def active(self) -> tuple[Fault, ...]:
-        """Active faults, oldest first."""
-        return tuple(self._active)
-
     def begin(self, fault: Fault, now_s: float) -> None:
         """Begin a fault.
 

@@ -6,7 +6,6 @@ the newest part of the history, for later trainings.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -179,16 +178,4 @@ def _with_present_services(seen: Sequence[Seen]) -> list[Seen]:
     roster = Roster(before.name(slot) for slot in used.tolist())
     slots = np.full(len(before), -1, np.int32)
     slots[used] = np.arange(len(used), dtype=np.int32)
-    return [
-        Seen(
-            dataclasses.replace(
-                each.snapshot,
-                roster=roster,
-                nodes=slots[each.snapshot.nodes],
-                edge_src=slots[each.snapshot.edge_src],
-                edge_dst=slots[each.snapshot.edge_dst],
-            ),
-            each.context,
-        )
-        for each in seen
-    ]
+    return [Seen(each.snapshot.with_slots(roster, slots), each.context) for each in seen]

@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from hopline_mesh.changes import Context
 from hopline_mesh.collect.past import Past
 from hopline_mesh.errors import MeshError, SnapshotInvalid
@@ -54,18 +52,10 @@ def of_recording(recording: Recording, settings: MeshSettings, schema: Schema, n
             f"{recording.name}: has a snapshot every {recording.interval_s:g} s, and the watch takes one "
             f"every {interval_s:g} s; set --interval {recording.interval_s:g} for both commands"
         )
-    nodes = [theirs.node_features.index(name) for name in schema.node_features]
-    edges = [theirs.edge_features.index(name) for name in schema.edge_features]
     ahead = max(0.0, math.ceil((snapshots[-1].time_s - now_s) / _DAY_S) * _DAY_S)
     return [
         Seen(
-            dataclasses.replace(
-                snapshot,
-                time_s=snapshot.time_s - ahead,
-                schema=schema,
-                node_features=np.ascontiguousarray(snapshot.node_features[:, nodes]),
-                edge_features=np.ascontiguousarray(snapshot.edge_features[:, edges]),
-            ),
+            dataclasses.replace(snapshot.with_columns(schema), time_s=snapshot.time_s - ahead),
             Context() if ahead else context,
         )
         for snapshot, context in zip(snapshots, contexts, strict=True)

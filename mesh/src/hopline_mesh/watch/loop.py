@@ -24,7 +24,6 @@ from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch.judge import Judge, Judged
 from hopline_mesh.watch.live import Live
-from hopline_mesh.watch.stages import Stages
 from hopline_mesh.watch.ticks import Tick, Ticks
 
 logger = logging.getLogger("hopline_mesh")
@@ -74,7 +73,7 @@ class Watch:
         self._alerts = alerts
         self._keeper = keeper
         self._longest_s = longest_s
-        self._stages = Stages(board.metrics)
+        self._timed = board.metrics.timed
         #: present failures, so that the log has one line for the start and one for the end
         self._failing: dict[str, str] = {}
         self._noted = True
@@ -94,7 +93,7 @@ class Watch:
 
     async def interval(self, tick: Tick) -> Verdict:
         """Run one interval, from the collection to the alerts. Never raises."""
-        with self._stages("total"):
+        with self._timed("total"):
             gaps = [*_lost_time(tick), *self._keeper.gaps]
             snapshot = await self._collect(tick, gaps)
             context = self._known(tick, gaps)
@@ -127,7 +126,7 @@ class Watch:
 
     async def _collect(self, tick: Tick, gaps: list[Gap]) -> Snapshot | None:
         try:
-            with self._stages("collect"):
+            with self._timed("collect"):
                 snapshot = await asyncio.wait_for(self._source.collect(tick.wall_s), self._longest_s)
         except TimeoutError:
             gaps.append(self._failed("prometheus", f"no response within {self._longest_s:g} s"))
@@ -154,7 +153,7 @@ class Watch:
     async def _judged(self, snapshot: Snapshot, context: Context, gaps: list[Gap]) -> Judged | None:
         loop = asyncio.get_running_loop()
         try:
-            with self._stages("step"):
+            with self._timed("step"):
                 judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
         except Exception as error:  # the loop must survive an interval that cannot be judged
             if "detector" not in self._failing:
@@ -171,7 +170,7 @@ class Watch:
     async def _publish(
         self, verdict: Verdict, snapshot: Snapshot | None, judged: Judged | None, context: Context
     ) -> None:
-        with self._stages("publish"):
+        with self._timed("publish"):
             try:
                 scores = None if judged is None else judged.scores
                 self._board.publish(verdict, snapshot, scores, context)
@@ -186,7 +185,7 @@ class Watch:
     async def _keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
         loop = asyncio.get_running_loop()
         try:
-            with self._stages("keep"):
+            with self._timed("keep"):
                 await loop.run_in_executor(self._thread, self._judge.keep, snapshot, context, verdict)
                 if verdict.incidents or self._noted:
                     note = {
