@@ -304,6 +304,12 @@ def _private(key: Any) -> bytes:
         ),
         (
             "jwt_jwks_file",
+            lambda key: json.dumps({"keys": [jwk(key, "a") | {"n": "x" * 100_000}]}).encode(),
+            "RS256",
+            "an RSA key of 600000 bits; expected 2048 to 16384",
+        ),
+        (
+            "jwt_jwks_file",
             lambda key: json.dumps({"keys": [jwk(key, "a"), jwk(key, "a")]}).encode(),
             "RS256",
             "two keys have the same kid",

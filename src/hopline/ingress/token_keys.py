@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 _HMAC = ("HS256", "HS384", "HS512")
-#: Shorter keys can be factored (NIST SP 800-131A).
-_MIN_RSA_BITS = 2048
+#: Shorter keys can be factored (NIST SP 800-131A). To check one token takes the longer, the longer the key is,
+#: and the event loop waits.
+_RSA_BITS = range(2048, 16_384 + 1)
 
 
 class TokenKey(NamedTuple):
@@ -131,9 +132,9 @@ def _usable(key: Any, config: AuthConfig, place: str) -> TokenKey:
 
 def _fitting(key: Any, place: str) -> tuple[str, ...]:
     if isinstance(key, RSAPublicKey):
-        if key.key_size < _MIN_RSA_BITS:
+        if key.key_size not in _RSA_BITS:
             raise ConfigError(
-                f"{place}: an RSA key of {key.key_size} bits; expected at least {_MIN_RSA_BITS}"
+                f"{place}: an RSA key of {key.key_size} bits; expected {_RSA_BITS[0]} to {_RSA_BITS[-1]}"
             )
         return _RSA
     if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
