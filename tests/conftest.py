@@ -1,5 +1,6 @@
 """Shared fixtures. Threads are pinned: two test cores, and bit-equality is for one thread count."""
 
+import gc
 import os
 
 from hypothesis import HealthCheck, settings
@@ -9,3 +10,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What an example takes is the machine's affair: no test is a timed one.
 settings.register_profile("hopline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hopline")
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported from the garbage collector: it looks at a million objects again and again."""
+    gc.collect()
+    gc.freeze()

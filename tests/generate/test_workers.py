@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.generate.models import naive_version
 from tests.servers import running
@@ -41,8 +44,15 @@ def tokens(metrics: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def test_two_workers_have_one_process_and_it_ends_with_them(tmp_path: Path) -> None:
-    repository, sockets = tmp_path / "repository", tmp_path / "sockets"
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder with a short path: that of a socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_two_workers_have_one_process_and_it_ends_with_them(tmp_path: Path, sockets: Path) -> None:
+    repository = tmp_path / "repository"
     naive_version(repository, step_s=0.001)
     settings = {
         "models.repository": str(repository),

@@ -149,10 +149,7 @@ def quick_exporter() -> Iterator[None]:
                 patches.enter_context(mock.patch.object(owner, name, side_effect=lambda: set(listed())))
         gc.collect()
         gc.freeze()
-        try:
-            yield
-        finally:
-            gc.unfreeze()
+        yield
 
 
 def main() -> int:

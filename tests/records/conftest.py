@@ -66,7 +66,7 @@ async def logging_service(config):
         await service.close()
 
 
-async def until(condition, timeout_s=10.0):
+async def until(condition, timeout_s=60.0):
     """Wait for what another thread does."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - threads have no asyncio.Event

@@ -50,7 +50,7 @@ def test_files_are_finished_by_size_in_the_form_asked_for(form, tmp_path):
     journal = opened(tmp_path, format=form)
     for number in range(250):
         journal.write(line(number), number)
-    assert journal.close(30)
+    assert journal.close(120)
     files = log_files(tmp_path)
     assert len(files) > 2
     assert {file.form for file in files} == {f".{form}"}
@@ -210,7 +210,7 @@ def test_a_conversion_that_fails_leaves_the_file_readable(tmp_path, caplog, monk
     monkeypatch.setattr("hopline.records.finisher._CONVERT", (sys.executable, "-c", "exit('no room')"))
     journal = opened(tmp_path, format="parquet")
     journal.write(line(1), 1)
-    assert journal.close(30)
+    assert journal.close(120)
     assert "no room" in caplog.text
     assert numbers(tmp_path) == [1]
 
@@ -237,7 +237,7 @@ def test_a_torn_gzip_file_is_read_as_far_as_it_goes(tmp_path):
     journal = opened(tmp_path, format="jsonl.gz", rotate_bytes=2**20)
     for number in range(2000):
         journal.write(line(number), number)
-    journal.close(30)
+    journal.close(120)
     (file,) = log_files(tmp_path)
     data = file.path.read_bytes()
     file.path.write_bytes(data[: len(data) // 2])

@@ -35,7 +35,7 @@ async def version_of(service, **kwargs):
     return (await service.score(ScoreRequest("sage", nodes=["n1"], **kwargs))).version
 
 
-async def until(condition, timeout_s=20.0):
+async def until(condition, timeout_s=60.0):
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the state is a file, looked at many times a second
             await asyncio.sleep(0.02)

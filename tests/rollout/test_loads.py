@@ -171,7 +171,7 @@ async def test_garbage_of_the_moment_of_a_load_is_not_kept_for_ever(root):
     await service.load("sage", "2")
     await service.unload("sage", "1")
     await service.load("sage", "1")
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before
     await rig.stop(service)
 
 

@@ -245,7 +245,7 @@ def command(pid: int) -> str:
         return ""
 
 
-def until(condition: Callable[[], object], seconds: float = 20, pause: float = 0.05) -> None:
+def until(condition: Callable[[], object], seconds: float = 60, pause: float = 0.05) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

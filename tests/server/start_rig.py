@@ -53,7 +53,7 @@ class Started:
         self.process.stderr.close()
 
 
-async def until(condition: Callable[[], object], seconds: float = 40) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

@@ -160,7 +160,6 @@ def loop() -> Iterator[Loop]:
     gc.collect()
     gc.freeze()  # as a server does: it does not collect what it began with
     yield made
-    gc.unfreeze()
     made.runner.close()
 
 
