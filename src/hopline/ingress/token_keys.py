@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 _HMAC = ("HS256", "HS384", "HS512")
-#: Shorter keys can be factored (NIST SP 800-131A). To check one token takes the longer, the longer the key is,
-#: and the event loop waits.
+#: Shorter keys can be factored (NIST SP 800-131A). Longer ones take the event loop longer for each token.
 _RSA_BITS = range(2048, 16_384 + 1)
 
 
