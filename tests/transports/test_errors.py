@@ -39,3 +39,14 @@ def test_details_and_retry_after_are_told() -> None:
     assert b'"missing":[1,"b"]' in error_response(errors.NodeNotFound("x", [1, "b"])).body
     assert b'"differences":["one"]' in error_response(errors.SchemaMismatch("x", ["one"])).body
     assert error_response(errors.BadRequest("wrong"), oip=True).body == b'{"error":"wrong"}'
+
+
+def test_texts_of_a_caller_are_repeated_in_part() -> None:
+    long = "n" * 1_000_000
+    for error in (
+        errors.BadRequest(f"unknown field {long!r}", param=long),
+        errors.NodeNotFound(f"no node {long!r}", [long]),
+        errors.SchemaMismatch(long, [long]),
+    ):
+        assert len(error_response(error).body) < 4000
+    assert b'"param":"nodes"' in error_response(errors.BadRequest("x", param="nodes")).body

@@ -117,7 +117,7 @@ def error_details(error: errors.HoplineError) -> dict[str, Any]:
     if isinstance(error, errors.NodeNotFound):
         details["missing"] = [errors.public_text(id) if isinstance(id, str) else id for id in error.missing]
     if isinstance(error, errors.SchemaMismatch):
-        details["differences"] = list(error.differences)
+        details["differences"] = [errors.public_text(each) for each in error.differences]
     if isinstance(error, _PASSING):
         details["retry_after_s"] = error.retry_after_s
     return details
@@ -152,6 +152,7 @@ def error_response(
         # `type` and `param` are for OpenAI's clients.
         kind = _TYPES.get(http_status(error, statuses), "server_error")
         param = error.param if isinstance(error, errors.BadRequest) else None
+        param = None if param is None else errors.public_text(param)
         body = {"code": error.code, "message": text, "type": kind, "param": param, **error_details(error)}
     return Response(encode_json({"error": body}), http_status(error, statuses), headers=headers)
 
