@@ -22,7 +22,7 @@ def values(metrics):
 
 def test_each_question_to_prometheus_is_told_of():
     metrics = MeshMetrics()
-    good = QueryReport("node.p99_ms", "ok", "", 0.2, 30, 20, 4000)
+    good = QueryReport("node.p99_ms", "ok", "", 0.2, 30, 20)
     late = QueryReport("edge.client_ms", "late", "no answer", 3.0)
     for queries in ([good, late], [good]):
         metrics.collected(CollectReport(15.0, 3.1, tuple(queries), 20, 40, 0, 0, 7, 0.0, 1))
