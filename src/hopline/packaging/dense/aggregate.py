@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import aggr as pyg
 
 from hopline.artifact import Reduce
-from hopline.packaging.dense.base import REDUCTIONS, ConvCall, ConvInput, DenseConv
+from hopline.packaging.dense.base import REDUCTIONS, ConvCall, DenseConv, block_inputs
 from hopline.packaging.dense.block import gather, total
 
 #: PyG's: variances below are rounding, and their root is 0.
@@ -103,9 +103,7 @@ class Blocked(DenseConv):
         super().__init__()
         self.inner, self.aggregation = inner, aggregation
         self.prepare_source, self.must_lift = inner.prepare_source, inner.must_lift
-        key = call.edge_type
-        block = (ConvInput("sources", key, "source"), ConvInput("positions", key), ConvInput("mask", key))
-        self.needs = block + inner.needs[1:]
+        self.needs = block_inputs(call.edge_type) + inner.needs[1:]
 
     def forward(
         self, sources: Tensor, positions: Tensor, mask: Tensor, own: Tensor | None = None

@@ -61,6 +61,15 @@ class ConvInput:
     attention: Attention | None = None
 
 
+def block_inputs(edge_type: str) -> tuple[ConvInput, ...]:
+    """The padded block of a relation's neighbours, as `block.gather` takes it."""
+    return (
+        ConvInput("sources", edge_type, "source"),
+        ConvInput("positions", edge_type),
+        ConvInput("mask", edge_type),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ConvCall:
     """One call of a conv in the traced model.

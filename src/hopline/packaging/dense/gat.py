@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hopline.packaging.dense import attend as attending
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, block_inputs, linear
 from hopline.packaging.dense.block import attend, gather, loop_attributes
 
 
@@ -127,7 +127,7 @@ def check_attention(call: ConvCall) -> None:
 def block_needs(call: ConvCall, *, loops: bool, edges: bool) -> tuple[ConvInput, ...]:
     """The inputs that the attention convs share, in their common order."""
     key = call.edge_type
-    needs = [ConvInput("sources", key, "source"), ConvInput("positions", key), ConvInput("mask", key)]
+    needs = [*block_inputs(key)]
     if call.has_destination:
         needs.append(ConvInput("self", value="destination"))
     if loops:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from hopline.packaging.dense.aggregate import BlockAggregation
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, block_inputs
 from hopline.packaging.dense.block import gather
 
 
@@ -24,11 +24,10 @@ class DenseGEN(DenseConv):
         self.joined = _optional(conv, "lin_aggr_out")
         self.norm = getattr(conv, "msg_norm", None)
         self.aggregation = BlockAggregation(conv.aggr_module, call)
-        key = call.edge_type
-        needs = [ConvInput("sources", key, "source"), ConvInput("positions", key), ConvInput("mask", key)]
+        needs = [*block_inputs(call.edge_type)]
         self.has_edge_attr = call.has_edge_attr
         if call.has_edge_attr:
-            needs.append(ConvInput("edge_attr", key))
+            needs.append(ConvInput("edge_attr", call.edge_type))
         if call.has_destination:
             needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hopline.packaging.dense.aggregate import BlockAggregation
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, block_inputs
 from hopline.packaging.dense.block import gather
 
 
@@ -23,13 +23,7 @@ class DenseGINE(DenseConv):
         self.nn = conv.nn
         self.edge = None if conv.lin is None else as_linear(conv.lin)
         self.register_buffer("scale", 1 + conv.eps.detach().reshape(1))
-        key = call.edge_type
-        needs = [
-            ConvInput("sources", key, "source"),
-            ConvInput("positions", key),
-            ConvInput("mask", key),
-            ConvInput("edge_attr", key),
-        ]
+        needs = [*block_inputs(call.edge_type), ConvInput("edge_attr", call.edge_type)]
         if call.has_destination:
             needs.append(ConvInput("self", value="destination"))
         self.needs = tuple(needs)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hopline.packaging.dense.aggregate import BlockAggregation
-from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, linear
+from hopline.packaging.dense.base import ConvCall, ConvInput, DenseConv, as_linear, block_inputs, linear
 from hopline.packaging.dense.block import gather
 
 
@@ -26,26 +26,23 @@ class DensePNA(DenseConv):
             raise call.refusal("sources and destinations have to be one node type")
         if call.has_edge_attr != (conv.edge_dim is not None):
             raise call.refusal("it gets edge attributes and has no edge_dim, or the reverse")
-        self.towers, self.width, self.divided = len(conv.pre_nns), conv.F_in, conv.divide_input
+        self.width, self.divided = conv.F_in, conv.divide_input
         first = [as_linear(pre[0]) for pre in conv.pre_nns]
-        width = self.width
-        self.prepare_source = linear(
-            self._over_towers([each.weight[:, width : 2 * width] for each in first])
+        parts = [each.weight.split(self.width, dim=1) for each in first]
+        self.own = linear(
+            self._over_towers([part[0] for part in parts]), torch.cat([each.bias for each in first])
         )
-        biases = None if first[0].bias is None else torch.cat([each.bias for each in first])
-        self.own = linear(self._over_towers([each.weight[:, :width] for each in first]), biases)
+        self.prepare_source = linear(self._over_towers([part[1] for part in parts]))
         self.edge = None
         if call.has_edge_attr:
-            of_edges = linear(torch.cat([each.weight[:, 2 * self.width :] for each in first]))
+            of_edges = linear(torch.cat([part[2] for part in parts]))
             self.edge = nn.Sequential(as_linear(conv.edge_encoder), of_edges)
         self.pre = nn.ModuleList(pre[1:] for pre in conv.pre_nns)
         self.aggregation = BlockAggregation(conv.aggr_module, call)
         self.post, self.lin = conv.post_nns, as_linear(conv.lin)
-        key = call.edge_type
-        block = [ConvInput("sources", key, "source"), ConvInput("positions", key), ConvInput("mask", key)]
-        needs = [*block, ConvInput("self", value="destination")]
+        needs = [*block_inputs(call.edge_type), ConvInput("self", value="destination")]
         if self.edge is not None:
-            needs.append(ConvInput("edge_attr", key))
+            needs.append(ConvInput("edge_attr", call.edge_type))
         self.needs = tuple(needs)
 
     def forward(
@@ -57,12 +54,15 @@ class DensePNA(DenseConv):
         message = gather(sources, positions, mask) + self.own(own).unsqueeze(1)
         if edge_attr is not None and self.edge is not None:
             message = message + self.edge(edge_attr)
-        outs = []
-        for tower, (pre, post) in enumerate(zip(self.pre, self.post, strict=True)):
-            first, last = tower * self.width, (tower + 1) * self.width
-            parts = self.aggregation(pre(message[..., first:last]), mask)
-            mine = own[:, first:last] if self.divided else own
-            outs.append(post(torch.cat([mine, parts.flatten(1)], dim=-1)))
+        messages = [
+            pre(part) for pre, part in zip(self.pre, message.split(self.width, dim=-1), strict=True)
+        ]
+        towers = self.aggregation(torch.cat(messages, dim=-1), mask).split(self.width, dim=-1)
+        mine = own.split(self.width, dim=-1) if self.divided else [own] * len(towers)
+        outs = [
+            post(torch.cat([rows, parts.flatten(1)], dim=-1))
+            for post, rows, parts in zip(self.post, mine, towers, strict=True)
+        ]
         out: Tensor = self.lin(torch.cat(outs, dim=1))
         return out
 
