@@ -549,3 +549,29 @@ def test_a_token_whose_keys_are_not_there_yet_is_to_be_sent_again() -> None:
             assert httpx.get(f"{server.url}/readyz", headers=headers).json() == {"ready": True}
             status, _, trailers = Door(server, Path(), {}).call(f"{INFER}/ServerMetadata", {}, **headers)
             assert (status, trailers["hopline-error"]) == ("UNAVAILABLE", "issuer_unavailable")
+
+
+def test_an_issuer_that_hangs_delays_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "clients.toml"
+    keys = {"scorer": write_key(file, "scorer", Grant(("sage",)))}
+    with issuing() as other, socket.create_server(("127.0.0.1", 0)) as silent:
+        other.rotate("a")
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with running(
+            auth__clients_file=file,
+            auth__jwt_jwks_url=f"{url}/keys",
+            auth__jwt_issuer=url,
+            auth__jwt_audience=AUDIENCE,
+        ) as server:
+            door = Door(server, file, keys)
+            headers = {"authorization": f"Bearer {other.token('a', iss=url)}"}
+            for _ in range(20):
+                refused = httpx.get(f"{server.url}/v1/models", headers=headers)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "issuer_unavailable")
+                assert door.score(key="scorer").status_code == 200
+                assert (
+                    door.call(f"{INFER}/ModelInfer", infer("sage"), **{"x-api-key": keys["scorer"]})[0]
+                    == "OK"
+                )
+            assert "has not answered yet" in "".join(server.log)
+    assert server.process.returncode == 0  # the drain did not wait for the issuer either

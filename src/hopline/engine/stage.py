@@ -424,7 +424,9 @@ def _reduce(
 
 def _per_row(entry: StageInput, view: EdgeView, a: int, b: int) -> FloatArray:
     if entry.kind == "count":
-        return np.diff(view.offsets[a : b + 1]).astype(np.float32)
+        offsets = view.offsets[a : b + 1]
+        counts: IdArray = offsets[1:] - offsets[:-1]  # for few rows np.diff takes 3 µs more
+        return counts.astype(np.float32)
     assert view.num_eligible is not None
     return view.num_eligible[a:b].astype(np.float32)
 
