@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,17 +100,25 @@ def export(
 
 @cache
 def _keep_operators() -> None:
-    """Make torch's exporter query onnxscript once for its operators.
+    """Make torch's exporter list the ONNX forms of its operators once.
 
-    It queries for each export, which takes half of the export of a stage, and gets the same each time. If a
-    version of torch queries in another way, nothing is cached.
+    It makes the list for each export, always the same, which takes more than half of the export of a stage.
+    Each caller gets a copy. If a version of torch makes it in another way, nothing is cached.
     """
     from torch.onnx._internal.exporter import _registration
 
-    apis = getattr(_registration, "onnxscript_apis", None)
-    ask = getattr(apis, "get_torchlib_ops", None)
-    if callable(ask):
-        setattr(apis, "get_torchlib_ops", cache(ask))  # noqa: B010
+    registry = getattr(_registration, "ONNXRegistry", None)
+    make = getattr(registry, "from_torchlib", None)
+    if not callable(make):
+        return
+    kept = cache(make)
+
+    def from_torchlib(*args: Any, **options: Any) -> Any:
+        made = copy(kept(*args, **options))
+        made.functions = {target: list(found) for target, found in made.functions.items()}
+        return made
+
+    setattr(registry, "from_torchlib", staticmethod(from_torchlib))  # noqa: B010
 
 
 def _anonymous(model: Any) -> None:
