@@ -17,12 +17,14 @@ def _edges(rng, num_src, num_dst, num_edges, *, loops):
     return np.stack([src, dst])
 
 
-def homogeneous(dim=6, *, attr_dim=0, weight=False, num_nodes=40, num_edges=160, loops=True, seed=0):
+def homogeneous(
+    dim=6, *, attr_dim=0, weight=False, num_nodes=40, num_edges=160, loops=True, offset=0.0, seed=0
+):
     """One node type, one edge type; at most one self-loop a node where there are weights."""
     rng = np.random.default_rng(seed)
     return Graph.from_edges(
         _edges(rng, num_nodes, num_nodes, num_edges, loops=loops),
-        rng.normal(size=(num_nodes, dim)).astype(np.float32),
+        (offset + rng.normal(size=(num_nodes, dim))).astype(np.float32),
         edge_attr=rng.normal(size=(num_edges, attr_dim)).astype(np.float32) if attr_dim else None,
         edge_weight=rng.uniform(0.5, 2.0, num_edges).astype(np.float32) if weight else None,
     )

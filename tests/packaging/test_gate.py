@@ -374,6 +374,13 @@ def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
     assert report.spec.parity["served"].keys() == {"probabilities", "label"}
 
 
+@pytest.mark.parametrize(("offset", "is_noted"), [(0.0, False), (300.0, True)])
+def test_answers_that_float32_does_not_settle_are_noted(offset, is_noted, tmp_path):
+    graph = homogeneous(offset=offset)
+    report = package(pyg.SAGEConv(6, 3, aggr="std"), graph, tmp_path, fanouts=[-1])
+    assert any("depend on the order of sums" in note for note in report.notes) == is_noted
+
+
 class Root(nn.Module):
     """NaN where its layer is below some bound."""
 

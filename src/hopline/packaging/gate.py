@@ -99,6 +99,23 @@ class Answered:
             found["embedding"] = self.embedding
         return found
 
+    def imprecise(self) -> str:
+        """Say that float32 moves the module's own answers by more than the tolerance; "" if it does not."""
+        if self.rounding is None:
+            return ""
+        size = np.nan_to_num(np.abs(self.rows), posinf=0.0).max(axis=1, initial=0.0)
+        over = self.rounding > TOLERANCE * (1.0 + size)
+        if not over.any():
+            return ""
+        worst = int(np.where(over, self.rounding, 0.0).argmax())
+        return (
+            f"the model's own answers in float32 are up to {self.rounding[worst]:.2g} from those in "
+            f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows by more than {TOLERANCE:g}: "
+            "they depend on the order of sums, and served answers can be as far from the module's. Large "
+            "values of small spread cause it, such as a standard deviation of raw amounts: standardise the "
+            "features"
+        )
+
 
 def judge(
     folder: Path, spec: ModelSpec, answered: Answered, unseen: Sequence[Answered] = ()

@@ -252,7 +252,8 @@ class Job:
             ParityError: they differ.
         """
         self.progress(COMPARE, 0.0)
-        served = gate.judge(folder, spec, self.answered(spec.runtime), self._unseen(spec))
+        served = gate.judge(folder, spec, answered := self.answered(spec.runtime), self._unseen(spec))
+        self.notes += filter(None, [answered.imprecise()])
         self.figures["logits"] = max(served.values())
         figures: dict[str, object] = {
             "max_abs_diff": max(served.values()),
