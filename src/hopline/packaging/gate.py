@@ -110,9 +110,10 @@ class Answered:
         worst = int(np.where(over, self.rounding, 0.0).argmax())
         return (
             f"the model's own answers in float32 are up to {self.rounding[worst]:.2g} from those in "
-            f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows above {TOLERANCE:g}. They "
-            "depend on the order of sums, and served answers can be as far from the module's. Large values "
-            "of small spread cause it, such as a standard deviation of raw amounts: standardise the features"
+            f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows above "
+            f"{TOLERANCE:g}. They depend on the order of sums, and served answers can be as far from the "
+            "module's. Large values of small spread cause it, such as a standard deviation of raw amounts: "
+            "standardise the features"
         )
 
 
