@@ -148,7 +148,7 @@ def gather_reduce(  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore[no-untyped-def]
-    """Elementwise maximum instead of `reduce_sum`'s sum; 0 where there is no neighbour."""
+    """Elementwise maximum instead of `reduce_sum`'s sum; NaN is the maximum, 0 that of no neighbour."""
     n = offsets.shape[0] - 1
     matrix, decoder = stored_in(base), decoder_of(base, column, w)
     width = matrix.shape[1]
@@ -172,7 +172,8 @@ def reduce_max(base, rows, offsets, column, w, out, out_column):  # type: ignore
                 _prefetch_row(flat, rows[e + ahead], width, lines, per_line)
             source = matrix[rows[e], column : column + w]
             for c in range(w):
-                target[c] = max(target[c], value_at(source, decoder, c))
+                value = value_at(source, decoder, c)
+                target[c] = value if value > target[c] or value != value else target[c]
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,79 @@
+"""NaN in ONNX files, as torch treats it.
+
+For torch a NaN is the maximum and the minimum of its row, and the largest in sorted order. ONNX leaves it
+open, and ONNX Runtime answers NaN or a number, depending on the place of the NaN. A row can get a NaN long
+after its model was packaged: the logarithm of an amount that is negative for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+#: Operators that order their first input -> what has the place of a NaN in that order.
+_STAND_INS = {"ArgMax": np.inf, "ArgMin": -np.inf, "TopK": np.inf}
+
+
+def keep_nan(model: ir.Model) -> None:
+    """Change the operators of a model whose result for a row with NaN is not that of torch."""
+    for node in tuple(model.graph):
+        data = node.inputs[0] if node.inputs else None
+        if data is None or data.dtype not in _FLOATS:
+            continue
+        if node.op_type in ("ReduceMax", "ReduceMin"):
+            _reduce(model.graph, node, data)
+        elif node.op_type in _STAND_INS:
+            _order(model.graph, node, data)
+
+
+def _reduce(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+    """The result is NaN where an input is."""
+    tape = ir.tape.Tape()
+    found = tape.op("Cast", [_is_nan(tape, data)], {"to": ir.DataType.UINT8})
+    found = tape.op("ReduceMax", [found, *node.inputs[1:]], dict(node.attributes))
+    found = tape.op("Cast", [found], {"to": ir.DataType.BOOL})
+    result = tape.op("Where", [found, _constant(tape, data, np.nan), node.outputs[0]])
+    node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
+    _replace(graph, node.outputs[0], result, tape.nodes)
+
+
+def _order(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+    """NaN has its place in the order; values are read from the input, by their index."""
+    tape = ir.tape.Tape()
+    stand_in = _constant(tape, data, _STAND_INS[node.op_type])
+    node.replace_input_with(0, tape.op("Where", [_is_nan(tape, data), stand_in, data]))
+    node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
+    if node.op_type == "TopK":
+        tape = ir.tape.Tape()
+        axis = node.attributes.get_int("axis", -1)
+        values = tape.op("GatherElements", [data, node.outputs[1]], {"axis": axis})
+        node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
+        _replace(graph, node.outputs[0], values, tape.nodes)
+
+
+def _is_nan(tape: Any, data: ir.Value) -> ir.Value:
+    value: ir.Value = tape.op("IsNaN", [data])
+    return value
+
+
+def _constant(tape: Any, data: ir.Value, number: float) -> ir.Value:
+    """A scalar of the type of `data`."""
+    array = np.array(number, np.float64 if data.dtype == ir.DataType.DOUBLE else np.float32)
+    value: ir.Value = tape.op("Constant", [], {"value": ir.tensor(array)})
+    return value
+
+
+def _replace(graph: ir.Graph, old: ir.Value, new: ir.Value, but: Sequence[ir.Node]) -> None:
+    """Use a value in the place of another one, also as an output, except in some nodes."""
+    new.type, new.shape = old.type, old.shape
+    for user, place in tuple(old.uses()):
+        if user not in but:
+            user.replace_input_with(place, new)
+    for place, output in enumerate(graph.outputs):
+        if output is old:
+            new.name, old.name = old.name, new.name
+            graph.outputs[place] = new

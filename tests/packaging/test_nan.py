@@ -1,0 +1,104 @@
+"""A NaN that arises inside a model, after it was packaged, is answered as the module answers it."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+
+from hopline import package
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
+from hopline.graph import Graph
+from hopline.packaging.export import export
+from hopline.types import ScoreRequest
+
+NUM_NODES = 40
+
+
+class Rowwise(nn.Module):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+
+    def forward(self, x):
+        return self.code(x)
+
+
+OPERATORS = {
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin(1, keepdim=True),
+    "max": lambda x: x.max(1).values * 2,
+    "min": lambda x: x.min(1).values,
+    "stacked": lambda x: torch.stack([x, 2 * x, -x], -1).max(-1).values,
+    "of a half": lambda x: x[:, :2].amax(1) + x[:, 2:].amin(1),
+    "argmax": lambda x: x.argmax(1).float(),
+    "argmin": lambda x: x.argmin(1, keepdim=True).float(),
+    "topk": lambda x: x.topk(2, 1).values,
+    "smallest": lambda x: x.topk(2, 1, largest=False).values,
+    "sort": lambda x: x.sort(1).values,
+    "maximum": lambda x: torch.maximum(x, x.flip(1)),
+    "relu": torch.relu,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "softmax": lambda x: x.softmax(1),
+    "norm": lambda x: x.norm(dim=1),
+}
+
+
+@pytest.mark.parametrize("width", [3, 8, 17])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_treats_nan_as_torch_does(name, width, tmp_path):
+    torch.manual_seed(0)
+    module, rows = Rowwise(OPERATORS[name]).eval(), torch.randn(2 * width, width)
+    for place in range(width):
+        rows[place, place] = torch.nan
+    path = tmp_path / "h.onnx"
+    export(module, [torch.randn(5, width)], [{0: torch.export.Dim("n", min=1)}], ["x"], "h", path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": rows.numpy()})
+    np.testing.assert_allclose(found, module(rows).numpy(), rtol=1e-5, atol=1e-6)
+
+
+class OfLogarithms(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv, self.linear = conv, nn.Linear(6, 3)
+
+    def forward(self, x, edge_index):
+        return self.linear(self.conv(torch.log(x), edge_index))
+
+
+CONVS = {
+    "max": lambda: pyg.SAGEConv(6, 6, aggr="max"),
+    "projected max": lambda: pyg.SAGEConv(6, 6, aggr="max", project=True),
+    "gin": lambda: pyg.GINConv(nn.Linear(6, 6), aggr="max"),
+    "min": lambda: pyg.SAGEConv(6, 6, aggr="min"),
+    "several": lambda: pyg.SAGEConv(6, 6, aggr=["mean", "max", "min", "std"]),
+    "softmax": lambda: pyg.SAGEConv(6, 6, aggr="softmax"),
+    "mean": lambda: pyg.SAGEConv(6, 6),
+    "attention": lambda: pyg.GATConv(6, 3, heads=2),
+    "transformer": lambda: pyg.TransformerConv(6, 6),
+}
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_a_nan_in_a_later_graph_reaches_every_answer_that_the_module_gives_it_to(name, tmp_path):
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    module = OfLogarithms(CONVS[name]()).eval()
+    edges = np.unique(rng.integers(0, NUM_NODES, (2, 160)), axis=1)
+    features = rng.uniform(0.1, 2.0, (NUM_NODES, 6)).astype(np.float32)
+    report = package(
+        module, Graph.from_edges(edges, features), tmp_path, name="m", fanouts=[-1], task="embedding",
+        runtime="onnx",
+    )  # fmt: skip
+    later = features.copy()
+    later[::9, 2] = -1.0
+    graph = Graph.from_edges(edges, later)
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("embedding",), 0)
+    (served,) = answerer.answer([ScoreRequest("m", nodes=list(range(NUM_NODES)))])
+    with torch.no_grad():
+        expected = module(torch.from_numpy(later), torch.from_numpy(edges)).numpy()
+    assert 0 < np.isnan(expected).any(axis=1).sum() < NUM_NODES
+    np.testing.assert_allclose(served.outputs["embedding"], expected, rtol=1e-4, atol=1e-4)
