@@ -381,6 +381,31 @@ def test_answers_that_float32_does_not_settle_are_noted(offset, is_noted, tmp_pa
     assert any("depend on the order of sums" in note for note in report.notes) == is_noted
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_are_noted(dtype, tmp_path):
+    report = package(pyg.SAGEConv(6, 3).to(dtype), homogeneous(), tmp_path, fanouts=[-1])
+    assert any(f"lin_l.weight ({dtype})" in note and "float32" in note for note in report.notes)
+
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.conv = nn.Linear(6, 6), pyg.SAGEConv(6, 3)
+
+    def forward(self, x, edge_index):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.linear(x)
+        return self.conv(h.float(), edge_index)
+
+
+def test_autocast_is_served_whole_or_noted_or_refused(tmp_path):
+    try:
+        report = package(Autocast(), homogeneous(), tmp_path, fanouts=[-1])
+    except PackagingError:
+        return
+    assert report.spec.runtime == "torch" or any("torch.autocast" in note for note in report.notes)
+
+
 class Root(nn.Module):
     """NaN where its layer is below some bound."""
 

@@ -112,8 +112,8 @@ class Answered:
             f"the model's own answers in float32 are up to {self.rounding[worst]:.2g} from those in "
             f"float64 (of {size[worst]:.3g}), for {over.sum()} of {len(over)} rows above "
             f"{TOLERANCE:g}. They depend on the order of sums, and served answers can be as far from the "
-            "module's. Large values of small spread cause it, such as a standard deviation of raw amounts: "
-            "standardise the features"
+            "module's. The cause is large values of small spread, such as a standard deviation of raw "
+            "amounts (standardise the features), or torch.autocast (stages compute in float32)"
         )
 
 

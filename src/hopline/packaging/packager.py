@@ -25,7 +25,7 @@ from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import is_link
 from hopline.packaging.job import Job
-from hopline.packaging.reference import Reference
+from hopline.packaging.reference import Reference, precision_notes
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Device, Fanouts, Role, Sampling, check_sampling
 from hopline.packaging.trace import frozen_copy
@@ -142,7 +142,7 @@ def package(
         fanouts=fanouts,
         progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
-        notes=list(binding.notes),
+        notes=[*binding.notes, *precision_notes(module)],
         device=device,
     )
     spec = ModelSpec(

@@ -26,6 +26,7 @@ Rows = NDArray[np.float64]
 Pairs = tuple[IdArray, IdArray]
 #: Far above float32 rounding in another order of sums, far below the effect of a real dependence.
 _TOLERANCE = 1e-3
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class Reference:
@@ -271,7 +272,7 @@ def eval_copy(module: nn.Module) -> nn.Module:
             "module"
         ) from error
     copied = copied.cpu()
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in copied.parameters()):
+    if any(p.dtype in _HALF for p in copied.parameters()):
         copied = copied.float()
     for part in copied.modules():
         if getattr(part, "cached", None) is True:  # its cached values belong to the training graph
@@ -279,6 +280,17 @@ def eval_copy(module: nn.Module) -> nn.Module:
             for name in [name for name in vars(part) if name.startswith("_cached")]:
                 setattr(part, name, None)
     return copied.eval().requires_grad_(False)
+
+
+def precision_notes(module: nn.Module) -> list[str]:
+    """A note for a module with weights of half precision, which `eval_copy` converts; else none."""
+    half = [f"{name} ({p.dtype})" for name, p in module.named_parameters() if p.dtype in _HALF]
+    if not half:
+        return []
+    return [
+        f"{half[0]}{f' and {len(half) - 1} more parameters' if half[1:] else ''} are converted to float32: "
+        "served answers are those of module.float(), and differ from those in half precision"
+    ]
 
 
 def shared_copy(module: nn.Module) -> nn.Module:
