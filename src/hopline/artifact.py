@@ -237,6 +237,10 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding: tuple[int, int] | None = None
 
 
+#: Kinds of edges in `ModelSpec.matrix_without`.
+REPEATED, LOOPS = "repeated edges", "self-loops"
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """The content of model.json.
 
@@ -256,6 +260,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
         salt: salt of the keyed sampler.
         levels: level -> node type -> stage; length num_layers + 1.
         classes: names of the output columns; may be empty.
+        matrix_without: edge type key -> `REPEATED` and `LOOPS`, where the graph had no such edges: the
+            module reads these edges as a sparse matrix, which treats them otherwise than a list does.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.
         producer: library -> version of it that wrote the artifact.
@@ -278,6 +284,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     salt: int = 0
     opset: int = 0
     classes: tuple[str, ...] = ()
+    matrix_without: dict[str, tuple[str, ...]] = {}
     files: dict[str, str] = {}
     parity: dict[str, object] = {}
     producer: dict[str, str] = {}

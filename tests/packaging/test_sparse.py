@@ -7,9 +7,13 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import hopline
-from hopline.errors import NotServable
+from hopline.engine.model import load_model
+from hopline.errors import NotServable, SchemaMismatch
 from hopline.graph import Graph
-from hopline.packaging.sparse import repeated_edge
+from hopline.graph.live.memory import LiveMemory
+from hopline.graph.live.plan import make_plan
+from hopline.graph.live.view import LiveView
+from hopline.graph.repeats import repeated_edge
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -94,7 +98,7 @@ def test_pairs_and_stages_only_are_told_the_cause_too(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_a_repeated_edge_is_found_wherever_it_lies(chunk, monkeypatch):
-    monkeypatch.setattr("hopline.packaging.sparse._CHUNK", chunk)
+    monkeypatch.setattr("hopline.graph.repeats._CHUNK", chunk)
     assert repeated_edge(graph_of().edges["node__to__node"]) is None
     adjacency = graph_of(repeats=True).edges["node__to__node"]
     source, target = repeated_edge(adjacency)
@@ -106,3 +110,29 @@ def test_repeated_edges_of_other_times_are_found():
     edges = np.array([[1, 2, 1], [0, 0, 0]])
     graph = Graph.from_edges(edges, torch.ones(3, 2).numpy(), edge_time=np.array([1, 2, 3]))
     assert repeated_edge(graph.edges["node__to__node"]) == (1, 0)
+
+
+@pytest.mark.parametrize("trait", ["repeats", "loops"])
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_a_later_graph_with_edges_that_were_not_compared_is_refused(trait, runtime, tmp_path):
+    graph = graph_of()
+    report = package(Sparse(pyg.SAGEConv), graph, tmp_path, runtime=runtime)
+    load_model(report.path, report.spec, graph)
+    with pytest.raises(SchemaMismatch, match=r"node__to__node as a sparse matrix.*this graph has"):
+        load_model(report.path, report.spec, graph_of(**{trait: True}))
+
+
+def test_a_live_graph_is_refused_to_a_model_that_reads_a_matrix(tmp_path):
+    graph = graph_of()
+    plan = make_plan(graph, lineage=graph.version, sequence=0, spare_nodes=9, spare_edges=9, num_levels=2)
+    ids = {name: nodes.ids for name, nodes in graph.nodes.items()}
+    live = LiveView(LiveMemory.create(plan), graph.schema, ids)
+    report = package(Sparse(pyg.SAGEConv), graph, tmp_path)
+    with pytest.raises(SchemaMismatch, match="a live graph can get repeated edges and self-loops"):
+        load_model(report.path, report.spec, live)
+
+
+def test_a_list_of_edges_may_get_repeated_edges_and_self_loops(tmp_path):
+    report = package(pyg.SAGEConv(6, 3), graph_of(), tmp_path, fanouts=[-1])
+    assert report.spec.matrix_without == {}
+    load_model(report.path, report.spec, graph_of(repeats=True, loops=True))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import msgspec
 
-from hopline.artifact import ModelSpec
+from hopline.artifact import LOOPS, REPEATED, ModelSpec
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
+from hopline.graph.repeats import repeated_edge
+from hopline.graph.store_columns import is_in_store
+
+log = logging.getLogger(__name__)
 
 
 def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
@@ -31,3 +38,37 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
         raise SchemaMismatch(
             f"model {spec.name}/{spec.version} does not fit graph {graph.version}: {listed}", differences
         )
+
+
+def check_matrix(spec: ModelSpec, graph: Graph | LiveView) -> None:
+    """Check that edges which a model reads as a sparse matrix are of the kinds that it was packaged with.
+
+    Raises:
+        SchemaMismatch: the graph has repeated edges or self-loops that the graph of packaging had not, or
+            is live and can get them.
+    """
+    for key, absent in spec.matrix_without.items():
+        found = _found(graph, key, absent)
+        if not found:
+            continue
+        message = (
+            f"model {spec.name}/{spec.version} reads {key} as a sparse matrix (adj_t), which treats "
+            f"{' and '.join(absent)} otherwise than a list of edges does. It was packaged on a graph "
+            f"without them, and {found}: package it on such a graph, or pass edge_index in its place"
+        )
+        raise SchemaMismatch(message, [message])
+
+
+def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:
+    """Which of the absent kinds of edges a graph has, in words; "" for none."""
+    if isinstance(graph, LiveView):
+        return f"a live graph can get {' and '.join(absent)}"
+    edges = graph.edges[key]
+    if is_in_store(edges):
+        log.warning("whether edges %s in the graph store have %s is not checked", key, " or ".join(absent))
+        return ""
+    if LOOPS in absent and edges.has_self_loops:
+        return f"this graph has {LOOPS}"
+    if REPEATED in absent and repeated_edge(edges) is not None:
+        return f"this graph has {REPEATED}"
+    return ""

@@ -108,7 +108,8 @@ class Binding:
     @property
     def reads_sparse(self) -> bool:
         """The model reads edges as a sparse matrix."""
-        return self.reads_adjacency or "adj_t" in self.roles.values()
+        given = self.roles.values()
+        return "adj_t" in given or (self.reads_adjacency and "data" in given)
 
     def call(self, module: nn.Module, slots: Any, *, sparse: bool = False) -> Any:
         """Call the model on a mapping of slots (tensors or fx proxies).

@@ -40,7 +40,7 @@ from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.rowwise import check_rowwise
 from hopline.packaging.settings import Device, Fanouts, check_signs, num_hops, resolve_fanouts
-from hopline.packaging.sparse import explain_sparse, repeated_edge
+from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.unseen import chosen, copied
@@ -182,16 +182,9 @@ class Job:
     def _traits(self) -> dict[str, Traits]:
         """Traits of the whole graph that its sample may lack; repeated edges matter to matrices only."""
         return {
-            key: Traits(adjacency.has_self_loops, bool(self._repeated(key)))
+            key: Traits(adjacency.has_self_loops, bool(repeated(self.binding, self.graph, key)))
             for key, adjacency in self.graph.edges.items()
         }
-
-    def _repeated(self, key: str) -> str:
-        """A repeated edge of a type that the model reads as a sparse matrix, in words; "" for none."""
-        if not self.binding.reads_sparse or key not in self.binding.relations:
-            return ""
-        edge = repeated_edge(self.graph.edges[key])
-        return "" if edge is None else f"{key} holds row {edge[0]} to row {edge[1]} more than once"
 
     def _works_on_all(self) -> bool:
         """Whether the module, which failed on a sample of the graph, works on the whole graph."""
@@ -273,8 +266,10 @@ class Job:
             of_stages: stages were compared, which read degrees of the whole graph.
         """
         if self.binding.reads_sparse:
-            repeated = "; ".join(filter(None, map(self._repeated, self.binding.relations)))
-            why = explain_sparse(self.reference, self.probe.check, self.pairs, repeated)
+            twice = [repeated(self.binding, self.graph, key) for key in self.binding.relations]
+            why = explain_sparse(
+                self.reference, self.probe.check, self.pairs, "; ".join(filter(None, twice))
+            )
             if why:
                 return NotServable(f"the model cannot be served: {why}. The check found: {reason}")
         try:

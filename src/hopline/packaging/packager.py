@@ -28,6 +28,7 @@ from hopline.packaging.job import Job
 from hopline.packaging.reference import Reference, precision_notes
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import Device, Fanouts, Role, Sampling, check_sampling
+from hopline.packaging.sparse import matrix_without
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
 from hopline.types import Progress, silent
@@ -157,6 +158,7 @@ def package(
         max_degree=max_degree,
         salt=salt,
         classes=tuple(classes),
+        matrix_without=matrix_without(binding, graph),
         producer=_producer(),
     )
     with (

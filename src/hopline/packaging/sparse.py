@@ -10,23 +10,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
+from hopline.artifact import LOOPS, REPEATED
 from hopline.errors import PackagingError
+from hopline.graph import Graph
+from hopline.graph.repeats import repeated_edge
+from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import part_of
 from hopline.packaging.reference import Pairs, Reference, differ
-
-if TYPE_CHECKING:
-    from hopline.graph import Adjacency
-
-#: Edges that are examined in one step.
-_CHUNK = 1 << 22
 
 
 class Adjacent(dict[str, Tensor]):
@@ -127,6 +125,26 @@ def explain_sparse(reference: Reference, check: CheckGraph, pairs: Pairs | None,
     )
 
 
+def repeated(binding: Binding, graph: Graph, key: str) -> str:
+    """A repeated edge of a type that the model reads as a sparse matrix, in words; "" for none."""
+    if not binding.reads_sparse or key not in binding.relations:
+        return ""
+    edge = repeated_edge(graph.edges[key])
+    return "" if edge is None else f"{key} holds row {edge[0]} to row {edge[1]} more than once"
+
+
+def matrix_without(binding: Binding, graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Edges that could not be compared, since the graph has none: `ModelSpec.matrix_without`."""
+    found = {}
+    for key in binding.relations if binding.reads_sparse else ():
+        edges = graph.edges[key]
+        absent = [] if repeated(binding, graph, key) else [REPEATED]
+        if edges.src == edges.dst and not edges.has_self_loops:
+            absent.append(LOOPS)
+        found[key] = tuple(absent)
+    return {key: absent for key, absent in found.items() if absent}
+
+
 def _without_weights(module: nn.Module) -> str:
     """The convolutions of a module that accept no edge weights, by name."""
     names = {
@@ -136,23 +154,6 @@ def _without_weights(module: nn.Module) -> str:
         and "edge_weight" not in inspect.signature(part.forward).parameters
     }
     return ", ".join(sorted(names)) or "a convolution"
-
-
-def repeated_edge(adjacency: Adjacency) -> tuple[int, int] | None:
-    """The rows (source, destination) of a repeated edge; None if there is none."""
-    indptr = np.asarray(adjacency.indptr[:])
-    first = 0
-    while first < len(indptr) - 1:
-        last = max(first + 1, int(np.searchsorted(indptr, indptr[first] + _CHUNK, side="right")) - 1)
-        sources = np.asarray(adjacency.indices[int(indptr[first]) : int(indptr[last])], np.int64)
-        targets = np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
-        order = np.lexsort((sources, targets))
-        same = (np.diff(sources[order]) == 0) & (np.diff(targets[order]) == 0)
-        if same.any():
-            at = order[int(same.argmax())]
-            return int(sources[at]), int(targets[at])
-        first = last
-    return None
 
 
 def _repeats(edges: CheckEdges) -> NDArray[np.bool_]:
