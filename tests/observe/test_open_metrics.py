@@ -116,6 +116,7 @@ def test_every_worker_shows_the_latest_exemplar_of_all(tmp_path: Path) -> None:
         (b"application/openmetrics-text;q=0.3, text/plain;q=0.9", False),
         (b"application/openmetrics-text;q=abc", False),
         (b";;,=,;q", False),
+        (b"application/openmetrics-text" + b"," * 64_000, False),
     ],
 )
 def test_the_scraper_chooses_the_format(accept: bytes | None, is_open: bool) -> None:

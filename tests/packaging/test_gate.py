@@ -406,6 +406,77 @@ def test_autocast_is_served_whole_or_noted_or_refused(tmp_path):
     assert report.spec.runtime == "torch" or any("torch.autocast" in note for note in report.notes)
 
 
+def change_edges(conv):
+    conv.edge_encoder = nn.Sequential(nn.Linear(2, 6), nn.Tanh())
+
+
+def change_first(conv):
+    conv.pre_nns[0] = nn.Sequential(nn.LayerNorm(18), nn.Linear(18, 6))
+
+
+def change_to_layer(conv):
+    conv.pre_nns[0] = nn.Linear(18, 6)
+
+
+def change_bias(conv):
+    conv.pre_nns[0][0] = nn.Linear(18, 6, bias=False)
+
+
+class OfPna(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.conv = pyg.PNAConv(6, 6, ["mean"], ["identity"], torch.tensor([3, 5, 20]), edge_dim=2)
+        change(self.conv)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr)
+
+
+@pytest.mark.parametrize("change", [change_edges, change_first, change_to_layer, change_bias])
+def test_a_conv_with_replaced_parts_is_served_whole(change, tmp_path):
+    report = package(OfPna(change), homogeneous(attr_dim=2), tmp_path, fanouts=[-1])
+    assert report.spec.runtime == "torch"
+
+
+class Stacked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = pyg.SAGEConv(6, 3), pyg.SAGEConv(6, 3)
+
+    def forward(self, x, edge_index):
+        found = torch.stack([self.a(x, edge_index), self.b(x, edge_index)])
+        return found.mean(0, keepdim=True).squeeze(0)
+
+
+def test_a_reduction_that_keeps_its_dimension_is_served(tmp_path):
+    report = package(Stacked(), homogeneous(), tmp_path, fanouts=[-1])
+    assert report.spec.parity["max_abs_diff"] < 1e-5
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 6)
+
+    def forward(self, x, edge_index):
+        return torch.view_as_complex(self.conv(x, edge_index).reshape(-1, 3, 2))
+
+
+def test_complex_answers_are_refused(tmp_path):
+    with pytest.raises(PackagingError, match=r"complex numbers.*view_as_real"):
+        package(Complex(), homogeneous(), tmp_path, fanouts=[-1])
+
+
+def test_an_order_of_edges_that_matters_by_rounding_is_refused_as_such(tmp_path):
+    with pytest.raises(NotServable, match=r"float32 is not enough.*standardise"):
+        package(
+            pyg.SAGEConv(6, 3, aggr="std", root_weight=False),
+            homogeneous(offset=3e4),
+            tmp_path,
+            fanouts=[-1],
+        )
+
+
 class Root(nn.Module):
     """NaN where its layer is below some bound."""
 

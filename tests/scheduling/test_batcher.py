@@ -1,11 +1,13 @@
 """One outcome for every request, and none that touches its batch-mates."""
 
 import asyncio
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvloop
 
 from hopline.errors import BadRequest, DeadlineExceeded, Overloaded, RuntimeFailure, Unavailable
 from hopline.scheduling.admission import Admission, Deadlines
@@ -481,3 +483,93 @@ async def test_a_request_larger_than_a_slice_leaves_a_shared_loop():
     assert await large == 9
     for rig in (a, b):
         await rig.settle()
+
+
+def in_loop(name, scenario):
+    """Run a coroutine in asyncio's loop, or in that of the server."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if name == "uvloop" else None) as runner:
+        runner.run(scenario())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("ahead_s", [0.0, 0.0002, 0.001])
+def test_a_deadline_that_has_almost_come_harms_no_other_request(loop, ahead_s):
+    async def scenario():
+        rig = Rig(THREAD)
+        rig.gate.clear()
+        running = rig.ask(1)
+        await asyncio.sleep(0.02)
+        late = rig.ask(2, deadline=time.monotonic() + ahead_s)
+        patient, other = rig.ask(3, deadline=time.monotonic() + 30), rig.ask(4)
+        with pytest.raises(DeadlineExceeded):
+            await late
+        rig.gate.set()
+        assert await asyncio.gather(running, patient, other) == [1, 9, 16]
+        await rig.settle()
+
+    in_loop(loop, scenario)
+
+
+class Pipelined:
+    """A connection that sends its next request when it is told the outcome of the last one, at once."""
+
+    def __init__(self, rig, rng, count):
+        self.rig, self.rng, self.left = rig, rng, count
+        self.outcomes = {}
+        self.done = asyncio.get_running_loop().create_future()
+
+    def send(self):
+        value, self.left = self.left, self.left - 1
+        ahead_s = self.rng.choice([0.0, 0.0001, 0.0003, 0.002, 0.02, 0.2, INF])
+
+        def deliver(outcome):
+            assert value not in self.outcomes
+            self.outcomes[value] = outcome
+            if self.left:
+                self.send()
+            elif not self.done.done():
+                self.done.set_result(None)
+
+        item = Asked(ScoreRequest("m"), deliver, rows=1, num_bytes=1, value=value)
+        self.rig.admission.admit(item)
+        item.deadline, item.lane = time.monotonic() + ahead_s, self.rng.choice([HIGH, NORMAL, LOW])
+        try:
+            self.rig.batcher.put(item)
+        except Overloaded as error:
+            item.end()
+            asyncio.get_running_loop().call_soon(deliver, error)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("policy", [{}, {"max_rows": 2}, {"max_rows": 2, "queue_delay_s": 0.001}])
+@pytest.mark.parametrize("seed", range(3))
+def test_one_batch_runs_at_a_time_whatever_callers_send_when_they_are_told(loop, policy, seed):
+    """Requests of several connections, many with a deadline that passes while they wait or run."""
+
+    async def scenario():
+        rng = random.Random(seed)
+        rig = Rig(THREAD, **policy)
+        rig.pool = rig.batcher._executor = ThreadPoolExecutor(3)
+        running, most, right = [0], [0], rig.run
+
+        def run(batch):
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            time.sleep(rng.choice([0.0, 0.0005, 0.003]))
+            found = right(batch)
+            running[0] -= 1
+            return found
+
+        rig.batcher._run = run
+        connections = [Pipelined(rig, rng, 40) for _ in range(6)]
+        for connection in connections:
+            connection.send()
+        await asyncio.wait_for(asyncio.gather(*(each.done for each in connections)), 30)
+        assert most[0] == 1
+        for connection in connections:
+            assert set(connection.outcomes) == set(range(1, 41))
+            for value, outcome in connection.outcomes.items():
+                assert outcome == value**2 or isinstance(outcome, DeadlineExceeded)
+        await rig.settle()
+
+    in_loop(loop, scenario)

@@ -575,3 +575,38 @@ def test_an_issuer_that_hangs_delays_nobody(tmp_path: Path) -> None:
                 )
             assert "has not answered yet" in "".join(server.log)
     assert server.process.returncode == 0  # the drain did not wait for the issuer either
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/models/sage/ready", "/nowhere"])
+@pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
+def test_a_large_body_of_a_stranger_is_refused_before_it_is_sent_whatever_the_path(
+    door: Door, path: str, framing: str
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: here\r\n{framing}\r\n\r\n"
+    host, _, port = door.server.address.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_with_a_key_is_told_that_a_path_does_not_exist(door: Door) -> None:
+    assert door.http("POST", "/nowhere", "scorer", content=b" " * 100_000).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [" ".join(f"hopline:score:{at}" for at in range(101)), "hopline:score:" + "*a" * 1500 + "b"],
+)
+def test_a_token_with_too_many_model_names_is_refused(door: Door, scope: str) -> None:
+    headers = {"authorization": f"Bearer {token(scope=scope)}"}
+    answer = httpx.get(f"{door.server.url}/v1/models", headers=headers)
+    assert answer.status_code == 401
+    assert "use patterns such as risk-*" in answer.text
+
+
+@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
+def test_a_time_that_is_no_number_of_seconds_is_refused(door: Door, name: str) -> None:
+    claims = {"exp": int(time.time()) + 60} | {name: 10**400}
+    signed = jwt.encode({"sub": "a", "iss": "issuer", "aud": "hopline", **claims}, SECRET, "HS256")
+    answer = httpx.get(f"{door.server.url}/v1/models", headers={"authorization": f"Bearer {signed}"})
+    assert answer.status_code == 401

@@ -29,6 +29,9 @@ _MAX_TOKEN_BYTES = 16 * 1024
 #: Words of `scope`: hopline:score, hopline:score:risk-*, hopline:read, hopline:admin:fraud …
 _SCOPE = "hopline:"
 
+#: Model names or patterns in one token, and their characters together.
+_MAX_GLOBS, _MAX_GLOB_CHARACTERS = 100, 2000
+
 
 class Keys(Protocol):
     """The issuer's keys."""
@@ -177,9 +180,13 @@ class TokenVerifier:
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
     value = claims[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        time_s = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        time_s = math.inf
+    if not math.isfinite(time_s):
         raise Unauthenticated(f"the token's {name} is not a time")
-    return float(value)
+    return time_s
 
 
 def _grant(claims: Mapping[str, Any]) -> Grant | None:
@@ -187,7 +194,7 @@ def _grant(claims: Mapping[str, Any]) -> Grant | None:
     own = claims.get("hopline")
     if own is not None:
         try:
-            return msgspec.convert(own, Grant)
+            return _bounded(msgspec.convert(own, Grant))
         except msgspec.ValidationError as error:
             raise Unauthenticated(f"the token's hopline claim: {error}") from None
     scope = claims.get("scope", "")
@@ -203,7 +210,22 @@ def _grant(claims: Mapping[str, Any]) -> Grant | None:
                 globs[permission].append(glob or "*")
     if not any(globs.values()):
         return None
-    return Grant(tuple(globs["score"]), tuple(globs["read"]), tuple(globs["admin"]))
+    return _bounded(Grant(tuple(globs["score"]), tuple(globs["read"]), tuple(globs["admin"])))
+
+
+def _bounded(grant: Grant) -> Grant:
+    """Refuse more model names than can be compared in a moment: each is compiled on the event loop.
+
+    Raises: Unauthenticated.
+    """
+    named = grant.permissions
+    globs = (*named.score, *named.read, *named.admin)
+    if len(globs) > _MAX_GLOBS or sum(map(len, globs)) > _MAX_GLOB_CHARACTERS:
+        raise Unauthenticated(
+            f"the token names {len(globs)} models in {sum(map(len, globs))} characters; at most "
+            f"{_MAX_GLOBS} and {_MAX_GLOB_CHARACTERS:,} are accepted: use patterns such as risk-*"
+        )
+    return grant
 
 
 def _reason(error: jwt.PyJWTError) -> str:

@@ -15,6 +15,8 @@ OPEN_METRICS_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8
 END = "# EOF\n"
 _OPEN_METRICS, _TEXT = "application/openmetrics-text", "text/plain"
 _TOTAL = "_total"
+#: Prometheus sends some 200 bytes; the loop waits while they are read.
+_MAX_ACCEPT_BYTES = 1024
 
 
 class Exemplar(NamedTuple):
@@ -37,9 +39,9 @@ class Sample(NamedTuple):
 def wants_open_metrics(accept: bytes | None) -> bool:
     """Return whether a scraper prefers OpenMetrics, by its header Accept (RFC 9110, 12.5.1).
 
-    A scraper that accepts anything gets Prometheus' text format.
+    A scraper that accepts anything gets Prometheus' text format, and so does one with a header above 1 KiB.
     """
-    if accept is None:
+    if accept is None or len(accept) > _MAX_ACCEPT_BYTES:
         return False
     best = {_OPEN_METRICS: 0.0, _TEXT: 0.0}
     for item in accept.decode("latin-1").lower().split(","):

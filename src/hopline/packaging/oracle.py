@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.artifact import ModelSpec, Stage, StageInput, read_spec
-from hopline.errors import ArtifactError
+from hopline.errors import ArtifactError, NotSplittable
 from hopline.packaging.attended import attended
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.runtimes.ort import ort
@@ -87,17 +87,29 @@ def head_logits(
         feeds = {"h_src": states[head.node_type][pairs[0]], "h_dst": states[head.dst_node_type][pairs[1]]}
         if head.file is None:
             return np.sum(feeds["h_src"] * feeds["h_dst"], axis=1, keepdims=True, dtype=np.float32)
-    return session(artifact / head.file).run(["logits"], feeds)[0]
+    return _run(artifact / head.file, "logits", feeds)
 
 
 def run_stage(
     artifact: Path, stage: Stage, node_type: str, graph: CheckGraph, previous: States
 ) -> FloatArray:
-    """Compute one stage for all nodes of its type from the states of the level below."""
+    """Compute one stage for all nodes of its type from the states of the level below.
+
+    Raises: NotSplittable: ONNX Runtime cannot run the file.
+    """
     if stage.file is None:
         return graph.features[node_type]
     feeds = packed(stage, feeds_of(artifact, stage, node_type, graph, previous))
-    return session(artifact / stage.file).run(["h"], feeds)[0]
+    return _run(artifact / stage.file, "h", feeds)
+
+
+def _run(file: Path, output: str, feeds: dict[str, AnyArray]) -> FloatArray:
+    runtime = session(file)
+    try:
+        found: FloatArray = runtime.run([output], feeds)[0]
+    except Exception as error:  # the runtime has an error class for each of its codes
+        raise NotSplittable(f"ONNX Runtime cannot run {file.name}: {str(error).splitlines()[0]}") from error
+    return found
 
 
 def feeds_of(
@@ -211,7 +223,7 @@ def _reduce(item: StageInput, edges: CheckEdges, rows: FloatArray, own: FloatArr
     if item.reduce == "max":
         best = np.full((n, rows.shape[1]), -np.inf, dtype=np.float32)
         np.maximum.at(best, dst, rows[src])
-        return np.where(np.isneginf(best), np.float32(0), best)
+        return np.where(np.diff(edges.indptr)[:, None] == 0, np.float32(0), best)
     weight = np.ones(len(src))
     if item.weighted and edges.weight is not None:
         weight = edges.weight.astype(np.float64)

@@ -223,7 +223,15 @@ def differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
 
 
 def as_rows(out: Tensor) -> Rows:
-    """Any answer as float64 [n, c]."""
+    """Any answer as float64 [n, c].
+
+    Raises: PackagingError: complex numbers.
+    """
+    if out.is_complex():
+        raise PackagingError(
+            "the model answers complex numbers; return their parts as columns, "
+            "torch.view_as_real(out).flatten(1), or their size, out.abs()"
+        )
     rows: Rows = out.detach().reshape(len(out), -1).double().numpy()
     return rows
 
@@ -244,9 +252,10 @@ def dtype_hint(error: Exception) -> str:
     text = str(error)
     if "Long" in text and "Float" in text:
         return "; features are float32: look codes up by x[:, 0].long()"
-    if "dtype" in text and ("Double" in text or "Half" in text):
+    if "dtype" in text and any(name in text for name in ("Double", "Half", "BFloat16")):
         return (
-            "; models are served in float32: write x.to(self.lin.weight.dtype), not x.double() or x.half()"
+            "; models are served in float32: write x.to(self.lin.weight.dtype), not x.double(), x.half() "
+            "or x.bfloat16()"
         )
     return ""
 

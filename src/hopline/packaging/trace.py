@@ -238,12 +238,14 @@ def _stack_by_column(module: fx.GraphModule) -> None:
             continue
         node.args, node.kwargs = (node.args[0],), {"dim": 1}
         for user in list(node.users):
-            keepdim = {k: v for k, v in user.kwargs.items() if k != "dim"}
-            user.args, user.kwargs = (node,), {"dim": 1, **keepdim}
+            others = {k: v for k, v in user.kwargs.items() if k != "dim"}
+            user.args, user.kwargs = (node,), {"dim": 1, **others}
 
 
 def _reduces_first(user: fx.Node, node: fx.Node) -> bool:
     if user.target not in _REDUCTIONS or user.args[0] is not node or len(user.args) > 2:
+        return False
+    if user.kwargs.get("keepdim"):  # later code counts dimensions
         return False
     dim: Any = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
     return bool(dim == 0)

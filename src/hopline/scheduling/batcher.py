@@ -103,19 +103,21 @@ class Batcher:
         #: Requests whose rows were counted, not predicted.
         self._counted: set[Work] = set()
         self._num_postponed = 0
-        self._displaced: list[tuple[Work, Overloaded]] = []
+        #: Requests that left without having run, and their errors, which are told in the loop's next turn.
+        self._leaving: list[tuple[Work, HoplineError]] = []
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
         self._untimed, self._time_after = 0, 1
         self._was_split = False
         self.cpu_s = 0.0
-        self._watch: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Handle | None = None
+        self._watched_s = 0.0
         self._idle: asyncio.Event | None = None
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait, run or are postponed."""
-        return self.num_queued + len(self._running) + self._num_postponed + len(self._displaced)
+        return self.num_queued + len(self._running) + self._num_postponed + len(self._leaving)
 
     @property
     def queued_rows(self) -> int:
@@ -235,19 +237,29 @@ class Batcher:
             await self._idle.wait()
 
     def _displace(self, work: Work) -> None:
-        """A request leaves the queue for a more urgent one; its error is delivered in its own turn."""
-        error = Overloaded(
-            "the queue is full, and this request gave way to one of higher priority (max_queue_ms)",
-            retry_after_s=self.retry_after_s(),
+        """A request leaves the queue for a more urgent one."""
+        self._leave(
+            work,
+            Overloaded(
+                "the queue is full, and this request gave way to one of higher priority (max_queue_ms)",
+                retry_after_s=self.retry_after_s(),
+            ),
         )
-        self._end(work, error.code)
-        self._displaced.append((work, error))
-        if len(self._displaced) == 1:
-            asyncio.get_running_loop().call_soon(self._tell_displaced)
 
-    def _tell_displaced(self) -> None:
-        displaced, self._displaced = self._displaced, []
-        for work, error in displaced:
+    def _leave(self, work: Work, error: HoplineError) -> None:
+        """A request ends without an answer.
+
+        It is told in a turn of its own: who is told sends the next request at once, and must find a
+        batcher that is between two steps.
+        """
+        self._end(work, error.code)
+        self._leaving.append((work, error))
+        if len(self._leaving) == 1:
+            asyncio.get_running_loop().call_soon(self._tell_leaving)
+
+    def _tell_leaving(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for work, error in leaving:
             work.tell(error)
             self._observer.late(work, error)
         self._rest()
@@ -276,7 +288,7 @@ class Batcher:
         while lane := next_lane(self._lanes) if high or low else normal:
             work = next(iter(lane))
             if work.deadline <= now:
-                self._expire(work)
+                self._leave(work, DeadlineExceeded())
             elif batch and (rows + work.rows > max_rows or num_bytes + work.num_bytes > max_bytes):
                 break
             else:
@@ -414,12 +426,6 @@ class Batcher:
         ran = [at for at, work in enumerate(batch) if work not in again]
         return [batch[at] for at in ran], [outcomes[at] for at in ran]
 
-    def _expire(self, work: Work) -> None:
-        self._end(work, DeadlineExceeded.code)
-        error = DeadlineExceeded()
-        work.tell(error)
-        self._observer.late(work, error)
-
     def _rest(self) -> None:
         if self._idle is not None and not self.num_waiting:
             self._idle.set()
@@ -429,12 +435,13 @@ class Batcher:
         """While a thread computes, the loop is free: late requests get their error in time."""
         if deadline == float("inf"):
             return
+        at_s = self._loop_time(deadline)
         if self._watch is not None:
-            if self._watch.when() <= self._loop_time(deadline):
+            if self._watched_s <= at_s:
                 return
             self._watch.cancel()
-        loop = asyncio.get_running_loop()
-        self._watch = loop.call_at(self._loop_time(deadline), self._expire_late)
+        self._watch = asyncio.get_running_loop().call_at(at_s, self._expire_late)
+        self._watched_s = at_s
 
     def _loop_time(self, deadline: float) -> float:
         return asyncio.get_running_loop().time() + max(0.0, deadline - self._clock())
@@ -446,7 +453,7 @@ class Batcher:
         for work in (*self._running, *(work for lane in self._lanes for work in lane)):
             if work.deadline <= now:
                 if not work.ended:
-                    self._expire(work)
+                    self._leave(work, DeadlineExceeded())
             else:
                 later = min(later, work.deadline)
         if self._busy or self._scheduled is not None:

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, HoplineError, ModelNotFound
+from hopline.errors import BadRequest, HoplineError, ModelNotFound, RequestTooLarge
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Counter
@@ -162,10 +162,15 @@ class HttpApp:
     def screen(self, request: Request) -> Response | None:
         """Return a refusal of a large request before its body has arrived; None allows the body."""
         route = self._routes.get(request.target) or self._resolve(request.target)
-        if self._guard is None or route.access.open:
+        if self._guard is None:
             return None
         try:
-            self._guard.know(request, route.access)
+            if not route.access.open:
+                self._guard.know(request, route.access)
+            elif self._guard.recognised(request) is None:
+                raise RequestTooLarge(
+                    "without credentials, this path takes no body above 64 KiB or in chunks"
+                )
         except HoplineError as error:
             id_line = b"x-request-id: %b-%x\r\n" % (self._id_prefix, next(self._ids))
             return self.failed(error, id_line, oip=route.oip)

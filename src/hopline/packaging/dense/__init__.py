@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch_geometric import nn as pyg
 
+from hopline.errors import HoplineError
 from hopline.packaging.dense import gat, gatv2, gcn, gen, gin, gine, graph, pna, rgcn, sage, transformer
 from hopline.packaging.dense.base import Builder, ConvCall, ConvInput, DenseConv
 
@@ -32,7 +33,7 @@ def build(call: ConvCall) -> DenseConv:
     """Build the dense form of a conv call.
 
     Raises:
-        NotSplittable: the class or one of its options has no dense form.
+        NotSplittable: the class, one of its options or a part that was replaced has no dense form.
     """
     builder = BUILDERS.get(type(call.conv))
     if builder is None:
@@ -43,7 +44,14 @@ def build(call: ConvCall) -> DenseConv:
     changed = _changed(call.conv)
     if changed:
         raise call.refusal(f"it differs from PyG's class: {changed}")
-    return builder(call)
+    try:
+        return builder(call)
+    except HoplineError:
+        raise
+    except Exception as error:  # a part that the user replaced may lack anything
+        raise call.refusal(
+            f"its parts are not those of PyG's class ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _changed(conv: nn.Module) -> str:
