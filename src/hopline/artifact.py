@@ -261,7 +261,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         levels: level -> node type -> stage; length num_layers + 1.
         classes: names of the output columns; may be empty.
         matrix_without: edge type key -> `REPEATED` and `LOOPS`, where the graph had no such edges: the
-            module reads these edges as a sparse matrix, which treats them otherwise than a list does.
+            module reads these edges as a sparse matrix, which treats them differently from a list.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.
         producer: library -> version of it that wrote the artifact.

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from hopline.config.schema import Config
 from hopline.ingress.tls import TlsFiles
 from hopline.process.cgroup import usable_cpus
-from hopline.process.listeners import hold_new_connections, join, reserve, url_host
+from hopline.process.listeners import (
+    Listener,
+    hold_new_connections,
+    join,
+    listen,
+    reserve,
+    url_host,
+)
 from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
 
@@ -114,9 +121,9 @@ class Server:
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
         self._service: Any = None
-        self._listener: asyncio.Server | None = None
+        self._listener: Listener | None = None
         self._http_socket: socket.socket | None = None
-        self._grpc_listener: asyncio.Server | None = None
+        self._grpc_listener: Listener | None = None
         self._grpc_socket: socket.socket | None = None
         self._http_app: HttpApp | None = None
         self._grpc_app: GrpcApp | None = None
@@ -222,9 +229,7 @@ class Server:
         self._endpoint.tick(loop.time())
         self._http_socket = bound
         self.http_port = bound.getsockname()[1]
-        self._listener = await loop.create_server(
-            self._endpoint, sock=bound, backlog=settings.backlog, ssl=tls
-        )
+        self._listener = await listen(self._endpoint, bound, settings.backlog, tls)
 
     async def _open_grpc(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.grpc import GrpcApp
@@ -250,9 +255,7 @@ class Server:
         self._grpc_endpoint.tick(loop.time())
         self._grpc_socket = bound
         self.grpc_port = bound.getsockname()[1]
-        self._grpc_listener = await loop.create_server(
-            self._grpc_endpoint, sock=bound, backlog=settings.backlog, ssl=tls
-        )
+        self._grpc_listener = await listen(self._grpc_endpoint, bound, settings.backlog, tls)
 
     async def _main_loop(self) -> None:
         loop = asyncio.get_running_loop()

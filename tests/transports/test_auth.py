@@ -610,3 +610,10 @@ def test_a_time_that_is_no_number_of_seconds_is_refused(door: Door, name: str) -
     signed = jwt.encode({"sub": "a", "iss": "issuer", "aud": "hopline", **claims}, SECRET, "HS256")
     answer = httpx.get(f"{door.server.url}/v1/models", headers={"authorization": f"Bearer {signed}"})
     assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("method", [f"{INFER}/ModelReady", "grpc.health.v1.Health/Check"])
+def test_a_stranger_may_send_a_name_over_grpc_and_no_more(door: Door, method: str) -> None:
+    field = "name" if method.startswith(INFER) else "service"
+    assert door.call(method, {field: "sage" if field == "name" else ""})[0] == "OK"
+    assert door.call(method, {field: "a" * 1000})[0] == "RESOURCE_EXHAUSTED"

@@ -53,7 +53,7 @@ def check_matrix(spec: ModelSpec, graph: Graph | LiveView) -> None:
             continue
         message = (
             f"model {spec.name}/{spec.version} reads {key} as a sparse matrix (adj_t), which treats "
-            f"{' and '.join(absent)} otherwise than a list of edges does. It was packaged on a graph "
+            f"{' and '.join(absent)} differently from a list of edges. It was packaged on a graph "
             f"without them, and {found}: package it on such a graph, or pass edge_index in its place"
         )
         raise SchemaMismatch(message, [message])

@@ -12,13 +12,16 @@ import ssl
 import stat
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+#: Connections of a listening socket that are accepted in one turn of the loop.
+_ACCEPTED_A_TURN = 16
 
 
 def reserve(host: str, port: int, setting: str) -> socket.socket:
@@ -96,6 +99,38 @@ def _remove_dead_socket(path: Path, setting: str, listener: str) -> None:
         except OSError:
             pass
     raise ConfigError(f"{setting}: another {listener} listens at {path}")
+
+
+class Listener:
+    """A listening socket whose connections are accepted; see `listen`."""
+
+    def __init__(self, servers: Sequence[asyncio.Server]) -> None:
+        self._servers = servers
+
+    def close(self) -> None:
+        """Accept no further connections."""
+        for server in self._servers:
+            server.close()
+
+
+async def listen(
+    protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket, backlog: int, tls: Any
+) -> Listener:
+    """Accept connections, several in each turn of the loop.
+
+    uvloop accepts one connection of a socket in each turn, in which it also answers requests of those that
+    are open: a probe would wait for the requests of all that came before it. It accepts one for each
+    descriptor, so the socket gets several.
+
+    Args:
+        bound: listens already, or is bound.
+        tls: SSL context, or None.
+    """
+    loop = asyncio.get_running_loop()
+    bounds = [bound, *(bound.dup() for _ in range(_ACCEPTED_A_TURN - 1))]
+    return Listener(
+        [await loop.create_server(protocol, sock=each, backlog=backlog, ssl=tls) for each in bounds]
+    )
 
 
 def hold_new_connections(listening: socket.socket) -> None:

@@ -103,7 +103,7 @@ class Batcher:
         #: Requests whose rows were counted, not predicted.
         self._counted: set[Work] = set()
         self._num_postponed = 0
-        #: Requests that left without having run, and their errors, which are told in the loop's next turn.
+        #: Requests that left without an answer, and their errors, which the loop's next turn delivers.
         self._leaving: list[tuple[Work, HoplineError]] = []
         self._scheduled: asyncio.Handle | None = None
         self._busy = False
@@ -249,8 +249,8 @@ class Batcher:
     def _leave(self, work: Work, error: HoplineError) -> None:
         """A request ends without an answer.
 
-        It is told in a turn of its own: who is told sends the next request at once, and must find a
-        batcher that is between two steps.
+        Its error is delivered in the loop's next turn: the receiver may put the next request immediately,
+        which must not happen while a batch is chosen.
         """
         self._end(work, error.code)
         self._leaving.append((work, error))

@@ -53,6 +53,8 @@ HEALTH = "grpc.health.v1.Health"
 _REFLECT = "ServerReflectionInfo"
 #: Limit of messages that contain only names.
 _MAX_NAMING_BYTES = 64 * 1024
+#: Limit of messages of clients without credentials: one model name and version.
+_MAX_OPEN_BYTES = 512
 #: Methods of the published interface that are not implemented.
 _UNIMPLEMENTED = {
     **{
@@ -150,8 +152,11 @@ class GrpcApp:
         def begin(call: Call, data: bytes) -> None:
             self._work(call, answer(behaviour, method.name, request, call, data))
 
-        is_naming = permission_of(method.name) != "admin"
-        return Method(method.name, begin, admit=admit, max_bytes=_MAX_NAMING_BYTES if is_naming else None)
+        permission = permission_of(method.name)
+        max_bytes = None if permission == "admin" else _MAX_NAMING_BYTES
+        if permission == "open" and self._guard is not None:
+            max_bytes = _MAX_OPEN_BYTES
+        return Method(method.name, begin, admit=admit, max_bytes=max_bytes)
 
     def _entrance(self, method: str) -> Callable[[Call], None] | None:
         """Return a check of a call's credentials that runs on its head, before a message is read."""
