@@ -60,14 +60,14 @@ class GraphState(msgspec.Struct, frozen=True):
 
     Attributes:
         graph_version, sequence: the newest version.
-        age_ms: age of the graph state, ms.
+        age_ms: age of the graph state, ms; None until the writer has answered for the first time.
         nodes: node type -> number. edges: edge type -> number.
         writer: "up", or "away" if the worker that answered has no connection to the writer.
     """
 
     graph_version: str
     sequence: int
-    age_ms: int
+    age_ms: int | None
     nodes: dict[str, int]
     edges: dict[str, int]
     writer: str

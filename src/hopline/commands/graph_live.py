@@ -90,9 +90,10 @@ def status(
     if as_json:
         typer.echo(msgspec.json.encode(state))
         return
+    age = "age unknown" if state.age_ms is None else f"as of {state.age_ms / 1e3:,.1f} s ago"
     Screen().print(
         f"[bold]{escape(server_url(url))}[/]  version {state.graph_version}  "
-        f"as of {state.age_ms / 1e3:,.1f} s ago  "
+        f"{age}  "
         f"writer {'up' if state.writer == 'up' else '[red]' + state.writer + '[/]'}",
         highlight=False,
     )

@@ -62,7 +62,7 @@ class LiveUpdates:
             "How long ago the live graph had everything that had happened.",
             merge="max",
         )
-        age().set_function(lambda: self._age_ms() / 1e3)
+        age().set_function(lambda: (self._age_ms() or 0) / 1e3)
 
         self._watch = WriterWatch(self._link, metrics) if worker == 0 else None
 
@@ -204,9 +204,10 @@ class LiveUpdates:
             answer["num_refused"] = num_refused
         return answer
 
-    def _age_ms(self) -> int:
+    def _age_ms(self) -> int | None:
+        """Time since the graph contained all events; None until the writer has answered once."""
         with self._graph as graph:
-            return max(0, int(time.time() * 1e3) - graph.through_ms)
+            return max(0, int(time.time() * 1e3) - graph.through_ms) if graph.through_ms else None
 
 
 def _place(refused: Mapping[str, Any]) -> int:
