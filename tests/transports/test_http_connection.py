@@ -147,8 +147,9 @@ async def test_junk_after_a_request_does_not_lose_its_answer(host: Host) -> None
 async def test_upgrades_are_answered_as_http_1_1(host: Host) -> None:
     connection = await host.connect()
     connection.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
-    assert (await connection.answer())[0] == 200
-    connection.close()
+    status, headers, _ = await connection.answer()
+    assert (status, headers["connection"]) == (200, "close")
+    assert await connection.closed()
 
 
 async def test_a_body_may_follow_an_offer_to_upgrade(host: Host) -> None:

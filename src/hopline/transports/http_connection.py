@@ -505,23 +505,23 @@ class HttpConnection(asyncio.Protocol):
         if self._closed or self._is_deaf:
             return
         parser = self._parser
+        upgrades = parser.should_upgrade()  # later input is dropped
         request = Request(
             parser.get_method(),
             self._target,
             self._headers,
             self._body if self._pieces is None else self._pieces.getvalue(),
             LAST
-            if not parser.should_keep_alive()
+            if upgrades or not parser.should_keep_alive()
             else _KEEP
             if parser.get_http_version() == "1.0"
             else b"",
             self._peer,
         )
         request.reserved_bytes, self._reserved = self._reserved, 0
-        offers_upgrade = parser.should_upgrade() and int(self._headers.get(b"content-length", b"0")) > 0
+        body_follows = upgrades and int(self._headers.get(b"content-length", b"0")) > 0
         self._new_message()
-        if offers_upgrade:
-            request.connection = LAST
+        if body_follows:
             self._held = request
             return
         self._last = request
