@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-from hopline.packaging.nan import keep_nan
+from hopline.packaging.settled import settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
 OPSET = 18
@@ -93,7 +93,7 @@ def export(
             )
             if program is None:
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
-            keep_nan(program.model)
+            settle(program.model)
             _anonymous(program.model)
             program.save(str(path), external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:

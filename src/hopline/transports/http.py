@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from hopline.config.schema import Config
-from hopline.errors import BadRequest, HoplineError, ModelNotFound, RequestTooLarge
+from hopline.errors import BadRequest, HoplineError, ModelNotFound
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Counter
@@ -165,12 +165,7 @@ class HttpApp:
         if self._guard is None:
             return None
         try:
-            if not route.access.open:
-                self._guard.know(request, route.access)
-            elif self._guard.recognised(request) is None:
-                raise RequestTooLarge(
-                    "without credentials, this path takes no body above 64 KiB or in chunks"
-                )
+            self._guard.screen(request, route.access)
         except HoplineError as error:
             id_line = b"x-request-id: %b-%x\r\n" % (self._id_prefix, next(self._ids))
             return self.failed(error, id_line, oip=route.oip)

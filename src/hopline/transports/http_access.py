@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hopline.errors import IssuerUnavailable, Unauthenticated
+from hopline.errors import IssuerUnavailable, RequestTooLarge, Unauthenticated
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
@@ -70,6 +70,16 @@ class Guard:
         if permission is not None:
             client.check(permission, access.model)
         return client
+
+    def screen(self, request: Request, access: Access) -> None:
+        """Check a request with a large body, which has not arrived.
+
+        Raises: Unauthenticated, PermissionDenied, RequestTooLarge.
+        """
+        if not access.open:
+            self.know(request, access)
+        elif self.recognised(request) is None:
+            raise RequestTooLarge("without credentials, this path takes no body above 64 KiB or in chunks")
 
     def recognised(self, request: Request) -> Client | None:
         """Return the client of a request to an open path, if it has valid credentials; else None."""

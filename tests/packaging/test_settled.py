@@ -1,4 +1,4 @@
-"""A NaN that arises inside a model, after it was packaged, is answered as the module answers it."""
+"""Operators of ONNX files: NaN as in torch, and rows that do not depend on their place."""
 
 import numpy as np
 import onnxruntime
@@ -26,6 +26,15 @@ class Rowwise(nn.Module):
         return self.code(x)
 
 
+def exported(code, width, folder):
+    path = folder / "h.onnx"
+    module = Rowwise(code).eval()
+    export(module, [torch.randn(5, width)], [{0: torch.export.Dim("n", min=1)}], ["x"], "h", path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
 OPERATORS = {
     "amax": lambda x: x.amax(1),
     "amin": lambda x: x.amin(1, keepdim=True),
@@ -50,14 +59,46 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_treats_nan_as_torch_does(name, width, tmp_path):
     torch.manual_seed(0)
-    module, rows = Rowwise(OPERATORS[name]).eval(), torch.randn(2 * width, width)
+    rows = torch.randn(2 * width, width)
     for place in range(width):
         rows[place, place] = torch.nan
-    path = tmp_path / "h.onnx"
-    export(module, [torch.randn(5, width)], [{0: torch.export.Dim("n", min=1)}], ["x"], "h", path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = exported(OPERATORS[name], width, tmp_path)
     (found,) = session.run(None, {"x": rows.numpy()})
-    np.testing.assert_allclose(found, module(rows).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, OPERATORS[name](rows), rtol=1e-5, atol=1e-6)
+
+
+ROW_SUMS = {
+    "sum": lambda x: x.sum(1),
+    "kept": lambda x: x.sum(-1, keepdim=True) + x,
+    "mean": lambda x: x.mean(1),
+    "var": lambda x: x.var(1),
+    "std": lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
+    "norm": lambda x: x.norm(dim=1),
+    "p1": lambda x: torch.nn.functional.normalize(x, p=1, dim=1),
+    "softmax": lambda x: x.softmax(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[1:]),
+}
+
+
+@pytest.mark.parametrize("width", [5, 7, 8, 37, 50])
+@pytest.mark.parametrize("name", ROW_SUMS)
+def test_a_row_has_the_same_bits_at_every_place(name, width, tmp_path):
+    session = exported(ROW_SUMS[name], width, tmp_path)
+    rows = np.random.default_rng(0).normal(size=(64, width)).astype(np.float32)
+    (whole,) = session.run(None, {"x": rows})
+    np.testing.assert_allclose(whole, ROW_SUMS[name](torch.from_numpy(rows)), rtol=1e-4, atol=1e-5)
+    for first in range(8):
+        for count in (4, 8, 32):
+            (part,) = session.run(None, {"x": rows[first : first + count].copy()})
+            assert (part == whole[first : first + count]).all()
+
+
+def test_logsigmoid_of_small_values_is_that_of_torch(tmp_path):
+    session = exported(torch.nn.functional.logsigmoid, 4, tmp_path)
+    rows = torch.tensor([[-1e10, -200.0, -50.0, -1.0], [0.0, 1.0, 50.0, 1e10]])
+    (found,) = session.run(None, {"x": rows.numpy()})
+    np.testing.assert_allclose(found, torch.nn.functional.logsigmoid(rows), rtol=1e-5, atol=1e-6)
 
 
 class OfLogarithms(nn.Module):

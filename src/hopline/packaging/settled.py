@@ -1,8 +1,11 @@
-"""NaN in ONNX files, as torch treats it.
+"""Changes operators of an ONNX file whose result ONNX Runtime leaves open, or whose form is not torch's.
 
-For torch a NaN is the maximum and the minimum of its row, and the largest in sorted order. ONNX leaves it
-open, and ONNX Runtime answers NaN or a number, depending on the place of the NaN. A row can get a NaN long
-after its model was packaged: the logarithm of an amount that is negative for the first time.
+- **NaN.** For torch a NaN is the maximum and the minimum of its row, and the largest in sorted order. ONNX
+  leaves it open, and ONNX Runtime answers NaN or a number, depending on the place of the NaN. A row can
+  get a NaN long after its model was packaged: the logarithm of an amount that is negative for once.
+- **Sums of a row.** ONNX Runtime adds four columns at a time, from the first address that is a multiple of
+  16 bytes. Unless there are a multiple of four columns, a row's sum depends on its place in the batch.
+- **log(sigmoid(x))** is −inf for small x, where torch's logsigmoid is x.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ import onnx_ir as ir
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 #: Operators that order their first input -> what has the place of a NaN in that order.
 _STAND_INS = {"ArgMax": np.inf, "ArgMin": -np.inf, "TopK": np.inf}
+#: Columns that are added at a time.
+_STEP = 4
 
 
-def keep_nan(model: ir.Model) -> None:
-    """Change the operators of a model whose result for a row with NaN is not that of torch."""
+def settle(model: ir.Model) -> None:
+    """Change the operators of a model that this module names."""
     for node in tuple(model.graph):
         data = node.inputs[0] if node.inputs else None
         if data is None or data.dtype not in _FLOATS:
@@ -28,6 +33,10 @@ def keep_nan(model: ir.Model) -> None:
             _reduce(model.graph, node, data)
         elif node.op_type in _STAND_INS:
             _order(model.graph, node, data)
+        elif node.op_type in ("ReduceSum", "ReduceMean"):
+            _sum(model.graph, node, data)
+        elif node.op_type == "Log":
+            _log(model.graph, node, data)
 
 
 def _reduce(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
@@ -53,6 +62,43 @@ def _order(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
         values = tape.op("GatherElements", [data, node.outputs[1]], {"axis": axis})
         node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
         _replace(graph, node.outputs[0], values, tape.nodes)
+
+
+def _sum(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+    """Columns of zeros make each row begin at a multiple of 16 bytes."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    tensor = None if axes is None else ir.convenience.get_const_tensor(axes)
+    if tensor is None or data.shape is None:
+        return
+    rank, width = len(data.shape), data.shape[-1]
+    if [axis % rank for axis in tensor.numpy().tolist()] != [rank - 1] or not isinstance(width, int):
+        return
+    missing = -width % _STEP
+    if not missing:
+        return
+    tape = ir.tape.Tape()
+    pads = tape.op(
+        "Constant", [], {"value": ir.tensor(np.array([0] * (2 * rank - 1) + [missing], np.int64))}
+    )
+    padded = tape.op("Pad", [data, pads])
+    result = tape.op("ReduceSum", [padded, axes], dict(node.attributes))
+    if node.op_type == "ReduceMean":
+        result = tape.op("Div", [result, _constant(tape, data, width)])
+    node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
+    _replace(graph, node.outputs[0], result, tape.nodes)
+    node.graph.remove(node)  # type: ignore[union-attr]
+
+
+def _log(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:
+    """log(sigmoid(x)) is −softplus(−x)."""
+    inner = data.producer()
+    if inner is None or inner.op_type != "Sigmoid":
+        return
+    tape = ir.tape.Tape()
+    result = tape.op("Neg", [tape.op("Softplus", [tape.op("Neg", [inner.inputs[0]])])])
+    node.graph.insert_after(node, tape.nodes)  # type: ignore[union-attr]
+    _replace(graph, node.outputs[0], result, tape.nodes)
+    node.graph.remove(node)  # type: ignore[union-attr]
 
 
 def _is_nan(tape: Any, data: ir.Value) -> ir.Value:
