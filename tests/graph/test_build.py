@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.graph import EdgeTable, Graph, NodeTable, csc
 from hopline.testing.graphs import drawn, hetero_graph, power_law_graph
 from tests.graph.reference import assert_adjacency_equals_lists, neighbor_lists
 
@@ -43,6 +43,11 @@ def test_csc_equals_brute_force(case):
     sums = [np.cumsum([weight[e] for e in edges]) for edges in lists]
     np.testing.assert_allclose(adjacency.cumweight, np.concatenate([*sums, []]))
     assert adjacency.has_self_loops == any(s == d for s, d in zip(src, dst, strict=True))
+    assert adjacency.has_repeated_edges == (len(set(zip(src, dst, strict=True))) < len(src))
+    source, target = csc.repeated_edge(adjacency.indptr, adjacency.indices)
+    assert (source < 0) != adjacency.has_repeated_edges
+    if source >= 0:
+        assert list(zip(src, dst, strict=True)).count((source, target)) > 1
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,6 +28,7 @@ def assert_equal(a, b):
     for key, adjacency in a.edges.items():
         assert adjacency.max_degree == b.edges[key].max_degree
         assert adjacency.has_self_loops == b.edges[key].has_self_loops
+        assert adjacency.has_repeated_edges == b.edges[key].has_repeated_edges
 
 
 @pytest.fixture

@@ -12,8 +12,11 @@ from torch_geometric import nn as pyg
 from torch_geometric.utils import coalesce
 
 import hopline
+from hopline.engine.answer import Answerer
+from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
+from hopline.types import ScoreRequest
 from tests.packaging.graphs import homogeneous
 
 
@@ -57,6 +60,113 @@ def test_a_decision_over_all_nodes_is_named_by_its_line(middle, line, tmp_path):
         NotServable, match=rf"(?s)of all nodes or edges together \(test_reasons\.py:.*{line}"
     ):
         package(Two(middle), tmp_path)
+
+
+class OverEdges(nn.Module):
+    """Divides a column of the edges by a number that is taken over all of them."""
+
+    def __init__(self, reduce, conv):
+        super().__init__()
+        self.conv, self.reduce = conv, reduce
+
+    def forward(self, x, edge_index, column):
+        return self.conv(x, edge_index, column / self.reduce(column))
+
+
+@pytest.mark.parametrize("reduce", [torch.max, torch.min, torch.sum, torch.mean, torch.std])
+@pytest.mark.parametrize("column", ["edge_attr", "edge_weight"])
+def test_a_number_of_all_edges_is_named(column, reduce, tmp_path):
+    if column == "edge_attr":
+        conv, graph = pyg.GINEConv(nn.Linear(6, 3), edge_dim=2), homogeneous(attr_dim=2)
+    else:
+        conv, graph = pyg.GraphConv(6, 3), homogeneous(weight=True)
+    options = {"fanouts": [-1], "arguments": {"column": column}}
+    with pytest.raises(NotServable, match="over the attributes or weights of all edges"):
+        package(OverEdges(reduce, conv), tmp_path, graph, **options)
+
+
+def test_a_number_of_all_nodes_is_not_taken_for_one_of_edges(tmp_path):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.GraphConv(6, 3)
+
+        def forward(self, x, edge_index, edge_weight):
+            return self.conv(x - x.mean(0), edge_index, edge_weight)
+
+    with pytest.raises(NotServable, match="normalises over all nodes"):
+        package(Centred(), tmp_path, homogeneous(weight=True), fanouts=[-1])
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "message_forward_pre",
+        "message_forward",
+        "aggregate_forward",
+        "propagate_forward",
+        "propagate_forward_pre",
+    ],
+)
+def test_hooks_that_pyg_leaves_out_of_an_export_are_named(register, tmp_path):
+    model = Two()
+    getattr(model.last, f"register_{register}_hook")(lambda conv, *values: None)
+    with pytest.raises(PackagingError, match=rf"last has {register.replace('_', ' ')} hooks.*subclass"):
+        package(model, tmp_path)
+
+
+class Gated(Two):
+    """Branches on parameters and buffers, which are the same in every call."""
+
+    def __init__(self, gate, **options):
+        super().__init__(**options)
+        self.gate = nn.Parameter(torch.tensor([gate, 1.0]))
+        self.register_buffer("steps", torch.tensor(2))
+
+    def forward(self, x, edge_index):
+        h = self.first(x, edge_index)
+        for _ in range(int(self.steps)):
+            h = h.tanh()
+        if self.gate[0] > 0:
+            h = h * float(self.gate.sum())
+        elif self.gate.abs().max().item() > 2:
+            h = -h
+        return self.last(h, edge_index)
+
+
+@pytest.mark.parametrize("gate", [0.5, -0.5, -3.0])
+def test_a_branch_on_a_parameter_is_decided(gate, tmp_path):
+    model = Gated(gate).eval()
+    graph = homogeneous()
+    report = package(model, tmp_path, graph, runtime="onnx", task="embedding")
+    edges = graph.edge()
+    index = torch.from_numpy(
+        np.stack([edges.indices, np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))])
+    )
+    x = torch.from_numpy(np.array(graph.nodes["node"].features))
+    with torch.no_grad():
+        wanted = model(x, index.long())
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("embedding",), 99)
+    (found,) = answerer.answer([ScoreRequest("m", nodes=list(range(len(x))))])
+    np.testing.assert_allclose(found.outputs["embedding"], wanted, atol=1e-4)
+
+
+class Remembers(Gated):
+    """Overwrites what it branches on with numbers of the rows."""
+
+    def __init__(self, what):
+        super().__init__(0.5)
+        self.what = what
+
+    def forward(self, x, edge_index):
+        getattr(self, self.what).detach().copy_((x.abs().max() > 1).long())
+        return super().forward(x, edge_index)
+
+
+@pytest.mark.parametrize("what", ["gate", "steps"])
+def test_a_branch_on_what_rows_change_is_refused(what, tmp_path):
+    with pytest.raises(PackagingError, match=r"a condition on a tensor's numbers|differ from the module's"):
+        package(Remembers(what), tmp_path)
 
 
 def rare(h):

@@ -1,5 +1,8 @@
 """Models over an `adj_t`: served where a list of edges answers the same, else refused with the cause."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +10,15 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import hopline
+from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
-from hopline.errors import NotServable, SchemaMismatch
+from hopline.errors import BadRequest, NotServable, SchemaMismatch
 from hopline.graph import Graph
 from hopline.graph.live.memory import LiveMemory
 from hopline.graph.live.plan import make_plan
 from hopline.graph.live.view import LiveView
-from hopline.graph.repeats import repeated_edge
+from hopline.graph_store.disk import DiskStore
+from hopline.types import InlineNode, ScoreRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -96,22 +101,6 @@ def test_pairs_and_stages_only_are_told_the_cause_too(tmp_path):
             package(Sparse(pyg.SAGEConv), graph, tmp_path, **options)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_a_repeated_edge_is_found_wherever_it_lies(chunk, monkeypatch):
-    monkeypatch.setattr("hopline.graph.repeats._CHUNK", chunk)
-    assert repeated_edge(graph_of().edges["node__to__node"]) is None
-    adjacency = graph_of(repeats=True).edges["node__to__node"]
-    source, target = repeated_edge(adjacency)
-    row = adjacency.indices[adjacency.indptr[target] : adjacency.indptr[target + 1]]
-    assert (row == source).sum() == 2
-
-
-def test_repeated_edges_of_other_times_are_found():
-    edges = np.array([[1, 2, 1], [0, 0, 0]])
-    graph = Graph.from_edges(edges, torch.ones(3, 2).numpy(), edge_time=np.array([1, 2, 3]))
-    assert repeated_edge(graph.edges["node__to__node"]) == (1, 0)
-
-
 @pytest.mark.parametrize("trait", ["repeats", "loops"])
 @pytest.mark.parametrize("runtime", ["onnx", "torch"])
 def test_a_later_graph_with_edges_that_were_not_compared_is_refused(trait, runtime, tmp_path):
@@ -136,3 +125,56 @@ def test_a_list_of_edges_may_get_repeated_edges_and_self_loops(tmp_path):
     report = package(pyg.SAGEConv(6, 3), graph_of(), tmp_path, fanouts=[-1])
     assert report.spec.matrix_without == {}
     load_model(report.path, report.spec, graph_of(repeats=True, loops=True))
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        (
+            [InlineNode(np.ones(6), {"": [4, 9, 4]})],
+            r"inline\[0\].neighbors: 4 is listed more than once.*adj_t",
+        ),
+        (
+            [InlineNode(np.ones(6), {"": [4]}), InlineNode(np.ones(6), {"": [4, "a"]}, "a")],
+            r"inline\[1\].neighbors: the node is its own neighbour.*without repeated edges and self-loops",
+        ),
+    ],
+)
+def test_an_unseen_node_may_not_have_edges_that_were_not_compared(described, message, tmp_path):
+    graph = graph_of()
+    report = package(Sparse(pyg.SAGEConv), graph, tmp_path, runtime="onnx")
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    (refused,) = answerer.answer([ScoreRequest("m", inline=described)])
+    assert isinstance(refused, BadRequest)
+    assert re.search(message, str(refused))
+    plain = [InlineNode(np.ones(6), {"": [4, 9]}), InlineNode(np.ones(6), {"": ["b"]}, "a")]
+    plain.append(InlineNode(np.ones(6), {"": [4]}, "b"))
+    (good,) = answerer.answer([ScoreRequest("m", inline=plain)])
+    assert good.outputs["logits"].shape == (3, 3)
+
+
+def test_an_unseen_node_of_a_model_over_a_list_may_have_them(tmp_path):
+    graph, conv = graph_of(), pyg.SAGEConv(6, 3)
+    report = package(conv, graph, tmp_path, fanouts=[-1])
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 99)
+    (found,) = answerer.answer(
+        [ScoreRequest("m", inline=[InlineNode(np.ones(6), {"": [4, 9, 4, "a"]}, "a")])]
+    )
+    x = torch.cat([torch.from_numpy(np.array(graph.nodes["node"].features)), torch.ones(1, 6)])
+    with torch.no_grad():
+        wanted = conv(x, torch.tensor([[4, 9, 4, 40], [40, 40, 40, 40]]))[40:]
+    np.testing.assert_allclose(found.outputs["logits"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [(True, "and this graph has repeated edges"), (None, "repeated edges was not stored.*build it again")],
+)
+def test_a_graph_store_with_repeated_edges_is_refused(known, message, tmp_path):
+    graph = graph_of(repeats=True)
+    report = package(Sparse(pyg.SAGEConv), graph_of(), tmp_path / "m")
+    edges = {key: dataclasses.replace(part, has_repeated_edges=known) for key, part in graph.edges.items()}
+    Graph(graph.schema, graph.nodes, edges).save(tmp_path / "graph")
+    stored = DiskStore(Graph.open(tmp_path / "graph")).graph
+    with pytest.raises(SchemaMismatch, match=message):
+        load_model(report.path, report.spec, stored)

@@ -30,6 +30,8 @@ app = typer.Typer(help="Build, inspect and change graphs.", no_args_is_help=True
 app.command("events")(graph_live.events)
 app.command("status")(graph_live.status)
 
+_ANSWERS = {True: "yes", False: "no", None: "unknown"}
+_FLAGS = ("has_time", "has_weight", "has_self_loops", "has_repeated_edges")
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0)
 
 
@@ -272,6 +274,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "has_weight": edge.has_weight,
             "signed_weight": edge.signed_weight,
             "has_self_loops": adjacency.has_self_loops,
+            "has_repeated_edges": adjacency.has_repeated_edges,
             "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},
         }
     return {
@@ -330,13 +333,13 @@ def _show(described: dict[str, Any]) -> None:
     )
     _print_rows(
         console,
-        ("edge type", "edges", "attr", "time", "weight", "loops", "in: p50", "p99", "max"),
+        ("edge type", "edges", "attr", "time", "weight", "loops", "repeats", "in: p50", "p99", "max"),
         [
             (
                 name,
                 f"{row['num_edges']:,}",
                 row["attr_dim"],
-                *("yes" if row[flag] else "no" for flag in ("has_time", "has_weight", "has_self_loops")),
+                *(_ANSWERS[row[flag]] for flag in _FLAGS),
                 *(f"{row['in_degree'].get(q, 0):,}" for q in ("0.5", "0.99", "1")),
             )
             for name, row in described["edge_types"].items()

@@ -272,7 +272,7 @@ class Answerer:
                         request.inline,
                         self.max_inline_neighbors,
                         self.model.reads_attr,
-                        self.model.spec.sampling == "weighted",
+                        self.model.spec,
                     )
                     inline[m] = self.model.inline_states(nodes, as_of)
                 except HoplineError as error:

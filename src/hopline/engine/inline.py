@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hopline.artifact import LOOPS, REPEATED, ModelSpec
 from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
 from hopline.engine.narrow_kernels import Matrix
@@ -63,17 +64,18 @@ def parse_inline(
     nodes: Sequence[InlineNode],
     max_neighbors: int,
     reads_attr: Collection[str],
-    by_weight: bool = False,
+    spec: ModelSpec,
 ) -> InlineNodes:
     """Check inline nodes against the graph.
 
     Args:
         reads_attr: edge types whose attributes the model reads; others may be left out.
-        by_weight: neighbours are sampled by weight, so that no weight may be negative.
+        spec: of the model. No weight may be negative where it samples by weight, and edges of kinds in
+            `matrix_without` are refused.
 
     Raises:
         BadRequest: features of a wrong length or not finite, an unknown edge type, edge data of a wrong
-            shape.
+            shape, edges that the model reads differently from those that it was packaged with.
         NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
@@ -112,13 +114,17 @@ def parse_inline(
         edges[key] = InlineEdges(
             offsets,
             neighbors,
-            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0, by_weight)[:, 0]
+            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0, spec.sampling == "weighted")[
+                :, 0
+            ]
             if adjacency.weight is not None
             else NO_FLOATS,
             _edge_values(nodes, key, incoming, lists[key], "edge_attr", adjacency.attr.shape[1])
             if adjacency.attr is not None and key in reads_attr
             else None,
         )
+        if not absent:
+            _check_matrix(key, spec.matrix_without.get(key, ()), edges[key], lists[key])
     if missing:
         raise NodeNotFound(
             f"inline neighbours that are in neither graph {graph.version} nor this request: "
@@ -127,6 +133,27 @@ def parse_inline(
             missing,
         )
     return InlineNodes(node_type, features, edges)
+
+
+def _check_matrix(
+    key: str, absent: Collection[str], edges: InlineEdges, lists: Sequence[Sequence[ExternalId]]
+) -> None:
+    """Refuse edges that a model over a sparse matrix was packaged without."""
+    for i, ids in enumerate(lists if absent else ()):
+        own = edges.neighbors[edges.offsets[i] : edges.offsets[i + 1]]
+        _, first = np.unique(own, return_index=True)
+        found = ""
+        if REPEATED in absent and first.shape[0] < own.shape[0]:
+            again = int(np.setdiff1d(np.arange(own.shape[0]), first)[0])
+            found = f"{ids[again]!r} is listed more than once"
+        elif LOOPS in absent and (own == -1 - i).any():
+            found = "the node is its own neighbour"
+        if found:
+            raise BadRequest(
+                f"inline[{i}].neighbors: {found}. The model reads {key} as a sparse matrix (adj_t) and was "
+                f"packaged on a graph without {' and '.join(absent)}: list each neighbour once and not the "
+                "node itself, or package the model on a graph that has such edges"
+            )
 
 
 def inline_states(
@@ -257,6 +284,7 @@ def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
             weight=weight,
             cumweight=None if weight is None else np.cumsum(weight, dtype=np.float64),
             has_self_loops=False,
+            has_repeated_edges=False,
             max_degree=b - a,
         )
         block = Sampler(own, sampler.fanout, sampler.mode, sampler.key).sample(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -11,10 +10,6 @@ from hopline.artifact import LOOPS, REPEATED, ModelSpec
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
-from hopline.graph.repeats import repeated_edge
-from hopline.graph.store_columns import is_in_store
-
-log = logging.getLogger(__name__)
 
 
 def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
@@ -64,11 +59,10 @@ def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:
     if isinstance(graph, LiveView):
         return f"a live graph can get {' and '.join(absent)}"
     edges = graph.edges[key]
-    if is_in_store(edges):
-        log.warning("whether edges %s in the graph store have %s is not checked", key, " or ".join(absent))
-        return ""
     if LOOPS in absent and edges.has_self_loops:
         return f"this graph has {LOOPS}"
-    if REPEATED in absent and repeated_edge(edges) is not None:
+    if REPEATED in absent and edges.has_repeated_edges is not False:
+        if edges.has_repeated_edges is None:
+            return f"whether this graph has {REPEATED} was not stored when it was saved: build it again"
         return f"this graph has {REPEATED}"
     return ""

@@ -305,6 +305,7 @@ def _adjacency(
         weight=None if sorted_weight is None else read_only(sorted_weight),
         cumweight=None if sorted_weight is None else read_only(csc.running_weights(indptr, sorted_weight)),
         has_self_loops=edge_type[0] == edge_type[2] and bool(csc.any_self_loop(indptr, indices)),
+        has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
         max_degree=int(np.diff(indptr).max(initial=0)),
         stored_time_range=None if time is None or not len(time) else (int(time.min()), int(time.max())),
         signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),

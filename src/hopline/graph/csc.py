@@ -114,3 +114,18 @@ def any_self_loop(indptr: Any, indices: Any) -> Any:
             if indices[edge] == node:
                 return True
     return False
+
+
+@njit(cache=True, nogil=True)
+def repeated_edge(indptr: Any, indices: Any) -> Any:
+    """The rows (source, destination) of an edge that occurs more than once; (-1, -1) if there is none."""
+    for node in range(indptr.shape[0] - 1):
+        sources = indices[indptr[node] : indptr[node + 1]]
+        for i in range(1, sources.shape[0]):
+            if sources[i] < sources[i - 1]:  # in order of time
+                sources = np.sort(sources)
+                break
+        for i in range(1, sources.shape[0]):
+            if sources[i] == sources[i - 1]:
+                return np.int64(sources[i]), np.int64(node)
+    return np.int64(-1), np.int64(-1)

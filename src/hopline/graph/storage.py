@@ -58,6 +58,7 @@ class StoredEdges(msgspec.Struct, frozen=True):
     max_degree: int
     has_self_loops: bool
     time_range: tuple[int, int] | None = None
+    has_repeated_edges: bool | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -125,7 +126,13 @@ def save(
             graph_schema=schema,
             num_nodes={name: part.num_nodes for name, part in nodes.items()},
             edges={
-                key: StoredEdges(part.num_edges, part.max_degree, part.has_self_loops, part.time_range)
+                key: StoredEdges(
+                    part.num_edges,
+                    part.max_degree,
+                    part.has_self_loops,
+                    part.time_range,
+                    part.has_repeated_edges,
+                )
                 for key, part in edges.items()
             },
             arrays=stored,
@@ -260,6 +267,7 @@ def _edges(folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray]) -> 
             attr=own["attr"] if schema.attr_dim else None,
             **columns,
             has_self_loops=known.has_self_loops,
+            has_repeated_edges=known.has_repeated_edges,
             max_degree=known.max_degree,
             stored_time_range=known.time_range,
             signed_weight=schema.signed_weight,

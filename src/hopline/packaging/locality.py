@@ -8,6 +8,7 @@ one thing of a graph and tests whether answers change for nodes whose neighbourh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers, widened
 from hopline.packaging.reference import Pairs, Reference, Rows, differ
 from hopline.packaging.watch import drawn_by, watched
-from hopline.types import IdArray
+from hopline.types import FloatArray, IdArray
 
 #: Nodes and edges of the largest graph that a module is run on.
 _MOST_ROWS = 100_000
@@ -206,7 +207,8 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     before = reference.answers(real)
     many = strangers(real, probe.hops + 3, rng)
     changed = []
-    for what, others in (("copies", real), ("strangers", many), ("scaled", _scaled(many))):
+    scaled = _scaled(many, nodes=True, edges=True)
+    for what, others in (("copies", real), ("strangers", many), ("scaled", scaled)):
         try:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
@@ -221,6 +223,13 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     decided = _decided(decisions)
     if decided:
         decided += ". If that is not the cause, "
+    if changed and _reads_all_edges(reference, real, many):
+        return decided + (
+            "it takes a sum, mean or extreme over the attributes or weights of all edges (as edge_attr / "
+            "edge_attr.max() does): the answer for a node changes with edges elsewhere in the graph. "
+            "Normalise the columns before the graph is built, or keep the numbers of the training graph as "
+            "buffers"
+        )
     if "copies" in changed or not changed:
         return decided + (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
@@ -233,6 +242,23 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         "it normalises over all nodes (a mean, variance or maximum over rows, as GraphNorm, PairNorm or "
         "x - x.mean(0) take): the answer for a node changes with nodes that no edge joins to it. Use "
         "BatchNorm, whose statistics are fixed after training, or LayerNorm(mode='node')"
+    )
+
+
+def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph) -> bool:
+    """Whether columns of edges elsewhere change answers of real nodes, and features elsewhere do not."""
+    if all(part.attr is None and part.weight is None for part in real.edges.values()):
+        return False
+
+    def answers(nodes: bool, edges: bool) -> Rows:
+        changed = _scaled(others, nodes=nodes, edges=edges)
+        return reference.answers(beside(real, changed))[:num_real]
+
+    num_real = len(reference.answers(real))
+    before = answers(nodes=False, edges=False)
+    return bool(
+        differ(before, answers(nodes=False, edges=True)).any()
+        and not differ(before, answers(nodes=True, edges=False)).any()
     )
 
 
@@ -259,8 +285,26 @@ def renumbered(graph: CheckGraph, order: dict[str, IdArray]) -> CheckGraph:
     return CheckGraph({name: rows[order[name]] for name, rows in graph.features.items()}, edges)
 
 
-def _scaled(graph: CheckGraph) -> CheckGraph:
-    return CheckGraph({name: rows * np.float32(3.0) for name, rows in graph.features.items()}, graph.edges)
+def _scaled(graph: CheckGraph, *, nodes: bool, edges: bool) -> CheckGraph:
+    """The same graph with every second row of columns a hundred times as large, the others a hundredth."""
+
+    def scaled(rows: FloatArray) -> FloatArray:
+        factors = np.where(np.arange(len(rows)) % 2, np.float32(100), np.float32(0.01))
+        return rows * factors.reshape(-1, *[1] * (rows.ndim - 1))
+
+    return CheckGraph(
+        {name: scaled(rows) if nodes else rows for name, rows in graph.features.items()},
+        {
+            key: replace(
+                part,
+                attr=None if part.attr is None else scaled(part.attr),
+                weight=None if part.weight is None else scaled(part.weight),
+            )
+            if edges
+            else part
+            for key, part in graph.edges.items()
+        },
+    )
 
 
 def _looks_further(

@@ -73,6 +73,8 @@ class ValueProxy(fx.Proxy):
         value = value_of(self.node)
         if isinstance(value, int | float) and not depends_on_values(self.node):
             return self._decided(value, what)
+        if isinstance(value, int | float | Tensor) and self.tracer.is_constant(self.node):
+            return value.item() if isinstance(value, Tensor) else value
         raise TraceError(f"{what}() of a tensor's numbers{_line()} cannot be followed")
 
     def _decided(self, value: Any, what: str) -> Any:
@@ -188,12 +190,26 @@ class RunningTracer(fx.Tracer):
         return None
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Decide a branch on a type or size as on the check graph; a branch on values cannot be traced."""
+        """Decide a branch on a type, a size or a parameter; a branch on values of rows cannot be traced."""
         value = value_of(obj.node)
         if (isinstance(value, bool | int | float) or value is None) and not depends_on_values(obj.node):
             self.decisions.append((obj.node, f"a condition that is {bool(value)}"))
             return bool(value)
+        if isinstance(value, int | float | Tensor) and self.is_constant(obj.node):
+            return bool(value)
         raise TraceError(f"a condition on a tensor's numbers{_line()} cannot be followed")
+
+    def is_constant(self, node: fx.Node) -> bool:
+        """Whether a value is computed from parameters and buffers alone, unchanged by this call."""
+        changed = {n for made in self.graph.nodes for n in made.meta.get(CHANGED, ())}
+
+        def constant(node: fx.Node) -> bool:
+            if node in changed:
+                return False
+            inputs = node.all_input_nodes
+            return node.op == "get_attr" or (bool(inputs) and all(map(constant, inputs)))
+
+        return constant(node)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Items of a tuple, or of a tensor that has few rows."""

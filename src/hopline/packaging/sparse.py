@@ -19,8 +19,7 @@ from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import LOOPS, REPEATED
 from hopline.errors import PackagingError
-from hopline.graph import Graph
-from hopline.graph.repeats import repeated_edge
+from hopline.graph import Graph, csc
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import part_of
@@ -129,8 +128,11 @@ def repeated(binding: Binding, graph: Graph, key: str) -> str:
     """A repeated edge of a type that the model reads as a sparse matrix, in words; "" for none."""
     if not binding.reads_sparse or key not in binding.relations:
         return ""
-    edge = repeated_edge(graph.edges[key])
-    return "" if edge is None else f"{key} holds row {edge[0]} to row {edge[1]} more than once"
+    edges = graph.edges[key]
+    if edges.has_repeated_edges is False:
+        return ""
+    source, target = csc.repeated_edge(np.asarray(edges.indptr[:]), np.asarray(edges.indices[:]))
+    return "" if source < 0 else f"{key} holds row {source} to row {target} more than once"
 
 
 def matrix_without(binding: Binding, graph: Graph) -> dict[str, tuple[str, ...]]:

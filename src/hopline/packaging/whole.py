@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
 
 from hopline.artifact import Head, ModelSpec
 from hopline.errors import PackagingError
@@ -101,7 +102,8 @@ def _refusal(error: Exception) -> str:
         return (
             "torch.export cannot follow a condition, a size or a Python number that depends on a tensor's "
             f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
-            "does so inside, for example coalesce. Use torch.where, and give sizes (num_nodes, dim_size)"
+            "does so inside, for example coalesce. Use torch.where, give sizes (num_nodes, dim_size), and "
+            "decide what depends on a parameter in __init__"
         )
     if "Constraints violated" in text or "user-specified ranges" in text:
         return (
@@ -111,6 +113,16 @@ def _refusal(error: Exception) -> str:
         )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
+
+
+def _message_hooks(model: nn.Module) -> str:
+    """The first convolution with hooks that only PyG calls, in words; "" if there is none."""
+    of_pyg = {name for name in vars(MessagePassing()) if name.endswith("_hooks")} - set(vars(nn.Module()))
+    for name, part in model.named_modules():
+        for kind in sorted(of_pyg & set(vars(part))):
+            if vars(part)[kind]:
+                return f"{name or type(part).__name__} has {kind.strip('_').replace('_', ' ')}"
+    return ""
 
 
 def _check_sizes(program: Any) -> None:
@@ -150,6 +162,13 @@ def write_whole(
     Raises:
         PackagingError: torch.export refuses it; the message also says why it was not split.
     """
+    hooked = _message_hooks(model)
+    if hooked:
+        raise PackagingError(
+            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: {hooked}, which "
+            "PyG leaves out when torch.export follows a convolution: override message(), aggregate() or "
+            "propagate() in a subclass instead"
+        )
     slots = binding.slots(check)
     every = list(slots)
     whole = _Whole(model, binding, every, target, head, pooled, inverse).eval()

@@ -42,6 +42,7 @@ def assert_same(found: Graph, wanted: Graph) -> None:
             np.testing.assert_array_equal(have[name], array, err_msg=f"{key} {name}")
         assert found.edges[key].max_degree == edges.max_degree
         assert found.edges[key].has_self_loops == edges.has_self_loops
+        assert found.edges[key].has_repeated_edges == edges.has_repeated_edges
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.graph import csc
 from hopline.graph.extent import Clock, degrees, extent, starts
 from hopline.graph.ids import IdIndex
 from hopline.graph.live import lists, rows
@@ -351,6 +352,7 @@ def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) 
         weight=copied(edge.weight),
         cumweight=copied(edge.cumweight),
         has_self_loops=loops,
+        has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
         max_degree=longest,
         signed_weight=edge.signed_weight,
     )
