@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
+from hopline.events.arrow_fields import refuse_fields
 from hopline.events.elsewhere import with_zeros, without_features
 from hopline.events.payloads import JsonEvents, read_json
 from hopline.events.rows import Refusals, Refused
@@ -204,6 +205,7 @@ class Decoder:
             "malformed",
             f"op is missing or unknown; known are {', '.join(wire.OPS)}",
         )
+        refuse_fields(table, first, schema, refusals)
         edges: dict[str, EdgeChanges] = {}
         nodes: dict[str, NodeChanges] = {}
         for rows, key in _typed(
