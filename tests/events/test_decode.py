@@ -190,6 +190,20 @@ def test_a_damaged_arrow_stream_takes_nothing_with_it(place, byte, cut):
     assert {0, 2} <= set(decoded.payload.tolist())
 
 
+def test_an_empty_id_is_refused_as_it_would_protect_from_nothing():
+    for payload in (
+        json.dumps([{**KNOW, "id": ""}, KNOW]).encode(),
+        arrow({name: [value, value] for name, value in KNOW.items()} | {"id": ["", None]}),
+        arrow(
+            {name: [value, value] for name, value in KNOW.items()}
+            | {"id": pa.array(["", "e"]).dictionary_encode()}
+        ),
+    ):
+        (refused,) = decode(payload).refused
+        assert (refused.index, refused.code) == (0, "malformed")
+        assert "id is empty; leave it out or send one" in refused.reason
+
+
 def test_types_may_be_left_out_where_there_is_one():
     decoded = decode(
         {"op": "add_edge", "src": 1, "dst": 2},
