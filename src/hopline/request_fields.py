@@ -24,7 +24,7 @@ import msgspec
 from hopline.types import OnMissing, Priority, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-#: Text that is absent if it is not set: an empty one would be ignored in silence.
+#: Text that is absent if it is not set: an empty one would be ignored.
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 #: Labels of a request, limited in number and length.
 _Tags = Annotated[

@@ -210,9 +210,9 @@ class Decoder:
             f"op is missing or unknown; known are {', '.join(wire.OPS)}",
         )
         refuse_fields(table, first, schema, refusals)
-        ids, given = table.strings("id"), table.given("id")
-        if given is not None and "" in ids:
-            refusals.add_all(numbers[given & [each == "" for each in ids]], "malformed", _NO_ID)
+        ids, named = table.strings("id"), table.given("id")
+        if named is not None and "" in ids:
+            refusals.add_all(numbers[named & [each == "" for each in ids]], "malformed", _NO_ID)
         edges: dict[str, EdgeChanges] = {}
         nodes: dict[str, NodeChanges] = {}
         for rows, key in _typed(
