@@ -633,6 +633,22 @@ def test_what_is_no_event_says_what_would_be_one(payload, text):
     assert text in refused.reason
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"op":"add_edge","colour":1,"src',
+        b'{"op":"add_edge","node":1,"src":1,}',
+        b'{"op":"add_edge","node":1,"op":"none"}',
+        b'{"op":"none","node":1,"op":"add_edge"}',
+        b'{"op":"add_edge","node":1,"op":5}',
+    ],
+)
+def test_an_event_with_several_faults_is_refused_for_one_of_them(payload):
+    (refused,) = Decoder(PLAIN).decode([payload]).refused
+    assert refused.code == "malformed"
+    assert refused.reason.startswith("not an event: ")
+
+
 def test_a_moment_of_1970_is_one():
     event = {"op": "add_edge", "src": 1, "dst": 2, "at": "1970-02-01T00:00:00Z"}
     found = Decoder(PLAIN).decode([json.dumps(event).encode()])

@@ -249,7 +249,12 @@ def why(error: BaseException, payload: bytes) -> str:
     text = str(error)
     foreign = _FOREIGN_FIELD.match(text)
     if foreign:
-        return foreign_field(_read_op(payload).op, foreign[1] or foreign[2])
+        try:
+            op = _read_op(payload).op
+        except UNREADABLE as other:  # what follows the field is no JSON
+            return f"not an event: {other}"
+        if op in FIELDS:  # a repeated op may be another one here
+            return foreign_field(op, foreign[1] or foreign[2])
     if text.endswith(("at `$.op`", "required field `op`")):
         text += f"; known are {', '.join(OPS)}"
     return f"not an event: {text}"
