@@ -170,6 +170,15 @@ def _fallbacks(fallbacks: Iterable[Any]) -> str:
     return "\n".join(lines)
 
 
+def event_fields_table() -> str:
+    """The fields of events of a live graph, by operation."""
+    from hopline.events.wire import FIELDS
+
+    lines = ["| `op` | fields |", "|---|---|"]
+    lines += [f"| `{op}` | {', '.join(f'`{name}`' for name in fields)} |" for op, fields in FIELDS.items()]
+    return "\n".join(lines)
+
+
 def errors_table() -> str:
     """Every error class of the server with its code, HTTP status and gRPC code."""
     from hopline.errors import HoplineError
@@ -309,6 +318,7 @@ def _shown_option(default: Any) -> str:
 GENERATED: dict[str, dict[str, Callable[[], str]]] = {
     "docs/configuration.md": {"settings": settings_table},
     "docs/bad-input.md": {"errors": errors_table},
+    "docs/http-api.md": {"event-fields": event_fields_table},
     "docs/cli.md": {"commands": commands_table},
     "docs/guides/store-failures.md": {
         "fallbacks": fallbacks_table,

@@ -17,6 +17,7 @@ from hopline.records.inputs import Inputs, inputs_of
 from hopline.request_fields import FIELDS, LOGGED, RequestField, default_of
 from hopline.rollout.process_wire import pack_request, unpack_request
 from hopline.transports import oip
+from hopline.transports.lifecycle_requests import change_parameters
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.queue_message import request_of
 from hopline.transports.score_json import decode_score, score_request
@@ -42,10 +43,10 @@ BAD: dict[str, tuple[Any, ...]] = {
     "on_missing": ("nothing", 1, True),
     "degraded": ("", 0),
     "attributes": ({"a": [1]}, "[1]", 5),
-    "key": (5,),
+    "key": (5, ""),
     "priority": ("urgent", -1, 0.5),
     "tags": ([1], ["a"] * 17, ["x" * 65], [""], 5),
-    "min_version": (7,),
+    "min_version": (7, ""),
 }
 NAMED = pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
 
@@ -101,6 +102,19 @@ def test_what_is_no_value_of_a_field_is_refused_by_its_name(name: str, value: An
     parameter = json.dumps(value) if isinstance(value, dict | list) else value
     with pytest.raises(BadRequest, match=name):
         request_from_tensors("m", "", (), (), {name: parameter}, "r")
+
+
+def test_an_empty_version_or_id_is_refused_wherever_it_may_be_left_out() -> None:
+    with pytest.raises(BadRequest, match="version"):
+        over_http({"version": ""})
+    message = Message(b'{"model": "m", "nodes": [1], "min_version": ""}', b"", {}, "0", "1")
+    with pytest.raises(BadRequest, match="min_version"):
+        request_of(message, 1000)
+    for verb, name in (("load", "version"), ("unload", "version"), ("load", "graph")):
+        with pytest.raises(BadRequest, match=f"{name}.* is empty; leave it out"):
+            change_parameters(verb, {name: ""})
+    with pytest.raises(BadRequest, match="timeout"):
+        request_from_tensors("m", "", (), (), {"timeout_ms": ""}, "r")
 
 
 @NAMED

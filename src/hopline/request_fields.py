@@ -24,6 +24,8 @@ import msgspec
 from hopline.types import OnMissing, Priority, ScoreRequest
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+#: Text that is absent if it is not set: an empty one would be ignored.
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 #: Labels of a request, limited in number and length.
 _Tags = Annotated[
     tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], ...], msgspec.Meta(max_length=16)
@@ -59,11 +61,11 @@ FIELDS = (
     RequestField("degraded", Literal["allow", "refuse"], Literal["allow", "refuse"], True, True),
     # These two choose the version. The response cache is per version.
     RequestField("attributes", dict[str, int | float | str | bool], dict[str, Any] | None, False, True),
-    RequestField("key", str, str, False, False),
+    RequestField("key", _Text, str, False, False),
     RequestField("priority", Priority, Priority, False, False),
     RequestField("tags", _Tags, tuple[str, ...], False, True),
     # A cached answer may be of an older version of the graph.
-    RequestField("min_version", str, str, True, False),
+    RequestField("min_version", _Text, str, True, False),
 )
 
 _DEFAULTS = dict(zip(ScoreRequest.__struct_fields__[1:], ScoreRequest.__struct_defaults__, strict=True))

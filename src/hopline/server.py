@@ -29,6 +29,7 @@ from hopline.process.listeners import (
     reserve,
     url_host,
 )
+from hopline.process.open_files import OpenFiles
 from hopline.process.time_slice import SHORT_S, want_slices
 from hopline.transports.budget import Budget
 
@@ -118,6 +119,7 @@ class Server:
         self._service_name = service
         self._on_ready = on_ready
         self._signals = 0
+        self._open_files = OpenFiles()
         self._stopping = asyncio.Event()
         self._cut = asyncio.Event()
         self._service: Any = None
@@ -271,6 +273,7 @@ class Server:
         if self._gate is not None:
             self._gate.tick()
         self._tls.tick()
+        self._open_files.tick(now)
         self._service.metrics.flush()
 
     async def _drain(self) -> bool:

@@ -171,6 +171,34 @@ def test_unseen_nodes_can_be_neighbours_of_each_other(cases):
     np.testing.assert_allclose(logits, truth.numpy()[[zoo.N + 1, zoo.N]], atol=1e-4)
 
 
+@pytest.mark.parametrize("caches", [False, True])
+def test_an_inline_node_hides_a_known_node_from_inline_neighbours_only(cases, caches):
+    """docs/guides/score-unseen-nodes.md: as if it had another id, and nobody else notices."""
+    case = cases["sage"]
+    answerer = case.answerer(caches, fanout=-1)
+    (known,) = answer(answerer, request(case, range(zoo.N)))
+    changed = describe(case, 5)
+    features = changed.features + 1
+
+    def reader(name):
+        return InlineNode(features, {"": [name]}, None, {zoo.EDGE: np.zeros((1, 2), np.float32)})
+
+    def asked(name):
+        fields = (changed.neighbors, name, changed.edge_attr, changed.edge_weight)
+        inline = [InlineNode(features, *fields), reader(name)]
+        nodes = ids_of(case, range(zoo.N))
+        (found,) = answer(answerer, ScoreRequest("sage", nodes=nodes, inline=inline, outputs=("logits",)))
+        return found
+
+    hiding, renamed = asked("n5"), asked("other")
+    assert (hiding == renamed).all()
+    assert (hiding[: zoo.N] == known).all()
+    (plain,) = answer(answerer, ScoreRequest("sage", inline=[reader("n5")], outputs=("logits",)))
+    assert (plain != hiding[-1:]).any()
+    (again,) = answer(answerer, request(case, range(zoo.N)))
+    assert (again == known).all()
+
+
 def test_sampled_answer_of_an_unseen_node_does_not_depend_on_its_place(cases):
     case = cases["sage"]
     answerer = case.answerer(True)

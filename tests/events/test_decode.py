@@ -68,7 +68,7 @@ buys = st.fixed_dictionaries(
 )
 unbuys = st.fixed_dictionaries(
     {"op": st.just("remove_edge"), "edge_type": st.just("user__buys__item"), "src": strings, "dst": ints},
-    optional={"time": ints, "weight": floats, "attr": vector(1)},
+    optional={"time": ints},
 )
 knows = st.fixed_dictionaries(
     {
@@ -99,14 +99,11 @@ any_events = st.lists(buys | unbuys | knows | users | items | st.none(), max_siz
 
 
 def wanted(event):
-    """What is to come out: vectors as lists in the schema's order; a removal's weight is not read."""
+    """What is to come out: vectors as lists in the schema's order."""
     event = dict(event)
     for name, names in (("attr", ("price", "count")), ("features", ("age", "spent", "visits"))):
         if isinstance(event.get(name), dict):
             event[name] = [event[name][each] for each in names]
-    if event["op"] == "remove_edge":
-        event.pop("weight", None)
-        event.pop("attr", None)
     return event
 
 
@@ -191,6 +188,20 @@ def test_a_damaged_arrow_stream_takes_nothing_with_it(place, byte, cut):
     good = json.dumps({"op": "add_edge", "src": 1, "dst": 2}).encode()
     decoded = Decoder(PLAIN).decode([good, bytes(payload), good])
     assert {0, 2} <= set(decoded.payload.tolist())
+
+
+def test_an_empty_id_is_refused_as_it_would_protect_from_nothing():
+    for payload in (
+        json.dumps([{**KNOW, "id": ""}, KNOW]).encode(),
+        arrow({name: [value, value] for name, value in KNOW.items()} | {"id": ["", None]}),
+        arrow(
+            {name: [value, value] for name, value in KNOW.items()}
+            | {"id": pa.array(["", "e"]).dictionary_encode()}
+        ),
+    ):
+        (refused,) = decode(payload).refused
+        assert (refused.index, refused.code) == (0, "malformed")
+        assert "id is empty; leave it out or send one" in refused.reason
 
 
 def test_types_may_be_left_out_where_there_is_one():
@@ -362,16 +373,17 @@ def test_an_arrow_message_of_other_columns_is_refused_whole(table, code, reason)
     assert decoded.payload.tolist() == [0, 2, 2, 3]
 
 
+SET_ROW = {"op": "set_features", "node": 1, "src": None, "dst": None}
 BAD_ROWS = [
     ("no op", {"op": None}, "malformed"),
     ("unknown op", {"op": "link"}, "malformed"),
     ("no source", {"src": None}, "bad_id"),
     ("event time before 1970", {"at": -5}, "malformed"),
     ("unknown type", {"edge_type": "a__b__c"}, "unknown_type"),
-    ("NaN", {"op": "set_features", "node": 1, "features": [1.0, float("nan")]}, "not_finite"),
-    ("a null among numbers", {"op": "set_features", "node": 1, "features": [1.0, None]}, "not_finite"),
-    ("three features", {"op": "set_features", "node": 1, "features": [1.0, 2.0, 3.0]}, "schema_changed"),
-    ("no features", {"op": "add_node", "node": 1}, "bad_shape"),
+    ("NaN", {**SET_ROW, "features": [1.0, float("nan")]}, "not_finite"),
+    ("a null among numbers", {**SET_ROW, "features": [1.0, None]}, "not_finite"),
+    ("three features", {**SET_ROW, "features": [1.0, 2.0, 3.0]}, "schema_changed"),
+    ("no features", {**SET_ROW, "op": "add_node"}, "bad_shape"),
     ("a weight", {"weight": 1.0}, "schema_changed"),
 ]  # fmt: skip
 
@@ -387,6 +399,112 @@ def test_a_bad_row_of_a_table_is_refused_by_itself(bad, code):
     assert decoded.index.tolist() == [0, 2]
     again = pa.ipc.open_stream(originals(payload, [1])[0]).read_all().to_pylist()
     assert repr(again) == repr([{name: rows[1].get(name) for name in names}])
+
+
+#: As docs/guides/stream.md lists them, for a graph that has everything.
+TAKEN = {
+    "add_edge": {"src", "dst", "edge_type", "time", "weight", "attr"},
+    "remove_edge": {"src", "dst", "edge_type", "time"},
+    "add_node": {"node", "node_type", "features"},
+    "set_features": {"node", "node_type", "features"},
+}
+VALUES = {
+    "src": "ann",
+    "dst": 7,
+    "edge_type": "user__buys__item",
+    "time": 5,
+    "weight": 0.5,
+    "attr": [2.0, 1.0],
+    "node": "ann",
+    "node_type": "user",
+    "features": [1.0, 2.0, 3.0],
+}
+
+
+@pytest.mark.parametrize("op", TAKEN)
+@pytest.mark.parametrize("field", VALUES)
+@pytest.mark.parametrize("null", [False, True])
+def test_a_field_that_an_operation_does_not_take_is_refused_in_json_and_arrow_alike(op, field, null):
+    """Ignored, the removal of an edge of one weight would be that of all."""
+    plain = {"op": op, "id": "e", **{name: VALUES[name] for name in sorted(TAKEN[op])}}
+    event = {**plain, field: None if null else VALUES[field]}
+    if field in TAKEN[op]:
+        assert decode(plain).refused == []
+        return
+    kinds = {"weight": pa.float32(), "attr": pa.list_(pa.float32()), "features": pa.list_(pa.float32())}
+    table = {name: pa.array([plain.get(name), value], kinds.get(name)) for name, value in event.items()}
+    if null:
+        assert decode(event).refused == []
+        assert decode(arrow(table)).refused == []
+        return
+    (said,) = decode([plain, {**event, "id": "f"}]).refused
+    (refused,) = decode(arrow(table)).refused
+    assert (refused.index, refused.code, refused.reason) == (1, said.code, said.reason)
+    assert said.code == "malformed"
+    assert f"{op} has no field {field!r}; its fields are id, at, " in said.reason
+    assert all(name in said.reason.partition("fields are")[2] for name in TAKEN[op])
+
+
+def test_a_removal_says_which_edges_it_removes():
+    for field, value in (("weight", 0.5), ("attr", [2.0, 1.0])):
+        (refused,) = decode({**KNOW, "op": "remove_edge", field: value}).refused
+        assert "removes all edges from src to dst, or with time those of that time" in refused.reason
+
+
+def test_fields_that_an_operation_does_not_take_are_refused_before_its_type_is():
+    (said,) = decode({**KNOW, "edge_type": "none", "node": "x"}).refused
+    row = {name: [value] for name, value in {**KNOW, "edge_type": "none", "node": "x"}.items()}
+    (refused,) = decode(arrow(row)).refused
+    assert (refused.code, refused.reason) == (said.code, said.reason)
+
+
+#: An event of one type with the named values of another: as JSON, and the same as columns.
+OTHER_NAMES = [
+    ({**KNOW, "attr": {"price": 1.0}}, {**KNOW, "price": 1.0}),
+    ({**SET_ITEM, "features": {"age": 1.0}}, {**SET_ITEM, "age": 1.0}),
+    ({**SET, "features": {"count": 1.0}}, {**SET, "features": None, "count": 1.0}),
+    ({**BUY, "attr": {"visits": 1.0}}, {**BUY, "attr": None, "visits": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("event", "row"), OTHER_NAMES)
+def test_named_values_of_another_type_are_refused_in_arrow_as_well(event, row):
+    assert [each.code for each in decode(event).refused]
+    (refused,) = decode(arrow({name: [value] for name, value in row.items() if value is not None})).refused
+    named = next(name for name in row if name not in event)
+    assert named in refused.reason
+
+
+def test_named_values_for_the_types_of_a_graph_are_refused_in_the_words_of_json():
+    height = NodeTypeSchema(1, feature_names=("height",))
+    schema = GraphSchema({**SHOP.node_types, "shelf": height}, SHOP.edge_types)
+    for event, row in (
+        ({**SET, "features": {"height": 1.0}}, {**SET, "height": 1.0}),
+        ({**SET_ITEM, "features": {"age": 1.0}}, {**SET_ITEM, "age": 1.0}),
+        ({**KNOW, "attr": {"price": 1.0}}, {**KNOW, "price": 1.0}),
+    ):
+        row.pop("features", None)
+        (said,) = decode(event, schema=schema).refused
+        (refused,) = decode(arrow({name: [value] for name, value in row.items()}), schema=schema).refused
+        assert (refused.code, refused.reason) == (said.code, said.reason)
+
+
+@pytest.mark.parametrize("names", [("price",), ("price", "count")])
+def test_a_vector_as_a_list_and_by_name_in_one_row_is_refused(names):
+    row = {**BUY, **dict.fromkeys(names, 1.0)}
+    both = {name: [value, value, value] for name, value in row.items()}
+    both |= {name: pa.array([None, 1.0, None], pa.float32()) for name in names}
+    (refused,) = decode(arrow(both)).refused
+    assert (refused.index, refused.code) == (1, "bad_shape")
+    assert "as a list and by name" in refused.reason
+
+
+def test_a_column_for_each_name_and_a_list_column_of_nulls_are_read_by_name():
+    rows = {**{name: [value] for name, value in BUY.items()}, "price": [9.5], "count": [1.0]}
+    rows["attr"] = pa.array([None], pa.list_(pa.float32()))
+    decoded = decode(arrow(rows))
+    assert codes(decoded) == []
+    assert events_of(decoded.changes)[0]["attr"] == [9.5, 1.0]
 
 
 def test_a_bad_row_beside_lists_of_nulls_can_be_put_aside():
@@ -506,13 +624,29 @@ def test_a_byte_order_mark_is_ignored():
         (b" ", "not an event: empty"),
         (
             b'{"op":"add_edge","source":1,"dst":2}',
-            "`source`; fields of edges are id, at, src, dst, edge_type",
+            "add_edge has no field 'source'; its fields are id, at, src, dst, edge_type,",
         ),
     ],
 )
 def test_what_is_no_event_says_what_would_be_one(payload, text):
     (refused,) = Decoder(PLAIN).decode([payload]).refused
     assert text in refused.reason
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"op":"add_edge","colour":1,"src',
+        b'{"op":"add_edge","node":1,"src":1,}',
+        b'{"op":"add_edge","node":1,"op":"none"}',
+        b'{"op":"none","node":1,"op":"add_edge"}',
+        b'{"op":"add_edge","node":1,"op":5}',
+    ],
+)
+def test_an_event_with_several_faults_is_refused_for_one_of_them(payload):
+    (refused,) = Decoder(PLAIN).decode([payload]).refused
+    assert refused.code == "malformed"
+    assert refused.reason.startswith("not an event: ")
 
 
 def test_a_moment_of_1970_is_one():

@@ -21,8 +21,8 @@ from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import _MAX_UNSENT_BYTES
 from hopline.transports.proto import message
-from tests.transports.grpc_rig import grpc_server
-from tests.transports.http2_rig import Client, Served
+from tests.transports.grpc_rig import endpoint_of, grpc_server
+from tests.transports.http2_rig import Alone, Answer, Client, Served
 
 Code = StatusCode
 
@@ -109,6 +109,93 @@ def test_a_unary_method_takes_one_whole_message() -> None:
         assert what in failed(raw(client, "/t/Echo", data), Code.INVALID_ARGUMENT)
     assert "none was sent" in failed(client.ask("/t/Echo"), Code.INVALID_ARGUMENT)
     assert client.ask("/t/Echo", b"").messages == [b""]
+
+
+MODEL_INFER, STREAM_INFER = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ModelStreamInfer"
+#: What is wrong with a call: its path, its bytes, headers, and the stable code of the answer.
+FAULTS: dict[str, tuple[str, bytes, dict[str, str], str]] = {
+    "cut short": (MODEL_INFER, framed(b"abc")[:-1], {}, "bad_request"),
+    "cut short in its prefix": (MODEL_INFER, b"\0\0", {}, "bad_request"),
+    "two messages": (MODEL_INFER, framed(b"") * 2, {}, "bad_request"),
+    "none": (MODEL_INFER, b"", {}, "bad_request"),
+    "compressed without an encoding": (MODEL_INFER, framed(b"x", 1), {}, "bad_request"),
+    "an unknown flag": (MODEL_INFER, framed(b"x", 9), {}, "bad_request"),
+    "an unknown encoding": (MODEL_INFER, framed(b"x", 1), {"grpc_encoding": "br"}, "unsupported_encoding"),
+    "damaged": (MODEL_INFER, framed(b"x", 1), {"grpc_encoding": "gzip"}, "bad_request"),
+    "too large": (MODEL_INFER, b"\0" + (1 << 30).to_bytes(4, "big"), {}, "request_too_large"),
+    "no protobuf": (MODEL_INFER, framed(b"\xff"), {}, "bad_request"),
+    "a deadline that is none": (MODEL_INFER, framed(b""), {"grpc_timeout": "soon"}, "bad_request"),
+    "an unknown method": (f"/{INFERENCE}/Nothing", framed(b""), {}, "not_found"),
+    "a method that is not offered": (f"/{INFERENCE}/TraceSetting", framed(b""), {}, "not_found"),
+    "in a stream, cut short": (STREAM_INFER, framed(b"abc")[:-1], {}, "bad_request"),
+    "in a stream, compressed": (STREAM_INFER, framed(b"x", 1), {}, "bad_request"),
+    "in a stream, unknown": (
+        STREAM_INFER,
+        framed(b"x", 1),
+        {"grpc_encoding": "br"},
+        "unsupported_encoding",
+    ),
+    "in a stream, too large": (STREAM_INFER, b"\0" + (1 << 30).to_bytes(4, "big"), {}, "request_too_large"),
+}
+
+
+@pytest.mark.parametrize(("path", "data", "headers", "code"), FAULTS.values(), ids=FAULTS)
+async def test_every_failed_call_has_a_stable_code(
+    path: str, data: bytes, headers: dict[str, str], code: str
+) -> None:
+    client = Client(_serving(GrpcApp(FakeService(load_config()))))
+    answer = raw(client, path, data, **headers)
+    assert answer.status != 0
+    assert answer.headers[-1][b"hopline-error"] == code.encode()
+
+
+async def test_a_call_that_does_not_arrive_and_one_without_room_have_stable_codes() -> None:
+    app = GrpcApp(FakeService(load_config()))
+    served = _serving(app, read_timeout_s=5.0)
+    client = Client(served)
+    number = client.call(MODEL_INFER, end=False)
+    client.exchange()
+    for now in (1.0, 7.0):
+        served.endpoint.tick(now)
+        client.exchange()
+    assert client.answers[number].headers[-1][b"hopline-error"] == b"request_timeout"
+    full = Client(_serving(app, budget=Budget(10)))
+    answer = raw(full, MODEL_INFER, framed(bytes(100_000)))
+    assert answer.headers[-1][b"hopline-error"] == b"overloaded"
+    assert answer.headers[-1][b"retry-after-ms"] == b"1000"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status", "code"),
+    [
+        ("application/grpc", b"200", 0),
+        ("application/grpc+proto", b"200", 0),
+        ("Application/GRPC+Proto", b"200", 0),
+        ("application/grpc;charset=utf-8", b"200", 0),
+        ("application/grpc+proto ; a=b", b"200", 0),
+        ("application/grpc+json", b"200", Code.UNIMPLEMENTED.value),
+        ("application/grpc+thrift;a=b", b"200", Code.UNIMPLEMENTED.value),
+        ("application/grpc-web", b"415", None),
+        ("application/grpc-web+proto", b"415", None),
+        ("application/grpc-web-text", b"415", None),
+        ("application/grpcs", b"415", None),
+        ("text/plain;application/grpc", b"415", None),
+        ("", b"415", None),
+    ],
+)
+def test_only_protobuf_over_http2_is_a_call(content_type: str, status: bytes, code: int | None) -> None:
+    client = Client(Served())
+    number = client.h2.get_next_available_stream_id()
+    headers = {":method": "POST", ":scheme": "http", ":authority": "here", ":path": "/t/Echo"}
+    client.answers[number] = answer = Answer()
+    client.h2.send_headers(number, [*headers.items(), ("content-type", content_type)])
+    client.h2.send_data(number, framed(b"x"), end_stream=True)
+    client.exchange()
+    assert answer.headers[0][b":status"] == status
+    if code is not None:
+        assert answer.status == code
+    if code:
+        assert "application/grpc+proto" in answer.text
 
 
 def test_what_is_no_call_is_refused() -> None:
@@ -309,6 +396,13 @@ async def test_a_stream_whose_answers_nobody_reads_is_not_read_either() -> None:
     client.exchange()
     assert len(client.answers[number].messages) == num_sent
     assert client.answers[number].status == 0
+
+
+def _serving(app: GrpcApp, **limits: Any) -> Served:
+    """The real methods, and the real answers to failures."""
+    served = Served()
+    served.endpoint = endpoint_of(app, turns=Alone(), **limits)
+    return served
 
 
 def _over(app: GrpcApp) -> Client:

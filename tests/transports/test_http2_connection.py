@@ -341,6 +341,40 @@ def test_http_1_is_told_what_this_port_is() -> None:
     assert client.transport.at_eof
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"\x16",
+        b"\0\0\0\4\0\0\0\0\0",  # a frame without the preface
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\nX",
+        b"PRI\0",
+        b"(hello",
+        b"GET /\0",
+        b"x" * 40,
+    ],
+)
+def test_what_cannot_be_a_preface_or_a_request_is_closed_at_once(first: bytes) -> None:
+    for cut in {len(first), 1}:
+        served = Served()
+        server, transport = served.endpoint(), Client(served).transport
+        server.connection_made(transport)  # type: ignore[arg-type]
+        server.data_received(first[:cut])
+        server.data_received(first[cut:]) if cut < len(first) else None
+        assert transport.at_eof
+        assert not transport.written
+
+
+@pytest.mark.parametrize("begin", [b"P", b"PRI * HT", b"G", b"GET", b"GET /y HTT", b"POST /x HTTP/1.1\r"])
+def test_what_may_become_a_preface_or_a_request_is_waited_for(begin: bytes) -> None:
+    served = Served()
+    server, transport = served.endpoint(), Client(served).transport
+    server.connection_made(transport)  # type: ignore[arg-type]
+    server.data_received(begin)
+    assert not transport.at_eof
+    assert not transport.written
+
+
 def test_who_never_greets_is_cut_off() -> None:
     served = Served(read_timeout_s=5.0)
     server, transport = served.endpoint(), Client(served).transport

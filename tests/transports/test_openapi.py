@@ -69,6 +69,30 @@ def test_docstrings_become_descriptions():
     assert long.endswith("0 goes without.")
 
 
+def test_events_of_a_graph_are_described_with_the_fields_that_each_takes():
+    """As docs/http-api.md lists them."""
+    found = document()
+    body = found["paths"]["/v1/graph/events"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
+    names = [each["$ref"].rpartition("/")[2] for each in body["anyOf"] if "$ref" in each]
+    described = [found["components"]["schemas"][name] for name in names]
+    fields = {each["properties"]["op"]["enum"][0]: set(each["properties"]) for each in described}
+    edge, node = (
+        {"op", "id", "at", "src", "dst", "edge_type", "time"},
+        {"op", "id", "at", "node", "node_type"},
+    )
+    assert fields == {
+        "add_edge": edge | {"weight", "attr"},
+        "remove_edge": edge,
+        "add_node": node | {"features"},
+        "set_features": node | {"features"},
+    }
+    for each in described:
+        assert each["additionalProperties"] is False
+        assert all("description" in kind for name, kind in each["properties"].items() if name != "op")
+
+
 class Page(HTMLParser):
     def __init__(self):
         super().__init__()

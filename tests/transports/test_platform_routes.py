@@ -97,7 +97,7 @@ PARAMETERS = {
     "key": "user-7",
     "priority": "high",
     "tags": ["nightly"],
-    "min_version": "",
+    "min_version": "9c1f0b7e52d4a386+7",
 }
 #: Those that the fake service answers; every other one has to be refused.
 ANSWERED = {

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
 from hopline.events import arrow_bounds, checks
+from hopline.events.arrow_fields import refuse_vectors
 from hopline.events.json_rows import described
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import OPS
@@ -218,6 +219,20 @@ class Table:
             return [""] * len(self)
         return ["" if value is None else str(value) for value in _values(column)]
 
+    @property
+    def names(self) -> list[str]:
+        """Of all columns."""
+        found: list[str] = self._table.schema.names
+        return found
+
+    def given(self, name: str) -> NDArray[np.bool_] | None:
+        """Rows that have a value: bool [n]; None if no row has one."""
+        column = self._column(name)
+        if column is None or column.null_count == len(column):
+            return None
+        found: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+        return found
+
     def times_ms(self) -> Column | None:
         """Event times as ms since 1970."""
         import pyarrow as pa
@@ -243,6 +258,7 @@ class Table:
         vectors = _Vectors("attr", schema.attr_dim, schema.attr_names, f"{what}: attr")
         vectors.if_missing = checks.no_attr(what, schema.attr_dim)
         adds = self.ops[rows] != OPS.index("remove_edge")
+        self._refuse_others(vectors, rows[adds], first, refusals)
         rows, attr = self._vectors(vectors, rows, first, adds, refusals)
         numbers = rows + first
         time = self._column("time", rows)
@@ -264,6 +280,7 @@ class Table:
         what = f"node type {name!r}"
         vectors = _Vectors("features", schema.feature_dim, schema.feature_names, f"{what}: features")
         vectors.if_missing = checks.no_features(what, schema.feature_dim)
+        self._refuse_others(vectors, rows, first, refusals)
         rows, features = self._vectors(vectors, rows, first, np.ones(len(rows), np.bool_), refusals)
         add = self.ops[rows] == OPS.index("add_node")
         return NodeRows(rows + first, self._ids("node", rows), add, features)
@@ -293,6 +310,9 @@ class Table:
         ints: IdArray = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         return ints
 
+    def _refuse_others(self, wanted: _Vectors, rows: IdArray, first: int, refusals: Refusals) -> None:
+        refuse_vectors(self, rows, first, wanted.name, wanted.names, wanted.dim, wanted.what, refusals)
+
     def _vectors(
         self, wanted: _Vectors, rows: IdArray, first: int, needed: NDArray[np.bool_], refusals: Refusals
     ) -> tuple[IdArray, Column | None]:
@@ -303,10 +323,10 @@ class Table:
 
         Returns: the remaining rows, and their vectors: zeros if none is needed.
         """
-        if wanted.name not in self._table.schema.names or self._column(wanted.name) is None:
+        column = self._column(wanted.name, rows)
+        if column is None or (wanted.names and column.null_count == len(column)):
             lengths, flat = self._by_name(wanted, rows, first, needed, refusals)
         else:
-            column = self._column(wanted.name, rows)
             lengths, flat = _listed(column, wanted.dim)
             for length in np.unique(lengths[(lengths >= 0) & (lengths != wanted.dim) & needed]).tolist():
                 refusals.add_all(

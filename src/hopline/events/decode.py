@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events import arrow_rows, checks, json_rows, parts, wire
+from hopline.events.arrow_fields import refuse_fields
 from hopline.events.elsewhere import with_zeros, without_features
 from hopline.events.payloads import JsonEvents, read_json
 from hopline.events.rows import Refusals, Refused
@@ -40,6 +41,7 @@ _SECONDS = (10**8, 10**10)
 #: Events that one call of compiled code converts to columns: meanwhile a thread holds the interpreter lock,
 #: for about a millisecond.
 _SLICE = 4_096
+_NO_ID = "id is empty; leave it out or send one"
 _BAD_AT = "is not a time in ms since 1970"
 
 
@@ -129,9 +131,12 @@ class Decoder:
 
     def _segment(self, read: JsonEvents, part: slice, numbers: IdArray, refusals: Refusals) -> _Segment:
         events, numbers = read.events[part], numbers[part]
+        ids = [event.id for event in events]
+        if "" in ids:
+            refusals.add_all(numbers[[each == "" for each in ids]], "malformed", _NO_ID)
         edges, nodes = self._json_changes(events, numbers, refusals)
         return _Segment(
-            _texts([event.id for event in events]),
+            _texts(ids),
             _times([event.at for event in events], numbers, refusals),
             np.array(read.origin[part], np.int64),
             np.array(read.index[part], np.int64),
@@ -204,6 +209,10 @@ class Decoder:
             "malformed",
             f"op is missing or unknown; known are {', '.join(wire.OPS)}",
         )
+        refuse_fields(table, first, schema, refusals)
+        ids, named = table.strings("id"), table.given("id")
+        if named is not None and "" in ids:
+            refusals.add_all(numbers[named & [each == "" for each in ids]], "malformed", _NO_ID)
         edges: dict[str, EdgeChanges] = {}
         nodes: dict[str, NodeChanges] = {}
         for rows, key in _typed(
@@ -223,7 +232,7 @@ class Decoder:
             refusals.add_all(numbers[bad], "malformed", f"at {_BAD_AT}")
             times = np.where(given.absent(), -1, given.values)
         return _Segment(
-            table.strings("id"),
+            ids,
             times,
             np.repeat(np.array([at for at, _ in alike], np.int64), lengths),
             np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),

@@ -10,7 +10,7 @@ import numpy as np
 
 from hopline.events import checks
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
-from hopline.events.wire import AddNode, RemoveEdge, Vector, _Edge, _Node
+from hopline.events.wire import AddEdge, AddNode, RemoveEdge, Vector, _Node
 from hopline.graph.schema import EdgeTypeSchema, NodeTypeSchema
 from hopline.types import IdArray
 
@@ -18,12 +18,12 @@ _INT64 = np.iinfo(np.int64)
 
 
 def edge_rows(
-    events: Sequence[_Edge], numbers: IdArray, schema: EdgeTypeSchema, refusals: Refusals
+    events: Sequence[AddEdge | RemoveEdge], numbers: IdArray, schema: EdgeTypeSchema, refusals: Refusals
 ) -> EdgeRows:
     """Columns of events of one edge type; without those with missing or invalid attributes."""
     what = f"edge type {schema.key!r}"
-    attrs = [None if type(event) is RemoveEdge else event.attr for event in events]
-    needed = [type(event) is not RemoveEdge for event in events]
+    attrs = [event.attr for event in events]
+    needed = [type(event) is AddEdge for event in events]
     if_missing = checks.no_attr(what, schema.attr_dim)
     rows, attr = vectors(
         attrs, needed, numbers, schema.attr_dim, schema.attr_names, f"{what}: attr", if_missing, refusals
@@ -120,7 +120,7 @@ def vectors(
         nothing = [0.0] * dim
         rows, lists = [], []
         for row, (number, value, must) in enumerate(zip(numbers.tolist(), values, needed, strict=True)):
-            found = nothing if value is None else _in_order(value, dim, names, what)
+            found = nothing if value is None else in_order(value, dim, names, what)
             if value is None and must and dim:
                 refusals.add(number, *if_missing)
             elif isinstance(found, list):
@@ -135,13 +135,17 @@ def vectors(
         return rows, Column(flat.astype(np.float32).reshape(len(lists), dim))
 
 
-def _in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> list[float] | tuple[str, str]:
+def in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> list[float] | tuple[str, str]:
+    """The numbers of a vector in the schema's order; or a code and a reason why there are none."""
     if isinstance(value, list):
         if len(value) == dim:
             return value
         return "schema_changed", f"{what} of {len(value)} numbers; the graph has {described(dim, names)}"
+    if not dim:
+        return "schema_changed", f"{what} {_listed(value)}; the graph has {described(dim, names)}"
     if not names:
-        return "bad_shape", f"{what} by name, but the graph has no names for them; send a list of {dim}"
+        given = f"{what} by name ({_listed(value)})"
+        return "bad_shape", f"{given}, but the graph has no names for them; send a list of {dim}"
     foreign = [name for name in value if name not in names]
     if foreign:
         return (

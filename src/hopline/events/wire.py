@@ -6,10 +6,12 @@ Defines the format of events, independent of any graph.
 from __future__ import annotations
 
 import codecs
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TypeAlias
+from types import NoneType
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -23,39 +25,112 @@ class _Event(msgspec.Struct, kw_only=True, gc=False, forbid_unknown_fields=True)
     at: int | float | datetime | None = None
 
 
+# Fields of type None are those that an operation does not take: null is absent, as in an Arrow column. The
+# vector is last, see `num_names`.
+
+
 class _Edge(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     src: int | str
     dst: int | str
     edge_type: str | None = None
     time: int | None = None
+    node: None = None
+    node_type: None = None
+    features: None = None
+
+
+class AddEdge(_Edge, kw_only=True, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
+    """Adds an edge from `src` to `dst`. Parallel edges are kept.
+
+    Attributes:
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        src, dst: ids of the nodes from and to which a message flows.
+        edge_type: may be left out if the graph has one.
+        time: of the edge, in the graph's unit; needed if the edge type has times.
+        weight: needed if the edge type has weights.
+        attr: a list in the schema's order or an object with its names; needed if the edge type has some.
+    """
+
     weight: float | None = None
     attr: Vector | None = None
 
 
-class AddEdge(_Edge, tag_field="op", tag="add_edge", gc=False, forbid_unknown_fields=True):
-    """Adds an edge from `src` to `dst`."""
+class RemoveEdge(
+    _Edge, kw_only=True, tag_field="op", tag="remove_edge", gc=False, forbid_unknown_fields=True
+):
+    """Removes all edges from `src` to `dst`, or with `time` those of that time.
 
+    Attributes:
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        src, dst: ids of the nodes from and to which a message flows.
+        edge_type: may be left out if the graph has one.
+        time: only edges of this time are removed.
+    """
 
-class RemoveEdge(_Edge, tag_field="op", tag="remove_edge", gc=False, forbid_unknown_fields=True):
-    """Removes edges from `src` to `dst`: all, or those of `time`. Weight and attributes are ignored."""
+    weight: None = None
+    attr: None = None
 
 
 class _Node(_Event, kw_only=True, gc=False, forbid_unknown_fields=True):
     node: int | str
     node_type: str | None = None
+    src: None = None
+    dst: None = None
+    edge_type: None = None
+    time: None = None
+    weight: None = None
+    attr: None = None
     features: Vector | None = None
 
 
 class AddNode(_Node, tag_field="op", tag="add_node", gc=False, forbid_unknown_fields=True):
-    """Adds a new node."""
+    """Adds a new node, without edges.
+
+    Attributes:
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        node: id of the node.
+        node_type: may be left out if the graph has one.
+        features: all of them, as a list in the schema's order or an object with its names.
+    """
 
 
 class SetFeatures(_Node, tag_field="op", tag="set_features", gc=False, forbid_unknown_fields=True):
-    """Replaces all features of a node."""
+    """Replaces all features of a node.
+
+    Attributes:
+        id: an event with the id of an earlier one changes nothing.
+        at: time of the event, ms since 1970 or ISO 8601 text; for measuring freshness only.
+        node: id of the node.
+        node_type: may be left out if the graph has one.
+        features: all of them, as a list in the schema's order or an object with its names.
+    """
 
 
 Event: TypeAlias = AddEdge | RemoveEdge | AddNode | SetFeatures
-OPS = ("add_edge", "remove_edge", "add_node", "set_features")
+#: Kinds of JSON bodies. Any list is one, because a bad event of a list is refused alone.
+BODY = (
+    *(AddEdge, RemoveEdge, AddNode, SetFeatures),
+    Annotated[list[Any], msgspec.Meta(description="A list of events.")],
+)
+
+
+def _fields(kind: type[_Event]) -> tuple[str, ...]:
+    return tuple(each.name for each in msgspec.structs.fields(kind) if each.type is not NoneType)
+
+
+#: The fields that each operation takes, without `op`.
+FIELDS = {
+    "add_edge": _fields(AddEdge),
+    "remove_edge": _fields(RemoveEdge),
+    "add_node": _fields(AddNode),
+    "set_features": _fields(SetFeatures),
+}
+OPS = tuple(FIELDS)
+#: Of all operations.
+ALL_FIELDS = {"op"}.union(*FIELDS.values())
 
 read_any = msgspec.json.Decoder(Event | list[Event]).decode
 _read_events = msgspec.json.Decoder(list[Event]).decode
@@ -172,12 +247,33 @@ def why(error: BaseException, payload: bytes) -> str:
     if not payload.strip():
         return "not an event: empty"
     text = str(error)
-    if "unknown field" in text:
-        text += f"; fields of edges are {_fields(AddEdge)}, of nodes {_fields(AddNode)}"
+    foreign = _FOREIGN_FIELD.match(text)
+    if foreign:
+        try:
+            op = _read_op(payload).op
+        except UNREADABLE as other:  # what follows the field is no JSON
+            return f"not an event: {other}"
+        if op in FIELDS:  # a repeated op may be another one here
+            return foreign_field(op, foreign[1] or foreign[2])
     if text.endswith(("at `$.op`", "required field `op`")):
         text += f"; known are {', '.join(OPS)}"
     return f"not an event: {text}"
 
 
-def _fields(kind: type[_Event]) -> str:
-    return ", ".join(kind.__struct_fields__)
+def foreign_field(op: str, name: str) -> str:
+    """Why an event is refused that has a field which its operation does not take."""
+    why = f"not an event: {op} has no field {name[:60]!r}; its fields are {', '.join(FIELDS[op])}"
+    if op == "remove_edge" and name in FIELDS["add_edge"]:
+        why += ". It removes all edges from src to dst, or with time those of that time"
+    return why
+
+
+class _Op(msgspec.Struct):
+    op: str
+
+
+_read_op = msgspec.json.Decoder(_Op).decode
+#: msgspec's messages for a field that no operation takes, and for one that this operation does not take.
+_FOREIGN_FIELD = re.compile(
+    r"Object contains unknown field `(.*)`|Expected `null`, got .* - at `\$\.(\w+)`", re.DOTALL
+)

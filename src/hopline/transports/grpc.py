@@ -16,11 +16,8 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 
 from hopline.errors import (
     BadRequest,
-    FeatureStoreUnavailable,
     HoplineError,
     ModelNotFound,
-    ModelNotReady,
-    Overloaded,
     Unavailable,
     public_text,
     quoted,
@@ -33,7 +30,7 @@ from hopline.transports.body_threads import load_kernels
 from hopline.transports.failure import as_hopline_error, without_names
 from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
-from hopline.transports.grpc_errors import CallError, grpc_code
+from hopline.transports.grpc_errors import CallError, grpc_code, trailers_of
 from hopline.transports.grpc_names import check_name, check_names
 from hopline.transports.grpc_reflection import SERVICES as REFLECTIONS
 from hopline.transports.grpc_reflection import Reflection
@@ -121,17 +118,14 @@ class GrpcApp:
         """End a call with an error for the client, and count the error."""
         if isinstance(error, CallError):
             self._count(error.code)
-            call.finish(error.code, public_text(str(error)))
+            call.finish(error.code, public_text(str(error)), trailers_of(error))
             return
         known = as_hopline_error(error, request_id[:MAX_QUOTED] or "(none)")
         if self._guard is not None:
             known = without_names(known)
         code = grpc_code(known)
         self._count(code)
-        trailers = [("hopline-error", known.code)]
-        if isinstance(known, Overloaded | Unavailable | ModelNotReady | FeatureStoreUnavailable):
-            trailers.append(("retry-after-ms", str(int(known.retry_after_s * 1000))))
-        call.finish(code, public_text(str(known)), trailers)
+        call.finish(code, public_text(str(known)), trailers_of(known))
 
     def _count(self, code: StatusCode) -> None:
         counter = self._answers.get(code)
@@ -184,7 +178,7 @@ class GrpcApp:
 
     def _unimplemented(self, name: str, text: str) -> Method:
         def refuse(call: Call) -> None:
-            raise CallError(StatusCode.UNIMPLEMENTED, f"{name}: {text}")
+            raise CallError(StatusCode.UNIMPLEMENTED, f"{name}: {text}", "not_found")
 
         def begin(call: Call, data: bytes) -> None:
             """Do nothing: no call is admitted."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, Overloaded, UnsupportedEncoding
 from hopline.ingress.certificates import Peer
 from hopline.transports.grpc_arriving import Arriving
 from hopline.transports.grpc_errors import CallError
@@ -40,6 +40,8 @@ _HEAD = block_of((*_HEADERS, (b"grpc-accept-encoding", ENCODINGS)))
 _OK = block_of([(b"grpc-status", b"0")])
 #: Units of `grpc-timeout` in seconds.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+#: Stable code of a request that does not arrive in time, as over HTTP.
+_LATE = "request_timeout"
 #: Limit of an encoded status text: all clients accept trailers of this size.
 _MAX_TEXT_BYTES = 4096
 #: Characters of a client's value that an error text quotes.
@@ -320,7 +322,7 @@ class Call:
                 stream.reset(ErrorCode.CANCEL)
                 return
             text = f"the request did not arrive within {limit_s} s"
-            self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text))
+            self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text, _LATE))
 
     def _hear(self, listener: Listener) -> None:
         """Call the listener so that it detects a late message."""
@@ -348,7 +350,7 @@ class Call:
         length = len(kept) or len(data)
         size = self._size(data) or PREFIX_BYTES
         if self._message is not None or length > size:
-            raise CallError(StatusCode.INVALID_ARGUMENT, f"{self._method.name} accepts only one message")
+            raise BadRequest(f"{self._method.name} accepts only one message")
         if length < size:
             if not kept:
                 self._keep(data)
@@ -386,6 +388,7 @@ class Call:
                     if self._max_bytes == self._endpoint.max_message_bytes
                     else ""
                 ),
+                "request_too_large",
             )
         return PREFIX_BYTES + size
 
@@ -399,9 +402,8 @@ class Call:
             raise self._no_room()
         self._kept.append(data)
 
-    def _no_room(self) -> CallError:
-        return CallError(
-            StatusCode.RESOURCE_EXHAUSTED,
+    def _no_room(self) -> Overloaded:
+        return Overloaded(
             "the memory for unanswered requests is full, for this connection "
             f"({self._endpoint.max_arriving_bytes} bytes of incomplete requests) or for this worker "
             f"({self._endpoint.budget.limit} bytes in total, server.max_pending_bytes); retry later",
@@ -410,11 +412,9 @@ class Call:
     def _begin(self) -> None:
         """Begin the method after the client's last byte."""
         if self._kept:
-            raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is incomplete")
+            raise BadRequest("the last message is incomplete")
         if self._message is None:
-            raise CallError(
-                StatusCode.INVALID_ARGUMENT, f"{self._method.name} needs a message, but none was sent"
-            )
+            raise BadRequest(f"{self._method.name} needs a message, but none was sent")
         flag, message = self._message
         self._message = None
         if flag:
@@ -436,7 +436,10 @@ class Call:
 
         Its memory stays reserved until `give_back`.
 
-        Raises: CallError: it is too large, late, the last one and incomplete, or there is no room for it.
+        Raises:
+            CallError: it is too large or late.
+            BadRequest: the last one is incomplete.
+            Overloaded: there is no room for it.
         """
         if self._next is not None:
             data, self._next = self._next, None
@@ -447,10 +450,10 @@ class Call:
         size = self._size(kept.head(PREFIX_BYTES))
         if size is None or len(kept) < size:
             if kept and self.is_heard:
-                raise CallError(StatusCode.INVALID_ARGUMENT, "the last message is incomplete")
+                raise BadRequest("the last message is incomplete")
             if kept and self._is_late:
                 text = f"a message did not arrive within {self._endpoint.read_timeout_s} s"
-                raise CallError(StatusCode.DEADLINE_EXCEEDED, text)
+                raise CallError(StatusCode.DEADLINE_EXCEEDED, text, _LATE)
             return None
         self._since = self._endpoint.now
         flag, message = kept.take(PREFIX_BYTES)[0], kept.take(size - PREFIX_BYTES)
@@ -477,7 +480,7 @@ class Call:
             done: called with the content or with an error: immediately for a small message, else later,
                 unless the call ends before.
 
-        Raises: CallError: the compression is not supported.
+        Raises: CallError, UnsupportedEncoding: the compression is not supported.
         """
         if not flag:
             done(message)
@@ -487,10 +490,10 @@ class Call:
             raise CallError(
                 StatusCode.INTERNAL,
                 f"a message is compressed (flag {flag}), but grpc-encoding is {encoding[:MAX_QUOTED]}",
+                BadRequest.code,
             )
         if encoding not in ("gzip", "deflate"):
-            raise CallError(
-                StatusCode.UNIMPLEMENTED,
+            raise UnsupportedEncoding(
                 f"grpc-encoding {encoding[:MAX_QUOTED]!r} is not supported; send gzip or deflate",
             )
 

@@ -18,6 +18,7 @@ from hopline.transports.turns import Turns
 
 #: Jitter: connections that are opened together get different maximum ages.
 _SPREAD = 0.2
+_GRPC = b"application/grpc"
 
 
 class GrpcEndpoint:
@@ -80,15 +81,23 @@ class GrpcEndpoint:
 
     def open(self, stream: Stream, head: Head) -> Call | None:
         """Begin a call; return None if it was refused."""
-        refusal = _refusal(head)
-        if refusal is not None:
-            stream.send(b"", b"", refusal)
+        kind = head.get(b"content-type", b"")
+        codec = b"" if kind == _GRPC else _codec(kind)
+        is_post = head.get(b":method") == b"POST"
+        if codec is None or not is_post:
+            stream.send(b"", b"", _NOT_GRPC if is_post else _NOT_POST)
+            return None
+        if codec not in (b"", b"proto"):
+            name = codec[:MAX_QUOTED].decode("latin-1")
+            text = f"messages of {name!r} are not supported; send application/grpc+proto"
+            error = CallError(StatusCode.UNIMPLEMENTED, text, "unsupported_media_type")
+            self.failed(Call(self, stream, _NO_METHOD, _NO_HEAD), error)
             return None
         path = head.get(b":path", b"")
         method = self._methods.get(path)
         if method is None:
             name = path[:MAX_QUOTED].decode("latin-1")
-            error = CallError(StatusCode.UNIMPLEMENTED, f"unknown method {name!r}")
+            error = CallError(StatusCode.UNIMPLEMENTED, f"unknown method {name!r}", "not_found")
             self.failed(Call(self, stream, _NO_METHOD, _NO_HEAD), error)
             return None
         call = Call(self, stream, method, head)
@@ -145,10 +154,16 @@ _NO_METHOD = Method("", _no_method)
 _NO_HEAD = head_of(())
 
 
-def _refusal(head: Head) -> bytes | None:
-    """Return the complete response to a request that is not gRPC, or None."""
-    if head.get(b":method") != b"POST":
-        return block_of([(b":status", b"405"), (b"allow", b"POST")])
-    if not head.get(b"content-type", b"").startswith(b"application/grpc"):
-        return block_of([(b":status", b"415")])
-    return None
+#: Complete responses to requests that are not gRPC.
+_NOT_POST = block_of([(b":status", b"405"), (b"allow", b"POST")])
+_NOT_GRPC = block_of([(b":status", b"415")])
+
+
+def _codec(content_type: bytes) -> bytes | None:
+    """Return the codec of the messages that a content type names, such as proto; None if it is not gRPC.
+
+    gRPC-Web has names that begin alike, and other frames.
+    """
+    kind = content_type.partition(b";")[0].strip().lower()
+    name, plus, codec = kind.partition(b"+")
+    return (codec if plus else b"") if name == _GRPC else None

@@ -13,11 +13,13 @@ class CallError(Exception):
 
     Attributes:
         code: the status code.
+        name: the stable code, as over HTTP.
     """
 
-    def __init__(self, code: StatusCode, text: str) -> None:
+    def __init__(self, code: StatusCode, text: str, name: str) -> None:
         super().__init__(text)
         self.code = code
+        self.name = name
 
 
 GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
@@ -73,6 +75,19 @@ GRPC_CODE: dict[type[errors.HoplineError], StatusCode] = {
     errors.ConfigError: StatusCode.INTERNAL,
     errors.RuntimeFailure: StatusCode.INTERNAL,
 }
+
+
+def trailers_of(error: errors.HoplineError | CallError) -> list[tuple[str, str]]:
+    """Return the metadata that every failed call ends with: the stable code, and when a retry may help."""
+    if isinstance(error, CallError):
+        return [("hopline-error", error.name)]
+    trailers = [("hopline-error", error.code)]
+    if isinstance(error, _RETRIED):
+        trailers.append(("retry-after-ms", str(int(error.retry_after_s * 1000))))
+    return trailers
+
+
+_RETRIED = (errors.Overloaded, errors.Unavailable, errors.ModelNotReady, errors.FeatureStoreUnavailable)
 
 
 def grpc_code(

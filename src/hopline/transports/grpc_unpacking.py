@@ -12,12 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
-from hopline.errors import HoplineError, RequestTooLarge
+from hopline.errors import HoplineError, Overloaded, RequestTooLarge
 from hopline.transports.budget import Budget
 from hopline.transports.compression import decompress
 from hopline.transports.failure import without_frames
-from hopline.transports.grpc_errors import CallError
-from hopline.transports.grpc_status import StatusCode
 
 #: A message up to this size, with content up to `_SMALL_CONTENT_BYTES`, is decompressed immediately, in
 #: some tenths of a millisecond.
@@ -108,8 +106,7 @@ class Unpacker:
     def _begin(self, unpacking: Unpacking) -> None:
         num_bytes = min(unpacking.max_bytes, _MAX_RATIO * len(unpacking.message))
         if not self._budget.take(num_bytes):
-            text = Budget.FULL
-            unpacking.finish(CallError(StatusCode.RESOURCE_EXHAUSTED, text))
+            unpacking.finish(Overloaded(Budget.FULL))
             return
         self._is_working = True
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 from hopline.ingress.certificates import Peer, peer_of_transport
@@ -82,6 +83,8 @@ _LINGER_S = 5.0
 _GONE_S = 20.0
 #: A first line of HTTP/1.1 up to this length is read completely, to be answered.
 _LINE_BYTES = 4096
+#: The begin of a request line of HTTP/1, without its end (RFC 9112, 3).
+_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}(?: [^\x00-\x1f\x7f]*\r?)?")
 #: Seconds that a stopping server waits for clients that have not sent anything.
 _GREETING_S = 1.0
 #: Payload of the ping that a client confirms after the announcement of the end.
@@ -283,8 +286,8 @@ class Http2Connection(asyncio.Protocol):
         """Return where the first frame begins; -1 while the preface is incomplete."""
         if len(data) < len(PREFACE) and PREFACE.startswith(data):
             return -1
-        if b"\n" not in data and len(data) < _LINE_BYTES:
-            return -1  # another protocol, but too short to identify
+        if len(data) < _LINE_BYTES and _REQUEST_LINE.fullmatch(data):
+            return -1  # HTTP/1, which gets an answer; all else, such as TLS, is closed immediately
         if not data.startswith(PREFACE):
             self._closed = True
             if self._out is not None and b"HTTP/1" in data[:8192]:

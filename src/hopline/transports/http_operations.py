@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from hopline.config.schema import ServerConfig
 from hopline.errors import ConfigError
+from hopline.events import wire as events
 from hopline.ingress.permissions import Permission
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.transports import http_answers as answers
@@ -256,7 +257,7 @@ OPERATIONS: tuple[Operation, ...] = (
         required="admin",
         answer=answers.Applied,
         example=[{"id": "e-4", "op": "add_edge", "src": 3, "dst": 42}],
-        body=(dict[str, Any], list[Any]),  # a bad event of a list is listed in the answer
+        body=events.BODY,
         body_types=(JSON, NDJSON, ARROW),
         body_required=True,
         statuses=(504,),

@@ -145,6 +145,10 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
             raise BadRequest(
                 f"parameter {quoted(name)} of {verb} must be a {known[name].__name__}, not {quoted(value)}"
             )
+        if value == "":
+            raise BadRequest(
+                f"parameter {quoted(name)} of {verb} is empty; leave it out or give it a value"
+            )
         if isinstance(value, str):
             checked_path(f"parameter {name!r}", value)
         elif isinstance(value, list):

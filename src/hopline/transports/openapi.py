@@ -238,7 +238,11 @@ def _explained(schema: dict[str, Any]) -> dict[str, Any]:
     head, _, attributes = inspect.cleandoc(schema.get("description", "")).partition("\n\nAttributes:\n")
     if head:
         schema["description"] = " ".join(head.split())
-    properties = {name: dict(each) for name, each in schema.get("properties", {}).items()}
+    properties = {  # what may only be null is accepted, and useless
+        name: dict(each)
+        for name, each in schema.get("properties", {}).items()
+        if each.get("type") != "null"
+    }
     last: list[str] = []
     for line in attributes.splitlines():
         if found := _ATTRIBUTE.match(line):

@@ -91,7 +91,11 @@ def option_of(field: RequestField, value: object) -> Any:
     if field.name == "priority":  # Triton has numbers for priorities
         return priority_of(value)
     kind = get_origin(field.sent_as)
-    kind = get_origin(get_args(field.sent_as)[0]) if kind is Annotated else kind
+    if kind is Annotated:
+        inner = get_args(field.sent_as)[0]
+        kind = get_origin(inner)
+        if inner is str and value == "":
+            raise BadRequest(f"parameter {field.name} is empty; leave it out or give it a value")
     if kind is Literal:
         choices = get_args(field.sent_as)
         if value not in choices:
@@ -100,7 +104,7 @@ def option_of(field: RequestField, value: object) -> Any:
             )
         return value
     if kind is None:
-        if not isinstance(value, field.sent_as):
+        if not isinstance(value, str):
             raise BadRequest(f"parameter {field.name} must be a string, not {quoted(value)}")
         return value
     wanted = f"parameter {field.name} must be a JSON {_WANTED[kind]}"

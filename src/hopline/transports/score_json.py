@@ -67,7 +67,7 @@ class InputsBody(RowsBody, forbid_unknown_fields=True, gc=False):
     """
 
     timeout_ms: float | None = None
-    version: str | None = None
+    version: Annotated[str, msgspec.Meta(min_length=1)] | None = None
 
 
 #: JSON names and types of the options of a request, in the form of `msgspec.defstruct`.
