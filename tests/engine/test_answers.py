@@ -277,6 +277,12 @@ def bad_inline():
             "nobody",
         ),
         ({**good, "neighbors": {"a__b__c": ["n1"]}}, BadRequest, "unknown edge type 'a__b__c'"),
+        (
+            {**good, "neighbors": {"": ["n1"], zoo.EDGE: ["n2"]}},
+            BadRequest,
+            r"inline\[0\].neighbors: .*not both",
+        ),
+        ({**good, "edge_attr": {"": [[1, 1]], zoo.EDGE: [[2, 2]]}}, BadRequest, r"edge_attr: .*not both"),
         ({**good, "edge_weight": {"": [float("-inf")]}}, BadRequest, r"inline\[0\].edge_weight: .* finite"),
         ({**good, "edge_weight": {"": [1.0, 1.0]}}, BadRequest, r"shape \[2\]; expected \[1\]"),
         ({**good, "neighbors": {"": ["n1"] * 1001}}, RequestTooLarge, "1001 neighbours"),

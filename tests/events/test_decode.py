@@ -641,6 +641,8 @@ def test_what_is_no_event_says_what_would_be_one(payload, text):
         b'{"op":"add_edge","node":1,"op":"none"}',
         b'{"op":"none","node":1,"op":"add_edge"}',
         b'{"op":"add_edge","node":1,"op":5}',
+        b'{"op":"add_edge","src":1,"dst":2,"":1}',
+        b'{"op":"add_edge","src":1,"dst":2,"":null}',
     ],
 )
 def test_an_event_with_several_faults_is_refused_for_one_of_them(payload):

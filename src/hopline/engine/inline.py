@@ -89,8 +89,7 @@ def parse_inline(
             names[node.id] = i
     lists: dict[str, list[list[ExternalId]]] = {key: [[] for _ in nodes] for key in incoming}
     for i, node in enumerate(nodes):
-        for key, ids in node.neighbors.items():
-            key = _edge_type(key, incoming, f"inline[{i}].neighbors", node_type)
+        for key, ids in _by_type(node.neighbors, incoming, f"inline[{i}].neighbors", node_type):
             wanted: list[ExternalId] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
             if len(wanted) > max_neighbors:
                 raise RequestTooLarge(
@@ -98,12 +97,14 @@ def parse_inline(
                     "(limits.max_inline_neighbors)"
                 )
             lists[key][i] = wanted
+        if not (node.edge_attr or node.edge_weight):
+            continue
         for what in ("edge_attr", "edge_weight"):
-            for key in getattr(node, what):
-                key = _edge_type(key, incoming, f"inline[{i}].{what}", node_type)
+            for key, _ in _by_type(getattr(node, what), incoming, f"inline[{i}].{what}", node_type):
                 if getattr(incoming[key], what.removeprefix("edge_")) is None:
                     raise BadRequest(f"inline[{i}].{what}: edge type {key!r} has no {what} in this graph")
     missing: list[ExternalId] = []
+    by_weight = spec.sampling == "weighted"
     edges = {}
     for key, adjacency in incoming.items():
         own_names = names if adjacency.src == node_type else {}
@@ -114,9 +115,7 @@ def parse_inline(
         edges[key] = InlineEdges(
             offsets,
             neighbors,
-            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0, spec.sampling == "weighted")[
-                :, 0
-            ]
+            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0, by_weight)[:, 0]
             if adjacency.weight is not None
             else NO_FLOATS,
             _edge_values(nodes, key, incoming, lists[key], "edge_attr", adjacency.attr.shape[1])
@@ -297,25 +296,40 @@ def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
 
 
 def _features(graph: Graph | LiveView, node_type: str, nodes: Sequence[InlineNode]) -> FloatArray:
+    """The feature rows, float32 [n, d]."""
     dim = graph.nodes[node_type].features.shape[1]
-    rows = np.empty((len(nodes), dim), np.float32)
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.asarray([node.features for node in nodes], np.float32)
+    except (TypeError, ValueError):
+        rows = NO_FLOATS
+    if rows.shape == (len(nodes), dim) and np.isfinite(rows).all():
+        return rows
     for i, node in enumerate(nodes):
-        try:
-            with np.errstate(over="ignore"):
-                row = np.asarray(node.features, np.float32)
-        except (TypeError, ValueError):
-            raise BadRequest(f"inline[{i}].features: must be {dim} numbers") from None
-        if row.shape != (dim,):
-            raise BadRequest(
-                f"inline[{i}].features: shape {list(row.shape)}; node type {node_type!r} has {dim} features"
-            )
-        if not np.isfinite(row).all():
-            column = int(np.flatnonzero(~np.isfinite(row))[0])
-            raise BadRequest(
-                f"inline[{i}].features[{column}] is {row[column]} as float32; it must be finite"
-            )
-        rows[i] = row
-    return rows
+        _check_features(f"inline[{i}].features", node, node_type, dim)
+    raise BadRequest(f"inline: each node must have {dim} features")
+
+
+def _check_features(where: str, node: InlineNode, node_type: str, dim: int) -> None:
+    try:
+        with np.errstate(over="ignore"):
+            row = np.asarray(node.features, np.float32)
+    except (TypeError, ValueError):
+        raise BadRequest(f"{where}: must be {dim} numbers") from None
+    if row.shape != (dim,):
+        raise BadRequest(f"{where}: shape {list(row.shape)}; node type {node_type!r} has {dim} features")
+    if not np.isfinite(row).all():
+        column = int(np.flatnonzero(~np.isfinite(row))[0])
+        raise BadRequest(f"{where}[{column}] is {row[column]} as float32; it must be finite")
+
+
+def _by_type(
+    given: Mapping[str, Any], incoming: Mapping[str, Any], where: str, node_type: str
+) -> list[tuple[str, Any]]:
+    """Values of a node by edge type; "" means the only one."""
+    if "" in given and len(given) > 1:
+        raise BadRequest(f"{where}: '' means the only edge type; use '' or names of edge types, not both")
+    return [(_edge_type(key, incoming, where, node_type), values) for key, values in given.items()]
 
 
 def _edge_type(key: str, incoming: Mapping[str, Any], where: str, node_type: str) -> str:
@@ -335,7 +349,10 @@ def _resolve(
     names: dict[ExternalId, int],
 ) -> tuple[IdArray, list[ExternalId]]:
     """Neighbour ids as in InlineEdges.neighbors, and the ids that neither graph nor request has."""
-    flat = [name for ids in lists for name in ids]
+    flat: Any = [name for ids in lists for name in ids]
+    if not names:
+        found = graph.nodes[adjacency.src].ids.lookup(flat)
+        return found, [flat[p] for p in np.flatnonzero(found < 0)]
     found = np.empty(len(flat), np.int64)
     outside = [p for p, name in enumerate(flat) if name not in names]
     for p, name in enumerate(flat):

@@ -254,7 +254,7 @@ def why(error: BaseException, payload: bytes) -> str:
         except UNREADABLE as other:  # what follows the field is no JSON
             return f"not an event: {other}"
         if op in FIELDS:  # a repeated op may be another one here
-            return foreign_field(op, foreign[1] or foreign[2])
+            return foreign_field(op, foreign[1] if foreign[2] is None else foreign[2])
     if text.endswith(("at `$.op`", "required field `op`")):
         text += f"; known are {', '.join(OPS)}"
     return f"not an event: {text}"
