@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import hopline
@@ -197,13 +198,73 @@ def test_nan_is_not_sent_as_if_it_were_absent(make: Any, server: RunningServer) 
     for call, text in (
         (lambda: client.score("sage", [1], as_of=float("nan")), "as_of is NaN"),
         (lambda: client.score("sage", [1], as_of=np.float64("nan")), "as_of is NaN"),
-        (lambda: client.score("sage", [1], timeout=float("nan")), "timeout is NaN"),
-        (lambda: client.send_events([remove, remove | {"time": float("nan")}]), "event 1: time is NaN"),
-        (lambda: client.send_events([remove | {"id": np.float64("nan")}]), "event 0: id is NaN"),
+        (lambda: client.score("sage", [1], timeout=float("nan")), "timeout_ms is NaN"),
+        (lambda: client.send_events([remove, remove | {"time": float("nan")}]), r"events\[1\].time is NaN"),
+        (lambda: client.send_events([remove | {"id": np.float64("nan")}]), r"events\[0\].id is NaN"),
         (lambda: client.score("sage", [object()]), "cannot be encoded as JSON"),
     ):
         with pytest.raises(errors.BadRequest, match=text):
             call()
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "options", "text"),
+    [
+        ("score", (["x"],), {"as_of": -INF}, "as_of is infinite, which JSON does not have"),
+        ("score", (["x"],), {"as_of": np.float32("inf")}, "as_of is infinite"),
+        ("score", (["x"],), {"attributes": {"amount": INF}}, "attributes.amount is infinite"),
+        ("score", ([b"x"],), {}, r"nodes\[0\] is b'x'; JSON has text, not bytes: decode it"),
+        ("score", (np.array(["x", "y"], "S"),), {}, r"nodes\[0\] is b'x'"),
+        ("score", ({"x", "y"},), {}, "nodes must be a list of ids, which has an order"),
+        ("score", ({"x": 0},), {}, "nodes must be a list of ids"),
+        ("score_pairs", ({(1, 2), (3, 4)},), {}, "pairs must be a list of pairs"),
+        ("score_pairs", ([(b"x", b"y")],), {}, r"pairs\[0\]\[0\] is b'x'"),
+        ("score", (), {"rows": [{"amount": INF}]}, r"rows\[0\].amount is infinite"),
+        ("score", (), {"columns": {"amount": [1.0, -INF]}}, r"columns.amount\[1\] is infinite"),
+        (
+            "score_inline",
+            ([InlineNode(features=[1.0, INF])],),
+            {},
+            r"inline\[0\].features\[1\] is infinite",
+        ),
+        ("score_inline", ([InlineNode([1.0], {"": [b"x"]})],), {}, r"inline\[0\].neighbors.\[0\] is b'x'"),
+        ("send_events", ([{"op": "add_node", "node": b"x"}],), {}, r"events\[0\].node is b'x'"),
+        (
+            "send_events",
+            ([{"op": "set_features", "features": {1.0, 2.0}}],),
+            {},
+            r"events\[0\].features is a set",
+        ),
+        ("send_events", ([{"op": "set_features", "features": [1, np.nan]}],), {}, r"features\[1\] is NaN"),
+    ],
+)
+def test_no_value_is_sent_as_another_one(method: str, arguments: Any, options: Any, text: str) -> None:
+    """JSON has no infinity, no bytes and no sets: null, base64 and any order would be other requests."""
+    client = hopline.Client("http://127.0.0.1:1")
+    if method.startswith("score"):
+        arguments = ("sage", *arguments)
+    with pytest.raises(errors.BadRequest, match=text):
+        getattr(client, method)(*arguments, **options)
+
+
+def test_inline_nodes_of_series_tensors_and_lists(make: Any, server: RunningServer) -> None:
+    import torch
+
+    client = make(server.url)
+    row = np.arange(1.0, 4)
+    expected = client.score_inline("sage", [InlineNode(row, {"": [1, 2]})]).outputs["probabilities"]
+    neighbors: Any = [1, 2]
+    for features, listed in (
+        (pd.Series(row), neighbors),
+        (torch.tensor(row), {"": torch.tensor(neighbors)}),
+        (row, {"": pd.Series(neighbors)}),
+        (row, np.array(neighbors)),
+    ):
+        found = client.score_inline("sage", [InlineNode(features, listed)]).outputs["probabilities"]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from hopline.errors import GraphError
 from hopline.graph import EdgeTable, Graph, NodeTable
@@ -222,5 +223,21 @@ def test_a_data_frame_where_a_table_is_due():
 
 
 def test_floats_that_no_longer_hold_the_time():
-    refused("larger than float32 holds exactly", [[0], [0]], edge_time=np.array([1.6e9], np.float32))
-    refused("larger than float64 holds exactly", [[0], [0]], edge_time=[1.7e18])
+    refused("float32 may have rounded them", [[0], [0]], edge_time=np.array([1.6e9], np.float32))
+    refused("float64 may have rounded them", [[0], [0]], edge_time=[1.7e18])
+
+
+def test_edges_that_may_be_row_numbers_get_that_advice():
+    for ids in ([10, 20], ["x", "y"]):
+        with pytest.raises(GraphError, match="if the edges are row numbers, pass by_row=True"):
+            Graph.from_edges([[0], [1]], ids=ids)
+        with pytest.raises(GraphError) as caught:
+            Graph.from_edges([[7], [7]], ids=ids)
+        assert "row numbers" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_tensors_that_numpy_lacks_are_named(dtype):
+    x = torch.ones(2, 1).to(dtype)
+    with pytest.raises(GraphError, match=f"tensors of {dtype} cannot be read; convert them to float32"):
+        Graph.from_edges([[0], [1]], x)

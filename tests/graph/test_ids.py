@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline.errors import BadRequest
-from hopline.graph import Graph, IdIndex
+from hopline.errors import BadRequest, GraphError
+from hopline.graph import Graph, IdIndex, id_values
 from hopline.graph.id_values import integer_id
 from hopline.graph.ids import IntIds, RangeIds, StringIds
 
@@ -127,3 +127,14 @@ def test_index_survives_saving(tmp_path, ids):
     assert opened.node().ids.lookup(wanted).tolist() == [0, 1, 2]
     assert list(opened.node().ids.external(np.array([2, 0]))) == [wanted[2], wanted[0]]
     assert opened.node().ids.kind == ("range" if ids is None else "string" if "a" in ids else "int")
+
+
+@pytest.mark.parametrize("ids", [{"b", "a"}, frozenset("ab"), {"b": 0, "a": 1}])
+def test_ids_without_an_order_are_refused(ids):
+    with pytest.raises(
+        BadRequest, match=f"must be a list, in the order of their rows; got a {type(ids).__name__}"
+    ):
+        id_values.typed(ids)
+    with pytest.raises(GraphError, match="in the order of their rows"):
+        Graph.from_edges([[0], [1]], ids=ids, by_row=True)
+    assert id_values.typed({"b": 0, "a": 1}.keys()) == ("string", ["b", "a"])

@@ -249,7 +249,7 @@ def test_times(tmp_path, cells, expected, unit):
         ("31/01/2024", "line 3, column 't': '31/01/2024' is neither an integer nor an ISO 8601 date"),
         ("2024-02-31", "line 3, column 't': '2024-02-31' is not a date"),
         ("2024-01-01T00:00Z", "line 3, column 't': times with and without a zone are mixed"),
-        ("", "line 3, column 't': '' is neither"),
+        ("", "line 3, column 't': a value is missing"),
         ("2024-01-01 ", "line 2, column 't': integers and dates are mixed"),
     ],
 )

@@ -274,6 +274,24 @@ def test_a_loss_beside_the_weights_is_not_named_among_them(trained, tmp_path):
     assert "nor does" not in str(refused.value)
 
 
+def test_two_values_for_a_shared_weight_are_refused(tmp_path):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+
+    state = Shared().state_dict()
+    torch.save(state, tmp_path / "w.pt")
+    module = Shared()
+    assert load_weights(module, tmp_path / "w.pt") == []
+    assert torch.equal(module.second.weight, state["first.weight"])
+    state["second.weight"] = state["first.weight"] + 1
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(PackagingError, match=r"uses one tensor as first\.weight and second\.weight, but"):
+        load_weights(module, tmp_path / "w.pt")
+
+
 def test_integers_are_no_weights(trained, tmp_path):
     state = {name: (value * 100).to(torch.int8) for name, value in trained.state_dict().items()}
     torch.save(state, tmp_path / "a.pt")

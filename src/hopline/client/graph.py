@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hopline import errors
-from hopline.client.wire import encode, number, plain
+from hopline.client.wire import encode, plain
 from hopline.types import UNREADABLE
 
 EVENTS_PATH = "/v1/graph/events"
@@ -78,15 +78,12 @@ def events_body(events: Iterable[Mapping[str, Any]] | bytes) -> tuple[msgspec.Ra
 
     Args:
         events: objects; or bytes, which are sent unchanged and must not be repeated.
-    Raises: BadRequest: a field is NaN, for example from a data frame, or has no JSON form.
+    Raises: BadRequest: as `encode`, such as a field that is NaN, for example from a data frame.
     """
     if isinstance(events, bytes):
         return msgspec.Raw(events), False
-    listed = [
-        {key: number(value, f"event {place}: {key}") for key, value in plain(event).items()}
-        for place, event in enumerate(events)
-    ]
-    return msgspec.Raw(encode(listed)), all(each.get("id") is not None for each in listed)
+    listed = list(map(plain, events))
+    return msgspec.Raw(encode(listed, "events")), all(each.get("id") is not None for each in listed)
 
 
 def read_outcome(content: bytes) -> EventsOutcome:

@@ -5,6 +5,7 @@ This file handles the JSON of `/v1`; it does not depend on connections.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -80,6 +81,8 @@ class _Failure(msgspec.Struct):
     retry_after_s: float | None = None
 
 
+#: JSON has a form for all of these.
+_EXACT = frozenset({int, str, bool, type(None)})
 _read_answer = msgspec.json.Decoder(_Answer).decode
 
 
@@ -121,12 +124,40 @@ def address(url: str) -> str:
     return url
 
 
-def encode(body: Any) -> bytes:
-    """Encode a body as JSON. Raises: BadRequest: a value has no JSON form."""
+def encode(body: Any, name: str = "") -> bytes:
+    """Encode a body as JSON.
+
+    Args:
+        name: of the body, for error messages.
+    Raises: BadRequest: a value has no JSON form, or msgspec would send another value in its place: null for
+        NaN and infinity, base64 for bytes, any order for a set.
+    """
+    _check(body, name)
     try:
         return msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError) as error:
         raise errors.BadRequest(f"the request cannot be encoded as JSON: {error}") from None
+
+
+def _check(value: Any, name: str) -> None:
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            _check(item, f"{name}.{key}" if name else str(key))
+    elif kind is list or kind is tuple:
+        kinds = set(map(type, value))
+        if not kinds <= _EXACT and not (kinds == {float} and all(map(math.isfinite, value))):
+            for place, item in enumerate(value):
+                _check(item, f"{name}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        shown = "NaN" if math.isnan(value) else "infinite"
+        raise errors.BadRequest(
+            f"{name} is {shown}, which JSON does not have; give a number, or omit {name}"
+        )
+    elif isinstance(value, bytes | bytearray | memoryview):
+        raise errors.BadRequest(f"{name} is {value!r}; JSON has text, not bytes: decode it")
+    elif isinstance(value, set | frozenset):
+        raise errors.BadRequest(f"{name} is a set, which has no order; give a list")
 
 
 def score_path(model: str) -> str:
@@ -279,7 +310,7 @@ def _options(options: ScoreOptions) -> dict[str, Any]:
         body["as_of"] = _moment(body["as_of"])
     timeout = body.pop("timeout", None)
     if timeout is not None:
-        body["timeout_ms"] = number(timeout, "timeout") * 1000
+        body["timeout_ms"] = timeout * 1000
     if "outputs" in body:
         body["outputs"] = _listed(body["outputs"], "outputs", "names")
     return body
@@ -297,8 +328,10 @@ def _as_list(values: Any) -> Any:
 def _listed(values: Any, what: str, items: str) -> list[Any]:
     """Convert to a list; a string is refused, since it would become its characters.
 
-    Raises: BadRequest: a single value.
+    Raises: BadRequest: a single value; a set or a mapping, which have no order or are not a list.
     """
+    if isinstance(values, set | frozenset | Mapping):
+        raise errors.BadRequest(f"{what} must be a list of {items}, which has an order, not {values!r}")
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise errors.BadRequest(
             f"{what} must be a list of {items}, for example [{values!r}], not {values!r}"
@@ -314,20 +347,10 @@ def _pair(pair: tuple[ExternalId, ExternalId]) -> list[Any]:
 
 
 def _moment(as_of: Any) -> Any:
-    """Convert a time to its JSON form. Raises: BadRequest: it is NaN."""
+    """Convert a time to its JSON form."""
     if isinstance(as_of, date):  # datetimes are dates
         return as_of.isoformat()
-    return str(as_of) if isinstance(as_of, np.datetime64) else number(_id(as_of), "as_of")
-
-
-def number(value: Any, what: str) -> Any:
-    """Return the value unchanged, unless it is NaN, which would become null.
-
-    Raises: BadRequest: it is NaN.
-    """
-    if isinstance(value, float) and value != value:
-        raise errors.BadRequest(f"{what} is NaN; give a value, or omit {what}")
-    return value
+    return str(as_of) if isinstance(as_of, np.datetime64) else _id(as_of)
 
 
 def _id(value: Any) -> Any:
@@ -345,17 +368,17 @@ def _inline(node: InlineNode | Mapping[str, Any]) -> dict[str, Any]:
         return {key: plain(value) for key, value in node.items()}
     body: dict[str, Any] = {"features": plain(node.features)}
     for key in ("neighbors", "edge_attr", "edge_weight"):
-        values = getattr(node, key)
+        values = plain(getattr(node, key))
         if values:
-            body[key] = {edge_type: plain(items) for edge_type, items in values.items()}
+            body[key] = values
     if node.id is not None:
         body["id"] = node.id
     return body
 
 
 def plain(value: Any) -> Any:
-    """Convert arrays to lists and NumPy numbers to Python numbers, at any depth."""
-    if isinstance(value, np.ndarray | np.generic):
+    """Convert arrays, tensors, columns of frames and NumPy numbers to Python's lists and numbers."""
+    if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}

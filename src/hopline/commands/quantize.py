@@ -75,7 +75,7 @@ def quantize(
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="True labels, to evaluate by accuracy: id,label lines, or .npy.", show_default=False
+            help="Known classes, to evaluate by accuracy: CSV of id,class, or .npy.", show_default=False
         ),
     ] = None,
     max_drop: Annotated[

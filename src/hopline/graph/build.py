@@ -331,14 +331,24 @@ def _resolve(values: Any, nodes: Nodes, what: str, node_type: str, by_row: bool)
         else:
             rows = nodes.ids.lookup(values)
     except BadRequest as error:
-        raise GraphError(f"{what}: {error}; node type {node_type!r} has {nodes.ids.kind} ids") from None
+        raise GraphError(
+            f"{what}: {error}; node type {node_type!r} has {nodes.ids.kind} ids{_rows_hint(values, nodes)}"
+        ) from None
     unknown = rows < 0
     if unknown.any():
         raise GraphError(
             f"{what} unknown: {np.count_nonzero(unknown)}; node type {node_type!r} has no such id; "
-            f"{_first(values, unknown)}"
+            f"{_first(values, unknown)}{_rows_hint(values, nodes)}"
         )
     return rows.astype(np.int32)
+
+
+def _rows_hint(values: Any, nodes: Nodes) -> str:
+    """Advice for edges that may be row numbers, as in PyG's `edge_index`."""
+    rows = np.asarray(values.distinct if isinstance(values, Encoded) else values)
+    if rows.dtype.kind not in "iu" or rows.min(initial=0) < 0 or rows.max(initial=0) >= nodes.num_nodes:
+        return ""
+    return "; if the edges are row numbers, pass by_row=True (`hopline graph build`: --ids-are-rows)"
 
 
 def _row_numbers(values: Any, what: str, node_type: str) -> AnyArray:

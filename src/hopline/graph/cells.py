@@ -8,6 +8,7 @@ and is omitted.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ NEAR_NUMBER = (
     r"^([+-]?[0-9]{1,3}([,_' ][0-9]{3})+(\.[0-9]+)?|[+-]?[0-9]+,[0-9]+|[0-9]+(_[0-9]+)+|[+-]?(?i:nan|inf|"
     r"infinity)|(?i:n/?a|null|none|nil|missing|unknown|\?|-|\.))$|"
 ) + _DECIMAL
+# A number without leading zeros, which are part of an id: 007 is not 7.
+_WRITTEN = r"^-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?$"
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
 _ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
@@ -41,7 +44,8 @@ class Missing:
     """Which cells are missing values, and what replaces them.
 
     Attributes:
-        na: cells that are missing values, in addition to empty ones.
+        na: cells that are missing values in addition to empty ones, in columns of ids, numbers and times.
+            A number means all cells of its value: -999 also -999.0, and -999 in a Parquet file.
         fill: the number for all columns, or column -> number; missing cells without a number are an error.
     """
 
@@ -57,7 +61,7 @@ class Missing:
         return self.fill.get(name) if isinstance(self.fill, Mapping) else self.fill
 
 
-def ids(table: FileTable, name: str) -> IdArray | Encoded:
+def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
     """Convert a column of ids: int64 where every cell is an integer, else strings.
 
     In text "007" and "7" are two ids, and a column with the first holds strings. 30.0 is read as 30 if all
@@ -70,8 +74,7 @@ def ids(table: FileTable, name: str) -> IdArray | Encoded:
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         column = _text_of_bytes(table, name, column)
         kind = column.type
-    if column.null_count:
-        raise _missing(table, name, column.is_null(), "give every node an id, or omit such rows")
+    column = _given(table, name, column, missing, "give every node an id, or omit such rows")
     if types.is_integer(kind):
         if types.is_uint64(kind):
             beyond = pc.greater_equal(column, arrow("pyarrow").scalar(2**63, kind))
@@ -88,15 +91,10 @@ def ids(table: FileTable, name: str) -> IdArray | Encoded:
         raise GraphError(
             f"{table.what}: column {name!r} holds ids and must hold integers or strings; it holds {kind}"
         )
-    if table.is_text:
-        column = _trimmed(table, name, column)
-        empty = pc.equal(column, "")
-        if pc.any(empty).as_py():
-            raise _missing(table, name, empty, "give every node an id, or omit such lines")
-        if _all(column, _INTEGER) or _all(column, _WHOLE):
-            ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
-            if ints is not None:
-                return ints
+    if table.is_text and (_all(column, _INTEGER) or _all(column, _WHOLE)):
+        ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
+        if ints is not None:
+            return ints
     return dataclasses.replace(_encoded(column), place=lambda row: table.place(row, name))
 
 
@@ -128,22 +126,20 @@ def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> An
         if named:
             raise GraphError(f"{table.what}: column {name!r} must hold numbers; it holds {kind}")
         return str(kind)
-    absent = pc.is_null(column, nan_is_null=True)
+    absent = _absent(table, column, missing)
     if pc.any(absent).as_py():
         column = column.cast(pa.float64()) if types.is_floating(column.type) else column
         column = _filled(table, name, column, absent, missing)
     return _numpy(column)
 
 
-def times(table: FileTable, name: str) -> AnyArray:
+def times(table: FileTable, name: str, missing: Missing) -> AnyArray:
     """Convert a column of times: integers, or datetime64 where it holds dates (ISO 8601 in text, UTC).
 
     Raises: GraphError: a cell is missing, or neither an integer nor a date.
     """
     types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
-    column = table.column(name)
-    if column.null_count:
-        raise _missing(table, name, column.is_null(), "give every edge a time, or omit such rows")
+    column = _given(table, name, table.column(name), missing, "give every edge a time, or omit such rows")
     kind = column.type
     if types.is_integer(kind):
         return _numpy(column)
@@ -155,7 +151,8 @@ def times(table: FileTable, name: str) -> AnyArray:
         return _numpy(column.cast(pa.timestamp("s")))
     if not _is_string(kind):
         raise GraphError(f"{table.what}: column {name!r} must hold integers or dates; it holds {kind}")
-    column = _trimmed(table, name, column)
+    if not len(column):
+        return np.empty(0, np.int64)
     if _all(column, _WHOLE):
         ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
         if ints is not None:
@@ -173,9 +170,7 @@ def times(table: FileTable, name: str) -> AnyArray:
 def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
     column = _trimmed(table, name, table.column(name))
-    absent = pc.or_(
-        pc.is_null(column), pc.is_in(pc.fill_null(column, ""), pa.array(["", *missing.na], column.type))
-    )
+    absent = _absent(table, column, missing)
     given = column.filter(pc.invert(absent))
     if len(given) and _all(given, _BOOLEAN):
         column = pc.if_else(absent, None, pc.equal(pc.utf8_lower(column), "true")).cast(pa.uint8())
@@ -248,6 +243,44 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
     )
 
 
+def _absent(table: FileTable, column: Any, missing: Missing) -> Any:
+    """Booleans: cells that are null, NaN, empty text or a marker in `missing.na`."""
+    types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
+    kind = column.type
+    absent = pc.is_null(column, nan_is_null=types.is_floating(kind))
+    if _is_string(kind):
+        cells = pc.fill_null(column, "")
+        absent = pc.or_(
+            absent, pc.is_in(cells, pa.array([*([""] if table.is_text else []), *missing.na], kind))
+        )
+    elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+        return absent
+    numbers = [float(text) for text in map(str.strip, missing.na) if re.match(_DECIMAL, text)]
+    if not numbers:
+        return absent
+    if _is_string(kind):
+        cells = pc.if_else(pc.match_substring_regex(cells, _WRITTEN), cells, None)
+    found = pc.is_in(
+        cells.cast(pa.float64()) if _is_string(kind) else _as_doubles(column), pa.array(numbers)
+    )
+    return pc.or_(absent, found)
+
+
+def _as_doubles(column: Any) -> Any:
+    """Numbers as float64, rounded where they are integers that it cannot hold."""
+    return column.cast(arrow("pyarrow").float64(), safe=False)
+
+
+def _given(table: FileTable, name: str, column: Any, missing: Missing, advice: str) -> Any:
+    """A column of ids or times, trimmed, in which no cell may be missing."""
+    if _is_string(column.type):
+        column = _trimmed(table, name, column)
+    absent = _absent(table, column, missing)
+    if arrow("pyarrow.compute").any(absent).as_py():
+        raise _missing(table, name, absent, advice)
+    return column
+
+
 def _missing(table: FileTable, name: str, absent: Any, advice: str) -> GraphError:
     pc = arrow("pyarrow.compute")
     at = pc.index(absent, True).as_py()
@@ -260,8 +293,9 @@ def _missing(table: FileTable, name: str, absent: Any, advice: str) -> GraphErro
 def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
     """Floats or decimals that are integers, as int64."""
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    # Doubles from 2**53 on represent more than one integer.
-    limit = 2**53 if arrow("pyarrow.types").is_floating(column.type) else 2**63
+    # From here on a float represents more than one integer: it may have been rounded earlier.
+    limit = {16: 2**11, 32: 2**24, 64: 2**53}[column.type.bit_width] if _is_float(column.type) else 2**63
+    kind = column.type
     if arrow("pyarrow.types").is_decimal(column.type):
         good = pa.chunked_array([[v == int(v) and abs(v) < limit for v in column.to_pylist()]], pa.bool_())
     else:
@@ -273,7 +307,7 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
         count, cell = pc.sum(bad).as_py(), column[at].as_py()
         if abs(cell) >= limit:
             raise GraphError(
-                f"{table.place(at, name)}: {cell} is too large to identify one integer as {column.type}; "
+                f"{table.place(at, name)}: {cell} is too large to identify one integer as {kind}; "
                 "write such numbers as integers of 64 bits, or ids as strings"
             )
         raise GraphError(
@@ -336,11 +370,13 @@ def _lists(table: FileTable, name: str, column: Any) -> AnyArray:
         raise GraphError(
             f"{table.what}: column {name!r} holds lists of different lengths: {sorted(lengths)[:5]}"
         )
+    fixed = arrow("pyarrow.types").is_fixed_size_list(column.type)
+    width = column.type.list_size if fixed else max(lengths, default=0)
     flat = pc.list_flatten(column)
     if flat.null_count:
-        at = flat.is_null().index(True).as_py() // max(1, next(iter(lengths)))
+        at = flat.is_null().index(True).as_py() // max(1, width)
         raise GraphError(f"{table.place(at, name)}: a value of the list is missing; fill or drop such rows")
-    return _numpy(flat).reshape(len(column), -1)
+    return _numpy(flat).reshape(len(column), width)
 
 
 def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
@@ -394,6 +430,10 @@ def _numpy(column: Any) -> AnyArray:
 def _is_string(kind: Any) -> bool:
     types = arrow("pyarrow.types")
     return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_float(kind: Any) -> bool:
+    return bool(arrow("pyarrow.types").is_floating(kind))
 
 
 def _is_list(kind: Any) -> bool:

@@ -47,14 +47,14 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
     if column.dtype.kind == "M":
         return Times(*_of_datetimes(column, what, unit), what)
     if column.dtype.kind == "f":
-        # Beyond this a float represents several integers: the time was rounded earlier.
+        # From here on a float represents several integers: the time may have been rounded earlier.
         limit = 2 ** (np.finfo(column.dtype).nmant + 1)
-        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) <= limit)
+        whole = np.isfinite(column) & (np.floor(column) == column) & (np.abs(column) < limit)
         if not whole.all():
             edge = int(np.flatnonzero(~whole)[0])
             raise GraphError(
                 f"{what} must be integers in one unit (such as milliseconds); {np.count_nonzero(~whole)} "
-                f"are not, or are larger than {column.dtype} holds exactly ({limit:,}); the first is "
+                f"are not, or {column.dtype} may have rounded them (from {limit:,} on); the first is "
                 f"{column[edge]} at edge {edge}. Use integers, or multiply and round before building"
             )
     elif column.dtype.kind not in "iu" and rows:

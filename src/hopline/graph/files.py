@@ -115,6 +115,7 @@ def read_tables(
     Raises: GraphError: a file or column is missing or cannot be read; a node file is of a type that no edge
         file uses.
     """
+    _check_files({} if node_files is None else node_files, edge_files)
     names = {name for edge_type in edge_files for name in (edge_type[0], edge_type[2])}
     counts = num_nodes or {}
     for name, node_file in (node_files or {}).items():
@@ -143,6 +144,26 @@ def read_tables(
     return nodes, edges
 
 
+def _check_files(node_files: Any, edge_files: Any) -> None:
+    for files, kind in ((node_files, NodeFile), (edge_files, EdgeFile)):
+        if not isinstance(files, Mapping):
+            raise GraphError(
+                f"expected {{type: {kind.__name__}(…)}}, or one {kind.__name__}(…) for one type; got "
+                f"{type(files).__name__}"
+            )
+        for name, file in files.items():
+            if not isinstance(file, kind):
+                raise GraphError(
+                    f"{name!r}: expected a {kind.__name__}; got {type(file).__name__}. A path or frame is "
+                    f"its first argument: {kind.__name__}(frame, …)"
+                )
+    for edge_type in edge_files:
+        if not isinstance(edge_type, tuple) or len(edge_type) != 3:
+            raise GraphError(
+                f"an edge type is a triple (source type, relation, destination type); got {edge_type!r}"
+            )
+
+
 def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
     """Read a node table. Raises: GraphError: it cannot be read, or a column is missing."""
     path = _checked(file.path)
@@ -163,7 +184,7 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
         ]
         names = [name for name in names if not _INDEX(name)]
     table.load([*names, *id_of])
-    ids = cells.ids(table, id_of[0]) if id_of else None
+    ids = cells.ids(table, id_of[0], file.missing) if id_of else None
     values: dict[str, AnyArray] = {}
     for name in names:
         value = cells.numbers(table, name, file.missing, named=file.features is not None)
@@ -174,7 +195,8 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
     if left_out:
         _LOG.warning("%s: left out: %s", table.what, ", ".join(left_out))
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
-        return NodeTable(next(iter(values.values())), ids=ids)
+        ((name, value),) = values.items()
+        return NodeTable(_rounded(value, name, file.rounded), ids=ids)
     features = _side_by_side(values, table, file.rounded)
     rows = len(table.column([*id_of, *names][0])) if features is None else None
     return NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values))
@@ -197,9 +219,9 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
         name: cells.numbers(table, name, file.missing, named=True) for name in (*attr, weight) if name
     }
     return EdgeTable(
-        (cells.ids(table, src), cells.ids(table, dst)),
+        (cells.ids(table, src, file.missing), cells.ids(table, dst, file.missing)),
         attr=_side_by_side({name: columns[name] for name in attr}, table, file.rounded),
-        time=cells.times(table, time) if time else None,
+        time=cells.times(table, time, file.missing) if time else None,
         weight=_rounded(columns[weight], weight, file.rounded) if weight else None,
         attr_names=file.attr,
         undirected=file.undirected,

@@ -6,7 +6,7 @@ On the path of every request: a list of plain ints or strs is recognised without
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ def typed(external_ids: Any) -> tuple[Literal["int", "string"], Any]:
     """Detect whether ids are ints or strings.
 
     Returns: ("int", integer array or list of int) or ("string", list of str).
-    Raises: BadRequest: neither, or both.
+    Raises: BadRequest: neither, or both; a set or a mapping, in which ids have no place.
     """
     if type(external_ids) is list:
         types = set(map(type, external_ids))
@@ -41,6 +41,10 @@ def typed(external_ids: Any) -> tuple[Literal["int", "string"], Any]:
         external_ids = external_ids.tolist()
     elif isinstance(external_ids, str | bytes):
         raise BadRequest(f"node ids must be a list; got the single value {external_ids!r}")
+    elif isinstance(external_ids, set | frozenset | Mapping):
+        raise BadRequest(
+            f"node ids must be a list, in the order of their rows; got a {type(external_ids).__name__}"
+        )
     elif not isinstance(external_ids, list):
         external_ids = list(external_ids)
     types = set(map(type, external_ids))

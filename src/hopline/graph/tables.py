@@ -104,7 +104,13 @@ def as_array(value: Any, what: str) -> AnyArray:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         # NumPy has no bfloat16.
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        try:
+            value = value.numpy()
+        except TypeError:
+            raise GraphError(
+                f"{what}: tensors of {value.dtype} cannot be read; convert them to float32"
+            ) from None
     try:
         return np.asarray(value)
     except ValueError as error:

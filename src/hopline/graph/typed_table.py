@@ -85,7 +85,7 @@ def _of_frame(frame: Any, what: str) -> Any:
         if type(frame).__module__.partition(".")[0] == "pandas":
             return pa.Table.from_pandas(frame, preserve_index=False)
         return pa.table(frame)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise GraphError(
             f"{what} cannot be read as a table: {error}; pass a path, a pandas or polars DataFrame or a "
             "pyarrow.Table in which each column has one type"

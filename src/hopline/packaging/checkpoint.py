@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -233,6 +234,7 @@ def _by_hooks(module: nn.Module, found: list[_Candidate]) -> list[_Candidate]:
 def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:
     own = {_unwrapped(name): name for name in module.state_dict()}
     state = {own.get(name, name): value for name, value in chosen.state.items()}
+    _check_shared(module, state, path)
     try:
         outcome = module.load_state_dict(state, strict=False)
     except Exception as error:  # hooks of layers raise errors of any type
@@ -240,6 +242,21 @@ def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:
     left = [name for name in (*outcome.missing_keys, *outcome.unexpected_keys) if _counter(name) is None]
     if left:
         raise PackagingError(f"{path}: {type(module).__name__} did not load {_listed(left)}")
+
+
+def _check_shared(module: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+    """Refuse two values for one tensor that the module has under two names: one of them would be lost."""
+    first: dict[int, str] = {}
+    for name, own in module.state_dict(keep_vars=True).items():
+        value = state.get(name)
+        other = first.setdefault(id(own), name)
+        if not isinstance(value, Tensor) or not isinstance(own, Tensor) or other not in state:
+            continue
+        if not torch.equal(value, state[other].to(value)):
+            raise PackagingError(
+                f"{path}: {type(module).__name__} uses one tensor as {other} and {name}, but the file has "
+                "two different ones; was it trained without sharing them?"
+            )
 
 
 def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None) -> list[str]:

@@ -253,7 +253,7 @@ def test_labels_by_id_are_those_by_row(hopline, own, tmp_path):
         ("n1,low\nm7,low\n", NodeNotFound, "the graph has no nodes 'm7'"),
         ("n1,low\nn2,huge\n", BadRequest, "line 2: class 'huge' is unknown; known are low, mid, high"),
         ("n1,huge\nn2,low\n", BadRequest, "line 1: class 'huge' is unknown; known are low, mid, high"),
-        ("n1,2\nn2,3\n", BadRequest, "classes 3 are unknown; the teacher has 0 to 2"),
+        ("n1,2\nn2,3\n", BadRequest, "classes 3 are unknown; the model has 0 to 2"),
         ("n1,low,7\n", BadRequest, "line 1: 3 columns"),
         ("", BadRequest, "no node has a class"),
     ],

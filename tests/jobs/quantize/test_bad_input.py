@@ -10,7 +10,6 @@ import pytest
 from hopline.artifact import Column, TabularSpec, read_spec, write_spec
 from hopline.errors import BadRequest, NodeNotFound, PackagingError, SchemaMismatch
 from hopline.graph import EdgeTable, Graph, NodeTable
-from hopline.jobs.quantize.labels import read_labels
 from hopline.jobs.quantize.run import QuantizeOptions, quantize
 from tests.jobs.quantize.conftest import DIM, hubs
 
@@ -115,40 +114,15 @@ def test_the_original_is_never_replaced(cases):
         quantize(case.folder, case.graph, case.repository, overwrite, new_version="1")
 
 
-@pytest.mark.parametrize(
-    ("content", "error", "match"),
-    [
-        ("n1,2\nn2\n", BadRequest, r"line 2: 'n2'; expected `id,label`"),
-        ("n1,2\nn2,40\n", BadRequest, r"label 40 of node 2; the model has classes 0 to 39"),
-        ("n1,2\nnobody,1\n", NodeNotFound, "nobody"),
-        ("", BadRequest, "no node has a label"),
-    ],
-)
-def test_labels_that_do_not_fit(cases, tmp_path, content, error, match):
-    (tmp_path / "labels.csv").write_text(content)
+def test_labels_that_do_not_fit(cases, refused, tmp_path):
+    options = replace(QUICK, labels=tmp_path / "labels.csv")
+    options.labels.write_text("n1,2\nn2,40\n")
     case = cases["sage"]
-    with pytest.raises(error, match=match):
-        read_labels(tmp_path / "labels.csv", read_spec(case.folder), case.graph)
+    refused(BadRequest, "classes 40 are unknown; the model has 0 to 39", case.folder, case.graph, options)
 
 
-def test_an_array_of_labels_of_another_length(cases, tmp_path):
-    np.save(tmp_path / "labels.npy", np.zeros(7, np.int64))
-    case = cases["sage"]
-    with pytest.raises(BadRequest, match=r"int64 \[7\]; expected integers \[600\]"):
-        read_labels(tmp_path / "labels.npy", read_spec(case.folder), case.graph)
-
-
-def test_labels_for_a_model_that_has_none(cases, tmp_path):
+def test_labels_for_a_model_that_has_none(cases, refused, tmp_path):
     case = cases["states"]
-    with pytest.raises(BadRequest, match="embedding of nodes; labels are for multiclass and binary"):
-        read_labels(tmp_path / "labels.npy", read_spec(case.folder), case.graph)
-
-
-def test_labels_by_name_with_a_header(cases, tmp_path):
-    case = cases["sage"]
-    spec = msgspec.structs.replace(read_spec(case.folder), classes=tuple(f"c{i}" for i in range(40)))
-    (tmp_path / "labels.csv").write_text("id,label\nn3,c7\nn5,2\n")
-    labels = read_labels(tmp_path / "labels.csv", spec, case.graph)
-    assert labels[3] == 7
-    assert labels[5] == 2
-    assert (labels >= 0).sum() == 2
+    options = replace(QUICK, labels=tmp_path / "labels.npy")
+    match = "embedding of nodes; labels are for multiclass and binary"
+    refused(BadRequest, match, case.folder, case.graph, options)

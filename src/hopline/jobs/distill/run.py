@@ -15,13 +15,13 @@ from hopline.errors import BadRequest, PackagingError
 from hopline.jobs.batch.progress import Advance, silent
 from hopline.jobs.distill import gate
 from hopline.jobs.distill.export import StructureRows, write_fallback, write_student
-from hopline.jobs.distill.labels import read_labels
 from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.report import Report, by_degree, calibration, share
 from hopline.jobs.distill.settings import Settings
 from hopline.jobs.distill.structure import structure_features
 from hopline.jobs.distill.teacher import check_fit, read_teacher, soft_labels
 from hopline.jobs.distill.train import Trained, train_student
+from hopline.jobs.labels import read_labels
 from hopline.live.snapshots import open_graph
 from hopline.types import FloatArray, IdArray
 

@@ -23,10 +23,10 @@ from hopline.engine.request_ids import not_found
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, PackagingError
 from hopline.graph import Graph
+from hopline.jobs.labels import read_labels
 from hopline.jobs.quantize import latency
 from hopline.jobs.quantize.forms import Form, Forms
 from hopline.jobs.quantize.judge import Figures, Judge
-from hopline.jobs.quantize.labels import read_labels
 from hopline.jobs.quantize.nodes import degrees, draw, judged
 from hopline.jobs.quantize.record import record
 from hopline.jobs.quantize.report import Latency, LayerReport, QuantizeReport
@@ -55,7 +55,7 @@ class QuantizeOptions:
         calibration: nodes to calibrate on; drawn, unless `nodes` names them.
         nodes: external ids.
         eval_nodes: how many nodes to evaluate on.
-        labels: file of true labels, see `labels.read_labels`.
+        labels: file of true labels, see `jobs.labels.read_labels`.
         max_drop: points that may be lost, over all nodes and in each bucket of degree.
         exclude: layers (or files: all layers of them) that stay in float32.
         fallback_dtype: how layers that lose too much accuracy are stored.
@@ -117,7 +117,7 @@ def quantize(
     reported_bits = weight_bits if options.to == "int8" else None
     forms = Forms(folder, spec, weight_bits)
     excluded = _excluded(forms, options.exclude)
-    labels = None if options.labels is None else read_labels(options.labels, spec, graph)
+    labels = None if options.labels is None else _labels(options.labels, spec, graph)
     seeds = _seeds(spec, graph, options, rng)
     forms.calls = record(
         Model(folder, spec, graph), seeds, lambda done, total: advance("calibrate", done, total)
@@ -219,6 +219,16 @@ def _seeds(
         else:
             found[node_type] = draw(degrees(graph, node_type), options.calibration, rng)
     return found
+
+
+def _labels(path: Path, spec: ModelSpec, graph: Graph) -> IdArray:
+    if spec.task not in ("multiclass", "binary") or spec.head.kind != "node":
+        raise BadRequest(
+            f"--labels: {spec.name} is a model for {spec.task} of {spec.head.kind}s; labels are for "
+            "multiclass and binary models of nodes, others are evaluated by how far their answers move"
+        )
+    num_classes = 2 if spec.task == "binary" else spec.head.output_dim
+    return read_labels(path, graph.nodes[spec.head.node_type].ids, spec.classes, num_classes)
 
 
 def _judge(

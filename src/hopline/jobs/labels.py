@@ -1,4 +1,4 @@
-"""Known classes of nodes, from a file."""
+"""Known classes of nodes, from a file: distillation and quantisation evaluate by them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def read_labels(path: Path, ids: IdIndex, classes: tuple[str, ...], num_classes:
         path: `.npy`, integers [N] by row of the graph, -1 where unknown; or CSV of two columns, node id and
             class (a number or one of `classes`), with or without a line of names.
         ids: of the nodes.
-        num_classes: of the teacher.
+        num_classes: of the model.
 
     Returns: int64 [N], -1 where unknown.
     Raises:
-        BadRequest: it cannot be read, has another length than the graph, or has a class that the teacher
-            lacks.
+        BadRequest: it cannot be read, has another length than the graph, a class that the model lacks, or
+            two classes for one node.
         NodeNotFound: ids that are not in the graph.
     """
     try:
@@ -40,7 +40,7 @@ def read_labels(path: Path, ids: IdIndex, classes: tuple[str, ...], num_classes:
     if wrong.shape[0]:
         listed = ", ".join(map(str, wrong[:_NAMED].tolist()))
         raise BadRequest(
-            f"--labels {path}: classes {listed} are unknown; the teacher has 0 to {num_classes - 1}"
+            f"--labels {path}: classes {listed} are unknown; the model has 0 to {num_classes - 1}"
         )
     if not (labels >= 0).any():
         raise BadRequest(
@@ -99,6 +99,13 @@ def _table(path: Path, ids: IdIndex, classes: tuple[str, ...]) -> IdArray:
         raise NodeNotFound(f"--labels {path}: the graph has no nodes {listed}{more}", unknown)
     labels = np.full(len(ids), -1, np.int64)
     labels[found] = values
+    other = np.flatnonzero(labels[found] != values)
+    if len(other):
+        name = names[other[0]]
+        raise BadRequest(
+            f"--labels {path}: node {name!r} has the classes {values[other[0]]} and "
+            f"{labels[found[other[0]]]}; list each node once ({len(other)} lines differ from a later one)"
+        )
     return labels
 
 
