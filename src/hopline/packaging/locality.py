@@ -117,9 +117,12 @@ def check_sizes(
         len(e.indices) for e in probe.check.edges.values()
     )
     for copies in sorted({2, max(2, _MOST_ROWS // one)}):
-        graph = beside(repeated(probe.check, copies), extremes(probe.check))
+        graph = repeated(probe.check, copies)
         try:
-            after = reference.answers(graph, pairs)
+            try:
+                after = reference.answers(beside(graph, extremes(probe.check)), pairs)
+            except PackagingError:  # it may refuse such features, for example codes made of them
+                after = reference.answers(graph, pairs)
         except PackagingError as error:
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
         # nodes of every copy have the same neighbourhood, but other numbers
@@ -212,6 +215,8 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         try:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
+            if what == "scaled":  # it may refuse such features
+                continue
             return _one_size(error)
         if differ(before, after).any():
             changed.append(what)
