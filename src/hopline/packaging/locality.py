@@ -121,7 +121,10 @@ def check_sizes(
         try:
             try:
                 after = reference.answers(beside(graph, extremes(probe.check)), pairs)
-            except PackagingError:  # it may refuse such features, for example codes made of them
+            except PackagingError as error:
+                if _varies_in_width(error):
+                    raise
+                # it may refuse such features, for example codes made of them
                 after = reference.answers(graph, pairs)
         except PackagingError as error:
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
@@ -215,7 +218,7 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         try:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
-            if what == "scaled":  # it may refuse such features
+            if what == "scaled" and not _varies_in_width(error):  # it may refuse such features
                 continue
             return _one_size(error)
         if differ(before, after).any():
@@ -267,8 +270,12 @@ def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph)
     )
 
 
+def _varies_in_width(error: PackagingError) -> bool:
+    return "shapes cannot be multiplied" in str(error)
+
+
 def _one_size(error: PackagingError) -> str:
-    if "shapes cannot be multiplied" in str(error):
+    if _varies_in_width(error):
         return (
             f"a width in it depends on which nodes there are ({error}), as of one_hot(x) without "
             "num_classes: give the number"
