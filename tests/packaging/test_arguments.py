@@ -1,5 +1,7 @@
 """Arguments of forward are bound by what they mean; what may be meant in two ways is asked."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -153,6 +155,11 @@ class Several(Two):
         return x, self.run(x, edge_index)
 
 
+class Named(Two):
+    def forward(self, x, edge_index):
+        return {"logits": self.run(x, edge_index)}
+
+
 class Edges(Two):
     def forward(self, edge_index):
         return self.run(torch.zeros(40, 6), edge_index)
@@ -166,6 +173,7 @@ class Edges(Two):
         (NoForward(), "forward = NoForward.encode"),
         (Pairs(), "head="),
         (Several(), r"returns self\.model\(x, edge_index\)\[0\]"),
+        (Named(), r"returns self\.model\(x, edge_index\)\['logits'\]"),
         (Edges(), "as a feature column"),
         (torch.jit.ScriptModule(), "TorchScript"),
         (Encoder, "pass an instance"),
@@ -218,3 +226,16 @@ class Cached(Encoder):
 def test_a_choice_that_does_not_exist_lists_those_that_do(options, message, tmp_path):
     with pytest.raises(PackagingError, match=message):
         package(Encoder(), homogeneous(), tmp_path, **options)
+
+
+class Output(NamedTuple):
+    logits: torch.Tensor
+
+
+class OneNamed(Two):
+    def forward(self, x, edge_index):
+        return Output(self.run(x, edge_index))
+
+
+def test_a_named_tuple_of_one_tensor_is_served(tmp_path):
+    assert package(OneNamed(), homogeneous(), tmp_path).spec.runtime == "torch"

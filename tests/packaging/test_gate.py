@@ -11,7 +11,6 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn import models
 
 import hopline
-from hopline.artifact import read_spec
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
@@ -202,80 +201,6 @@ def test_a_branch_on_a_size_is_named_in_the_report(tmp_path):
     assert "edge_index.numel() == 0" in report.notes[0]
 
 
-class Ends(nn.Module):
-    def __init__(self, columns, end):
-        super().__init__()
-        self.conv, self.lin, self.end = pyg.SAGEConv(6, 8), nn.Linear(8, columns), end
-        nn.init.constant_(self.lin.bias, -1.0)
-
-    def forward(self, x, edge_index):
-        return self.end(self.lin(self.conv(x, edge_index).relu()))
-
-
-ENDS = {
-    "sigmoid": (1, "binary", torch.sigmoid),
-    "squeezed": (1, "binary", lambda out: torch.sigmoid(out).squeeze(-1)),
-    "clamped": (1, "binary", lambda out: torch.sigmoid(out).clamp(0.01, 0.99)),
-    "complement": (1, "binary", lambda out: 1 - torch.sigmoid(out)),
-    "second column": (2, "binary", lambda out: torch.softmax(out, 1)[:, 1]),
-    "softmax": (3, "multiclass", lambda out: torch.softmax(out, -1)),
-    "exp of log": (3, "multiclass", lambda out: torch.log_softmax(out, -1).exp()),
-    "several sigmoids": (3, "multilabel", torch.sigmoid),
-    "double": (1, "binary", lambda out: torch.sigmoid(out).double()),
-}
-
-
-@pytest.mark.parametrize("runtime", ["onnx", "torch"])
-@pytest.mark.parametrize("name", ENDS)
-def test_probabilities_are_served_as_the_module_answers_them(name, runtime, tmp_path):
-    columns, task, end = ENDS[name]
-    graph, model = homogeneous(), Ends(columns, end)
-    report = package(model, graph, tmp_path, task=task, fanouts=[-1], runtime=runtime)
-    check = CheckGraph.of(graph)
-    with torch.no_grad():
-        expected = model.eval()(
-            torch.from_numpy(check.features["node"]),
-            torch.from_numpy(check.edges["node__to__node"].edge_index),
-        ).numpy()
-    served = load_model(report.path, read_spec(report.path), graph)
-    states = served.final_states({"node": np.arange(graph.num_nodes)})["node"]
-    found = served.outputs(("probabilities",), states)["probabilities"]
-    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("columns", "task", "end", "message"),
-    [
-        (3, "multiclass", torch.sigmoid, "multilabel"),
-        (3, "multilabel", lambda out: torch.softmax(out, 1), "multiclass"),
-        (1, "binary", F.logsigmoid, "log-probabilities"),
-        (3, "multilabel", F.logsigmoid, "log-probabilities"),
-        (3, "multiclass", lambda out: torch.softmax(out, 0), "softmax over all nodes"),
-    ],
-    ids=["sigmoids", "softmax", "logsigmoid", "logsigmoids", "dim 0"],
-)
-def test_an_activation_of_another_task_is_refused(columns, task, end, message, tmp_path):
-    with pytest.raises(PackagingError, match=message):
-        package(Ends(columns, end), homogeneous(), tmp_path, task=task, fanouts=[-1])
-
-
-def test_logits_that_happen_to_lie_between_0_and_1_are_logits(tmp_path):
-    model = Ends(1, lambda out: out * 0.01 + 0.5)
-    report = package(model, homogeneous(), tmp_path, task="binary", fanouts=[-1])
-    assert "logits" in report.spec.parity["served"]
-
-
-def test_what_the_user_says_of_the_output_holds(tmp_path):
-    model = Ends(1, torch.sigmoid)
-    said = package(model, homogeneous(), tmp_path, task="binary", fanouts=[-1], output="logits")
-    assert "logits" in said.spec.parity["served"]
-    with pytest.raises(PackagingError, match=r"output='probabilities', but the model answers from"):
-        package(
-            Ends(1, lambda out: out * 9), homogeneous(), tmp_path, version="2", task="binary", fanouts=[-1],
-            output="probabilities",
-        )  # fmt: skip
-
-
 class Spread(nn.Module):
     """A neighbour's value is passed on, and counted."""
 
@@ -357,21 +282,6 @@ def test_an_embedding_model_answers_the_modules_own_rows(tmp_path):
         "node"
     ]
     np.testing.assert_allclose(np.linalg.norm(states, axis=1), 1.0, atol=1e-5)
-
-
-def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
-    class Share(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = pyg.SimpleConv(aggr="mean")
-
-        def forward(self, x, edge_index):
-            return self.conv(x.abs() / (1 + x.abs()), edge_index)[:, :1]
-
-    with pytest.raises(PackagingError, match="set output='logits' or output='probabilities'"):
-        package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1])
-    report = package(Share(), homogeneous(), tmp_path, task="binary", fanouts=[-1], output="probabilities")
-    assert report.spec.parity["served"].keys() == {"probabilities", "label"}
 
 
 @pytest.mark.parametrize(("offset", "is_noted"), [(0.0, False), (300.0, True)])

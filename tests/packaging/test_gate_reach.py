@@ -1,5 +1,6 @@
 """What a sample of a graph may not show: far features, degrees, node numbers, code added to a conv."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from torch_geometric.utils import degree
 
 import hopline
 from hopline.errors import NotServable, PackagingError
+from hopline.graph import Graph
 from tests.packaging.graphs import homogeneous
 
 
@@ -137,3 +139,53 @@ def test_calls_that_torch_reads_in_c_are_traced(before, tmp_path):
 def test_a_program_for_a_bounded_number_of_rows_is_refused(tmp_path):
     with pytest.raises(PackagingError, match="at most 512 nodes"):
         package(Two(lambda x, _: torch.cat([part * 2 for part in x.split(512)])), tmp_path)
+
+
+class Coded(nn.Module):
+    """A lookup by edge codes that do not begin at 0."""
+
+    def __init__(self, conv, first):
+        super().__init__()
+        self.table, self.conv, self.first = nn.Embedding(4, 5), conv, first
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, self.table(edge_attr[:, 0].long() - self.first))
+
+
+@pytest.mark.parametrize("first", [1, 5])
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: pyg.GINEConv(nn.Linear(6, 3), edge_dim=5),
+        lambda: pyg.GATConv(6, 3, edge_dim=5, add_self_loops=False),
+        lambda: pyg.GATv2Conv(6, 3, edge_dim=5),
+        lambda: pyg.PNAConv(6, 3, ["mean", "max"], ["identity"], torch.tensor([1, 2]), edge_dim=5),
+    ],
+    ids=["GINE", "GAT", "GATv2 with self-loops", "PNA"],
+)
+def test_codes_of_edges_need_not_begin_at_0(conv, first, tmp_path):
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 36, (2, 150))  # the last nodes have no edge
+    graph = Graph.from_edges(
+        edges,
+        rng.normal(size=(40, 6)).astype(np.float32),
+        edge_attr=rng.integers(first, first + 4, (150, 1)).astype(np.float32),
+    )
+    report = package(Coded(conv(), first), tmp_path, graph, fanouts=1)
+    assert report.spec.runtime == "onnx"
+
+
+def test_a_model_that_refuses_far_features_is_served(tmp_path):
+    class Amounts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.conv = nn.Embedding(10, 6), pyg.SAGEConv(6, 3)
+
+        def forward(self, x, edge_index):
+            # the logarithm of a negative amount is NaN, which is no code
+            return self.conv(self.table(x[:, 0].log().clamp(0, 9).long()), edge_index)
+
+    rng = np.random.default_rng(0)
+    rows = rng.uniform(1, 5000, (40, 2)).astype(np.float32)
+    graph = Graph.from_edges(rng.integers(0, 36, (2, 150)), rows)
+    assert package(Amounts(), tmp_path, graph, fanouts=1).spec.runtime == "onnx"

@@ -143,3 +143,34 @@ def test_a_nan_in_a_later_graph_reaches_every_answer_that_the_module_gives_it_to
         expected = module(torch.from_numpy(later), torch.from_numpy(edges)).numpy()
     assert 0 < np.isnan(expected).any(axis=1).sum() < NUM_NODES
     np.testing.assert_allclose(served.outputs["embedding"], expected, rtol=1e-4, atol=1e-4)
+
+
+TABLE, UNIT, BAG = nn.Embedding(10, 4), torch.eye(10), nn.EmbeddingBag(10, 4, mode="mean")
+CODES = {
+    "embedding": lambda x: TABLE(x[:, 0].long()),
+    "embedding of int32": lambda x: TABLE(x[:, 0].int()),
+    "index": lambda x: TABLE.weight[x[:, 0].long()],
+    "index of int32": lambda x: TABLE.weight[x[:, 0].int()],
+    "index_select": lambda x: TABLE.weight.index_select(0, x[:, 0].long()),
+    "gather": lambda x: UNIT[0].expand(len(x), -1).gather(1, x[:, :1].long()),
+    "take_along_dim": lambda x: torch.take_along_dim(UNIT[1].expand(len(x), -1), x[:, :1].long() % 10, 1),
+    "one_hot": lambda x: torch.nn.functional.one_hot(x[:, 0].long(), 10).float(),
+    "embedding_bag": lambda x: BAG(x[:, :2].long()),
+    "scatter": lambda x: torch.zeros(len(x), 10).scatter(1, x[:, :1].long(), 1.0),
+}
+
+
+@pytest.mark.parametrize("code", [-11, -3, -1, 0, 9, 10, 40, 3e30, float("nan")])
+@pytest.mark.parametrize("name", CODES)
+def test_a_code_is_refused_where_torch_refuses_it(name, code, tmp_path):
+    session = exported(CODES[name], 3, tmp_path)
+    x = torch.ones(5, 3)
+    x[2, 0] = code
+    try:
+        with torch.no_grad():
+            expected = CODES[name](x)
+    except (IndexError, RuntimeError):
+        with pytest.raises(Exception, match=r"ind(ex|ices)"):
+            session.run(None, {"x": x.numpy()})
+    else:
+        np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], expected, atol=1e-6)

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from hopline.errors import RuntimeFailure
 from hopline.runtimes.onnx import RowStage
 
 
@@ -38,6 +39,54 @@ def test_rows_have_the_same_bits_for_every_number_of_rows(tmp_path):
         found = stage.run(count)
         assert found.shape == (count, 5)
         np.testing.assert_array_equal(found, together[:count])
+
+
+def write_table(path, num_codes):
+    """The entries of a table, by codes in the first column."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["code"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "code"], ["h"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "stage",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(np.arange(num_codes, dtype=np.float32)[:, None], "table")],
+    )
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), path)
+
+
+@pytest.mark.parametrize("later", [1, 2, 3, 5, 33])
+@pytest.mark.parametrize("place", [0, 2, 3, 30, 40])
+def test_a_row_that_fails_does_not_make_later_calls_fail(place, later, tmp_path):
+    write_table(tmp_path / "stage.onnx", 10)
+    stage = RowStage(tmp_path / "stage.onnx", ["x"], [0], "h", 1)
+    stage.inputs[0][: place + 1] = [*[1.0] * place, 40.0]
+    with pytest.raises(RuntimeFailure, match=r"no entry in its table.*idx=40"):
+        stage.run(place + 1)
+    stage.inputs[0][:later] = 7.0
+    assert stage.run(later).tolist() == [[7.0]] * later
+
+
+def test_rows_that_no_call_has_written_do_not_make_it_fail(tmp_path):
+    """No number can be divided by 0, which the buffers begin with."""
+    path = tmp_path / "stage.onnx"
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["x"], ["code"], to=TensorProto.INT64),
+            helper.make_node("Mod", ["seven", "code"], ["rest"]),
+            helper.make_node("Cast", ["rest"], ["h"], to=TensorProto.FLOAT),
+        ],
+        "stage",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(np.array([7], np.int64), "seven")],
+    )
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), path)
+    stage = RowStage(path, ["x"], [1], "h", 1)
+    stage.inputs[0][:1] = 4.0
+    assert stage.run(1).tolist() == [[3.0]]
 
 
 ELEMENTWISE = (

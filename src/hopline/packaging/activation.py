@@ -1,7 +1,8 @@
 """Detects whether a model answers logits or probabilities, by its answers and not by its name.
 
 A model that ends in a sigmoid or softmax stays between 0 and 1 whatever its weights are; a model that
-answers logits does not. So the module's answers are examined with its own and with other weights.
+answers logits does not. So the module's answers are examined with its own and with other weights, and for
+much larger features.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
+from hopline.packaging.locality import extremes
 from hopline.packaging.reference import Pairs, Reference, Rows
 
 Task = Literal["multiclass", "binary", "multilabel", "regression", "embedding"]
@@ -75,6 +77,7 @@ def answers_probabilities(
             "output='probabilities'"
         )
     if not others <= ({"softmax", "sigmoid"} if kind in ("softmax", "sigmoid") else {kind}):
+        _check_far(reference, graph, pairs is not None, kind, rows)
         return False
     return _fits("sigmoid" if "sigmoid" in others else kind, rows, task)
 
@@ -117,6 +120,42 @@ def _kind(rows: Rows) -> str:
     if values.max() <= _SLACK:
         return "log"
     return ""
+
+
+def _check_far(reference: Reference, graph: CheckGraph, is_link: bool, kind: str, rows: Rows) -> None:
+    """Check that answers between 0 and 1 leave this range where features are far from those of the graph.
+
+    Logits do. Probabilities do not, although they may with other weights: the share of a learned mixture,
+    the thresholds of an ordinal model and the priors of classes must have a sign, an order or a sum.
+
+    Args:
+        kind: the activation that the answers look like.
+
+    Raises: PackagingError: they stay in the range, so they may be either.
+    """
+    if kind == "log":
+        return
+    far = extremes(graph)
+    pairs = None
+    if is_link:
+        sources, destinations = (
+            np.arange(far.num_nodes(name)) for name in (reference.targets[0], reference.targets[-1])
+        )
+        count = min(len(sources), len(destinations))
+        pairs = (sources[:count], destinations[:count][::-1])
+    try:
+        found = _kind(reference.answers(far, pairs))
+    except PackagingError:  # it may refuse such features
+        found = "unknown"
+    if found == "":
+        return
+    raise PackagingError(
+        f"the model answers from {np.nanmin(rows):.4g} to {np.nanmax(rows):.4g}"
+        + (" in rows that add up to 1" if kind == "softmax" else "")
+        + ", also for much larger features, but not with other weights. It may answer probabilities that "
+        "are a learned mixture or depend on learned thresholds or priors, or small logits: set "
+        "output='probabilities' or output='logits'"
+    )
 
 
 def _weights(reference: Reference) -> list[nn.Parameter]:

@@ -11,12 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import torch
+from onnxscript import opset18
 from torch import Tensor, nn
 
 from hopline.artifact import StageInput
 from hopline.errors import NotSplittable
-from hopline.packaging.settled import settle
+from hopline.packaging.settled import refuse_codes, settle
 
 #: Read by ONNX Runtime 1.14 and later; what torch.onnx writes without conversion.
 OPSET = 18
@@ -90,14 +93,22 @@ def export(
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
+                custom_translation_table={torch.ops.aten.one_hot.default: _one_hot},
             )
             if program is None:
                 raise AssertionError("torch.onnx.export(dynamo=True) returns a program")
+            refuse_codes(program.model)
             settle(program.model)
             _anonymous(program.model)
             program.save(str(path), external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
         raise NotSplittable(f"{path.name} cannot be written as ONNX: {_first_lines(error)}") from error
+
+
+def _one_hot(self: Any, num_classes: int = -1) -> Any:
+    """ONNX form of `one_hot`: rows of a unit matrix, so that a code beyond it is refused as in torch."""
+    rows = opset18.Constant(value=ir.tensor(np.eye(num_classes, dtype=np.int64)))
+    return opset18.Gather(rows, self)  # type: ignore[type-var]
 
 
 @cache

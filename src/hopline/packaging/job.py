@@ -390,7 +390,7 @@ class Job:
             if isinstance(self.head, nn.Module):
                 decoder: nn.Module = LinkColumns(self.head)
                 if self.are_probabilities:
-                    decoder = Chained(decoder, ToLogits(self.task))
+                    decoder = Chained(decoder, ToLogits(self.task)).eval()
                 plan = HeadPlan("link", decoder, ("h_src", "h_dst"), widths, run_head(decoder, widths))
             else:
                 plan = HeadPlan("link", None, ("h_src", "h_dst"), widths, 1)
@@ -418,7 +418,7 @@ class Job:
         if not self.are_probabilities:
             return head
         inverse = ToLogits(self.task)
-        return inverse if head is None else nn.Sequential(head, inverse).eval()
+        return (inverse if head is None else nn.Sequential(head, inverse)).eval()
 
     def _export(self, folder: Path, spec: ModelSpec, plans: list[StagePlan], traced: Traced) -> ModelSpec:
         """Check each stage row by row and write its file."""

@@ -117,9 +117,15 @@ def check_sizes(
         len(e.indices) for e in probe.check.edges.values()
     )
     for copies in sorted({2, max(2, _MOST_ROWS // one)}):
-        graph = beside(repeated(probe.check, copies), extremes(probe.check))
+        graph = repeated(probe.check, copies)
         try:
-            after = reference.answers(graph, pairs)
+            try:
+                after = reference.answers(beside(graph, extremes(probe.check)), pairs)
+            except PackagingError as error:
+                if _varies_in_width(error):
+                    raise
+                # it may refuse such features, for example codes made of them
+                after = reference.answers(graph, pairs)
         except PackagingError as error:
             raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
         # nodes of every copy have the same neighbourhood, but other numbers
@@ -212,6 +218,8 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
         try:
             after = reference.answers(beside(real, others))[: len(before)]
         except PackagingError as error:
+            if what == "scaled" and not _varies_in_width(error):  # it may refuse such features
+                continue
             return _one_size(error)
         if differ(before, after).any():
             changed.append(what)
@@ -262,8 +270,12 @@ def _reads_all_edges(reference: Reference, real: CheckGraph, others: CheckGraph)
     )
 
 
+def _varies_in_width(error: PackagingError) -> bool:
+    return "shapes cannot be multiplied" in str(error)
+
+
 def _one_size(error: PackagingError) -> str:
-    if "shapes cannot be multiplied" in str(error):
+    if _varies_in_width(error):
         return (
             f"a width in it depends on which nodes there are ({error}), as of one_hot(x) without "
             "num_classes: give the number"

@@ -205,9 +205,12 @@ def of_target(out: Any, target: str) -> Any:
     if not isinstance(out, dict):
         return out
     if target not in out:
+        keys = sorted(map(str, out))
         raise PackagingError(
-            f"the model answers for {sorted(map(str, out))}, not for node type {target!r}; choose one with "
-            "target=..."
+            f"the model returns a dict with {', '.join(map(repr, keys)) or 'no entry'}, and nothing for "
+            f"node type {target!r}. If these are node types, choose one with target=...; otherwise pass "
+            "a module that returns one tensor, for example class Served(nn.Module) whose forward returns "
+            f"self.model(x, edge_index)[{next(iter(keys), 'name')!r}]"
         )
     return out[target]
 

@@ -5,11 +5,13 @@
   get a NaN long after its model was packaged: the logarithm of an amount that is negative for once.
 - **Sums of a row.** ONNX Runtime adds four columns at a time, from the first address that is a multiple of
   16 bytes. Unless there are a multiple of four columns, a row's sum depends on its place in the batch.
+- **Codes.** torch refuses an index below 0 or beyond the end. ONNX Runtime counts one below 0 from the end.
 - **log(sigmoid(x))** is −inf for small x, where torch's logsigmoid is x.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +21,17 @@ import onnx_ir as ir
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 #: Operators that order their first input -> what has the place of a NaN in that order.
 _STAND_INS = {"ArgMax": np.inf, "ArgMin": -np.inf, "TopK": np.inf}
+#: Where the exporter notes the operator of torch from which a node was made.
+_NOTE = "pkg.torch.onnx.fx_node"
 #: Columns that are added at a time.
 _STEP = 4
+#: torch's operators that refuse an index below 0; the ONNX operators that take it as their second input.
+_CHECKED = re.compile(
+    r"torch\.ops\.aten\.(embedding|embedding_bag|index_select|gather|scatter\w*|one_hot)\."
+)
+_INDEXED = frozenset({"Gather", "GatherElements", "ScatterElements"})
+#: What represents such an index: no array is as long.
+_OUTSIDE = 2**31 - 1
 
 
 def settle(model: ir.Model) -> None:
@@ -37,6 +48,32 @@ def settle(model: ir.Model) -> None:
             _sum(model.graph, node, data)
         elif node.op_type == "Log":
             _log(model.graph, node, data)
+
+
+def refuse_codes(model: ir.Model) -> None:
+    """Make a model fail for indices below 0 where torch does, and take the types of index that torch takes.
+
+    Args:
+        model: as the exporter wrote it, with its notes on the operators of torch.
+    """
+    for node in tuple(model.graph):
+        if node.op_type == "GatherND" and node.inputs[1].dtype == ir.DataType.INT32:  # type: ignore[union-attr]
+            tape = ir.tape.Tape()
+            node.replace_input_with(1, tape.op("Cast", [node.inputs[1]], {"to": ir.DataType.INT64}))
+            node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
+        if node.op_type not in _INDEXED or not _CHECKED.search(node.metadata_props.get(_NOTE, "")):
+            continue
+        index = node.inputs[1]
+        if index is None or index.producer() is None or ir.convenience.get_const_tensor(index) is not None:
+            continue  # ours, or known while packaging
+        tape = ir.tape.Tape()
+        wide = tape.op("Cast", [index], {"to": ir.DataType.INT64})
+        zero, outside = (
+            tape.op("Constant", [], {"value": ir.tensor(np.array(number, np.int64))})
+            for number in (0, _OUTSIDE)
+        )
+        node.replace_input_with(1, tape.op("Where", [tape.op("Less", [wide, zero]), outside, wide]))
+        node.graph.insert_before(node, tape.nodes)  # type: ignore[union-attr]
 
 
 def _reduce(graph: ir.Graph, node: ir.Node, data: ir.Value) -> None:

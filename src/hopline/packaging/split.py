@@ -345,16 +345,20 @@ class _Builder:
             fields["attention"] = msgspec.structs.replace(need.attention, query=query)
         node = self._input(need.kind, **fields)
         if need.kind == "edge_attr" and conv.edge_attr is not None:
-            return self._edge_code(conv.edge_attr, node)
+            return self._edge_code(conv.edge_attr, node, need.edge_type)
         return node
 
-    def _edge_code(self, value: fx.Node, attributes: fx.Node) -> fx.Node:
-        """Edge-level code of the model over a block [n, K, d_e], as rows [n K, d_e]."""
+    def _edge_code(self, value: fx.Node, attributes: fx.Node, edge_type: str) -> fx.Node:
+        """Edge-level code of the model over a block [n, K, d_e], as rows [n K, d_e].
+
+        The code may fail for rows unlike those of edges, such as zeros for codes that begin at 1. So it
+        reads the attributes of an edge where the block has none.
+        """
         rank = self.traced.values[value].dim()
         if slot_of(value) is not None and rank == 2:
             return attributes
         env: dict[fx.Node, fx.Node] = {}
-        rows = self.graph.call_method("flatten", (attributes, 0, 1))
+        mask = self.graph.call_method("unsqueeze", (self._input("mask", edge_type=edge_type), 2))
 
         def emit(node: fx.Node) -> fx.Node:
             if node not in env:
@@ -362,7 +366,10 @@ class _Builder:
                 if slot is None:
                     env[node] = self.graph.node_copy(node, emit)
                 elif slot.startswith("edge_attr:"):
-                    env[node] = rows
+                    block = self.graph.call_function(
+                        torch.where, (mask, attributes, self._an_edge(self.traced.values[node]))
+                    )
+                    env[node] = self.graph.call_method("flatten", (block, 0, 1))
                 else:
                     raise NotSplittable(
                         f"{describe(self.traced.module, value)} computes edge attributes from {slot}"
@@ -377,6 +384,13 @@ class _Builder:
             self.graph.call_method("size", (attributes, 1)),
         )
         return self.graph.call_method("unflatten", (new, 0, like))
+
+    def _an_edge(self, rows: Tensor) -> fx.Node:
+        """The first of rows [E, d_e] of edges; zeros if there are none."""
+        module = self.traced.module
+        name = f"an_edge_{sum(name.startswith('an_edge_') for name, _ in module.named_buffers())}"
+        module.register_buffer(name, rows[0].clone() if len(rows) else rows.new_zeros(rows.shape[1]))
+        return self.graph.get_attr(name)
 
 
 def _value(conv: LoweredConv, need: ConvInput) -> fx.Node:

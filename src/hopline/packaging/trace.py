@@ -261,6 +261,9 @@ def analyse(traced: Traced, binding: Binding, slots: dict[str, Tensor]) -> None:
     """
     _Analysis(traced, binding, slots).run(slots)
     for node_type, output in traced.outputs.items():
+        value = traced.values.get(output)
+        if not isinstance(value, Tensor):
+            raise NotSplittable(f"the model returns {type(value).__name__}, not one tensor")
         domain = traced.domains.get(output)
         if domain != Domain("node", node_type):
             raise NotSplittable(f"the model's answer has rows of {domain}, not of node type {node_type!r}")
