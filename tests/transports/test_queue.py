@@ -305,10 +305,103 @@ async def test_an_answer_that_the_broker_refuses_holds_nothing_up(redis):
         async with answering(desk, reply_prefix="replies-"):
             answers = await desk.read("results", 1)
             (dead,) = await desk.read("dead", 1)
-        # What was sent together with it may be sent again.
-        assert [msgspec.json.decode(message.payload)["outputs"]["label"] for message in answers][-1] == [0]
+        assert msgspec.json.decode(answers[0].payload)["outputs"]["label"] == [0]
         assert "WRONGTYPE" in dead.headers[REASON]
         await other.close()
+
+
+async def test_an_answer_that_cannot_be_written_repeats_no_other(any_broker):
+    """A topic that is none, or that no text has: each of the other requests is answered once."""
+    async with desk_at(any_broker) as desk:
+        for number in range(40):
+            await desk.send({"model": "sage", "nodes": [number]}, request_id=f"r{number}")
+            if number % 10 == 5:
+                await desk.send(
+                    {"model": "sage", "nodes": [1]}, reply_to="replies-/none..", request_id="bad"
+                )
+        await desk.send({"model": "sage", "nodes": [1]}, reply_to="replies-\udcff", request_id="bytes")
+        if any_broker.scheme == "redis":
+            other = open_sink(any_broker.address("x"), "test")
+            await other.open()
+            await other._connection.call("SET", "replies-/none..", "not a stream")
+            await other.close()
+        async with answering(desk, reply_prefix="replies-"):
+            answers = await desk.read("results", 41)
+        ids = sorted(message.headers[REQUEST_ID] for message in answers)
+        assert ids == sorted(["bytes", *(f"r{number}" for number in range(40))])
+        dead = await desk.read("dead", 5 if any_broker.scheme != "kafka" else 1)
+        assert all(message.headers[REQUEST_ID] in ("bad", "bytes") for message in dead)
+
+
+@pytest.fixture(scope="module")
+def nats_broker():
+    with broker_server(NatsServer) as server:
+        yield server
+
+
+@pytest.mark.parametrize("said", [None, b"thank you", b"{}"])
+async def test_a_reply_to_that_no_stream_stores_holds_nothing_up(nats_broker, said):
+    """An ordinary subscriber receives the answer, and says nothing, or something of its own."""
+    import nats
+
+    client = await nats.connect(f"nats://127.0.0.1:{nats_broker.port}")
+
+    async def take(message):
+        if said is not None:
+            await message.respond(said)
+
+    await client.subscribe("replies-core", cb=take)
+    await client.flush()
+    async with desk_at(nats_broker) as desk:
+        address = nats_broker.address(desk.topics["requests"], ack_wait_s=30, timeout_s=0.3)
+        await desk.send({"model": "sage", "nodes": [1]}, reply_to="replies-core", request_id="core")
+        await desk.send(*({"model": "sage", "nodes": [number]} for number in range(20)))
+        async with answering(desk, requests=address, reply_prefix="replies-", retry_s=0.2, concurrency=4):
+            assert len(await desk.read("results", 20)) == 20
+            (dead,) = await desk.read("dead", 1)
+        assert dead.headers[REQUEST_ID] == "core"
+        assert ("no answer in time" if said is None else "in place of a stream") in dead.headers[REASON]
+    await client.close()
+
+
+async def _publish(server, subject, headers, payload):
+    """Publish what no client would."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n')
+    sizes = len(headers), len(headers) + len(payload)
+    writer.write(b"HPUB %s %d %d\r\n" % (subject.encode(), *sizes) + headers + payload + b"\r\nPING\r\n")
+    while b"PONG" not in await reader.readline():
+        pass
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "headers", [b"\r\n", b"NATS/1.0 \xff\r\n\r\n", b"NATS/1.0\r\n\xff\xfe: \xff\r\n\r\n"]
+)
+async def test_headers_that_are_none_keep_no_message_back(nats_broker, headers):
+    """The driver could not read them, lost its connection and got the same message again, without end."""
+    payload = b"not json"
+    async with desk_at(nats_broker) as desk:
+        await _publish(nats_broker, desk.topics["requests"], headers, payload)
+        await desk.send(*({"model": "sage", "nodes": [number]} for number in range(10)))
+        async with answering(desk):
+            assert len(await desk.read("results", 11)) == 11
+            (dead,) = await desk.read("dead", 1)
+        assert dead.payload == payload
+
+
+async def test_a_dead_letter_repeats_no_order_to_the_broker(nats_broker):
+    """A caller can quote the names of NATS's own headers, such as the one that empties a stream."""
+    async with desk_at(nats_broker) as desk:
+        quoted = b"hopline-quoted: 1\r\nNats%2DMsg%2DId: same\r\nnats%2DRollup: all\r\nx: y"
+        for _ in range(2):
+            await _publish(
+                nats_broker, desk.topics["requests"], b"NATS/1.0\r\n%s\r\n\r\n" % quoted, b"not json"
+            )
+        async with answering(desk):
+            dead = await desk.read("dead", 2)
+        assert [{name for name in message.headers if name[0] in "Nnx"} for message in dead] == [{"x"}] * 2
 
 
 async def test_drain_finishes_what_was_read_and_leaves_the_rest(redis):

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from hopline.errors import BrokerError
+
 #: Where to resume in a partition. Only the source that created it reads it; other code stores it (it is
 #: JSON) and passes it back.
 Position: TypeAlias = int | str
@@ -213,18 +215,31 @@ class Sink(Protocol):
         """
         ...
 
+    async def send_each(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
+        """Send, and return when the outcome of each message is known. No message affects another one.
+
+        Messages of one topic and key keep their order.
+
+        Returns: for each message its place, or why it has none. BrokerUnavailable: it was not acknowledged,
+            though the broker may have it; try again. Another BrokerError: it is refused (too large, no such
+            topic, not allowed); the text says why.
+        """
+        ...
+
     async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
         """Send, and return when the broker has all of them: the place of each.
 
-        Messages of one topic and key keep their order. After an error some may have been sent: sending
-        all of them again may create duplicates, never gaps.
+        After an error some may have been sent: sending all of them again may create duplicates, never gaps.
 
         Raises:
-            BrokerUnavailable: the broker cannot be reached; try again.
-            BrokerError: it refuses a message (too large, no such topic, not allowed); the text says which
-                and why.
+            BrokerUnavailable, BrokerError: the first error of `send_each`.
         """
-        ...
+        placed = []
+        for outcome in await self.send_each(messages):
+            if isinstance(outcome, BrokerError):
+                raise outcome
+            placed.append(outcome)
+        return placed
 
     def health(self) -> Health:
         """The health of the connection."""

@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from hopline.brokers import kafka
-from hopline.brokers.base import Health, Outgoing, Placed
+from hopline.brokers.base import Health, Outgoing, Placed, Sink
 from hopline.brokers.condition import Condition
 from hopline.errors import BrokerError, BrokerUnavailable
 
@@ -26,7 +26,7 @@ _PASSING = (
 )
 
 
-class KafkaSink:
+class KafkaSink(Sink):
     """A producer; see `Sink`.
 
     Args:
@@ -50,26 +50,23 @@ class KafkaSink:
         self._thread = threading.Thread(target=self._serve, name="hopline-kafka-sink", daemon=True)
         self._thread.start()
 
-    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
-        """As `Sink.send`."""
+    async def send_each(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
+        """As `Sink.send_each`."""
         if not messages:
             return []
-        batch = _Batch(len(messages), asyncio.get_running_loop())
+        batch, producer = _Batch(len(messages), asyncio.get_running_loop()), self._producer
         for at, message in enumerate(messages):
-            while not batch.failed:
-                try:
-                    self._produce(message, batch, at)
-                    break
-                except BufferError:  # the driver's queue is full
-                    await asyncio.sleep(_FULL_S)
-            else:
-                batch.done(None, None)
+            while not self._produced(message, batch, at):  # noqa: ASYNC110 - the driver's queue is full
+                await asyncio.sleep(_FULL_S)
         await batch.wait()
-        error, raw = batch.first()
-        if error is None:
+        if any(isinstance(one, KafkaError) and one.fatal() for one in batch.outcomes):
+            self._replace(producer)
+        if all(isinstance(outcome, Placed) for outcome in batch.outcomes):
             self._condition.good()
-            return [batch.placed[at] for at in range(len(messages))]
-        raise self._failure(error, raw)
+        return [
+            outcome if isinstance(outcome, Placed) else self._failure(outcome, message.topic)
+            for outcome, message in zip(batch.outcomes, messages, strict=True)
+        ]
 
     def health(self) -> Health:
         """As `Sink.health`."""
@@ -98,59 +95,66 @@ class KafkaSink:
         while not self._closing:
             self._producer.poll(_SLICE_S)  # calls `_Batch.done`
 
-    def _produce(self, message: Outgoing, batch: _Batch, at: int) -> None:
+    def _produced(self, message: Outgoing, batch: _Batch, at: int) -> bool:
+        """Hand a message to the driver; False where it has no room."""
         try:
             self._producer.produce(
                 message.topic or self._address.path,
                 message.payload,
                 key=_bytes(message.key) if message.key else None,
                 headers=[(name, _bytes(value)) for name, value in message.headers.items()],
-                on_delivery=partial(batch.done, at=at),
+                on_delivery=partial(batch.done, at),
                 **self._partition,
             )
+        except BufferError:
+            return False
         except KafkaException as error:
-            batch.failed = True
-            batch.refused = error.args[0], message.topic or self._address.path
-            batch.done(None, None)
+            batch.done(at, error.args[0], None)
+        except (UnicodeError, ValueError, TypeError) as error:  # a name that the driver cannot write
+            batch.done(at, error, None)
+        return True
 
-    def _failure(self, error: KafkaError, topic: str) -> BrokerError:
-        reason = (
-            f"{self._address}: a message to {topic!r} was rejected: {kafka.words(error, self._address)}"
-        )
-        if error.fatal():
-            # The driver's producer cannot be used any more; its outstanding messages fail as well.
-            useless = self._producer
-            self._start()
-            useless.purge()
-            useless.poll(0)
+    def _failure(self, error: KafkaError | Exception, topic: str) -> BrokerError:
+        why = kafka.words(error, self._address) if isinstance(error, KafkaError) else str(error)
+        reason = f"{self._address}: a message to {topic or self._address.path!r} was rejected: {why}"
+        if not isinstance(error, KafkaError):
+            return BrokerError(reason)
         if error.fatal() or error.retriable() or error.code() in _PASSING:
             self._condition.bad(reason)
             return BrokerUnavailable(reason)
         return BrokerError(reason)
+
+    def _replace(self, useless: Any) -> None:
+        """Start another producer: after a fatal error this one fails all messages."""
+        if useless is self._producer:
+            self._start()
+            useless.purge()
+            useless.poll(0)
 
     def _on_error(self, error: KafkaError) -> None:
         self._condition.bad(kafka.words(error, self._address))
 
 
 class _Batch:
-    """Messages that are sent together; `done` is called from the sink's thread, or from the loop."""
+    """Messages that are sent together; `done` is called from the sink's thread, or from the loop.
+
+    Attributes:
+        outcomes: of each message, once `wait` has returned: its place, or the driver's error.
+    """
 
     def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
         self._left = size
         self._loop = loop
         self._end = asyncio.Event()
         self._lock = threading.Lock()
-        self.failed = False
-        self.refused: tuple[KafkaError, str] | None = None
-        self.placed: dict[int, Placed] = {}
+        self.outcomes: list[Any] = [None] * size
 
-    def done(self, error: KafkaError | None, raw: Any, at: int = -1) -> None:
+    def done(self, at: int, error: KafkaError | Exception | None, raw: Any) -> None:
+        outcome: Any = error
+        if error is None:
+            outcome = Placed(f"kafka/{raw.topic()}/{raw.partition()}", raw.offset() + 1)
         with self._lock:
-            if error is None and raw is not None:
-                self.placed[at] = Placed(f"kafka/{raw.topic()}/{raw.partition()}", raw.offset() + 1)
-            if error is not None and self.refused is None:
-                self.failed = True
-                self.refused = error, raw.topic()
+            self.outcomes[at] = outcome
             self._left -= 1
             last = not self._left
         if last and not self._loop.is_closed():
@@ -158,9 +162,6 @@ class _Batch:
 
     async def wait(self) -> None:
         await self._end.wait()
-
-    def first(self) -> tuple[KafkaError | None, str]:
-        return self.refused or (None, "")
 
 
 def _bytes(text: str) -> bytes:

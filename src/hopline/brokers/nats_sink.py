@@ -12,11 +12,19 @@ import msgspec
 import nats.errors
 
 from hopline.brokers import nats_stream
-from hopline.brokers.base import Health, Outgoing, Placed
+from hopline.brokers.base import Health, Outgoing, Placed, Sink
 from hopline.brokers.condition import Backoff, Condition
 from hopline.errors import BrokerError, BrokerUnavailable
+from hopline.types import UNREADABLE
 
 _AT_ONCE = 1000
+#: Errors of one message, which another attempt would meet again.
+_LASTING = (
+    nats.errors.MaxPayloadError,
+    nats.errors.BadSubjectError,
+    nats.errors.BadHeaderError,
+    UnicodeError,
+)
 
 
 class _Refusal(msgspec.Struct):
@@ -32,7 +40,7 @@ class _Ack(msgspec.Struct):
     seq: int = 0
 
 
-class NatsSink:
+class NatsSink(Sink):
     """A publisher; see `Sink`.
 
     Args:
@@ -59,12 +67,12 @@ class NatsSink:
         """As `Sink.open`."""
         self._address.tls()  # raises an error for unusable files
 
-    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
-        """As `Sink.send`."""
-        placed = []
+    async def send_each(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
+        """As `Sink.send_each`."""
+        outcomes: list[Placed | BrokerError] = []
         for first in range(0, len(messages), _AT_ONCE):
-            placed += await self._send(messages[first : first + _AT_ONCE])
-        return placed
+            outcomes += await self._send(messages[first : first + _AT_ONCE])
+        return outcomes
 
     def health(self) -> Health:
         """As `Sink.health`."""
@@ -75,55 +83,70 @@ class NatsSink:
         self._condition.leave()
         await nats_stream.end(self._client)
 
-    async def _send(self, messages: Sequence[Outgoing]) -> list[Placed]:
-        waiting: dict[str, asyncio.Future[Any]] = {}
-        placed = []
-        subject = ""
+    async def _send(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
+        waiting: list[tuple[str, str, asyncio.Future[Any] | BrokerError]] = []
+        failed: BrokerUnavailable | None = None
         try:
-            await self._connect()
             async with asyncio.timeout(self._timeout_s):
+                await self._connect()
                 for message in messages:
                     subject = message.topic or self._address.text("subject") or self._address.path
-                    await self._publish(message, subject, waiting)
-                for message, answer in zip(messages, waiting.values(), strict=True):
-                    subject = message.topic or self._address.text("subject") or self._address.path
-                    ack = self._check(await answer, subject)
-                    placed.append(Placed(f"nats/{ack.stream}", ack.seq + 1))
+                    waiting.append(await self._publish(message, subject))
+                answers = [answer for _, _, answer in waiting if not isinstance(answer, BrokerError)]
+                if answers:
+                    await asyncio.wait(answers)
         except nats_stream.FAILURES as error:
-            raise self._failed(error, subject) from None
-        finally:
-            for token in waiting:
-                self._answers.pop(token, None)
-        self._condition.good()
-        return placed
+            failed = BrokerUnavailable(f"{self._address}: {nats_stream.words(error, self._address)}")
+        for token, _, _ in waiting:
+            self._answers.pop(token, None)
+        unanswered = failed or BrokerUnavailable(f"{self._address}: the connection ended")
+        outcomes = [self._outcome(answer, subject, unanswered) for _, subject, answer in waiting]
+        outcomes += [unanswered] * (len(messages) - len(outcomes))
+        if all(outcome is unanswered for outcome in outcomes):
+            self._condition.bad(str(unanswered))
+        else:  # the server answers, if not for every subject
+            self._condition.good()
+        return outcomes
 
-    async def _publish(self, message: Outgoing, subject: str, waiting: dict[str, Any]) -> None:
+    async def _publish(
+        self, message: Outgoing, subject: str
+    ) -> tuple[str, str, asyncio.Future[Any] | BrokerError]:
+        """Send one message; returns its token, its subject, and its answer or why it cannot be sent."""
         self._sent += 1
         token = f"{self._inbox}.{self._sent}"
         future = asyncio.get_running_loop().create_future()
-        self._answers[token] = waiting[token] = future
-        headers = nats_stream.headers_of(message.key, message.headers)
-        await self._client.publish(subject, message.payload, reply=token, headers=headers)
+        self._answers[token] = future
+        try:
+            headers = nats_stream.headers_of(message.key, message.headers)
+            await self._client.publish(subject, message.payload, reply=token, headers=headers)
+        except _LASTING as error:
+            why = nats_stream.words(error, self._address)
+            return token, subject, BrokerError(f"{self._address}: {why} (a message to {subject!r})")
+        return token, subject, future
 
-    def _check(self, raw: Any, subject: str) -> _Ack:
+    def _outcome(
+        self, answer: asyncio.Future[Any] | BrokerError, subject: str, unanswered: BrokerError
+    ) -> Placed | BrokerError:
+        if isinstance(answer, BrokerError):
+            return answer
+        raw = answer.result() if answer.done() else None
         if raw is None:
-            raise nats.errors.ConnectionClosedError
+            return unanswered
         if (raw.headers or {}).get("Status") == "503":
-            raise BrokerError(f"{self._address}: no stream stores messages of the subject {subject!r}")
-        ack = msgspec.json.decode(raw.data, type=_Ack)
-        error = ack.error
-        if error is None:
-            return ack
-        reason = f"{self._address}: a message to {subject!r} was rejected: {error.description}"
-        raise BrokerUnavailable(reason) if error.code >= 500 else BrokerError(reason)
-
-    def _failed(self, error: BaseException, subject: str) -> BrokerError:
-        reason = f"{self._address}: {nats_stream.words(error, self._address)}"
-        lasting = nats.errors.MaxPayloadError | nats.errors.BadSubjectError | nats.errors.BadHeaderError
-        if isinstance(error, lasting):
-            return BrokerError(f"{reason} (a message to {subject!r})")
-        self._condition.bad(reason)
-        return BrokerUnavailable(reason)
+            return BrokerError(f"{self._address}: no stream stores messages of the subject {subject!r}")
+        try:
+            ack = msgspec.json.decode(raw.data, type=_Ack)
+        except UNREADABLE:
+            ack = _Ack()
+        if ack.error is not None:
+            reason = f"{self._address}: a message to {subject!r} was rejected: {ack.error.description}"
+            return BrokerUnavailable(reason) if ack.error.code >= 500 else BrokerError(reason)
+        if not ack.stream:
+            return BrokerError(
+                f"{self._address}: a subscriber of {subject!r} answered in place of a stream; "
+                "only messages that a stream stores are safe"
+            )
+        return Placed(f"nats/{ack.stream}", ack.seq + 1)
 
     async def _connect(self) -> None:
         async with self._connecting:

@@ -43,6 +43,8 @@ _OPTIONS = (
 _KEY = "key"
 #: Header that marks percent-encoded names and values: NATS allows neither control characters nor bytes.
 _QUOTED = "hopline-quoted"
+#: Header in place of those that are unreadable.
+_UNREADABLE = "hopline-unreadable-headers"
 _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 #: Characters that stay unencoded.
@@ -63,6 +65,20 @@ def parse(text: str, setting: str) -> Address:
                 f"{name} must not contain spaces or any of . * > / \\; got {address.text(name)!r}"
             )
     return address
+
+
+class _Client(Client):  # type: ignore[misc]
+    """The driver's client, whose connection survives a message with invalid headers.
+
+    The driver raises in the task that reads: the connection ends, the server delivers the message again on
+    the next one, and no message behind it ever arrives.
+    """
+
+    async def _process_headers(self, headers: bytes) -> Any:
+        try:
+            return await super()._process_headers(headers)
+        except (IndexError, ValueError):
+            return {_UNREADABLE: "1"}
 
 
 def durable_name(address: Address) -> str:
@@ -96,7 +112,7 @@ async def connect(
     if address.encrypted:
         login["tls"] = address.tls()
     hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.servers)
-    client = Client()
+    client = _Client()
     try:
         async with asyncio.timeout(_CONNECT_S * (1 + len(address.servers))):
             await client.connect(
@@ -230,11 +246,11 @@ def message_of(raw: Any, receipt: Receipt, partition: str) -> Message:
     """The message of a delivery."""
     headers, key = {}, ""
     if raw.headers:
-        headers = {
-            name: value for name, value in raw.headers.items() if name != _QUOTED and name[:5] != "Nats-"
-        }
+        headers = {name: value for name, value in raw.headers.items() if name != _QUOTED}
         if _QUOTED in raw.headers:
             headers = {_unquoted(name): _unquoted(value) for name, value in headers.items()}
+        # A copy of the message must not repeat orders to the server, such as Nats-Rollup.
+        headers = {name: value for name, value in headers.items() if name[:5].lower() != "nats-"}
         key = headers.pop(_KEY, "")
     return Message(
         bytes(raw.data),
@@ -243,7 +259,8 @@ def message_of(raw: Any, receipt: Receipt, partition: str) -> Message:
         key,
         headers,
         receipt.timestamp_ms,
-        num_deliveries=receipt.delivered,
+        "the message's headers are not valid NATS headers" if _UNREADABLE in headers else "",
+        receipt.delivered,
     )
 
 

@@ -148,7 +148,7 @@ class RedisQueue:
 
     async def _again(self, max_messages: int) -> list[Message]:
         """Entries of this consumer that were in a lost answer."""
-        start = "0"
+        start, mine = "0", self._mine.copy()  # without those that are settled meanwhile
         while True:
             reply = await self._call(
                 *("XREADGROUP", "GROUP", self._group, self._name, "COUNT", max_messages),
@@ -158,7 +158,7 @@ class RedisQueue:
             if not entries:
                 self._look_back = False
                 return []
-            missed = [entry for entry in entries if entry[0].decode() not in self._mine]
+            missed = [entry for entry in entries if entry[0].decode() not in mine]
             if missed:
                 return self._taken(missed, 1)
             start = entries[-1][0].decode()
@@ -166,11 +166,12 @@ class RedisQueue:
     async def _claim(self, max_messages: int) -> list[Message]:
         """Claim entries of other consumers, and own ones that took too long."""
         self._look_back = True
+        mine = self._mine.copy()  # an entry that is settled meanwhile is still in the reply
         reply = await self._call(
             *("XAUTOCLAIM", self._entries.stream, self._group, self._name),
             *(round(1000 * self._claim_after_s), "0-0", "COUNT", max_messages),
         )
-        entries = [entry for entry in redis_stream.pairs(reply[1]) if entry[0].decode() not in self._mine]
+        entries = [entry for entry in redis_stream.pairs(reply[1]) if entry[0].decode() not in mine]
         if len(reply[1]) < max_messages:
             self._claim_at = self._clock() + self._claim_after_s / 4
         counts = await self._deliveries(entries)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from hopline.brokers import redis_stream
-from hopline.brokers.base import Health, Outgoing, Placed
+from hopline.brokers.base import Health, Outgoing, Placed, Sink
 from hopline.brokers.condition import Condition
 from hopline.errors import BrokerError, BrokerUnavailable
 
 _AT_ONCE = 500
+_CONNECTIONS = 4
 
 
-class RedisSink:
+class RedisSink(Sink):
     """Writes to streams; see `Sink`. The server's `appendfsync` decides how durable a message is.
 
     Args:
@@ -30,30 +32,20 @@ class RedisSink:
         self._trim: tuple[Any, ...] = ("MAXLEN", "~", max_len) if max_len else ()
         self._condition = Condition(str(self._address))
         self._connection: redis_stream.Connection | None = None
+        #: Each send at a time takes a connection.
+        self._turn = asyncio.Semaphore(_CONNECTIONS)
 
     async def open(self) -> None:
         """As `Sink.open`."""
         self._connection = redis_stream.Connection(self._address, self._setting)
 
-    async def send(self, messages: Sequence[Outgoing]) -> list[Placed]:
-        """As `Sink.send`."""
-        placed = []
-        assert self._connection is not None
+    async def send_each(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
+        """As `Sink.send_each`."""
+        outcomes: list[Placed | BrokerError] = []
         for first in range(0, len(messages), _AT_ONCE):
-            part = messages[first : first + _AT_ONCE]
-            try:
-                results = await self._connection.several(
-                    [self._command(message) for message in part], atomic=False
-                )
-            except redis_stream.FAILURES as error:
-                raise self._failed(error, "") from None
-            for message, result in zip(part, results, strict=True):
-                stream = message.topic or self._entries.stream
-                if isinstance(result, Exception):
-                    raise self._failed(result, stream) from None
-                placed.append(Placed(f"redis/{stream}", result.decode()))
-        self._condition.good()
-        return placed
+            async with self._turn:
+                outcomes += await self._send(messages[first : first + _AT_ONCE])
+        return outcomes
 
     def health(self) -> Health:
         """As `Sink.health`."""
@@ -63,6 +55,23 @@ class RedisSink:
         """As `Sink.close`."""
         if self._connection is not None:
             await self._connection.close()
+
+    async def _send(self, messages: Sequence[Outgoing]) -> list[Placed | BrokerError]:
+        assert self._connection is not None
+        try:
+            results = await self._connection.several([self._command(one) for one in messages], atomic=False)
+        except redis_stream.FAILURES as error:
+            return [self._failed(error, "")] * len(messages)
+        return [
+            self._outcome(result, message.topic or self._entries.stream)
+            for message, result in zip(messages, results, strict=True)
+        ]
+
+    def _outcome(self, result: Any, stream: str) -> Placed | BrokerError:
+        if isinstance(result, Exception):
+            return self._failed(result, stream)
+        self._condition.good()
+        return Placed(f"redis/{stream}", result.decode())
 
     def _command(self, message: Outgoing) -> tuple[Any, ...]:
         stream = message.topic or self._entries.stream

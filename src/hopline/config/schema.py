@@ -532,10 +532,16 @@ class QueuesConfig:
         "", "topic for invalid messages, with the reason; empty: they are logged and not processed"
     )
     reply_prefix: str = setting(
-        "", "required prefix of reply-to headers, other requests are refused; empty: any reply-to header"
+        "",
+        "required prefix of reply-to headers, other requests are refused; empty: no reply-to is allowed",
     )
     concurrency: int = setting(64, "requests that a worker processes at the same time", minimum=1)
-    retry_s: float = setting(30.0, "how long a request that the server cannot accept is retried", minimum=0)
+    retry_s: float = setting(
+        30.0,
+        "how long a request that the server cannot accept is retried; also an answer that a caller's "
+        "reply-to topic does not take",
+        minimum=0,
+    )
     max_deliveries: int = setting(
         5, "a message that was delivered more often becomes a dead letter; 0: no limit", minimum=0
     )

@@ -279,6 +279,20 @@ class BrokerSuite(_Suite):
         await sink.send(outgoing([1]))
         assert numbers(await collect(await brokers.source(), 1)) == [1]
 
+    async def test_a_refused_message_affects_no_other(self, brokers: _Brokers) -> None:
+        """The others are stored, once; each has its own outcome."""
+        if brokers.server.max_bytes is None:
+            return
+        sink = await brokers.sink()
+        messages = outgoing(range(20))
+        messages[7] = Outgoing(bytes(brokers.server.max_bytes + 1))
+        outcomes = await sink.send_each(messages)
+        refused = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, BrokerError)]
+        assert refused == [7]
+        assert not isinstance(outcomes[7], BrokerUnavailable)
+        got = numbers(await collect(await brokers.source(), 19))
+        assert sorted(got) == [value for value in range(20) if value != 7]
+
     async def test_sends_at_once_are_all_there(self, brokers: _Brokers) -> None:
         """Sends of many tasks, one of them cancelled."""
         sink = await brokers.sink()

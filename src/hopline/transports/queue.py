@@ -14,7 +14,6 @@ import asyncio
 import logging
 import re
 import time
-from typing import NamedTuple
 
 from hopline.brokers.base import Message, Outgoing
 from hopline.brokers.condition import Backoff
@@ -22,8 +21,6 @@ from hopline.brokers.registry import open_queue, open_sink
 from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
-    BrokerError,
-    BrokerUnavailable,
     FeatureStoreUnavailable,
     HoplineError,
     ModelNotReady,
@@ -35,6 +32,7 @@ from hopline.errors import (
 from hopline.transports import queue_message
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.interface import ScoringService
+from hopline.transports.queue_answers import AnswerWriter
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +45,6 @@ _SMALL_BYTES = 64 * 1024
 #: 249 is Kafka's limit. In NATS, a blank would begin another argument of the protocol.
 _TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*>]{1,249}")
 _PASSING = (Overloaded, ModelNotReady, FeatureStoreUnavailable, Unavailable)
-
-
-class _Done(NamedTuple):
-    """A message and the messages to write before it is settled."""
-
-    message: Message
-    writes: list[Outgoing]
 
 
 class QueueServer:
@@ -74,8 +65,9 @@ class QueueServer:
         self._sink = open_sink(config.queues.requests, _SETTING)
         self._running: set[asyncio.Task[None]] = set()
         self._free = asyncio.Event()
-        self._done: list[_Done] = []
-        self._written = asyncio.Event()
+        self._answers = AnswerWriter(
+            self._sink, self._queue, config.queues, lambda message: self._free.set()
+        )
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         metrics = service.metrics
@@ -90,7 +82,7 @@ class QueueServer:
             "Requests that were retried because the server could not accept them.",
         )()
         metrics.gauge("hopline_broker_requests_open", "Messages read and not settled.")().set_function(
-            lambda: len(self._running) + len(self._done)
+            lambda: len(self._running) + self._answers.num_open
         )
         self._lag = metrics.gauge(
             "hopline_broker_lag",
@@ -108,8 +100,7 @@ class QueueServer:
         await self._sink.open()
         await self._queue.open()
         self._tasks = [
-            asyncio.create_task(work(), name=f"queue-{work.__name__}")
-            for work in (self._read, self._write, self._look)
+            asyncio.create_task(work(), name=f"queue-{work.__name__}") for work in (self._read, self._look)
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)
@@ -118,20 +109,25 @@ class QueueServer:
         """Stop reading and finish the messages that were read; return whether all were settled in time."""
         self._stopping = True
         self._free.set()
-        self._written.set()
         if not self._tasks:
             return True
-        reading, writing, looking = self._tasks
+        reading, looking = self._tasks
         looking.cancel()
-        # The reader checks `_stopping` after each poll; the messages of the last poll are finished too.
-        _, late = await asyncio.wait({reading, writing}, timeout=timeout_s)
-        return not late
+        try:
+            async with asyncio.timeout(timeout_s):
+                # The reader checks `_stopping` after each poll; messages of the last poll are finished.
+                await asyncio.wait({reading})
+                await self._answers.drained()
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Close the connections to the broker; unsettled messages are delivered again."""
         for task in (*self._tasks, *self._running):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._running, return_exceptions=True)
+        await self._answers.close()
         await self._queue.close()
         await self._sink.close()
 
@@ -145,7 +141,7 @@ class QueueServer:
 
     async def _read(self) -> None:
         while not self._stopping:
-            free = self._settings.concurrency - len(self._running)
+            free = self._settings.concurrency - len(self._running) - self._answers.num_held
             if free <= 0:
                 self._free.clear()
                 await self._free.wait()
@@ -160,7 +156,6 @@ class QueueServer:
     def _handled(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._free.set()
-        self._written.set()
 
     async def _handle(self, message: Message) -> None:
         """Answer a message, and queue the messages to write."""
@@ -228,10 +223,10 @@ class QueueServer:
                 f"reply-to {wanted[:100]!r} is not allowed: reply topics must begin with {prefix!r} "
                 "(queues.reply_prefix)"
             )
-        if not _TOPIC.fullmatch(wanted):
+        if not _TOPIC.fullmatch(wanted) or not wanted.isprintable():
             raise BadRequest(
                 f"reply-to {wanted[:100]!r} is an invalid topic: use up to 249 characters without "
-                "blanks, * and >"
+                "blanks, *, > and bytes that are not UTF-8"
             )
         return wanted
 
@@ -251,50 +246,7 @@ class QueueServer:
         self._outcomes(outcome).inc()
         if message.timestamp_ms:
             self._seconds.observe(max(0.0, time.time() - message.timestamp_ms / 1000))
-        self._done.append(_Done(message, writes))
-        self._written.set()
-
-    async def _write(self) -> None:
-        while True:
-            while not self._done:
-                if self._stopping and not self._running and self._tasks[0].done():
-                    return
-                self._written.clear()
-                if self._stopping:
-                    await asyncio.wait({self._tasks[0]}, timeout=0.01)
-                else:
-                    await self._written.wait()
-            done, self._done = self._done, []
-            writes = [one for item in done for one in item.writes]
-            if await self._send(writes) is not None:
-                # The broker refused one: write each item alone; refused ones become dead letters.
-                for item in done:
-                    await self._send_one(item)
-            await self._queue.settle([item.message for item in done])
-
-    async def _send(self, writes: list[Outgoing]) -> BrokerError | None:
-        """Write all messages, and wait for the broker if needed; return the error if it refuses one."""
-        backoff = Backoff()
-        while True:
-            try:
-                await self._sink.send(writes)
-                return None
-            except BrokerUnavailable:
-                await asyncio.sleep(backoff.next())
-            except BrokerError as error:
-                return error
-
-    async def _send_one(self, item: _Done) -> None:
-        for write in item.writes:
-            refused = await self._send([write])
-            if refused is None:
-                continue
-            log.error(
-                "writing the answer to %s failed: %s", queue_message.request_id(item.message), refused
-            )
-            dead = self._settings.dead_letters
-            if dead and write.topic != dead:
-                await self._send([queue_message.dead_letter(item.message, dead, str(refused))])
+        self._answers.put(message, writes)
 
     async def _look(self) -> None:
         while True:

@@ -1,0 +1,199 @@
+"""Writes answers and dead letters to a broker; a message is settled once all of its writes are stored.
+
+Each topic has a separate lane. What the broker refuses or does not acknowledge in one topic, such as a
+`reply-to` that a caller chose, does not delay or repeat what goes to another one.
+
+    answer ─► lane of its topic ─► sink ─► settle
+                 └ refused, or not taken in time ─► lane of the dead letters
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from hopline.brokers.base import Message, Outgoing, Placed, Queue, Sink
+from hopline.brokers.condition import Backoff
+from hopline.config.schema import QueuesConfig
+from hopline.errors import BrokerError, BrokerUnavailable
+from hopline.transports import queue_message
+
+log = logging.getLogger(__name__)
+
+#: Messages sent together.
+_AT_ONCE = 500
+#: Answers to callers' topics that may wait, as a multiple of `queues.concurrency`; more take its places.
+_WAITING = 16
+
+
+class _Unsettled:
+    """A message, and how many of its writes are not stored."""
+
+    __slots__ = ("left", "message")
+
+    def __init__(self, message: Message, left: int) -> None:
+        self.message = message
+        self.left = left
+
+
+class _Write:
+    """One message to write. `first_failure`: on the monotonic clock; 0 before one."""
+
+    __slots__ = ("first_failure", "item", "outgoing")
+
+    def __init__(self, item: _Unsettled, outgoing: Outgoing) -> None:
+        self.item = item
+        self.outgoing = outgoing
+        self.first_failure = 0.0
+
+
+class AnswerWriter:
+    """Writes what answers messages, and settles them.
+
+    Args:
+        sink: open.
+        queue: of the messages.
+        settings: `results`, `dead_letters`, `concurrency`, `retry_s`.
+        settled: is called with each message that was settled.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        queue: Queue,
+        settings: QueuesConfig,
+        settled: Callable[[Message], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sink = sink
+        self._queue = queue
+        self._settings = settings
+        self._settled = settled
+        self._clock = clock
+        self._own = {settings.results, settings.dead_letters}
+        self._lanes: dict[str, deque[_Write]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Messages whose writes are stored.
+        self._done: list[Message] = []
+        self._settling: asyncio.Task[None] | None = None
+        #: Messages that are not settled.
+        self.num_open = 0
+        self._num_replies = 0
+
+    @property
+    def num_held(self) -> int:
+        """Messages that take a place of `queues.concurrency`.
+
+        Those that only wait for a caller's topic take none, within a bound.
+        """
+        return self.num_open - min(self._num_replies, _WAITING * self._settings.concurrency)
+
+    def put(self, message: Message, writes: Sequence[Outgoing]) -> None:
+        """Write these, and then settle the message."""
+        self.num_open += 1
+        item = _Unsettled(message, len(writes))
+        if not writes:
+            self._finish(item)
+        for outgoing in writes:
+            self._enter(_Write(item, outgoing))
+
+    async def drained(self) -> None:
+        """Wait until everything is written and settled."""
+        while tasks := self._all():
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        """Write no more; messages that are not settled are delivered again."""
+        tasks = self._all()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _all(self) -> set[asyncio.Task[None]]:
+        return self._tasks | ({self._settling} if self._settling is not None else set())
+
+    def _enter(self, write: _Write) -> None:
+        topic = write.outgoing.topic
+        self._num_replies += topic not in self._own
+        lane = self._lanes.get(topic)
+        if lane is not None:
+            lane.append(write)
+            return
+        self._lanes[topic] = lane = deque([write])
+        task = asyncio.create_task(self._run(topic, lane), name="queue-answers")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, topic: str, lane: deque[_Write]) -> None:
+        """Write everything of one topic."""
+        backoff = Backoff()
+        while lane:
+            writes = [lane.popleft() for _ in range(min(len(lane), _AT_ONCE))]
+            again = []
+            for write, outcome in zip(writes, await self._send(writes), strict=True):
+                if isinstance(outcome, Placed):
+                    self._stored(write)
+                elif isinstance(outcome, BrokerUnavailable) and not self._is_late(write):
+                    again.append(write)
+                else:
+                    self._refused(write, outcome)
+            if again:
+                lane.extendleft(reversed(again))
+                await asyncio.sleep(backoff.next())
+            else:
+                backoff.reset()
+        del self._lanes[topic]
+
+    async def _send(self, writes: Sequence[_Write]) -> Sequence[Placed | BrokerError]:
+        try:
+            return await self._sink.send_each([write.outgoing for write in writes])
+        except Exception as error:  # one message must not end the writing of all others
+            if len(writes) == 1:
+                log.exception("writing a message failed")
+                return [BrokerError(f"writing the message failed: {type(error).__name__}")]
+        return [outcome for write in writes for outcome in await self._send([write])]
+
+    def _is_late(self, write: _Write) -> bool:
+        """Whether a topic has not taken a message for `retry_s`, although the broker was reachable.
+
+        The topics of the settings are waited for without limit.
+        """
+        if write.outgoing.topic in self._own:
+            return False
+        now = self._clock()
+        write.first_failure = write.first_failure or now
+        health = self._queue.health()
+        reachable_s = time.time() - health.since_s if health.ok else 0.0
+        return min(now - write.first_failure, reachable_s) > self._settings.retry_s
+
+    def _refused(self, write: _Write, error: BrokerError) -> None:
+        message, dead = write.item.message, self._settings.dead_letters
+        log.error("writing the answer to %s failed: %s", queue_message.request_id(message), error)
+        if dead and write.outgoing.topic != dead:
+            write.item.left += 1
+            self._enter(_Write(write.item, queue_message.dead_letter(message, dead, str(error))))
+        self._stored(write)
+
+    def _stored(self, write: _Write) -> None:
+        self._num_replies -= write.outgoing.topic not in self._own
+        write.item.left -= 1
+        if not write.item.left:
+            self._finish(write.item)
+
+    def _finish(self, item: _Unsettled) -> None:
+        self._done.append(item.message)
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle(), name="queue-settle")
+
+    async def _settle(self) -> None:
+        while self._done:
+            done, self._done = self._done, []
+            await self._queue.settle(done)
+            self.num_open -= len(done)
+            for message in done:
+                self._settled(message)
+        self._settling = None
