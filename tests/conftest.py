@@ -2,7 +2,9 @@
 
 import gc
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +18,16 @@ def pytest_collection_finish() -> None:
     """Keep what was imported from the garbage collector: it looks at a million objects again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Collect what a file of tests leaves, in its last test, and keep the rest from the collector.
+
+    The rest is what was imported meanwhile, such as torch's exporter.
+    """
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()

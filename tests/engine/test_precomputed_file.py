@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.precomputed import no_counts
-from hopline.engine.precomputed_file import PrecomputedFile, PrecomputedPlan, PrecomputedWriter
+from hopline.engine.precomputed_file import PrecomputedFile, PrecomputedWriter
 from hopline.engine.precomputed_file.header import MAGIC, PAGE, packed
 from hopline.engine.precomputed_file.hot import HotRows
 from hopline.engine.precomputed_file.identity import hashes_of_nodes, id_hashes
@@ -23,22 +23,7 @@ from hopline.engine.precomputed_file.residency import Residency
 from hopline.errors import PrecomputedFileError
 from hopline.graph import Graph
 from tests.engine import zoo
-
-N, D, C = 300, 8, 3
-
-
-def plan(**changes):
-    made = PrecomputedPlan("m", "1", "a" * 64, "g0", "node", N, D, C)
-    return msgspec.structs.replace(made, **changes)
-
-
-def content(seed=0, n=N):
-    rng = np.random.default_rng(seed)
-    return (
-        rng.standard_normal((n, D)).astype(np.float32),
-        rng.standard_normal((n, C)).astype(np.float32),
-        rng.integers(0, 2**63, n).astype(np.uint64),
-    )
+from tests.engine.precomputed_rows import C, D, N, content, plan
 
 
 def write(path, *, seed=0, computed_at=7, **changes):
@@ -199,7 +184,7 @@ def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys, numpy as np
 from pathlib import Path
-from tests.engine.test_precomputed_file import content, plan
+from tests.engine.precomputed_rows import content, plan
 from hopline.engine.precomputed_file import PrecomputedWriter
 state, logits, ids = content()
 writer = PrecomputedWriter(Path(sys.argv[1]), plan(), "run 1")

@@ -384,6 +384,8 @@ async def send(path: Path, seed: int, count: int) -> None:
     updates.start()
     for _, body in (*good_streams(), *list(json_bodies())[:3]):
         await cost(updates, body)  # imports, and what compiles when it is first used
+    gc.collect()
+    gc.freeze()  # the collection before each body looks at what bodies left, and not at every module
     for bodies in (json_bodies(), arrow_bodies(), mutated(seed, count)):
         for name, body in bodies:
             best = await cost(updates, body)

@@ -1,7 +1,6 @@
 """Whole runs into every kind of place: the same rows as in `.npy` files, also after kill -9."""
 
 import multiprocessing
-import os
 import signal
 from itertools import count
 
@@ -9,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hopline.jobs.batch.run import BatchOptions, BatchRun
 from hopline.jobs.batch.sink import Column
-from hopline.jobs.batch.sinks import open_sink
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
 from tests.features.conftest import redis_server  # noqa: F401
+from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 from tests.jobs.batch.places import ParquetFolderPlace, ParquetPlace, StorePlace
 
@@ -40,23 +38,16 @@ def place(request, tmp_path, redis_server):  # noqa: F811
     return (ParquetPlace if request.param == "parquet" else ParquetFolderPlace)(tmp_path)
 
 
-def _run(folder, graph_folder, work, address, moment=0):
-    told = 0
-
-    def advance(label, done, total):
-        nonlocal told
-        told += 1
-        if told == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    options = BatchOptions(outputs=OUTPUTS, checkpoint_s=0.0, threads=2)
-    BatchRun(folder, graph_folder, work, options, advance=advance).run(lambda: open_sink(address))
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """The rows in `.npy` files."""
+    folder, graph = model
+    return score(folder, graph, tmp_path_factory.mktemp("whole") / "whole", outputs=OUTPUTS)
 
 
 @pytest.mark.parametrize("moment", [0, 8, 11])
-def test_a_run_is_published_whole(model, place, tmp_path, moment):
+def test_a_run_is_published_whole(model, whole, place, tmp_path, moment):
     folder, graph = model
-    whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
     place.columns = tuple(
         Column(name, whole[name].dtype.name, whole[name].shape[1] if whole[name].ndim == 2 else 0)
         for name in OUTPUTS
@@ -64,14 +55,14 @@ def test_a_run_is_published_whole(model, place, tmp_path, moment):
     ids = graph.nodes["node"].ids.external(np.arange(NODES))
     if moment:
         spawn = multiprocessing.get_context("spawn")
-        args = (folder, graph.path, tmp_path / "w.run", place.address, moment)
-        child = spawn.Process(target=_run, args=args)
+        args = (folder, graph.path, tmp_path / "w.run", place.address, OUTPUTS, moment)
+        child = spawn.Process(target=dying.into_sink, args=args)
         child.start()
         child.join(300)  # it compiles kernels, on a machine that may do other things
         assert child.exitcode == -signal.SIGKILL
         child.close()
         assert place.read(ids) is None
-    _run(folder, graph.path, tmp_path / "w.run", place.address)
+    dying.into_sink(folder, graph.path, tmp_path / "w.run", place.address, OUTPUTS, 0)
     found = place.read(ids)
     for name in OUTPUTS:
         np.testing.assert_array_equal(found[name], whole[name])

@@ -1,6 +1,5 @@
 """Runs on a Ray cluster of two nodes: the same bytes as on threads, whatever dies meanwhile."""
 
-import dataclasses
 import filecmp
 import multiprocessing
 import os
@@ -8,7 +7,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +17,11 @@ import torch
 from hopline.errors import BadRequest, BatchError
 from hopline.jobs.batch import ray_engine, ray_task
 from hopline.jobs.batch.engines import open_engine
-from hopline.jobs.batch.npy import NpyFolder
 from hopline.jobs.batch.ray_engine import RayEngine
-from hopline.jobs.batch.run import BatchOptions, BatchRun
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
+from tests.jobs.batch import dying, ray_computes
 from tests.jobs.batch.conftest import score
 
 # Ray's own; the driver's sockets and the cluster's pipes are closed by the collector.
@@ -122,27 +119,10 @@ def raylet_of(node):
     return raylet.process.pid
 
 
-def seen(order):
-    """Raylets whose processes have done a task of a run."""
-    return {int(path.name.split("-")[1]) for path in order.work.out.parent.glob("by-*")}
-
-
-def compute_when_both_work(order, spans):
-    """In place of `ray_task.compute`: nobody begins before both nodes do; says which node it was."""
-    (order.work.out.parent / f"by-{os.getppid()}").touch()
-    end = time.monotonic() + 60
-    while len(seen(order)) < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    return COMPUTE(order, spans)
-
-
-COMPUTE = ray_task.compute
-
-
 def test_a_node_that_is_killed_costs_no_byte(model, cluster, second, small_tasks, tmp_path, monkeypatch):
     folder, graph = model
     whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
-    monkeypatch.setattr(ray_task, "compute", compute_when_both_work)
+    monkeypatch.setattr(ray_task, "compute", ray_computes.compute_when_both_work)
     raylet, told, both = raylet_of(second), [], []
 
     def advance(label, done, total):
@@ -167,29 +147,13 @@ def test_a_node_that_is_killed_costs_no_byte(model, cluster, second, small_tasks
     check_same(whole.folder, found.folder)
 
 
-def _killed(folder, graph_folder, out, address, moment):
-    told = 0
-
-    def advance(label, done, total):
-        nonlocal told
-        told += 1
-        if told == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    options = BatchOptions(outputs=OUTPUTS, checkpoint_s=0.0)
-    engine = partial(RayEngine, address=address)
-    work = out.with_name("out.run")
-    BatchRun(folder, graph_folder, work, options, engine=engine, advance=advance).run(
-        lambda: NpyFolder(out)
-    )
-
-
 def test_a_killed_driver_goes_on_where_it_was(model, cluster, tmp_path):
     folder, graph = model
     whole = score(folder, graph, tmp_path / "whole", outputs=OUTPUTS)
     out = tmp_path / "out"
     spawn = multiprocessing.get_context("spawn")
-    child = spawn.Process(target=_killed, args=(folder, graph.path, out, cluster.address, 20))
+    engine = partial(RayEngine, address=cluster.address)
+    child = spawn.Process(target=dying.into_folder, args=(folder, graph.path, out, 20, engine))
     child.start()
     child.join(300)
     assert child.exitcode == -signal.SIGKILL
@@ -210,28 +174,18 @@ def test_nodes_named_and_exact(model, cluster, tmp_path):
 
 def test_a_machine_that_does_not_see_the_files_says_so(model, cluster, tmp_path, monkeypatch):
     folder, graph = model
-    monkeypatch.setattr(ray_task, "compute", compute_elsewhere)
+    monkeypatch.setattr(ray_task, "compute", ray_computes.compute_elsewhere)
     message = "cannot read /elsewhere/model.json .* must be on a file system that all machines"
     with pytest.raises(BatchError, match=message):
         score(folder, graph, tmp_path / "out", engine=RayEngine)
 
 
-def compute_elsewhere(order, spans):
-    """As on a machine where the model is not mounted."""
-    work = dataclasses.replace(order.work, model_folder=Path("/elsewhere"))
-    return COMPUTE(dataclasses.replace(order, work=work, number="elsewhere"), spans)
-
-
 def test_a_task_that_ends_its_process_each_time_ends_the_run(model, cluster, tmp_path, monkeypatch):
     folder, graph = model
-    monkeypatch.setattr(ray_task, "compute", compute_and_die)
+    monkeypatch.setattr(ray_task, "compute", ray_computes.compute_and_die)
     monkeypatch.setattr(ray_engine, "_RETRIES", 0)
     with pytest.raises(BatchError, match=r"rows 0 to .*, tried 1 times .*start the same command again"):
         score(folder, graph, tmp_path / "out", engine=RayEngine)
-
-
-def compute_and_die(order, spans):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("address", ["ray-nowhere", "127.0.0.1:1", "ray://[::1]:1"])

@@ -3,7 +3,6 @@
 import filecmp
 import json
 import multiprocessing
-import os
 import signal
 
 import msgspec
@@ -13,10 +12,11 @@ import torch
 from hopline.errors import BatchError, RunMismatch
 from hopline.jobs.batch.journal import Identity, Manifest, Mark, WorkFolder
 from hopline.jobs.batch.npy import NpyFolder
-from hopline.jobs.batch.run import BatchOptions, BatchRun
+from hopline.jobs.batch.run import BatchRun
 from hopline.packaging import package
 from hopline.testing.graphs import power_law_graph
 from tests.engine import zoo
+from tests.jobs.batch import dying
 from tests.jobs.batch.conftest import score
 
 #: Spans of 4,096 rows: three of them for each of three levels, with a word before each level.
@@ -35,34 +35,19 @@ def large(tmp_path_factory):
     return report.path, graph
 
 
-def _killed(folder, graph_folder, out, moment):
-    told = 0
-
-    def advance(label, done, total):
-        nonlocal told
-        told += 1
-        if told == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    class Dies(NpyFolder):
-        def commit(self):
-            if moment == "before commit":
-                os.kill(os.getpid(), signal.SIGKILL)
-            super().commit()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    options = BatchOptions(outputs=("logits", "embedding"), checkpoint_s=0.0, threads=2)
-    work = out.with_name("out.run")
-    BatchRun(folder, graph_folder, work, options, advance=advance).run(lambda: Dies(out))
+@pytest.fixture(scope="module")
+def whole(large, tmp_path_factory):
+    """What a run writes that nothing disturbs."""
+    folder, graph = large
+    return score(folder, graph, tmp_path_factory.mktemp("whole") / "whole", outputs=("logits", "embedding"))
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(large, tmp_path, moment):
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(large, whole, tmp_path, moment):
     folder, graph = large
-    whole = score(folder, graph, tmp_path / "whole", outputs=("logits", "embedding"))
     out = tmp_path / "out"
     spawn = multiprocessing.get_context("spawn")
-    child = spawn.Process(target=_killed, args=(folder, graph.path, out, moment))
+    child = spawn.Process(target=dying.into_folder, args=(folder, graph.path, out, moment))
     child.start()
     child.join(300)
     assert child.exitcode == -signal.SIGKILL
