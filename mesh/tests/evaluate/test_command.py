@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.errors import BadRequest, HoplineError
 from hopline_mesh.errors import SnapshotInvalid
-from hopline_mesh.evaluate.baselines import Static, maximum, sigma
+from hopline_mesh.evaluate.baselines import maximum, sigma, static
 from hopline_mesh.incident import Verdict
 from tests.evaluate.drawn import START, event, recording
 from tests.evaluate.files import write_folder
@@ -148,7 +148,7 @@ def test_all_detectors_run(folder, monkeypatch):
 
 def test_the_default_shows_what_the_neighbours_add(folder, monkeypatch):
     def made(settings):
-        return maximum() if settings.neighbours else Static()
+        return maximum() if settings.neighbours else static()
 
     monkeypatch.setattr("hopline_mesh.detect.MeshDetector", made)
     said = run(folder)
