@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,17 +25,16 @@ from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.detect.clues import Clue, Key, together
 from hopline_mesh.detect.conditional import CAUTION, Conditional, merged
 from hopline_mesh.detect.live import LiveState
-from hopline_mesh.detect.pairs import Pairs
+from hopline_mesh.detect.paths import Pairs
 from hopline_mesh.detect.roles import role_of
-from hopline_mesh.detect.series import SeriesTable
-from hopline_mesh.detect.telling import named
+from hopline_mesh.detect.series import SeriesTable, part, prefixed
 from hopline_mesh.detect.tracker import TrackedIncident, Tracker
 from hopline_mesh.detect.witness import Place, Places, Witness
 from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.schema import Schema
-from hopline_mesh.snapshot import Gap, Snapshot
+from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +70,9 @@ _DRIFT_WINDOWS = 10.0
 #: Maximum number of values to learn baselines from, 200 MB; of more intervals every second, third … is
 #: used.
 _LEARN_VALUES = 50_000_000
-_FORMAT = "hopline-mesh-2"
+_FORMAT = "hopline-mesh-3"
 #: An interval with less than this share of the known series is blind.
 _BLIND = 0.5
-
-
-class _Taken(NamedTuple):
-    """Counts of an interval: values that there are, and that there should have been."""
-
-    measured: int
-    known: int
 
 
 class MeshDetector:
@@ -332,9 +324,9 @@ class MeshDetector:
         arrays: dict[str, NDArray[Any]] = {"absent": self._absent.copy()}
         arrays |= {"pairs.src": self._pairs.src.copy(), "pairs.dst": self._pairs.dst.copy()}
         for name, table in (("nodes", self._nodes), ("edges", self._edges)):
-            arrays |= {f"{name}.{key}": array for key, array in table.export().items()}
+            arrays |= prefixed(f"{name}.", table.export())
         if self._conditional is not None:
-            arrays |= {f"left.{key}": array for key, array in self._conditional.export().items()}
+            arrays |= prefixed("left.", self._conditional.export())
         return meta, arrays
 
     @classmethod
@@ -350,9 +342,6 @@ class MeshDetector:
         """
         if meta.get("format") != _FORMAT:
             raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
-
-        def part(name: str) -> dict[str, NDArray[Any]]:
-            return {k.removeprefix(name): array for k, array in arrays.items() if k.startswith(name)}
 
         try:
             settings = DetectorOptions(**meta["settings"])
@@ -371,11 +360,11 @@ class MeshDetector:
             self._tracker = Tracker.restore(meta["tracker"])
             self._absent = np.array(arrays["absent"], np.int32)
             self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
-            self._nodes.restore(part("nodes."))
-            self._edges.restore(part("edges."))
+            self._nodes.restore(part("nodes.", arrays))
+            self._edges.restore(part("edges.", arrays))
             if meta["neighbours"]:
                 self._conditional = Conditional(self._nodes, self._edges)
-                self._conditional.restore(part("left."))
+                self._conditional.restore(part("left.", arrays))
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
             raise StateDamaged(f"the detector's state is damaged: {error!r}") from error
         sizes = [table.size for table in self._all_tables]
@@ -401,7 +390,7 @@ class MeshDetector:
         ended = self._check_time(snapshot.time_s)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
         learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
-        taken = self._observe(snapshot)
+        measured, known = self._observe(snapshot)
         self._excuse(changes, snapshot)
         troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
         found, score = self._judge(snapshot, learn)
@@ -412,18 +401,15 @@ class MeshDetector:
             self._set_thresholds()
         if self.steps <= self.settings.warm_up:
             return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
-        if taken.known and taken.measured < _BLIND * taken.known:
-            gap = Gap(
-                "mesh", f"only {taken.measured} of {taken.known} previously measured series are present"
-            )
+        if known and measured < _BLIND * known:
+            gap = Gap("mesh", f"only {measured} of {known} previously measured series are present")
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
         direct = self._direct(snapshot, troubles, context)
         if len(found) or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
-        incidents = [named(tracked, snapshot.roster) for tracked in (*self._tracker.open, *ended)]
+        incidents = [tracked.named(snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
-        known = snapshot.roster.find
-        suppressed = tuple(sorted({each.service for each in changes if known(each.service) is not None}))
+        suppressed = tuple(sorted({each.service for each in changes if each.service in snapshot.roster}))
         gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot)) if troubles else snapshot.gaps
         return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, gaps)
 
@@ -469,8 +455,11 @@ class MeshDetector:
         """Tables of services and call paths, then those of what neighbours leave of them."""
         return self._tables if self._conditional is None else (*self._tables, *self._conditional.tables)
 
-    def _observe(self, snapshot: Snapshot, number: int = 0, count: int = 1) -> _Taken:
-        """Observe an interval; see `Conditional.left`."""
+    def _observe(self, snapshot: Snapshot, number: int = 0, count: int = 1) -> tuple[int, int]:
+        """Observe an interval; see `Conditional.left`.
+
+        Returns: how many values were measured, and how many there should have been.
+        """
         paths = self._observe_series(snapshot)
         if self._conditional is not None:
             left = self._conditional.left(snapshot, paths, number, count)
@@ -493,20 +482,18 @@ class MeshDetector:
         self._absent[snapshot.nodes] = 0
         nodes = self._take_in(self._nodes, snapshot.node_features, snapshot.nodes)
         edges = self._take_in(self._edges, self._calls.of(snapshot), paths)
-        self._taken = _Taken(nodes.measured + edges.measured, nodes.known + edges.known)
+        self._taken = nodes[0] + edges[0], nodes[1] + edges[1]
         return paths
 
-    def _take_in(self, table: SeriesTable, values: NDArray[np.float32], slots: SlotArray) -> _Taken:
-        return _Taken(
-            *table.observe(
-                values,
-                slots,
-                self.steps,
-                interval_s=self.interval_s,
-                warm_up=self.settings.warm_up,
-                drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
-                hold=self._hold,
-            )
+    def _take_in(self, table: SeriesTable, values: FloatArray, slots: SlotArray) -> tuple[int, int]:
+        return table.observe(
+            values,
+            slots,
+            self.steps,
+            interval_s=self.interval_s,
+            warm_up=self.settings.warm_up,
+            drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
+            hold=self._hold,
         )
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:

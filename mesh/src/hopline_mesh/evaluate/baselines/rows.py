@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.detect.pairs import Pairs
+from hopline_mesh.detect.paths import Pairs
 from hopline_mesh.incident import Evidence
 from hopline_mesh.roster import Roster, SlotArray
 from hopline_mesh.snapshot import FloatArray, Snapshot
