@@ -7,8 +7,7 @@ from the callee's. Both proxies count each request, so every selector names the 
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import check_matchers, duration, selector, total_rate
-from hopline_mesh.collect.proxies import Side
+from hopline_mesh.collect.promql import Side, check_matchers, duration, selector, total_rate
 from hopline_mesh.collect.query import Labels, QuerySet
 
 #: Statuses that are failures of the server. Envoy writes 0 if the caller disconnected before a response.

@@ -6,8 +6,7 @@ at the server is unknown by call path, because the callee's proxy only has the c
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import check_matchers, duration, selector, total_rate
-from hopline_mesh.collect.proxies import Side
+from hopline_mesh.collect.promql import Side, check_matchers, duration, selector, total_rate
 from hopline_mesh.collect.query import Labels, QuerySet
 
 _KINDS = ("deployment", "statefulset", "daemonset")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hopline.observe.exposition import render_family
 from hopline.observe.metrics import LATENCY_BUCKETS, Counter, Family, Gauge, Histogram, Kind
-from hopline_mesh.collect.report import CollectReport
+from hopline_mesh.collect.query import CollectReport
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 

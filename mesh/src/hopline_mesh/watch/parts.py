@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hopline.errors import ConfigError
-from hopline_mesh.collect import CollectOptions, Collector, Prometheus, QuerySet
-from hopline_mesh.collect.catalog import queries_for
+from hopline_mesh.collect import CollectOptions, Collector, Prometheus, QuerySet, queries_for
 from hopline_mesh.detect import DetectorOptions
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
