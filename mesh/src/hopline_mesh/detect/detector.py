@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple
 from typing import Any, Literal
 
 import msgspec
@@ -34,31 +34,8 @@ from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.schema import Schema
+from hopline_mesh.settings import DetectorSettings
 from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class DetectorOptions:
-    """Settings of the detector.
-
-    Attributes:
-        window_size: number of intervals in the window.
-        anomaly_percentile: of the deviations in normal time, above which their tail is fitted.
-        false_alarms_per_day: expected number for which thresholds are calibrated.
-        warm_up: intervals before the first verdict, and before a new service is judged.
-        min_duration_s: seconds that a deviation must last, and at least two intervals.
-        neighbours: whether what the regression on neighbours leaves is judged too.
-        clean_s: seconds without a deviation after which an incident ends, and at least two intervals.
-    """
-
-    window_size: int = 120
-    anomaly_percentile: float = 99.0
-    false_alarms_per_day: float = 1.0
-    warm_up: int = 10
-    min_duration_s: float = 80.0
-    clean_s: float = 90.0
-    neighbours: bool = True
-
 
 #: Anomaly score of a trouble, and of a missing service.
 _REPORTED = 2.0
@@ -78,12 +55,16 @@ _BLIND = 0.5
 class MeshDetector:
     """Watches one mesh; implements `hopline_mesh.detector.Detector`.
 
+    Args:
+        neighbours: whether what the regression on neighbours leaves is judged too.
+
     Attributes:
         left_out: times that the last `fit` left out as abnormal.
     """
 
-    def __init__(self, settings: DetectorOptions | None = None) -> None:
-        self.settings = settings or DetectorOptions()
+    def __init__(self, settings: DetectorSettings | None = None, *, neighbours: bool = True) -> None:
+        self.settings = settings or DetectorSettings()
+        self._neighbours = neighbours
         self.schema: Schema | None = None
         self.interval_s = 0.0
         self.steps = 0
@@ -124,7 +105,7 @@ class MeshDetector:
         self._prepare(snapshots)
         self.left_out = left_out
         self._learn_scales(snapshots, calibrate.TAIL)
-        if self.settings.neighbours:
+        if self._neighbours:
             self._learn_neighbours(snapshots)
         self._count(snapshots, contexts)
         if self._conditional is not None:
@@ -139,7 +120,7 @@ class MeshDetector:
 
         Uses only baselines of series, because the regression is learned later, from the other times.
         """
-        scout = MeshDetector(replace(self.settings, neighbours=False))
+        scout = MeshDetector(self.settings, neighbours=False)
         scout._prepare(snapshots)
         scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
         for table in scout._tables:
@@ -344,8 +325,7 @@ class MeshDetector:
             raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
 
         try:
-            settings = DetectorOptions(**meta["settings"])
-            self = cls(settings)
+            self = cls(DetectorSettings(**meta["settings"]))
             if "steps" not in meta:
                 return self
             schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))

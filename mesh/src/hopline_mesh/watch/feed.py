@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.incident import Verdict
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
-from hopline_mesh.watch.ticks import Ticks
 
 
 class Feed(Protocol):
@@ -29,7 +28,7 @@ class Feed(Protocol):
         """Return the time of its clock, Unix seconds."""
         ...
 
-    def detector(self, settings: DetectorOptions) -> MeshDetector:
+    def detector(self, settings: DetectorSettings) -> MeshDetector:
         """Return the detector; it may be fitted already."""
         ...
 
@@ -44,20 +43,3 @@ class Feed(Protocol):
     def on_verdict(self, verdict: Verdict) -> bool:
         """Receive each verdict; return True to stop the watch."""
         ...
-
-
-class FeedTicks(Ticks):
-    """Ticks by the clock of a feed.
-
-    Args:
-        feed: has the clock.
-        interval_s: from one tick to the next, by that clock.
-    """
-
-    def __init__(self, feed: Feed, interval_s: float) -> None:
-        super().__init__(interval_s, wall=feed.clock, monotonic=feed.clock)
-        self._speed = feed.speed
-
-    def wait_s(self) -> float:
-        """Return the real seconds until the next tick is due; 0.0 if it is due."""
-        return super().wait_s() / self._speed

@@ -127,7 +127,7 @@ def learn(
             f"({len(seen) - len(measured)} without any measurement, {len(measured) - len(kept)} by "
             f"--except); at least {fewest} are needed, {fewest * interval_s / 60:.0f} minutes"
         )
-    asked = parts.detector_settings(settings)
+    asked = settings.detector
     kept = _with_present_services(kept)
     snapshots = [each.snapshot for each in kept]
     detector = MeshDetector(asked)

@@ -27,7 +27,7 @@ from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Gap
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch import parts
-from hopline_mesh.watch.feed import Feed, FeedTicks
+from hopline_mesh.watch.feed import Feed
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.loop import Source, Watch
 from hopline_mesh.watch.resume import resume
@@ -84,7 +84,6 @@ async def watch(
         queries = parts.queries_of(settings)
         schema = queries.schema() if feed is None else feed.schema
         shape = parts.shape_of(settings, schema)
-        detector = parts.detector_settings(settings)
         metrics = MeshMetrics()
         clock = time.time if feed is None else feed.clock
         board = Board(interval_s=interval_s, metrics=metrics, clock=clock)
@@ -95,7 +94,7 @@ async def watch(
         stack.push_async_callback(outputs.stop)
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
-        fresh = partial(MeshDetector if feed is None else feed.detector, detector)
+        fresh = partial(MeshDetector if feed is None else feed.detector, settings.detector)
         resumed = resume(folder, fresh, schema=schema, shape=shape, board=board)
         alerts = alerts_of(settings, metrics, outputs.url)
         stack.push_async_callback(alerts.close, 2.0)
@@ -108,8 +107,8 @@ async def watch(
         keeper = Keeper(folder, why_not)
         trainer = Trainer(
             folder.folder,
-            detector,
-            parts.schedule_of(settings),
+            settings.detector,
+            interval_s,
             trained=resumed.trained,
             outcome=lambda outcome: metrics.fine_tunes(outcome).inc(),
             abnormal=resumed.note.get("abnormal"),
@@ -143,7 +142,9 @@ async def watch(
         if feed is not None:
             feeding = asyncio.create_task(_pass_verdicts(feed, board, stop))
             stack.callback(feeding.cancel)
-        ticks = Ticks(interval_s, resumed.last_s) if feed is None else FeedTicks(feed, interval_s)
+        ticks = Ticks(interval_s, resumed.last_s)
+        if feed is not None:
+            ticks = Ticks(interval_s, wall=feed.clock, monotonic=feed.clock, speed=feed.speed)
         try:
             await one.run(ticks, stop)
         finally:
