@@ -10,7 +10,7 @@ import pytest
 from hopline.errors import BadRequest, ModelNotReady
 from hopline_mesh.changes import Context
 from hopline_mesh.detect import DetectorSettings, MeshDetector
-from hopline_mesh.event import Event
+from hopline_mesh.detect.live import Event
 from hopline_mesh.out.between import Between
 from tests.detect.meshes import play
 

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
-from hopline_mesh.detect.live import LiveState, replay
-from hopline_mesh.event import Event
+from hopline_mesh.detect.live import Event, LiveState, replay
 
 #: Maximum number of events of one request, and of services of one response.
 MAX_EVENTS = MAX_SERVICES = 1000

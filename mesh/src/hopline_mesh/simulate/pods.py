@@ -100,7 +100,8 @@ class Pods:
 
     def staying(self) -> NDArray[np.bool_]:
         """Whether each pod is not terminating."""
-        return np.isinf(self.deleted_s)
+        stays: NDArray[np.bool_] = np.isinf(self.deleted_s)
+        return stays
 
     def restart(self, rows: NDArray[np.int64], now_s: float, pause_s: Floats, oom: bool) -> None:
         """Crash containers, which restart after a pause."""
