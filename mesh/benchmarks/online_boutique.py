@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.detect import MeshDetector
-from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate import Recording, Scores
 from hopline_mesh.evaluate.baselines import BASELINES, baseline, maximum, percentile, sigma
-from hopline_mesh.evaluate.run import judge
+from hopline_mesh.evaluate.run import Detector, judge
 from hopline_mesh.evaluate.scores import GRACE_S
 from mesh.benchmarks.online_boutique_data import EFFECT_S, Split, load
 

@@ -27,8 +27,8 @@ from hopline_mesh.settings import load_settings
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.simulate.truth import write
 from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.state.folder import only_writer
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.state.lock import only_writer
 from hopline_mesh.watch import learn as learning
 from hopline_mesh.watch import parts
 from hopline_mesh.watch.judge import Judge

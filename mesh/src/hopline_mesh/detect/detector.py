@@ -53,7 +53,7 @@ _BLIND = 0.5
 
 
 class MeshDetector:
-    """Watches one mesh; implements `hopline_mesh.detector.Detector`.
+    """Watches one mesh; implements `hopline_mesh.evaluate.run.Detector`.
 
     Args:
         neighbours: whether what the regression on neighbours leaves is judged too.

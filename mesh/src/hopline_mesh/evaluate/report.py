@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ConfigError
-from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.baselines import BASELINES, baseline
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.plot import draw
 from hopline_mesh.evaluate.recording import Event, Period, Recording
+from hopline_mesh.evaluate.run import Detector
 from hopline_mesh.evaluate.scores import Scores
 from hopline_mesh.incident import Verdict
 

@@ -20,9 +20,8 @@ from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import IncidentNotFound, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.between import Between
-from hopline_mesh.out.mark import Mark, MarkKind
 from hopline_mesh.out.metrics import MeshMetrics
-from hopline_mesh.out.record import Record, seen_in
+from hopline_mesh.out.record import Mark, MarkKind, Record, seen_in
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
 #: Maximum number of stored incidents, and how long they are stored after their end, in seconds.

@@ -29,7 +29,7 @@ from hopline_mesh.out.between import deviations, read_events, state_of, take_eve
 from hopline_mesh.out.board import Board, Subscription
 from hopline_mesh.out.error_tables import HTTP_STATUS
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
-from hopline_mesh.out.mark import read_mark
+from hopline_mesh.out.record import read_mark
 from hopline_mesh.out.wire import encode_json, shown
 
 #: The page loads nothing from other hosts, runs only its own script files, and cannot be framed.

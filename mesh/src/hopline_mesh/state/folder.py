@@ -8,9 +8,12 @@ since the previous one are judged again. Not thread-safe.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -298,3 +301,28 @@ def _most_bytes(snapshot: Snapshot) -> int:
     slots = len(snapshot.nodes) + 2 * len(snapshot.edge_src)
     names = sum(map(len, snapshot.roster.names))
     return 4096 + 4 * slots + snapshot.node_features.nbytes + snapshot.edge_features.nbytes + 2 * names
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock a folder against other writers; creates it if it is missing.
+
+    On a file system without locks this does nothing.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        OSError: the folder cannot be created or opened.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(errno.EAGAIN, "another process writes to it") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.EBADF):
+                raise
+        yield
+    finally:
+        os.close(handle)

@@ -20,7 +20,7 @@ from hopline_mesh.schema import Schema
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.state.lock import only_writer
+from hopline_mesh.state.folder import only_writer
 from hopline_mesh.watch import learned, parts
 from hopline_mesh.watch.learned import Learned
 

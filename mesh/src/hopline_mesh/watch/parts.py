@@ -15,7 +15,7 @@ from hopline_mesh.schema import Schema
 from hopline_mesh.server_access import warn_of_token
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.state import StateFolder
-from hopline_mesh.state.lock import only_writer
+from hopline_mesh.state.folder import only_writer
 
 logger = logging.getLogger("hopline_mesh")
 

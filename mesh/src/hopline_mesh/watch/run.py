@@ -10,24 +10,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from hopline.config.schema import LogConfig
 from hopline.errors import HoplineError
 from hopline.observe.logs import configure_logs
 from hopline_mesh.changes import Context
 from hopline_mesh.collect import QuerySet
-from hopline_mesh.detect import MeshDetector
-from hopline_mesh.kubernetes.connect import kubernetes_watch
+from hopline_mesh.detect import DetectorSettings, MeshDetector
+from hopline_mesh.incident import Verdict
+from hopline_mesh.kubernetes.watcher import kubernetes_watch
 from hopline_mesh.out.alerts import alerts_of
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.out.serve import Outputs
 from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
 from hopline_mesh.settings import MeshSettings
-from hopline_mesh.snapshot import Gap
+from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch import parts
-from hopline_mesh.watch.feed import Feed
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.loop import Source, Watch
 from hopline_mesh.watch.resume import resume
@@ -51,6 +53,40 @@ class Started:
 
     lines: tuple[str, ...]
     page: str
+
+
+class Feed(Protocol):
+    """A mesh that replaces Prometheus and Kubernetes, with a separate clock, such as a simulated one.
+
+    Attributes:
+        name: for people.
+        schema: of the snapshots.
+        speed: seconds of its clock per second.
+    """
+
+    name: str
+    schema: Schema
+    speed: float
+
+    def clock(self) -> float:
+        """Return the time of its clock, Unix seconds."""
+        ...
+
+    def detector(self, settings: DetectorSettings) -> MeshDetector:
+        """Return the detector; it may be fitted already."""
+        ...
+
+    async def collect(self, now_s: float) -> Snapshot:
+        """Return the mesh in the interval that ends now."""
+        ...
+
+    def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
+        """Return planned changes and troubles, and gaps."""
+        ...
+
+    def on_verdict(self, verdict: Verdict) -> bool:
+        """Receive each verdict; return True to stop the watch."""
+        ...
 
 
 def run(

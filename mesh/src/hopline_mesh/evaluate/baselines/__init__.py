@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hopline.errors import ConfigError
-from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.baselines.bounds import maximum, percentile, robust, sigma, static
 from hopline_mesh.evaluate.baselines.whole import isolation_forest, pca
 from hopline_mesh.evaluate.recording import Recording
+from hopline_mesh.evaluate.run import Detector
 
 #: name -> creates the detector.
 BASELINES: dict[str, Callable[..., Detector]] = {
