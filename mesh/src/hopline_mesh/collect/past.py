@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -49,7 +49,6 @@ class Past:
         roster: of the snapshots.
         options: limits; `deadline_s` and `parallel` are ignored.
         matchers: for the queries for owners of pods.
-        wall: our clock, Unix seconds.
 
     Raises:
         ConfigError: invalid matchers.
@@ -68,7 +67,6 @@ class Past:
         *,
         matchers: str = "",
         pause_s: float = _PAUSE_S,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self.refused: dict[str, str] = {}
         self._client = client
@@ -76,7 +74,6 @@ class Past:
         self._interval_s = interval_s
         self._delay_s = options.delay_s
         self._pause_s = pause_s
-        self._wall = wall
         self._ahead_s: float | None = None
         self._builder = SnapshotBuilder(queries, queries.schema(), roster, options, matchers)
         self._free = asyncio.Semaphore(_PARALLEL)
@@ -208,7 +205,7 @@ class Past:
                     f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
                 ) from None
         if self._ahead_s is None and reply.date_s is not None:
-            ahead_s = reply.date_s + 0.5 - self._wall()
+            ahead_s = reply.date_s + 0.5 - time.time()
             self._ahead_s = ahead_s if abs(ahead_s) > TOLERANCE_S else 0.0
         return read_matrix(reply.body, times + moved_s)
 

@@ -36,7 +36,6 @@ class Judge:
         checkpoint_s: float = 300.0,
         learning: Trainer | None = None,
         shown: Callable[[], dict[str, Any]] = dict,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.detector = detector
         self._keeper = keeper
@@ -44,7 +43,6 @@ class Judge:
         self._checkpoint_s = checkpoint_s
         self._learning = learning
         self._shown = shown
-        self._monotonic = monotonic
         self._kept_at: float | None = None
         self._newest: Snapshot | None = None
 
@@ -70,7 +68,7 @@ class Judge:
         """Save a judged interval, and a checkpoint when one is due."""
         self._keeper.keep(snapshot, context)
         self._learn(Seen(snapshot, context), verdict)
-        now = self._monotonic()
+        now = time.monotonic()
         if self._kept_at is None or now - self._kept_at >= self._checkpoint_s:
             self._kept_at = now
             self.checkpoint()

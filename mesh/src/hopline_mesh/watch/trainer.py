@@ -61,16 +61,14 @@ class Trainer:
         outcome: Callable[[str], None] = lambda outcome: None,
         abnormal: Mapping[str, Sequence[float]] | None = None,
         is_real: Callable[[str], bool] = lambda id: True,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._interval_s = interval_s
         self.trained = trained
         self._outcome = outcome
-        self._monotonic = monotonic
         self._snapshots = 0
-        self._ended_at = monotonic()
+        self._ended_at = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self._began_at = 0.0
         self._task: Task | None = None
@@ -127,7 +125,7 @@ class Trainer:
     def _is_due(self) -> bool:
         if not self.trained:
             return self._snapshots >= self._settings.train_at
-        return 0 < self._settings.fine_tune_interval_s <= self._monotonic() - self._ended_at
+        return 0 < self._settings.fine_tune_interval_s <= time.monotonic() - self._ended_at
 
     def _begin(self, names: Sequence[str], seen: Seen) -> None:
         until_s = seen.snapshot.time_s
@@ -159,7 +157,7 @@ class Trainer:
         except OSError as error:
             self._fail(str(error))
             return
-        self._began_at = self._monotonic()
+        self._began_at = time.monotonic()
         logger.info("training: started, on at most %.1f h", self._settings.fine_tune_hours)
 
     def _poll(self) -> None:
@@ -168,7 +166,7 @@ class Trainer:
         assert process is not None
         assert task is not None
         if process.poll() is None:
-            if self._monotonic() - self._began_at > _LONGEST_S:
+            if time.monotonic() - self._began_at > _LONGEST_S:
                 process.kill()
                 process.wait()
                 self._fail(f"took longer than {_LONGEST_S:.0f} s")
@@ -203,8 +201,8 @@ class Trainer:
 
     def _catch_up(self) -> MeshDetector | None:
         assert self._next is not None
-        end = self._monotonic() + _CATCH_UP_S
-        while self._judged < len(self._since) and self._monotonic() < end:
+        end = time.monotonic() + _CATCH_UP_S
+        while self._judged < len(self._since) and time.monotonic() < end:
             seen = self._since[self._judged]
             self._next.step(seen.snapshot, seen.context)
             self._judged += 1
@@ -215,7 +213,7 @@ class Trainer:
         if not self._calm and len(self._since) < (_MAX_WAIT if self.trained else _MAX_WAIT // 4):
             return None
         detector = self._next
-        seconds = self._monotonic() - self._began_at
+        seconds = time.monotonic() - self._began_at
         self.trained = True
         self._forget()
         self._outcome("ok")
@@ -234,7 +232,7 @@ class Trainer:
         self._release()
         self._process = self._next = None
         self._since, self._judged = [], 0
-        self._ended_at = self._monotonic()
+        self._ended_at = time.monotonic()
 
     def _release(self) -> None:
         """Free the memory of the result."""
