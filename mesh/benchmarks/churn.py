@@ -23,8 +23,7 @@ import numpy as np
 
 from hopline_mesh.detect import MeshDetector
 from hopline_mesh.evaluate import Period, Recording, Scores
-from hopline_mesh.evaluate.baselines import baseline
-from hopline_mesh.evaluate.baselines.static import Static
+from hopline_mesh.evaluate.baselines import baseline, static
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.schema import Schema
 from hopline_mesh.simulate import Simulation, high_churn
@@ -139,7 +138,7 @@ def _for_rules(snapshot: Snapshot, world: World) -> Snapshot:
 
 
 def _static(recording: Recording, **setting: Any) -> Scores:
-    return judge(Static(**setting), recording).score(recording)
+    return judge(static(**setting), recording).score(recording)
 
 
 def _tuned(

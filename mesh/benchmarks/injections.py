@@ -21,11 +21,11 @@ from statistics import median
 from typing import Any
 
 from hopline_mesh.detect import MeshDetector
-from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate import Period, Recording, Scores
 from hopline_mesh.evaluate.inject import KINDS, SEVERITIES, inject
-from hopline_mesh.evaluate.periods import without
+from hopline_mesh.evaluate.recording import without
 from hopline_mesh.evaluate.report import detector
+from hopline_mesh.evaluate.run import Detector
 from hopline_mesh.evaluate.scores import score
 from hopline_mesh.simulate import calm
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.out.alerts import Alerts
 from hopline_mesh.out.board import Board
 from hopline_mesh.schema import Schema
@@ -97,7 +97,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 async def _week(folder: Path, services: int) -> dict[str, Any]:
     player = Player(services)
-    settings = DetectorOptions()
+    settings = DetectorSettings()
     detector = MeshDetector(settings)
     first = player.recorded[: DAY // 8]
     detector.fit([snapshot for snapshot, _ in first], [context for _, context in first])

@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from hopline_mesh.detect import DetectorOptions, MeshDetector
-from hopline_mesh.detector import Detector
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.evaluate import Recording, Scores
 from hopline_mesh.evaluate.baselines import BASELINES, baseline, maximum, percentile, sigma
-from hopline_mesh.evaluate.run import judge
+from hopline_mesh.evaluate.run import Detector, judge
 from hopline_mesh.evaluate.scores import GRACE_S
 from mesh.benchmarks.online_boutique_data import EFFECT_S, Split, load
 
@@ -55,7 +54,7 @@ def _split(split: Split, names: list[str]) -> dict[str, Any]:
         "sigma": lambda: sigma(columns=columns),
         "maximum": lambda: maximum(columns=columns),
     }
-    without = _figures(MeshDetector(DetectorOptions(neighbours=False)), recording)
+    without = _figures(MeshDetector(neighbours=False), recording)
     return _figures(MeshDetector(), recording) | {
         "baselines": {name: _figures(baseline(name, recording), recording) for name in names},
         "without_neighbours": without,

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.errors import ConfigError
 from hopline_mesh import demo
-from hopline_mesh.detect import DetectorOptions
+from hopline_mesh.detect import DetectorSettings
 from hopline_mesh.incident import Incident, Suspect, Verdict
 from hopline_mesh.simulate import Fault
-from hopline_mesh.watch.feed import FeedTicks
+from hopline_mesh.watch.ticks import Ticks
 
 START_S = 1_800_000_000.0
 
@@ -121,7 +121,7 @@ async def test_behind_the_end_nothing_is_measured(monkeypatch: pytest.MonkeyPatc
 async def test_its_detector_has_learned_and_finds_the_first_fault() -> None:
     said: list[str] = []
     feed = demo.SimulatedFeed(12, 0, 30.0, said.append)
-    detector = feed.detector(DetectorOptions())
+    detector = feed.detector(DetectorSettings())
     now_s = START_S
     for _ in range(120):
         snapshot = await feed.collect(now_s)
@@ -136,7 +136,7 @@ def test_its_clock_and_ticks_run_faster() -> None:
     before, began = feed.clock(), time.monotonic()
     time.sleep(0.05)
     assert feed.clock() - before == pytest.approx(50.0 * (time.monotonic() - began), rel=0.2)
-    ticks = FeedTicks(feed, 15.0)
+    ticks = Ticks(15.0, wall=feed.clock, monotonic=feed.clock, speed=feed.speed)
     assert ticks.wait_s() <= 15.0 / 50.0
     time.sleep(ticks.wait_s() + 0.01)
     assert ticks.wait_s() == 0.0

@@ -12,7 +12,7 @@ from typing import Literal
 
 from hopline.process.listeners import reserve
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.incident import Incident, Suspect, Verdict
 from hopline_mesh.settings import (
     DetectorSettings,
@@ -85,7 +85,7 @@ class SimulatedFeed:
         """Return the simulated time, Unix seconds."""
         return self._begins_s + (time.monotonic() - self._began) * self.speed
 
-    def detector(self, settings: DetectorOptions) -> MeshDetector:
+    def detector(self, settings: DetectorSettings) -> MeshDetector:
         """Return a detector fitted to three calm hours."""
         self._say(f"learning from {_LEARNED_HOURS:g} calm hours, which takes some seconds ...")
         plan = self._run.plan

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hopline.config.reader import ConfigRow, read_toml
 from hopline.config.setting import did_you_mean, setting, type_name
 from hopline.config.values import apply, fields, flatten
 from hopline.config.values import flags as read_flags
@@ -203,29 +203,10 @@ class MeshSettings:
         return load_settings(flags=values, base=self)
 
 
-@dataclass(frozen=True, slots=True)
-class SettingRow:
-    """One line of the table of settings.
-
-    Attributes:
-        path: "section.key" as in hopline-mesh.toml.
-        env: the environment variable.
-        type: for people.
-        default: as a user would write it.
-        help: one line.
-    """
-
-    path: str
-    env: str
-    type: str
-    default: Any
-    help: str
-
-
-def settings_table() -> list[SettingRow]:
+def settings_table() -> list[ConfigRow]:
     """Every setting in declaration order, for the docs."""
     return [
-        SettingRow(path, _env_of(path), type_name(annotation), item.default, item.metadata["help"])
+        ConfigRow(path, type_name(annotation), item.default, _env_of(path), item.metadata["help"])
         for path, (item, annotation) in fields(MeshSettings).items()
     ]
 
@@ -252,7 +233,7 @@ def load_settings(
     """
     settings = base or MeshSettings()
     if file is not None:
-        settings = apply(settings, flatten(_read(Path(file)), str(file)))
+        settings = apply(settings, flatten(read_toml(Path(file)), str(file)))
     if env is not None:
         settings = apply(settings, _of_env(env))
     if flags is not None:
@@ -273,15 +254,6 @@ def _path_of() -> dict[str, str]:
     found = {path.partition(".")[2]: path for path in fields(MeshSettings)}
     assert len(found) == len(fields(MeshSettings)), "two settings have the same key"
     return found
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _of_env(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:

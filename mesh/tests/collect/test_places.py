@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hopline_mesh.collect.builder import fill, share
 from hopline_mesh.collect.istio import istio
 from hopline_mesh.collect.owners import Owners
 from hopline_mesh.collect.places import NAMELESS, NO_ROOM, UNWATCHED, Places
-from hopline_mesh.collect.table import fill, share
 from hopline_mesh.roster import Roster
 from hopline_mesh.scope import Scope
 

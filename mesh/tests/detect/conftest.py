@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import MeshDetector
 from tests.detect.meshes import play
 
 NORMAL = 300
@@ -15,7 +15,7 @@ NORMAL = 300
 @pytest.fixture(scope="session")
 def state():
     """What a detector knows after normal time, without a graph model."""
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     snapshots = list(play(NORMAL))
     detector.fit(snapshots, [Context()] * NORMAL)
     return detector.export()

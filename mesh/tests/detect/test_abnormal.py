@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline_mesh.changes import Change, Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.detect.abnormal import stretches
 from hopline_mesh.detect.clues import Clue
 from tests.detect.meshes import CALLS, INTERVAL_S, START_S, edge, incidents, node, play, watch
@@ -26,7 +26,7 @@ def clues(service: int) -> list[Clue]:
 
 
 def learned(edit=None, context=None, count: int = COUNT) -> MeshDetector:
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(list(play(count, edit)), [context or Context()] * count)
     return detector
 

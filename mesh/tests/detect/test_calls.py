@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.detect.calls import COLUMN, CallsPerRequest
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot
@@ -51,7 +51,7 @@ def sent(times: float, begin: int = WINDOW, end: int = WINDOW + 30):
 
 @pytest.fixture(scope="module")
 def state():
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(list(play(LEARNED, swing)), [Context()] * LEARNED)
     return detector.export()
 
@@ -155,7 +155,7 @@ def test_intervals_without_call_paths_are_learned_from_like_others():
     width = snapshots[0].edge_features.shape[1]
     empty = {"edge_src": none, "edge_dst": none, "edge_features": np.zeros((0, width), np.float32)}
     some = [replace(each, **empty) if k < 3 else each for k, each in enumerate(snapshots)]
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(some, [Context()] * len(some))
     verdict = detector.step(replace(some[0], time_s=some[-1].time_s + INTERVAL_S), Context())
     assert verdict.state != "anomalous"
@@ -192,7 +192,7 @@ def test_a_mesh_without_rates_is_judged_as_ever(neighbours):
             edge_features=np.ascontiguousarray(snapshot.edge_features[:, [edge("client_ms")]]),
         )
 
-    detector = MeshDetector(DetectorOptions(neighbours=neighbours))
+    detector = MeshDetector(neighbours=neighbours)
     detector.fit([without_rates(each) for each in play(120)], [Context()] * 120)
 
     def slow(number, nodes, edges):

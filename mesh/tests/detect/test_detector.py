@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
-from hopline_mesh.detect import DetectorOptions, MeshDetector, kernels
+from hopline_mesh.detect import DetectorSettings, MeshDetector, kernels
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.roster import Roster
 from hopline_mesh.simulate import MeshPlan, simulate
@@ -193,7 +193,7 @@ def test_a_processor_is_judged_without_what_the_load_adds_to_it():
         if 100 <= number < 140:
             nodes[PAY, CPU] *= 4.0
 
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(list(play(1257, day)), [Context()] * 1257)  # once around
     start_s = START_S + 1257 * INTERVAL_S
     state = detector.export()
@@ -266,7 +266,7 @@ def test_who_learned_for_a_short_time_is_not_sure_of_it(minutes):
     learnt, found = 4 * minutes, {}
     for seed in (100, 102, 103):
         snapshots, contexts = zip(*simulate(plan, seed), strict=True)
-        detector = MeshDetector(DetectorOptions(neighbours=False))
+        detector = MeshDetector(neighbours=False)
         detector.fit(snapshots[:learnt], contexts[:learnt])
         for snapshot, context in zip(snapshots[learnt:], contexts[learnt:], strict=True):
             found |= {(seed, each.id): each for each in detector.step(snapshot, context).incidents}
@@ -343,7 +343,7 @@ def no_connections(number, nodes, edges):
 
 
 def test_two_watches_of_a_mesh_give_an_incident_the_same_identity(fitted):
-    one, other = fitted(), MeshDetector(DetectorOptions(neighbours=False))
+    one, other = fitted(), MeshDetector(neighbours=False)
     follow(one, 60, slow(CART, 20, 30, times=9.0), seed=5, start_s=NEXT_S - 7200)  # it had others before
     # Slots are in the order in which a watch first saw the services.
     other.fit([renumbered(each) for each in play(NORMAL)], [Context()] * NORMAL)
@@ -394,7 +394,7 @@ def test_every_series_can_raise_an_alarm_whatever_it_did_while_it_learned():
             nodes[STORE, P99] *= 1e4 * np.exp(rng.normal())
         nodes[PAY, P99] *= 1e3 if number % 60 < 6 else 1.0
 
-    detector = MeshDetector(DetectorOptions(neighbours=False, false_alarms_per_day=0.001))
+    detector = MeshDetector(DetectorSettings(false_alarms_per_day=0.001), neighbours=False)
     detector.fit(list(play(NORMAL, wild)), [Context()] * NORMAL)
     for table in detector._tables:
         reached = table.threshold * table.factor[: table.size]
@@ -407,7 +407,7 @@ def test_who_was_taken_away_while_it_learned_is_not_missed_after_it(is_planned):
     removed = Change("removed", "pay", START_S + 199 * INTERVAL_S, START_S + 201 * INTERVAL_S)
     known = Context((removed,) if is_planned else ())
     contexts = [known if 199 <= number < 240 else Context() for number in range(NORMAL)]
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(snapshots, contexts)
     after = (without(one, PAY) for one in play(30, seed=1, start_s=NEXT_S))
     assert bool(incidents(watch(detector, after))) != is_planned
@@ -437,12 +437,12 @@ def test_memory_after_a_long_pause_is_taken_as_it_is(fitted):
 
 
 def test_before_ten_intervals_nothing_is_said():
-    verdicts = watch(MeshDetector(DetectorOptions(neighbours=False)), play(12))
+    verdicts = watch(MeshDetector(neighbours=False), play(12))
     assert [verdict.state for verdict in verdicts] == ["learning"] * 10 + ["normal"] * 2
 
 
 def test_without_training_it_learns_on_the_way():
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     calm, trouble = detector_verdicts = [], []
     for number, snapshot in enumerate(play(300, slow(STORE, 200, 240, 8.0))):
         detector_verdicts[number >= 200].append(detector.step(snapshot, Context()))
@@ -452,7 +452,7 @@ def test_without_training_it_learns_on_the_way():
 
 
 def test_a_minute_apart_two_intervals_are_enough():
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(list(play(200, interval_s=60.0)), [Context()] * 200)
     start_s = START_S + 200 * 60.0
     verdicts = watch(detector, play(40, slow(PAY, 20, 40), seed=1, interval_s=60.0, start_s=start_s))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hopline_mesh.detect.blame import suspects
 from hopline_mesh.detect.calls import COLUMN
 from hopline_mesh.detect.clues import Clue, together
-from hopline_mesh.detect.pairs import Pairs
-from hopline_mesh.detect.paths import Paths
+from hopline_mesh.detect.paths import Pairs, Paths
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.detect.tracker import TrackedIncident, Tracker
 from hopline_mesh.detect.witness import Witness

@@ -8,8 +8,7 @@ import pytest
 from hopline.errors import BadRequest
 from hopline_mesh.changes import Context
 from hopline_mesh.detect import MeshDetector
-from hopline_mesh.detect.live import LiveState, replay
-from hopline_mesh.event import Event
+from hopline_mesh.detect.live import Event, LiveState, replay
 from tests.detect.meshes import SERVICES, node, play
 
 _SHOWN = 160

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.detect.regression import FOLDS, Fit, NeighbourRegression
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.snapshot import Snapshot
@@ -41,7 +41,7 @@ def state():
 
 @pytest.fixture(scope="module")
 def state_without():
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     detector.fit(list(with_load(LEARNT)), [Context()] * LEARNT)
     return detector.export()
 
@@ -82,7 +82,7 @@ def test_predictors_are_means_over_neighbours_weighted_by_traffic(state):
 
 
 def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_out():
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     snapshots = list(with_load(300))
     detector.fit(snapshots, [Context()] * 300)
     nodes, edges = detector._tables

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.errors import StateDamaged
 from tests.detect.conftest import NORMAL
 from tests.detect.meshes import INTERVAL_S, START_S, node, play
@@ -22,7 +22,7 @@ def fault(number, nodes, edges):
 
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_a_detector_goes_on_from_its_state_in_the_middle_of_an_incident(neighbours):
-    detector = MeshDetector(DetectorOptions(neighbours=neighbours))
+    detector = MeshDetector(neighbours=neighbours)
     detector.fit(list(play(100)), [Context()] * 100)
     snapshots = list(play(80, fault, seed=1, start_s=NEXT_S))
     for snapshot in snapshots[:35]:
@@ -35,7 +35,7 @@ def test_a_detector_goes_on_from_its_state_in_the_middle_of_an_incident(neighbou
 
 
 def test_one_that_has_seen_nothing_goes_on_as_well():
-    detector = MeshDetector.restore(*MeshDetector(DetectorOptions(window_size=60)).export())
+    detector = MeshDetector.restore(*MeshDetector(DetectorSettings(window_size=60)).export())
     assert detector.settings.window_size == 60
     assert detector.step(next(play(1)), Context()).state == "learning"
 
@@ -55,7 +55,7 @@ def test_a_state_that_lacks_something_is_refused(state, what):
 def test_a_state_of_an_earlier_version_is_refused(state):
     meta, arrays = copy.deepcopy(state)
     meta["format"] = "hopline-mesh-tagae-1"
-    with pytest.raises(StateDamaged, match=r"format 'hopline-mesh-tagae-1', not 'hopline-mesh-2'"):
+    with pytest.raises(StateDamaged, match=r"format 'hopline-mesh-tagae-1', not 'hopline-mesh-3'"):
         MeshDetector.restore(meta, arrays)
 
 

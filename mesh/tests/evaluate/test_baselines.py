@@ -8,14 +8,14 @@ import pytest
 from hopline.errors import ConfigError
 from hopline_mesh.evaluate.baselines import (
     BASELINES,
-    IsolationForest,
-    Pca,
-    Static,
     baseline,
+    isolation_forest,
     maximum,
+    pca,
     percentile,
     robust,
     sigma,
+    static,
 )
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.evaluate.scores import episodes
@@ -47,7 +47,7 @@ def latencies(test, **more):
         (percentile(), 11.1, 10.9),  # the 99th percentile is 11
         (maximum(), 13.3, 13.1),  # 1.2 times 11 is 13.2
         (sigma(), 10 + 6 * 0.7072, 10 + 6 * 0.7070),  # the standard deviation is the root of a half
-        (Static(), 1000.1, 999.9),
+        (static(), 1000.1, 999.9),
         (robust(), 12.6, 12.4),  # the median is 10, the quartiles are 9.75 and 10.25
     ],
     ids=lambda value: getattr(value, "_alarm", value)._name if not isinstance(value, float) else str(value),
@@ -117,22 +117,22 @@ def test_memory_and_rates_are_left_alone_unless_they_are_named():
 
 def test_static_knows_shares_and_limits_of_processors():
     shares = recording({"cpu_share": [0.5] * 10 + [0.85] * 4}, train=10)
-    assert fired(Static(), shares) == [(1, 3, "a")]
+    assert fired(static(), shares) == [(1, 3, "a")]
     cores = {"cpu_cores": [0.1] * 10 + [0.17] * 4}
-    assert fired(Static(), recording(cores, train=10)) == []
+    assert fired(static(), recording(cores, train=10)) == []
     limited = recording(cores, train=10, cpu_limits={"a": 0.2, "b": 0.2})
     assert fired(baseline("static", limited), limited) == [(1, 3, "a")]
 
 
 def test_static_looks_at_errors_where_it_is_told_to():
     one = recording({"error_share": [0.0] * 10 + [0.06] * 4}, train=10)
-    assert fired(Static(), one) == []
-    assert fired(Static(error_share=0.05), one) == [(1, 3, "a")]
+    assert fired(static(), one) == []
+    assert fired(static(error_share=0.05), one) == [(1, 3, "a")]
 
 
 def test_what_is_new_has_static_bounds_and_no_learned_ones():
     one = recording({"p99_ms": [math.nan] * 10 + [5000.0] * 4}, train=10)
-    assert fired(Static(), one) == [(1, 3, "a")]
+    assert fired(static(), one) == [(1, 3, "a")]
     assert fired(maximum(), one) == []
 
 
@@ -145,7 +145,7 @@ def noisy(test, seed=0):
     return recording({"p99_ms": p99, "cpu_cores": cpu}, train=300)
 
 
-@pytest.mark.parametrize("detector", [IsolationForest(trees=50), Pca()], ids=["isolation_forest", "pca"])
+@pytest.mark.parametrize("detector", [isolation_forest(trees=50), pca()], ids=["isolation_forest", "pca"])
 def test_models_of_the_whole_mesh_find_what_is_far_out_and_name_it(detector):
     one = noisy([(10, 0.1)] * 5 + [(300, 3.0)] * 4 + [(10, 0.1)] * 3)
     assert fired(detector, one) == [(6, 10, "a")]
@@ -153,17 +153,17 @@ def test_models_of_the_whole_mesh_find_what_is_far_out_and_name_it(detector):
 
 def test_pca_sees_what_breaks_a_relation_though_each_value_is_usual():
     one = noisy([(10, 0.1)] * 5 + [(14, 0.06)] * 4)
-    assert fired(Pca(variance=0.6), one)[0][0] == 6
+    assert fired(pca(variance=0.6), one)[0][0] == 6
     assert fired(maximum(), one) == []
 
 
 def test_models_of_the_whole_mesh_do_not_mind_what_is_missing():
-    assert fired(Pca(), noisy([(math.nan, math.nan)] * 4)) == []
+    assert fired(pca(), noisy([(math.nan, math.nan)] * 4)) == []
 
 
 def test_two_runs_are_the_same():
     one = noisy([(10, 0.1)] * 5 + [(300, 3.0)] * 4)
-    both = [judge(IsolationForest(trees=20), one).verdicts for _ in range(2)]
+    both = [judge(isolation_forest(trees=20), one).verdicts for _ in range(2)]
     assert both[0] == both[1]
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hopline.cli import build_app
 from hopline.errors import BadRequest, HoplineError
 from hopline_mesh.errors import SnapshotInvalid
-from hopline_mesh.evaluate.baselines import Static, maximum, sigma
+from hopline_mesh.evaluate.baselines import maximum, sigma, static
 from hopline_mesh.incident import Verdict
 from tests.evaluate.drawn import START, event, recording
 from tests.evaluate.files import write_folder
@@ -80,7 +80,7 @@ def test_events_in_the_training_are_told(folder):
 class Shy:
     """A detector that says nothing at first."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, *, neighbours):
         pass
 
     def fit(self, snapshots, contexts):
@@ -131,7 +131,7 @@ def test_hostile_names_do_no_harm(tmp_path):
 
 
 def test_all_detectors_run(folder, monkeypatch):
-    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", lambda settings: sigma())
+    monkeypatch.setattr("hopline_mesh.detect.MeshDetector", lambda settings, neighbours: sigma())
     told = json.loads(run(folder, "--detector", "all", "--json"))
     assert [one["detector"] for one in told["detectors"]] == [
         "watch",
@@ -147,8 +147,8 @@ def test_all_detectors_run(folder, monkeypatch):
 
 
 def test_the_default_shows_what_the_neighbours_add(folder, monkeypatch):
-    def made(settings):
-        return maximum() if settings.neighbours else Static()
+    def made(settings, *, neighbours):
+        return maximum() if neighbours else static()
 
     monkeypatch.setattr("hopline_mesh.detect.MeshDetector", made)
     said = run(folder)

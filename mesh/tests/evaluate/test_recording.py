@@ -8,7 +8,7 @@ import pytest
 from hopline_mesh.changes import Change, Context
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import Period
-from hopline_mesh.evaluate.periods import complete, without
+from hopline_mesh.evaluate.recording import complete, without
 from tests.evaluate.drawn import START, event, recording
 
 DAY = 86_400.0

@@ -17,10 +17,10 @@ from cryptography.x509.oid import NameOID
 from hopline.errors import ConfigError
 from hopline_mesh.errors import SourceUnavailable
 from hopline_mesh.kubernetes.api import Api
-from hopline_mesh.kubernetes.connect import kubernetes_watch
 from hopline_mesh.kubernetes.credentials import from_files, in_cluster
 from hopline_mesh.kubernetes.kubeconfig import from_kubeconfig
 from hopline_mesh.kubernetes.resources import PODS
+from hopline_mesh.kubernetes.watcher import kubernetes_watch
 from hopline_mesh.settings import load_settings
 from tests.kubernetes.api_server import api_server
 from tests.kubernetes.things import pod

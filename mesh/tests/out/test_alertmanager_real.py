@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hopline_mesh.incident import Incident
-from hopline_mesh.out.alertmanager import AlertmanagerTarget
+from hopline_mesh.out.alertmanager import Alertmanager
 from hopline_mesh.out.alerts import Alerts
 from tests.alertmanager_server import Webhooks, alertmanager, webhooks
 from tests.answering import free_port
@@ -49,7 +49,7 @@ def now_incident(id: str, end_s: float | None = None, service: str = "shop/cart"
 
 async def test_incident_is_one_firing_and_one_resolved_notification(shared: tuple[str, Webhooks]) -> None:
     url, hooks = shared
-    alerts = Alerts([AlertmanagerTarget(url)], page_url="http://watch:9092/")
+    alerts = Alerts([Alertmanager(url)], page_url="http://watch:9092/")
     begun = now_incident("once")
     for _ in range(3):  # told again every interval
         await alerts.send(verdict(time.time(), begun))
@@ -67,12 +67,12 @@ async def test_incident_is_one_firing_and_one_resolved_notification(shared: tupl
 
 async def test_restart_in_the_middle_is_not_seen(shared: tuple[str, Webhooks]) -> None:
     url, hooks = shared
-    before = Alerts([AlertmanagerTarget(url)])
+    before = Alerts([Alertmanager(url)])
     await before.send(verdict(time.time(), now_incident("restart")))
     assert await until(hooks, "restart", 1) == [("firing", "shop/cart")]
     state = before.export()
     await before.close()
-    after = Alerts([AlertmanagerTarget(url)])
+    after = Alerts([Alertmanager(url)])
     after.restore(state)
     # By now another service is suspected first: that is no other incident.
     await after.send(verdict(time.time(), now_incident("restart", service="shop/db")))
@@ -85,7 +85,7 @@ async def test_restart_in_the_middle_is_not_seen(shared: tuple[str, Webhooks]) -
 
 async def test_incident_that_comes_back_is_the_same_alert_again(shared: tuple[str, Webhooks]) -> None:
     url, hooks = shared
-    alerts = Alerts([AlertmanagerTarget(url)])
+    alerts = Alerts([Alertmanager(url)])
     await alerts.send(verdict(time.time(), now_incident("flap")))
     await until(hooks, "flap", 1)
     await alerts.send(verdict(time.time(), now_incident("flap", end_s=time.time())))
@@ -102,7 +102,7 @@ async def test_incident_that_comes_back_is_the_same_alert_again(shared: tuple[st
 async def test_hostile_names_arrive_and_harm_nobody(shared: tuple[str, Webhooks]) -> None:
     url, hooks = shared
     name = 'shop/<script>alert(1)</script>"}\n{{ .Labels }}\ud800\u202e' + "x" * 100_000
-    alerts = Alerts([AlertmanagerTarget(url)])
+    alerts = Alerts([Alertmanager(url)])
     await alerts.send(verdict(time.time(), now_incident("hostile", service=name)))
     ((status, service),) = await until(hooks, "hostile", 1)
     assert status == "firing"
@@ -114,7 +114,7 @@ async def test_hostile_names_arrive_and_harm_nobody(shared: tuple[str, Webhooks]
 async def test_alertmanager_that_is_down_is_told_once_it_is_back(tmp_path: Path) -> None:
     port = free_port()
     with webhooks() as hooks:
-        alerts = Alerts([AlertmanagerTarget(f"http://127.0.0.1:{port}")], interval_s=0.3)
+        alerts = Alerts([Alertmanager(f"http://127.0.0.1:{port}")], interval_s=0.3)
         await alerts.send(verdict(time.time(), now_incident("down")))
         await asyncio.sleep(0.1)
         with alertmanager(tmp_path, hooks.url, port=port) as url:

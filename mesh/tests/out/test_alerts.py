@@ -13,7 +13,7 @@ import pytest
 
 from hopline.errors import ConfigError
 from hopline_mesh.errors import StateDamaged
-from hopline_mesh.out.alertmanager import AlertmanagerTarget
+from hopline_mesh.out.alertmanager import Alertmanager
 from hopline_mesh.out.alerts import MAX_ALERTS, Alerts, alerts_of
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.settings import load_settings
@@ -36,7 +36,7 @@ def seconds(text: str) -> float:
 async def test_going_on_is_told_each_interval_and_ends_three_intervals_ahead() -> None:
     clock = Clock()
     async with scripted() as server:
-        alerts = Alerts([AlertmanagerTarget(server.url)], interval_s=15, timeout_s=1, clock=clock)
+        alerts = Alerts([Alertmanager(server.url)], interval_s=15, timeout_s=1, clock=clock)
         for told in range(1, 4):
             await alerts.send(verdict(clock.now, incident(start_s=9_990.0)))
             ((alert,),) = (await server.wait_for(told))[told - 1 :]
@@ -50,7 +50,7 @@ async def test_going_on_is_told_each_interval_and_ends_three_intervals_ahead() -
 async def test_end_is_told_until_it_is_taken_and_then_no_more() -> None:
     clock = Clock()
     async with scripted() as server:
-        alerts = Alerts([AlertmanagerTarget(server.url)], interval_s=0.01, clock=clock)
+        alerts = Alerts([Alertmanager(server.url)], interval_s=0.01, clock=clock)
         await alerts.send(verdict(clock.now, incident(start_s=9_990.0)))
         await server.wait_for(1)
         server.status = 500
@@ -76,7 +76,7 @@ async def test_one_that_hangs_holds_up_neither_the_watch_nor_another(
     metrics = MeshMetrics()
     async with scripted() as hanging, scripted() as fine, scripted() as refusing:
         hanging.status, refusing.status = 0, 400
-        targets = [AlertmanagerTarget(each.url, timeout_s=0.2) for each in (hanging, fine, refusing)]
+        targets = [Alertmanager(each.url, timeout_s=0.2) for each in (hanging, fine, refusing)]
         alerts = Alerts(targets, interval_s=0.1, metrics=metrics)
         await alerts.send(verdict(0, incident()))
         assert not fine.posts  # it waits for no answer
@@ -176,7 +176,7 @@ async def test_password_in_the_address_is_sent_as_basic_auth_and_shown_nowhere()
     metrics = MeshMetrics()
     async with scripted() as server:
         url = server.url.replace("//", "//ops:pass%40word@")
-        alerts = Alerts([AlertmanagerTarget(url)], metrics=metrics)
+        alerts = Alerts([Alertmanager(url)], metrics=metrics)
         await alerts.send(verdict(0, incident()))
         await server.wait_for(1)
         assert "authorization: basic b3bzonbhc3nad29yza==" in server.headers.lower()  # ops:pass@word
@@ -188,12 +188,12 @@ async def test_password_in_the_address_is_sent_as_basic_auth_and_shown_nowhere()
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "http://[::1"])
 def test_address_that_is_none_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="alertmanager_urls"):
-        Alerts([AlertmanagerTarget(url)])
+        Alerts([Alertmanager(url)])
 
 
 def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read as PEM certificates"):
-        Alerts([AlertmanagerTarget("https://host", ca_file=tmp_path / "absent.pem")])
+        Alerts([Alertmanager("https://host", ca_file=tmp_path / "absent.pem")])
 
 
 async def test_certificate_is_checked(tmp_path: Path) -> None:
@@ -213,14 +213,14 @@ async def test_certificate_is_checked(tmp_path: Path) -> None:
     context.load_cert_chain(cert, key)
     metrics = MeshMetrics()
     async with scripted(context) as server:
-        unknown = Alerts([AlertmanagerTarget(server.url)], metrics=metrics)
+        unknown = Alerts([Alertmanager(server.url)], metrics=metrics)
         await unknown.send(verdict(0, incident()))
         async with asyncio.timeout(10):
             while not metrics.alerts_failed(server.url[:-1]).value:  # noqa: ASYNC110 - a counter
                 await asyncio.sleep(0.01)
         assert server.posts == []
         await unknown.close()
-        known = Alerts([AlertmanagerTarget(server.url, ca_file=cert)])
+        known = Alerts([Alertmanager(server.url, ca_file=cert)])
         await known.send(verdict(0, incident()))
         await server.wait_for(1)
         await known.close()

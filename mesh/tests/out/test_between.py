@@ -12,11 +12,11 @@ import pytest
 
 from hopline.ingress.keys import new_key
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
+from hopline_mesh.out.between import Between
 from hopline_mesh.out.board import Board
 from hopline_mesh.proto import message
 from hopline_mesh.schema import Schema
-from hopline_mesh.watch.live import Live
 from tests.detect.meshes import play
 from tests.out.serving import serving
 
@@ -24,7 +24,7 @@ from tests.out.serving import serving
 class Judge:
     def __init__(self):
         snapshots = list(play(41))
-        self.detector = MeshDetector(DetectorOptions())
+        self.detector = MeshDetector(DetectorSettings())
         self.detector.fit(snapshots[:-1], [Context()] * 40)
         self.detector.step(snapshots[-1], Context())
         self.newest = snapshots[-1]
@@ -45,7 +45,7 @@ def judge():
 def served(judge):
     board = Board()
     with ThreadPoolExecutor(1) as thread, serving(board, grpc_port=-1) as found:
-        found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
+        found.do(lambda: setattr(board, "live", Between(judge.live, thread, asyncio.Lock())))
         yield found
 
 
@@ -186,7 +186,7 @@ def test_events_need_a_key_that_may_score(judge, tmp_path):
     board = Board()
     body = {"events": [{"service": "pay", "values": {"p99_ms": 900}}]}
     with ThreadPoolExecutor(1) as thread, serving(board, grpc_port=-1, clients_file=clients) as found:
-        found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
+        found.do(lambda: setattr(board, "live", Between(judge.live, thread, asyncio.Lock())))
         assert post(found, body).status_code == 401
         assert post(found, body, headers={"x-api-key": reader.text}).status_code == 403
         assert post(found, body, headers={"x-api-key": sender.text}).status_code == 200
@@ -213,7 +213,7 @@ def test_a_sidecar_tells_them_over_the_socket(judge, tmp_path):
 
         with pytest.raises(grpc.RpcError, match="the watch has not started"):
             call("GetDeviations")
-        found.do(lambda: setattr(board, "live", Live(judge, thread, asyncio.Lock())))
+        found.do(lambda: setattr(board, "live", Between(judge.live, thread, asyncio.Lock())))
         before = {each.service: each for each in call("GetDeviations").services}
         assert list(before) == ["front", "cart", "store", "pay"]
         told = call(

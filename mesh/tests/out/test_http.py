@@ -18,8 +18,7 @@ from hopline.ingress.keys import new_key
 from hopline.transports.http_messages import Pending, Request
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.board import Board
-from hopline_mesh.out.http import MeshHttp
-from hopline_mesh.out.page_files import page_files
+from hopline_mesh.out.http import MeshHttp, page_files
 from tests.out.drawn import incident, snapshot, verdict
 from tests.out.serving import Served, serving
 

@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hopline_mesh.changes import Context
 from hopline_mesh.collect import CollectReport, QueryReport
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import MeshDetector
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.simulate import MeshPlan, simulate
@@ -36,7 +36,7 @@ def test_each_question_to_prometheus_is_told_of():
 
 def test_thresholds_are_those_of_the_detector_that_judges():
     metrics = MeshMetrics()
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     metrics.thresholds = lambda: detector.thresholds
     assert not [name for name, *_ in values(metrics) if name == "threshold"]
     snapshots = [snapshot for snapshot, _ in simulate(MeshPlan(services=4, hours=40 * 15 / 3600), 2)]
@@ -53,7 +53,7 @@ def test_thresholds_are_those_of_the_detector_that_judges():
 
 def test_metrics_can_be_read_while_a_detector_begins(monkeypatch):
     metrics, seen = MeshMetrics(), []
-    detector = MeshDetector(DetectorOptions(neighbours=False))
+    detector = MeshDetector(neighbours=False)
     metrics.thresholds = lambda: detector.thresholds
 
     class Looked(SeriesTable):

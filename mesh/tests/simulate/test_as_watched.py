@@ -6,7 +6,7 @@ import pytest
 from hopline_mesh.kubernetes.feed import ChangeFeed
 from hopline_mesh.kubernetes.resources import RESOURCES
 from hopline_mesh.simulate import Fault, MeshPlan, Operation
-from hopline_mesh.simulate.cluster.selectors import field_selector
+from hopline_mesh.simulate.cluster.web import selected
 from hopline_mesh.simulate.live import Live
 
 START_S = 1_790_000_000.0
@@ -36,7 +36,7 @@ class Watched:
             for happening in self.live.log.since(self.version):
                 self.version = happening.version
                 for resource in RESOURCES:
-                    fits = field_selector(",".join(resource.fields))(happening.body)
+                    fits = selected(",".join(resource.fields), "")(happening.body)
                     if resource.plural == happening.plural and fits:
                         raw = msgspec.json.encode(happening.body)
                         body = msgspec.json.decode(raw, type=resource.type)
@@ -50,7 +50,7 @@ class Watched:
         return [(each.kind, each.service) for each in context.changes if each.end_s is None]
 
     def _read(self, resource):
-        fits = field_selector(",".join(resource.fields))
+        fits = selected(",".join(resource.fields), "")
         return [
             msgspec.json.decode(msgspec.json.encode(body), type=resource.type)
             for body in self.live.log.listing(resource.plural)[1]

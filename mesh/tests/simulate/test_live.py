@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hopline.errors import BadRequest
 from hopline_mesh.simulate import Fault, MeshPlan, Operation, control
+from hopline_mesh.simulate.exposition import prometheus_config
 from hopline_mesh.simulate.http_server import Server
 from hopline_mesh.simulate.live import Live
-from hopline_mesh.simulate.scrape import prometheus_config
 from tests.prometheus_server import prometheus
 
 START_S = 1_790_000_000.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.errors import SourceUnavailable
 from hopline_mesh.out.board import Board
 from hopline_mesh.roster import Roster
@@ -22,7 +22,7 @@ from hopline_mesh.watch.ticks import Tick
 from tests.watch.fakes import FakeAlerts
 
 LEARNED, PLAYED = 240, 60
-SETTINGS = DetectorOptions()
+SETTINGS = DetectorSettings()
 FAULT_AT = 20
 
 

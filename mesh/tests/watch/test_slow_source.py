@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hopline_mesh.collect import CollectOptions, Collector, Prometheus
-from hopline_mesh.collect.catalog import queries_for
+from hopline_mesh.collect import CollectOptions, Collector, Prometheus, queries_for
 
 _EMPTY = json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}}).encode()
 

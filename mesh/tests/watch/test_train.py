@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import time
 
@@ -26,8 +27,9 @@ from hopline_mesh.settings import load_settings
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.simulate.truth import write
 from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.state.folder import only_writer
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.state.lock import only_writer
+from hopline_mesh.watch import learn as learning
 from hopline_mesh.watch import parts
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.learn import TargetFolder, learn
@@ -40,11 +42,8 @@ WINDOW = ("--set", "window_size=40")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """No graph model: its training has tests of its own."""
-    real = parts.detector_settings
-    monkeypatch.setattr(
-        parts, "detector_settings", lambda s: dataclasses.replace(real(s), neighbours=False)
-    )
+    """No regression on neighbours: its training has tests of its own."""
+    monkeypatch.setattr(learning, "MeshDetector", functools.partial(MeshDetector, neighbours=False))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def taken_up(state, **flags):
     schema = parts.queries_of(settings).schema()
     shape = parts.shape_of(settings, schema)
     folder, board = StateFolder(state, 2**24, 1e9), Board()
-    fresh = MeshDetector(parts.detector_settings(settings))
+    fresh = MeshDetector(settings.detector)
     found = resume(folder, lambda: fresh, MeshDetector.restore, schema=schema, shape=shape, board=board)
     assert board.ready
     return Judge(found.detector, Keeper(None), shape=shape), found
@@ -158,11 +157,11 @@ def test_a_watch_judges_from_its_first_snapshot_on_what_a_folder_taught(recorded
     assert found.trained
     assert found.summary == "restored"
     assert found.last_s == learned[-1].time_s
-    oracle = MeshDetector(judge.detector.settings)
+    oracle = MeshDetector(judge.detector.settings, neighbours=False)
     mine = [in_roster(each, found.roster) for each in learned]
     oracle.fit(mine, [Context()] * len(mine))
     for snapshot, context in list(zip(*recording.testing(), strict=True))[:5]:
-        verdict = judge.judge(in_roster(snapshot, found.roster), context).verdict
+        verdict = judge.judge(in_roster(snapshot, found.roster), context)[0]
         assert verdict.state == "normal"
         expected = oracle.step(in_roster(snapshot, found.roster), context)
         assert verdict.score == pytest.approx(expected.score, abs=1e-5)

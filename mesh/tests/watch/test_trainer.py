@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.simulate import MeshPlan, simulate
 from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.watch import trainer as module
 from hopline_mesh.watch.child import Task
-from hopline_mesh.watch.trainer import Schedule, Trainer
+from hopline_mesh.watch.trainer import Trainer
 
-SETTINGS = DetectorOptions()
+SETTINGS = DetectorSettings(train_at=60)
 NORMAL = "normal"
 
 
@@ -32,10 +33,9 @@ def folder(tmp_path, played):
     state.close()
 
 
-def trainer(folder, **given):
-    schedule = Schedule(first=60, hours=6, **given)
+def trainer(folder):
     outcomes = []
-    one = Trainer(folder, SETTINGS, schedule, trained=False, outcome=outcomes.append)
+    one = Trainer(folder, SETTINGS, 15.0, trained=False, outcome=outcomes.append)
     return one, outcomes
 
 
@@ -105,7 +105,7 @@ def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
     for number, seen in enumerate(played[:40]):
         go(before, seen, [Incident("x", start_s, end_s, 2.0, ())] if number == 26 else [])
     note = json.loads(json.dumps(before.export()))
-    after = Trainer(folder, SETTINGS, Schedule(first=20, hours=6), trained=False, abnormal=note)
+    after = Trainer(folder, replace(SETTINGS, train_at=20), 15.0, trained=False, abnormal=note)
     for seen in played[40:60]:
         go(after, seen)
     assert after._task.without == [(start_s - 60, end_s + 60)]
@@ -113,8 +113,7 @@ def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
 
 
 def test_what_people_say_is_no_incident_is_learned_from(folder, played):
-    schedule = Schedule(first=60, hours=6)
-    one = Trainer(folder, SETTINGS, schedule, trained=False, is_real=lambda id: id != "x")
+    one = Trainer(folder, SETTINGS, 15.0, trained=False, is_real=lambda id: id != "x")
     start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
     both = [Incident("x", start_s, end_s, 2.0, ()), Incident("y", end_s + 600, end_s + 660, 2.0, ())]
     for number, seen in enumerate(played[:60]):
@@ -141,7 +140,7 @@ def test_what_it_leaves_out_itself_is_told_in_the_log(tmp_path, caplog):
             for number, each in enumerate(simulate(plan, 2))]  # fmt: skip
     for each in seen:
         state.append(each.snapshot, each.context)
-    one = Trainer(state.folder, SETTINGS, Schedule(first=300, hours=6), trained=False, outcome=list)
+    one = Trainer(state.folder, replace(SETTINGS, train_at=300), 15.0, trained=False, outcome=list)
     for each in seen:
         go(one, each)
     until_done(one)
@@ -164,9 +163,11 @@ def failing(seen):
 
 
 def test_a_training_that_fails_or_hangs_changes_nothing(folder, played, monkeypatch, caplog):
-    one, outcomes = trainer(folder, longest_s=0.0)
-    for seen in played[:62]:
-        assert go(one, seen) is None
+    one, outcomes = trainer(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_LONGEST_S", 0.0)
+        for seen in played[:62]:
+            assert go(one, seen) is None
     assert outcomes == ["failed"]
     assert "took longer" in caplog.text
     for path in folder.glob("history-*"):

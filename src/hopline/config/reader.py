@@ -90,7 +90,7 @@ def load_config(
         return apply(config, values)
 
     if file is not None:
-        config = applied(flatten(_read_toml(Path(file)), str(file)))
+        config = applied(flatten(read_toml(Path(file)), str(file)))
     if env is not None:
         _check_spelling(env)
         config = apply(config, platform_settings(env))
@@ -167,7 +167,11 @@ def _env_name(path: str) -> str:
     return ENV_PREFIX + path.replace(".", "__").upper()
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a settings file.
+
+    Raises: ConfigError: it cannot be read, or is not TOML.
+    """
     try:
         return tomllib.loads(file.read_text())
     except FileNotFoundError:

@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from hopline.errors import ConfigError
 from hopline_mesh.collect.answer import Answer
+from hopline_mesh.collect.containers import owner_queries
 from hopline_mesh.collect.options import CollectOptions
+from hopline_mesh.collect.owners import Owners
 from hopline_mesh.collect.places import NO_ROOM, UNWATCHED, IdArray, Places, Recalled
 from hopline_mesh.collect.presence import Presence
-from hopline_mesh.collect.query import Query, QuerySet
-from hopline_mesh.collect.report import Outcome
-from hopline_mesh.collect.table import Column, fill, share
+from hopline_mesh.collect.query import Combine, Outcome, Query, QuerySet
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema, kind_of
 from hopline_mesh.snapshot import Gap, Snapshot
+
+Column = NDArray[np.float64]
 
 #: Larger numbers are infinite in float32.
 _LARGEST = 3e38
@@ -30,6 +32,9 @@ _LARGEST = 3e38
 #: than the second share of the usual number are reported.
 _FORGET = 0.98
 _FEW = 0.7
+
+#: Maximum number of names in the roster, as a multiple of `max_services`.
+_NAMES_PER_SERVICE = 4
 
 #: Number of failed intervals in a row after which a query no longer keeps missing services in the snapshot.
 _MAX_FAILURES = 20
@@ -109,15 +114,18 @@ class SnapshotBuilder:
         queries: of the responses.
         schema: columns of the snapshots; must include the columns of all queries.
         roster: of the snapshots.
-        places: finds services in labels, for the same roster.
         options: limits.
+        matchers: for the queries for owners of pods; the other queries contain theirs.
 
     Raises:
-        ConfigError: a query for a column that the schema does not have.
+        ConfigError: a query for a column that the schema does not have, or invalid matchers.
+
+    Attributes:
+        owner_queries: whose responses `learn_owners` gets; () if no series names a pod.
     """
 
     def __init__(
-        self, queries: QuerySet, schema: Schema, roster: Roster, places: Places, options: CollectOptions
+        self, queries: QuerySet, schema: Schema, roster: Roster, options: CollectOptions, matchers: str
     ) -> None:
         for of, columns in (("node", schema.node_features), ("edge", schema.edge_features)):
             missing = sorted({q.column for q in queries.queries if q.of == of} - set(columns))
@@ -129,12 +137,25 @@ class SnapshotBuilder:
         self._queries = queries.queries
         self._schema = schema
         self._roster = roster
-        self._places = places
         self._options = options
+        self.owner_queries = owner_queries(matchers) if queries.by_pod else ()
+        self._owners = Owners()
+        most_names = max(len(roster), _NAMES_PER_SERVICE * options.max_services)
+        self._places = Places(roster, options.watched(), self._owners, most_names)
         self._nodes = Presence(options.keep_missing_s, options.lost_share)
         self._edges = Presence(options.keep_missing_s, options.lost_share)
         self._usual: dict[str, float] = {}
         self._lacking: dict[str, int] = {}
+
+    @property
+    def needs_owners(self) -> bool:
+        """Whether to query the owners of pods: at first, and for new pods."""
+        return bool(self.owner_queries) and self._owners.due
+
+    def learn_owners(self, answers: Sequence[Answer]) -> None:
+        """Join pods to their owners, from the responses to `owner_queries`; before `build`."""
+        if answers and self._owners.learn(answers):
+            self._places.forget_pods()
 
     def read(self, query: Query, answer: Answer) -> Reading:
         """Look up the services of a response."""
@@ -392,3 +413,42 @@ def _at_most(most: int, ids: IdArray, before: IdArray) -> IdArray:
     old = np.isin(ids, before, assume_unique=True)
     order = np.argsort(~old, kind="stable")[:most]
     return np.sort(ids[order])
+
+
+def fill(rows: IdArray, ids: IdArray, values: Column, combine: Combine) -> Column:
+    """Return one value for each row.
+
+    Args:
+        rows: int64 [n], ascending, without duplicates.
+        ids: int64 [m], any order, with repetitions and ids that are not among the rows.
+        values: float64 [m]; NaN is ignored.
+        combine: for several values of one id.
+
+    Returns: float64 [n]; NaN for rows without a value.
+    """
+    column = np.full(len(rows), np.nan)
+    if not len(rows) or not len(ids):
+        return column
+    position = np.searchsorted(rows, ids)
+    position[position == len(rows)] = 0
+    counts = (rows[position] == ids) & ~np.isnan(values)
+    position, values = position[counts], values[counts]
+    has_value = np.bincount(position, minlength=len(rows)) > 0
+    if combine == "sum":
+        total = np.bincount(position, weights=values, minlength=len(rows))
+    else:
+        total = np.full(len(rows), -np.inf)
+        np.maximum.at(total, position, values)
+    column[has_value] = total[has_value]
+    return column
+
+
+def share(part: Column, whole: Column) -> Column:
+    """Return part / whole, within 0 to 1.
+
+    Returns: NaN if the whole is 0 or unknown; 0 if only the part is unknown.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result = np.nan_to_num(part, nan=0.0) / np.where(whole > 0, whole, np.nan)
+    clipped: Column = np.clip(result, 0.0, 1.0)
+    return clipped

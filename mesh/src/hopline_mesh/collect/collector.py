@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +11,10 @@ from dataclasses import dataclass, replace
 from hopline.errors import ConfigError
 from hopline_mesh.collect.answer import Answer, read_answer
 from hopline_mesh.collect.builder import Built, Failure, Reading, SnapshotBuilder
-from hopline_mesh.collect.clock import Clock
-from hopline_mesh.collect.containers import owner_queries
 from hopline_mesh.collect.names import safe_text
 from hopline_mesh.collect.options import CollectOptions
-from hopline_mesh.collect.owners import Owners
-from hopline_mesh.collect.places import Places
 from hopline_mesh.collect.prometheus import Prometheus
-from hopline_mesh.collect.query import Query, QuerySet
-from hopline_mesh.collect.report import CollectReport, Outcome, QueryReport
+from hopline_mesh.collect.query import CollectReport, Outcome, Query, QueryReport, QuerySet
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
@@ -27,8 +23,8 @@ from hopline_mesh.snapshot import Gap, Snapshot
 #: Bytes of a response above which it is read on a thread, to keep the event loop responsive.
 _READ_ON_LOOP = 2**20
 
-#: Maximum number of names in the roster, as a multiple of `max_services`.
-_NAMES_PER_SERVICE = 4
+#: Differences of clocks below this are ignored, because a `Date` header has whole seconds and a delay.
+TOLERANCE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -85,17 +81,12 @@ class Collector:
         self.schema = schema or queries.schema()
         self.roster = Roster() if roster is None else roster
         self.report: CollectReport | None = None
-        self._owner_queries = owner_queries(matchers) if queries.by_pod else ()
-        self._owners = Owners()
-        self._places = Places(
-            self.roster,
-            self._options.watched(),
-            self._owners,
-            max(len(self.roster), _NAMES_PER_SERVICE * self._options.max_services),
-        )
-        self._builder = SnapshotBuilder(queries, self.schema, self.roster, self._places, self._options)
-        self._clock = Clock()
+        self._builder = SnapshotBuilder(queries, self.schema, self.roster, self._options, matchers)
         self._steady = steady
+        #: how far Prometheus' clock is ahead of ours; 0.0 within the tolerance
+        self._ahead_s = 0.0
+        #: our clock, and the steady one, at the start of the last interval
+        self._began: tuple[float, float] | None = None
         self._reading = asyncio.Lock()
 
     async def collect(self, now_s: float) -> Snapshot:
@@ -104,28 +95,31 @@ class Collector:
         Args:
             now_s: our clock, Unix seconds.
 
-        Returns: a snapshot with a later time than the previous one.
+        Returns: a snapshot of that time.
         """
         begin_s = self._steady()
-        time_s, jump = self._clock.begin(now_s, begin_s)
-        ahead_s = self._clock.ahead_s
+        if self._began is not None:
+            # A jump of our clock changes the difference, so that this query has the right time already.
+            jump_s = now_s - self._began[0] - (begin_s - self._began[1])
+            if abs(jump_s) > TOLERANCE_S:
+                self._ahead_s = _beyond_tolerance(self._ahead_s - jump_s)
+        self._began = now_s, begin_s
+        ahead_s = self._ahead_s
         asked_s = now_s + ahead_s - self._options.delay_s
-        owners = self._owner_queries if self._owners.due else ()
+        owners = self._builder.owner_queries if self._builder.needs_owners else ()
         asked, of_owners = await self._ask(owners, asked_s)
-        self._clock.compare(
-            [
-                one.date_s - (now_s + one.at_s - begin_s)
-                for one in (*asked, *of_owners)
-                if one.date_s is not None
-            ]
-        )
-        # Owners first, because pods are joined to them.
-        known = [one.answer for one in of_owners if isinstance(one.answer, Answer)]
-        if known and self._owners.learn(known):
-            self._places.forget_pods()
+        differences = [
+            one.date_s - (now_s + one.at_s - begin_s)
+            for one in (*asked, *of_owners)
+            if one.date_s is not None
+        ]
+        if differences:
+            # Dates are cut to whole seconds, which is half a second too early on average.
+            self._ahead_s = _beyond_tolerance(statistics.median(differences) + 0.5)
+        self._builder.learn_owners([one.answer for one in of_owners if isinstance(one.answer, Answer)])
         answers = [one.answer for one in asked if not isinstance(one.answer, Answer)]
-        built = self._builder.build(time_s, asked_s, answers)
-        snapshot = replace(built.snapshot, gaps=(*self._clock_gaps(jump), *built.snapshot.gaps))
+        built = self._builder.build(now_s, asked_s, answers)
+        snapshot = replace(built.snapshot, gaps=(*self._clock_gaps(), *built.snapshot.gaps))
         self.report = self._report(built, snapshot, asked)
         self._on_report(self.report)
         return snapshot
@@ -171,17 +165,12 @@ class Collector:
                 one.answer = Failure("refused", str(error))
             one.duration_s = self._steady() - begin_s
 
-    def _clock_gaps(self, jump: str) -> list[Gap]:
-        gaps = [Gap("clock", jump)] if jump else []
-        if ahead_s := self._clock.ahead_s:
-            side = "ahead of" if ahead_s > 0 else "behind"
-            gaps.append(
-                Gap(
-                    "clock",
-                    f"Prometheus' clock is {abs(ahead_s):.0f} s {side} ours; queries use its time",
-                )
-            )
-        return gaps
+    def _clock_gaps(self) -> list[Gap]:
+        if not self._ahead_s:
+            return []
+        side = "ahead of" if self._ahead_s > 0 else "behind"
+        text = f"Prometheus' clock is {abs(self._ahead_s):.0f} s {side} ours; queries use its time"
+        return [Gap("clock", text)]
 
     def _report(self, built: Built, snapshot: Snapshot, asked: Sequence[_Asked]) -> CollectReport:
         reports = []
@@ -193,4 +182,8 @@ class Collector:
             reason = safe_text("; ".join(gap.reason for gap in snapshot.gaps if gap.what == query.name))
             outcome: Outcome = "ok" if len(found) else "empty"
             reports.append(QueryReport(query.name, outcome, reason, one.duration_s, len(found), matched))
-        return CollectReport(tuple(reports), built.left_out, self._clock.ahead_s)
+        return CollectReport(tuple(reports), built.left_out, self._ahead_s)
+
+
+def _beyond_tolerance(ahead_s: float) -> float:
+    return ahead_s if abs(ahead_s) > TOLERANCE_S else 0.0

@@ -7,8 +7,7 @@ from the callee's. Both proxies count each request, so every selector names the 
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import check_matchers, duration, selector, total_rate
-from hopline_mesh.collect.proxies import Side
+from hopline_mesh.collect.promql import Side, check_matchers, duration, selector, total_rate
 from hopline_mesh.collect.query import Labels, QuerySet
 
 #: Statuses that are failures of the server. Envoy writes 0 if the caller disconnected before a response.
@@ -35,29 +34,21 @@ _called = Labels(
 )
 
 
-def istio(
-    window_s: float = 60.0,
-    matchers: str = "",
-    *,
-    client: str = "source",
-    server: str = "destination",
-    percentile: float = 99.0,
-) -> QuerySet:
+def istio(window_s: float = 60.0, matchers: str = "") -> QuerySet:
     """Return queries for Istio.
 
     Args:
         window_s: of rates.
         matchers: added to every selector, such as `cluster="eu-1"`.
-        client: the reporter at the caller; "waypoint" in an ambient mesh.
-        server: the reporter at the callee; "waypoint" in an ambient mesh.
-        percentile: of `client_ms` and `server_ms`.
 
     Raises:
         ConfigError: an invalid window or matcher.
     """
     matchers = check_matchers(matchers)
-    window, q = duration(window_s), percentile / 100
-    at_caller, at_callee = (",".join((f'reporter="{r}"', matchers)).rstrip(",") for r in (client, server))
+    window = duration(window_s)
+    at_caller, at_callee = (
+        ",".join((f'reporter="{reporter}"', matchers)).rstrip(",") for reporter in ("source", "destination")
+    )
     services = Side(_CALLEE, at_callee, _callee)
     paths = Side(_PATH, at_caller, _called, _caller)
     at_server = Side(f"{_CALLER}, {_CALLEE}", at_callee, _callee, _caller, reveals=False)
@@ -73,10 +64,10 @@ def istio(
             services.latency("p99_ms", 0.99, _BUCKETS, window),
             services.ceiling((("p50_ms", 0.5), ("p99_ms", 0.99)), _BUCKETS, window),
             services.query("connections", _connections(at_callee, window)),
-            paths.latency("client_ms", q, _BUCKETS, window),
-            paths.ceiling((("client_ms", q),), _BUCKETS, window),
-            at_server.latency("server_ms", q, _BUCKETS, window),
-            at_server.ceiling((("server_ms", q),), _BUCKETS, window),
+            paths.latency("client_ms", 0.99, _BUCKETS, window),
+            paths.ceiling((("client_ms", 0.99),), _BUCKETS, window),
+            at_server.latency("server_ms", 0.99, _BUCKETS, window),
+            at_server.ceiling((("server_ms", 0.99),), _BUCKETS, window),
         ),
     )
 

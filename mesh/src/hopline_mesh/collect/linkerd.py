@@ -6,8 +6,7 @@ at the server is unknown by call path, because the callee's proxy only has the c
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import check_matchers, duration, selector, total_rate
-from hopline_mesh.collect.proxies import Side
+from hopline_mesh.collect.promql import Side, check_matchers, duration, selector, total_rate
 from hopline_mesh.collect.query import Labels, QuerySet
 
 _KINDS = ("deployment", "statefulset", "daemonset")
@@ -24,7 +23,7 @@ _callee = Labels(
 )
 
 
-def linkerd(window_s: float = 60.0, matchers: str = "", *, percentile: float = 99.0) -> QuerySet:
+def linkerd(window_s: float = 60.0, matchers: str = "") -> QuerySet:
     """Return queries for Linkerd.
 
     Probes of the kubelet, which Linkerd marks, are left out. `classification` already includes failures by
@@ -33,13 +32,12 @@ def linkerd(window_s: float = 60.0, matchers: str = "", *, percentile: float = 9
     Args:
         window_s: of rates.
         matchers: added to every selector.
-        percentile: of `client_ms`.
 
     Raises:
         ConfigError: an invalid window or matcher.
     """
     further = check_matchers(matchers)
-    window, q = duration(window_s), percentile / 100
+    window = duration(window_s)
     inbound = ",".join(('direction="inbound",route_name!="probe"', further)).rstrip(",")
     outbound = ",".join(('direction="outbound"', further)).rstrip(",")
     open_now = selector("tcp_open_connections", 'direction="inbound",peer="src"', further)
@@ -62,7 +60,7 @@ def linkerd(window_s: float = 60.0, matchers: str = "", *, percentile: float = 9
             services.latency("p99_ms", 0.99, _BUCKETS, window),
             services.ceiling((("p50_ms", 0.5), ("p99_ms", 0.99)), _BUCKETS, window),
             services.query("connections", f"sum by ({_SERVICE}) (last_over_time({open_now}[{window}]))"),
-            paths.latency("client_ms", q, _BUCKETS, window),
-            paths.ceiling((("client_ms", q),), _BUCKETS, window),
+            paths.latency("client_ms", 0.99, _BUCKETS, window),
+            paths.ceiling((("client_ms", 0.99),), _BUCKETS, window),
         ),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopline.errors import ConfigError
 from hopline_mesh.scope import Scope
 
 
@@ -24,9 +23,6 @@ class CollectOptions:
             number disappears at the same time or a query failed. Longer than the detector's window.
         lost_share: the implausible number, as a share of all services (3 at least).
         stale_s: values that differ from the time of the query by more than this are left out.
-
-    Raises:
-        ConfigError: a value out of bounds, or an invalid regular expression.
     """
 
     deadline_s: float = 5.0
@@ -40,23 +36,10 @@ class CollectOptions:
     lost_share: float = 0.3
     stale_s: float = 60.0
 
-    def __post_init__(self) -> None:
-        for name, low in (
-            ("deadline_s", 0.001),
-            ("delay_s", 0.0),
-            ("max_services", 1),
-            ("max_edges", 1),
-            ("parallel", 1),
-            ("keep_missing_s", 0.0),
-            ("stale_s", 0.001),
-        ):
-            value = getattr(self, name)
-            if not value >= low:
-                raise ConfigError(f"{name}: {value} is below {low}")
-        if not 0.0 < self.lost_share <= 1.0:
-            raise ConfigError(f"lost_share: {self.lost_share} is not within 0 to 1")
-        self.watched()
-
     def watched(self) -> Scope:
-        """Return the watched namespaces."""
+        """Return the watched namespaces.
+
+        Raises:
+            ConfigError: an invalid regular expression.
+        """
         return Scope(self.namespaces, self.exclude_namespaces)

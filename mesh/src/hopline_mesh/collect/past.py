@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.collect.answer import Answer, read_answer
+from hopline_mesh.collect.answer import Answer, Matrix, read_answer, read_matrix
 from hopline_mesh.collect.builder import Failure, SnapshotBuilder
-from hopline_mesh.collect.clock import TOLERANCE_S
-from hopline_mesh.collect.containers import owner_queries
-from hopline_mesh.collect.matrix import Matrix, read_matrix
+from hopline_mesh.collect.collector import TOLERANCE_S
 from hopline_mesh.collect.options import CollectOptions
-from hopline_mesh.collect.owners import Owners
-from hopline_mesh.collect.places import Places
 from hopline_mesh.collect.prometheus import Prometheus
 from hopline_mesh.collect.query import Query, QuerySet
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
@@ -41,8 +37,6 @@ _LOOKS = 200
 _TRIES, _PAUSE_S = 4, 1.0
 #: Timeout of one query, seconds.
 _LONGEST_S = 60.0
-#: Maximum number of names in the roster, as a multiple of `max_services`.
-_NAMES_PER_SERVICE = 4
 
 
 class Past:
@@ -55,7 +49,6 @@ class Past:
         roster: of the snapshots.
         options: limits; `deadline_s` and `parallel` are ignored.
         matchers: for the queries for owners of pods.
-        wall: our clock, Unix seconds.
 
     Raises:
         ConfigError: invalid matchers.
@@ -74,7 +67,6 @@ class Past:
         *,
         matchers: str = "",
         pause_s: float = _PAUSE_S,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self.refused: dict[str, str] = {}
         self._client = client
@@ -82,14 +74,8 @@ class Past:
         self._interval_s = interval_s
         self._delay_s = options.delay_s
         self._pause_s = pause_s
-        self._wall = wall
         self._ahead_s: float | None = None
-        self._owner_queries = owner_queries(matchers) if queries.by_pod else ()
-        self._owners = Owners()
-        self._places = Places(
-            roster, options.watched(), self._owners, _NAMES_PER_SERVICE * options.max_services
-        )
-        self._builder = SnapshotBuilder(queries, queries.schema(), roster, self._places, options)
+        self._builder = SnapshotBuilder(queries, queries.schema(), roster, options, matchers)
         self._free = asyncio.Semaphore(_PARALLEL)
         self._gave_up = False
 
@@ -219,21 +205,20 @@ class Past:
                     f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
                 ) from None
         if self._ahead_s is None and reply.date_s is not None:
-            ahead_s = reply.date_s + 0.5 - self._wall()
+            ahead_s = reply.date_s + 0.5 - time.time()
             self._ahead_s = ahead_s if abs(ahead_s) > TOLERANCE_S else 0.0
         return read_matrix(reply.body, times + moved_s)
 
     async def _learn_owners(self, times: NDArray[np.float64]) -> None:
         """Query the owners of pods at the first and last time; without them, names of pods are used."""
         known: list[Answer] = []
-        for promql in self._owner_queries:
+        for promql in self._builder.owner_queries:
             for moment in {float(times[0]), float(times[-1])}:
                 with suppress(QueryFailed, SourceUnavailable, TimeoutError):
                     async with asyncio.timeout(_LONGEST_S):
                         reply = await self._client.query(promql, moment, _LONGEST_S)
                     known.append(read_answer(reply.body))
-        if known and self._owners.learn(known):
-            self._places.forget_pods()
+        self._builder.learn_owners(known)
 
     def _built(self, first: int, count: int, answers: Sequence[Matrix | Failure]) -> list[Snapshot]:
         snapshots = []

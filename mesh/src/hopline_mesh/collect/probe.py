@@ -13,8 +13,7 @@ from hopline_mesh.collect.answer import UNREADABLE, Answer, read_answer
 from hopline_mesh.collect.collector import Collector
 from hopline_mesh.collect.prometheus import Prometheus
 from hopline_mesh.collect.promql import duration, window_for
-from hopline_mesh.collect.query import Query, QuerySet
-from hopline_mesh.collect.report import CollectReport
+from hopline_mesh.collect.query import CollectReport, Query, QuerySet
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.snapshot import Snapshot
 

@@ -1,4 +1,4 @@
-"""Reads a file of the user's own queries, and reports errors with path and line."""
+"""The set of queries for a mesh. Reads a file of the user's own, and reports errors with path and line."""
 
 from __future__ import annotations
 
@@ -36,6 +36,37 @@ _KEYS = {
 }
 _PLACE_KEYS = ("service", "namespace", "pod", "caller", "caller_namespace", "callee", "callee_namespace")
 _BUILT_IN = ("istio", "linkerd", "containers")
+
+
+def queries_for(
+    mesh: Literal["istio", "linkerd", "file"],
+    query_file: Path | None = None,
+    *,
+    window_s: float = 60.0,
+    matchers: str = "",
+) -> QuerySet:
+    """Return the queries for a mesh.
+
+    For Istio and Linkerd, CPU and memory of containers are included, for services of the mesh; a file
+    has only its own queries.
+
+    Args:
+        mesh: source of the metrics; "file": queries of `query_file`.
+        query_file: of the user.
+        window_s: of rates; at least four scrapes.
+        matchers: added to every selector, such as `cluster="eu-1"`.
+
+    Raises:
+        ConfigError: an unknown mesh, a missing file, or an invalid file.
+    """
+    if mesh == "file":
+        if query_file is None:
+            raise ConfigError("query_file: not set, but mesh = file needs a file of queries")
+        return read_query_file(query_file, window_s, matchers)
+    if mesh not in ("istio", "linkerd"):
+        raise ConfigError(f"mesh: {mesh!r} is not one of istio, linkerd, file")
+    found = istio(window_s, matchers) if mesh == "istio" else linkerd(window_s, matchers)
+    return found.plus(containers(window_s, matchers), reveal=False)
 
 
 def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> QuerySet:

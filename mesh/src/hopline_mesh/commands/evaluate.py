@@ -140,8 +140,7 @@ def evaluate(
 
 def show(report: Report, console: Console) -> None:
     """Print a report: one line for each detector, then each one's kinds of events."""
-    from hopline_mesh.evaluate.plain import plain
-    from hopline_mesh.evaluate.times import clock
+    from hopline_mesh.evaluate.times import clock, plain
 
     judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
     console.print(Text(f"{plain(report.name)}: {judged}, {report.interval_s:g} s each"))
@@ -254,8 +253,7 @@ def _judge(
 
 def _trained_on(recording: Recording, text: str) -> Recording:
     """Return the recording with this training period, and all other time as its test period."""
-    from hopline_mesh.evaluate.periods import without
-    from hopline_mesh.evaluate.recording import Period
+    from hopline_mesh.evaluate.recording import Period, without
     from hopline_mesh.evaluate.times import clock
 
     train = read_period(text, "--train")

@@ -194,8 +194,8 @@ def _serve(
 ) -> None:
     from hopline_mesh.simulate import control
     from hopline_mesh.simulate.cluster import web
+    from hopline_mesh.simulate.exposition import prometheus_config
     from hopline_mesh.simulate.http_server import Server
-    from hopline_mesh.simulate.scrape import prometheus_config
 
     stop = threading.Event()
     with contextlib.ExitStack() as stack:

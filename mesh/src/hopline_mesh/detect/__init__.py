@@ -1,5 +1,6 @@
 """The detector: from intervals of a mesh to verdicts with incidents. Read `detector.py` first."""
 
-from hopline_mesh.detect.detector import DetectorOptions, MeshDetector
+from hopline_mesh.detect.detector import MeshDetector
+from hopline_mesh.settings import DetectorSettings
 
-__all__ = ["DetectorOptions", "MeshDetector"]
+__all__ = ["DetectorSettings", "MeshDetector"]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ _PASSED, _KEPT, _ROUNDS = 0.85, 0.6, 4
 _OWN = ("resource", "memory", "trouble", "gone")
 
 
-@dataclass(slots=True)
-class Blame:
+class Blame(msgspec.Struct, array_like=True):
     """One suspect.
 
     Attributes:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect.paths import Paths
-from hopline_mesh.detect.roles import Role
 
 #: Services are slots; of a service the caller is -1.
 Key = tuple[int, int, str]
 
 
-@dataclass(slots=True)
-class Clue:
+class Clue(msgspec.Struct, array_like=True):
     """One series that is out of bounds: evidence with slots instead of names.
 
     Attributes:
@@ -33,7 +31,7 @@ class Clue:
     service: int
     caller: int
     feature: str
-    role: Role | str
+    role: str
     score: float
     is_up: bool
     is_firm: bool

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hopline_mesh.detect import calibrate
 from hopline_mesh.detect.regression import FOLDS, Fit, FloatArray, NeighbourRegression
-from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.detect.series import SeriesTable, part, prefixed
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot
 
@@ -104,12 +104,9 @@ class Conditional:
 
     def export(self) -> dict[str, NDArray[Any]]:
         """Return the state."""
-        arrays: dict[str, NDArray[Any]] = {
-            f"weights.{name}": array for name, array in self.regression.export().items()
-        }
-        for name, table in zip(("nodes", "edges"), self.tables, strict=True):
-            arrays |= {f"{name}.{key}": array for key, array in table.export().items()}
-        return arrays
+        nodes, edges = (table.export() for table in self.tables)
+        weights = prefixed("weights.", self.regression.export())
+        return weights | prefixed("nodes.", nodes) | prefixed("edges.", edges)
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the state of `export`.
@@ -117,13 +114,9 @@ class Conditional:
         Raises:
             StateDamaged: a part is missing, or does not match the columns or the window.
         """
-
-        def part(name: str) -> dict[str, NDArray[Any]]:
-            return {k.removeprefix(name): array for k, array in arrays.items() if k.startswith(name)}
-
-        self.regression.restore(part("weights."))
+        self.regression.restore(part("weights.", arrays))
         for name, table in zip(("nodes.", "edges."), self.tables, strict=True):
-            table.restore(part(name))
+            table.restore(part(name, arrays))
 
 
 def merged(found: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

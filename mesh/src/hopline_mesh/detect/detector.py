@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import asdict, astuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,41 +25,17 @@ from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.detect.clues import Clue, Key, together
 from hopline_mesh.detect.conditional import CAUTION, Conditional, merged
 from hopline_mesh.detect.live import LiveState
-from hopline_mesh.detect.pairs import Pairs
+from hopline_mesh.detect.paths import Pairs
 from hopline_mesh.detect.roles import role_of
-from hopline_mesh.detect.series import SeriesTable
-from hopline_mesh.detect.telling import named
+from hopline_mesh.detect.series import SeriesTable, part, prefixed
 from hopline_mesh.detect.tracker import TrackedIncident, Tracker
 from hopline_mesh.detect.witness import Place, Places, Witness
 from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.schema import Schema
-from hopline_mesh.snapshot import Gap, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class DetectorOptions:
-    """Settings of the detector.
-
-    Attributes:
-        window_size: number of intervals in the window.
-        anomaly_percentile: of the deviations in normal time, above which their tail is fitted.
-        false_alarms_per_day: expected number for which thresholds are calibrated.
-        warm_up: intervals before the first verdict, and before a new service is judged.
-        min_duration_s: seconds that a deviation must last, and at least two intervals.
-        neighbours: whether what the regression on neighbours leaves is judged too.
-        clean_s: seconds without a deviation after which an incident ends, and at least two intervals.
-    """
-
-    window_size: int = 120
-    anomaly_percentile: float = 99.0
-    false_alarms_per_day: float = 1.0
-    warm_up: int = 10
-    min_duration_s: float = 80.0
-    clean_s: float = 90.0
-    neighbours: bool = True
-
+from hopline_mesh.settings import DetectorSettings
+from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
 
 #: Anomaly score of a trouble, and of a missing service.
 _REPORTED = 2.0
@@ -71,27 +47,24 @@ _DRIFT_WINDOWS = 10.0
 #: Maximum number of values to learn baselines from, 200 MB; of more intervals every second, third … is
 #: used.
 _LEARN_VALUES = 50_000_000
-_FORMAT = "hopline-mesh-2"
+_FORMAT = "hopline-mesh-3"
 #: An interval with less than this share of the known series is blind.
 _BLIND = 0.5
 
 
-class _Taken(NamedTuple):
-    """Counts of an interval: values that there are, and that there should have been."""
-
-    measured: int
-    known: int
-
-
 class MeshDetector:
-    """Watches one mesh; implements `hopline_mesh.detector.Detector`.
+    """Watches one mesh; implements `hopline_mesh.evaluate.run.Detector`.
+
+    Args:
+        neighbours: whether what the regression on neighbours leaves is judged too.
 
     Attributes:
         left_out: times that the last `fit` left out as abnormal.
     """
 
-    def __init__(self, settings: DetectorOptions | None = None) -> None:
-        self.settings = settings or DetectorOptions()
+    def __init__(self, settings: DetectorSettings | None = None, *, neighbours: bool = True) -> None:
+        self.settings = settings or DetectorSettings()
+        self._neighbours = neighbours
         self.schema: Schema | None = None
         self.interval_s = 0.0
         self.steps = 0
@@ -132,7 +105,7 @@ class MeshDetector:
         self._prepare(snapshots)
         self.left_out = left_out
         self._learn_scales(snapshots, calibrate.TAIL)
-        if self.settings.neighbours:
+        if self._neighbours:
             self._learn_neighbours(snapshots)
         self._count(snapshots, contexts)
         if self._conditional is not None:
@@ -147,7 +120,7 @@ class MeshDetector:
 
         Uses only baselines of series, because the regression is learned later, from the other times.
         """
-        scout = MeshDetector(replace(self.settings, neighbours=False))
+        scout = MeshDetector(self.settings, neighbours=False)
         scout._prepare(snapshots)
         scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
         for table in scout._tables:
@@ -332,9 +305,9 @@ class MeshDetector:
         arrays: dict[str, NDArray[Any]] = {"absent": self._absent.copy()}
         arrays |= {"pairs.src": self._pairs.src.copy(), "pairs.dst": self._pairs.dst.copy()}
         for name, table in (("nodes", self._nodes), ("edges", self._edges)):
-            arrays |= {f"{name}.{key}": array for key, array in table.export().items()}
+            arrays |= prefixed(f"{name}.", table.export())
         if self._conditional is not None:
-            arrays |= {f"left.{key}": array for key, array in self._conditional.export().items()}
+            arrays |= prefixed("left.", self._conditional.export())
         return meta, arrays
 
     @classmethod
@@ -351,12 +324,8 @@ class MeshDetector:
         if meta.get("format") != _FORMAT:
             raise StateDamaged(f"the detector's state is of format {meta.get('format')!r}, not {_FORMAT!r}")
 
-        def part(name: str) -> dict[str, NDArray[Any]]:
-            return {k.removeprefix(name): array for k, array in arrays.items() if k.startswith(name)}
-
         try:
-            settings = DetectorOptions(**meta["settings"])
-            self = cls(settings)
+            self = cls(DetectorSettings(**meta["settings"]))
             if "steps" not in meta:
                 return self
             schema = Schema(tuple(meta["node_features"]), tuple(meta["edge_features"]))
@@ -371,11 +340,11 @@ class MeshDetector:
             self._tracker = Tracker.restore(meta["tracker"])
             self._absent = np.array(arrays["absent"], np.int32)
             self._pairs.restore(arrays["pairs.src"], arrays["pairs.dst"])
-            self._nodes.restore(part("nodes."))
-            self._edges.restore(part("edges."))
+            self._nodes.restore(part("nodes.", arrays))
+            self._edges.restore(part("edges.", arrays))
             if meta["neighbours"]:
                 self._conditional = Conditional(self._nodes, self._edges)
-                self._conditional.restore(part("left."))
+                self._conditional.restore(part("left.", arrays))
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
             raise StateDamaged(f"the detector's state is damaged: {error!r}") from error
         sizes = [table.size for table in self._all_tables]
@@ -401,7 +370,7 @@ class MeshDetector:
         ended = self._check_time(snapshot.time_s)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
         learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
-        taken = self._observe(snapshot)
+        measured, known = self._observe(snapshot)
         self._excuse(changes, snapshot)
         troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
         found, score = self._judge(snapshot, learn)
@@ -412,18 +381,15 @@ class MeshDetector:
             self._set_thresholds()
         if self.steps <= self.settings.warm_up:
             return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
-        if taken.known and taken.measured < _BLIND * taken.known:
-            gap = Gap(
-                "mesh", f"only {taken.measured} of {taken.known} previously measured series are present"
-            )
+        if known and measured < _BLIND * known:
+            gap = Gap("mesh", f"only {measured} of {known} previously measured series are present")
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
         direct = self._direct(snapshot, troubles, context)
         if len(found) or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
-        incidents = [named(tracked, snapshot.roster) for tracked in (*self._tracker.open, *ended)]
+        incidents = [tracked.named(snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
-        known = snapshot.roster.find
-        suppressed = tuple(sorted({each.service for each in changes if known(each.service) is not None}))
+        suppressed = tuple(sorted({each.service for each in changes if each.service in snapshot.roster}))
         gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot)) if troubles else snapshot.gaps
         return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, gaps)
 
@@ -469,8 +435,11 @@ class MeshDetector:
         """Tables of services and call paths, then those of what neighbours leave of them."""
         return self._tables if self._conditional is None else (*self._tables, *self._conditional.tables)
 
-    def _observe(self, snapshot: Snapshot, number: int = 0, count: int = 1) -> _Taken:
-        """Observe an interval; see `Conditional.left`."""
+    def _observe(self, snapshot: Snapshot, number: int = 0, count: int = 1) -> tuple[int, int]:
+        """Observe an interval; see `Conditional.left`.
+
+        Returns: how many values were measured, and how many there should have been.
+        """
         paths = self._observe_series(snapshot)
         if self._conditional is not None:
             left = self._conditional.left(snapshot, paths, number, count)
@@ -493,20 +462,18 @@ class MeshDetector:
         self._absent[snapshot.nodes] = 0
         nodes = self._take_in(self._nodes, snapshot.node_features, snapshot.nodes)
         edges = self._take_in(self._edges, self._calls.of(snapshot), paths)
-        self._taken = _Taken(nodes.measured + edges.measured, nodes.known + edges.known)
+        self._taken = nodes[0] + edges[0], nodes[1] + edges[1]
         return paths
 
-    def _take_in(self, table: SeriesTable, values: NDArray[np.float32], slots: SlotArray) -> _Taken:
-        return _Taken(
-            *table.observe(
-                values,
-                slots,
-                self.steps,
-                interval_s=self.interval_s,
-                warm_up=self.settings.warm_up,
-                drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
-                hold=self._hold,
-            )
+    def _take_in(self, table: SeriesTable, values: FloatArray, slots: SlotArray) -> tuple[int, int]:
+        return table.observe(
+            values,
+            slots,
+            self.steps,
+            interval_s=self.interval_s,
+            warm_up=self.settings.warm_up,
+            drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
+            hold=self._hold,
         )
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:

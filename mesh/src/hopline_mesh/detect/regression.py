@@ -17,7 +17,7 @@ were seen, and is not predicted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,33 +98,24 @@ class NeighbourRegression:
         def over_callers(values: FloatArray) -> NDArray[np.float64]:
             return np.bincount(dst, traffic * values, size) / got
 
+        of_source: dict[str, Callable[[int], Any]] = {
+            "one": lambda f: 1.0,
+            "own": lambda f: own[slots, f],
+            "past": lambda f: past[slots, f],
+            "callers": lambda f: over_callers(own[src, f])[slots],
+            "callees": lambda f: over_calls(own[dst, f])[slots],
+            "calls": lambda f: over_calls(path_own[:, f])[slots],
+            "calls to it": lambda f: over_callers(path_own[:, f])[slots],
+            "path": lambda f: path_own[:, f],
+            "path's past": lambda f: path_past[:, f],
+            "caller": lambda f: own[src, f],
+            "callee": lambda f: own[dst, f],
+        }
         sides: list[FloatArray] = []
         for plan, number in zip(self._plans, (len(slots), len(paths)), strict=True):
             matrix = np.empty((number, len(plan.all)), np.float32)
             for at, (source, f) in enumerate(plan.all):
-                match source:
-                    case "one":
-                        matrix[:, at] = 1.0
-                    case "own":
-                        matrix[:, at] = own[slots, f]
-                    case "past":
-                        matrix[:, at] = past[slots, f]
-                    case "callers":
-                        matrix[:, at] = over_callers(own[src, f])[slots]
-                    case "callees":
-                        matrix[:, at] = over_calls(own[dst, f])[slots]
-                    case "calls":
-                        matrix[:, at] = over_calls(path_own[:, f])[slots]
-                    case "calls to it":
-                        matrix[:, at] = over_callers(path_own[:, f])[slots]
-                    case "path":
-                        matrix[:, at] = path_own[:, f]
-                    case "path's past":
-                        matrix[:, at] = path_past[:, f]
-                    case "caller":
-                        matrix[:, at] = own[src, f]
-                    case _:
-                        matrix[:, at] = own[dst, f]
+                matrix[:, at] = of_source[source](f)
             sides.append(matrix)
         return sides[0], sides[1]
 

@@ -266,3 +266,13 @@ class SeriesTable:
                 into[...] = arrays[name]
         except KeyError as error:
             raise StateDamaged(f"the state of the series lacks {error}") from None
+
+
+def prefixed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return arrays with a prefix before each name."""
+    return {f"{prefix}{name}": array for name, array in arrays.items()}
+
+
+def part(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the arrays whose name has the prefix, without it; see `prefixed`."""
+    return {k.removeprefix(prefix): array for k, array in arrays.items() if k.startswith(prefix)}

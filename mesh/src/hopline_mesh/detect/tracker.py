@@ -1,28 +1,29 @@
-"""Tracks incidents over intervals, from their first sign to their end.
-
-Works on slots; the caller adds names.
-"""
+"""Tracks incidents over intervals, from their first sign to their end. Works on slots."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from hopline_mesh.detect.blame import Blame, suspects
 from hopline_mesh.detect.clues import Clue, Key
 from hopline_mesh.detect.paths import Paths
+from hopline_mesh.incident import Evidence, Incident, Suspect
+from hopline_mesh.roster import Roster
 
 #: Maximum number of clues of an incident: the strongest. More would only make the step slow.
 _MOST_CLUES = 1024
+#: Maximum evidence of one suspect that is reported.
+_MOST_EVIDENCE = 8
 #: A clue below this share of its threshold has ended.
 _OVER = 0.8
 
 
-@dataclass(slots=True)
-class TrackedIncident:
+class TrackedIncident(msgspec.Struct):
     """One incident while it is tracked.
 
     Attributes:
@@ -44,8 +45,8 @@ class TrackedIncident:
     end_s: float | None = None
     clean: int = 0
     blind: int = 0
-    clues: dict[Key, Clue] = field(default_factory=dict)
-    blames: list[Blame] = field(default_factory=list)
+    clues: dict[Key, Clue] = {}
+    blames: list[Blame] = []
 
     @property
     def services(self) -> set[int]:
@@ -53,6 +54,27 @@ class TrackedIncident:
         return {clue.service for clue in self.clues.values()} | {
             clue.caller for clue in self.clues.values() if clue.caller >= 0
         }
+
+    def named(self, roster: Roster) -> Incident:
+        """Return the incident as of now, with names instead of slots."""
+
+        def name(slot: int) -> str | None:
+            return roster.name(slot) if slot >= 0 else None
+
+        def evidence(clue: Clue) -> Evidence:
+            service, caller = roster.name(clue.service), name(clue.caller)
+            return Evidence(clue.feature, service, caller, clue.expected, clue.seen, clue.score)
+
+        suspects = tuple(
+            Suspect(
+                roster.name(blame.service),
+                blame.score,
+                name(blame.caller),
+                tuple(evidence(clue) for clue in blame.clues[:_MOST_EVIDENCE]),
+            )
+            for blame in self.blames
+        )
+        return Incident(self.id, self.start_s, self.end_s, self.peak, suspects)
 
 
 class _Index:
@@ -205,41 +227,21 @@ class Tracker:
 
     def export(self) -> dict[str, Any]:
         """Return the state as a JSON object."""
-        return {
-            "open": [
-                {
-                    "id": trouble.id,
-                    "start_s": trouble.start_s,
-                    "last_s": trouble.last_s,
-                    "peak": trouble.peak,
-                    "clean": trouble.clean,
-                    "blind": trouble.blind,
-                    "clues": [
-                        [clue.service, clue.caller, clue.feature, clue.role, clue.score, clue.is_up,
-                         clue.is_firm, clue.expected, clue.seen]
-                        for clue in trouble.clues.values()
-                    ],
-                    "blames": [
-                        [blame.service, blame.caller, blame.score, [list(clue.key) for clue in blame.clues]]
-                        for blame in trouble.blames
-                    ],
-                }
-                for trouble in self.open
-            ],
-        }  # fmt: skip
+        incidents = [
+            msgspec.structs.asdict(each) | {"clues": list(each.clues.values())} for each in self.open
+        ]
+        return {"open": msgspec.to_builtins(incidents)}
 
     @classmethod
     def restore(cls, meta: dict[str, Any]) -> Tracker:
-        """Restore the state of `export`."""
+        """Restore the state of `export`.
+
+        Raises:
+            ValidationError: the state has another form.
+        """
         tracker = cls()
         for item in meta["open"]:
-            trouble = TrackedIncident(item["id"], item["start_s"], item["last_s"], item["peak"])
-            trouble.clean, trouble.blind = item["clean"], item["blind"]
-            for row in item["clues"]:
-                clue = Clue(*row)
-                trouble.clues[clue.key] = clue
-            for service, caller, score, keys in item["blames"]:
-                clues = [trouble.clues[tuple(key)] for key in keys]
-                trouble.blames.append(Blame(service, caller, score, clues))
-            tracker.open.append(trouble)
+            incident = msgspec.convert(item | {"clues": {}}, TrackedIncident)
+            incident.clues = {clue.key: clue for clue in msgspec.convert(item["clues"], list[Clue])}
+            tracker.open.append(incident)
         return tracker

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.clues import Clue, Key
-from hopline_mesh.detect.pairs import Pairs
-from hopline_mesh.detect.paths import Paths
+from hopline_mesh.detect.paths import Pairs, Paths
 from hopline_mesh.detect.roles import Role, role_of
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.snapshot import Snapshot

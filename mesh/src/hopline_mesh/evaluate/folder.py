@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import known, manifest
-from hopline_mesh.evaluate.periods import complete
-from hopline_mesh.evaluate.problems import Problems
-from hopline_mesh.evaluate.recording import Period, Recording
-from hopline_mesh.evaluate.table import Table, find, has_columns, read
+from hopline_mesh.evaluate.recording import Period, Recording, complete
+from hopline_mesh.evaluate.table import Problems, Table, find, has_columns, read
 from hopline_mesh.evaluate.times import clock
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema

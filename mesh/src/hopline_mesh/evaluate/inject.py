@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.recording import Event, Recording
-from hopline_mesh.snapshot import Snapshot
+from hopline_mesh.snapshot import FloatArray, Snapshot
 
 #: `scale` and `shift`: one column of a service is multiplied, or moved by its own spreads. `swapped`: all
 #: columns of a service come from another time, so each number is usual, and their relation to the load and
@@ -39,8 +38,8 @@ DURATION_S, EVERY_S, FIRST_S = 480.0, 1800.0, 900.0
 #: Draws of a target until one fits.
 _TRIES = 50
 
-_Rng = np.random.Generator
-_Change = Callable[[int, NDArray[np.float32], NDArray[np.float32]], None]
+#: Changes the columns of services and of call paths in the snapshot at a position.
+_Change = Callable[[int, FloatArray, FloatArray], None]
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,17 @@ def inject(recording: Recording, seed: int, *, every_s: float = EVERY_S) -> Reco
     """
     if recording.test_events():
         raise SnapshotInvalid(f"{recording.name}: faults are injected into normal time, and it has events")
-    rng = np.random.default_rng([seed, 33])
-    snapshots = list(recording.snapshots)
-    spreads = _Spreads(recording.training()[0])
     slots = _slots(recording, every_s)
     if not slots:
         raise SnapshotInvalid(f"{recording.name}: its test is too short for a fault")
+    faults = _Faults(recording, np.random.default_rng([seed, 33]))
+    snapshots = list(recording.snapshots)
     order = [(kind, severity) for severity in range(3) for kind in KINDS]
     events = []
-    start = int(rng.integers(len(order)))
+    start = int(faults.rng.integers(len(order)))
     for number, slot in enumerate(slots):
         kind, severity = order[(start + number) % len(order)]
-        made = _fault(kind, _SIZES[kind][severity], slot, snapshots, recording, spreads, rng)
+        made = faults.draw(kind, _SIZES[kind][severity], slot)
         if made is None:
             continue
         change, service, caller = made
@@ -87,13 +85,13 @@ def inject(recording: Recording, seed: int, *, every_s: float = EVERY_S) -> Reco
             nodes, edges = one.node_features.copy(), one.edge_features.copy()
             change(at, nodes, edges)
             snapshots[at] = replace(one, node_features=nodes, edge_features=edges)
-        roster = snapshots[slot.first].roster
+        name = snapshots[slot.first].roster.name
         events.append(
             Event(
                 snapshots[slot.first].time_s,
                 snapshots[slot.last].time_s,
-                roster.name(service),
-                None if caller is None else roster.name(caller),
+                name(service),
+                None if caller is None else name(caller),
                 f"{kind} {SEVERITIES[severity]}",
             )
         )
@@ -120,185 +118,175 @@ def _paths(snapshot: Snapshot) -> list[tuple[int, int]]:
     return list(zip(snapshot.edge_src.tolist(), snapshot.edge_dst.tolist(), strict=True))
 
 
-class _Spreads:
-    """Median and spread of each number of each service, over the training."""
+def _place(columns: Sequence[str], name: str) -> int | None:
+    return columns.index(name) if name in columns else None
 
-    def __init__(self, training: Sequence[Snapshot]) -> None:
-        schema = training[0].schema
-        size = len(training[0].roster)
-        values = np.full((len(training), size, len(schema.node_features)), np.nan)
+
+class _Faults:
+    """Draws faults for a recording. Slots do not overlap, so no fault is drawn from another one's numbers.
+
+    Args:
+        recording: normal time.
+        rng: draws targets.
+    """
+
+    def __init__(self, recording: Recording, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self._snapshots, self._contexts = recording.snapshots, recording.contexts
+        schema = self._snapshots[0].schema
+        self._columns, self._edge_columns = schema.node_features, schema.edge_features
+        training, _ = recording.training()
+        values = np.full((len(training), len(training[0].roster), len(self._columns)), np.nan)
         for at, snapshot in enumerate(training):
             values[at, snapshot.nodes] = snapshot.node_features
         with np.errstate(all="ignore"):
             filled = np.where(np.isnan(values).all(axis=0), 0.0, values)
-            self.middle = np.nanmedian(filled, axis=0)
-            self.spread = 1.4826 * np.nanmedian(np.abs(filled - self.middle), axis=0)
+            self._middle = np.nanmedian(filled, axis=0)
+            self._spread = 1.4826 * np.nanmedian(np.abs(filled - self._middle), axis=0)
 
+    def draw(self, kind: InjectedKind, size: float, slot: _Slot) -> tuple[_Change, int, int | None] | None:
+        """Return what changes the numbers of a snapshot, the root cause, and the caller of a path."""
+        roster = self._snapshots[slot.first].roster
+        busy = {
+            change.service
+            for at in (slot.first, slot.last)
+            for change in self._contexts[at].changes
+        }  # fmt: skip
+        quiet = sorted(node for node in slot.nodes if roster.name(node) not in busy)
+        paths = sorted(path for path in slot.paths if {*path} <= set(quiet) and path[0] != path[1])
+        for _ in range(_TRIES):
+            if kind in ("delay", "dropped"):
+                if not paths:
+                    return None
+                path = paths[int(self.rng.integers(len(paths)))]
+                made = self._of_path(kind, size, path, slot)
+                if made is not None:
+                    return made, path[1], path[0]
+            elif quiet:
+                service = quiet[int(self.rng.integers(len(quiet)))]
+                if kind == "swapped":
+                    made = self._swapped(size, service, slot)
+                elif kind == "errors":
+                    made = self._errors(size, service, slot)
+                else:
+                    made = self._one_column(kind, size, service, slot)
+                if made is not None:
+                    return made, service, None
+        return None
 
-def _fault(
-    kind: InjectedKind, size: float, slot: _Slot, snapshots: Sequence[Snapshot], recording: Recording,
-    spreads: _Spreads, rng: _Rng,
-) -> tuple[_Change, int, int | None] | None:  # fmt: skip
-    """Return what changes the numbers of a snapshot, the root cause, and the caller of a path."""
-    schema = recording.snapshots[0].schema
-    busy = {
-        change.service
-        for at in (slot.first, slot.last)
-        for change in recording.contexts[at].changes
-    }  # fmt: skip
-    roster = snapshots[slot.first].roster
-    quiet = sorted(node for node in slot.nodes if roster.name(node) not in busy)
-    paths = sorted(path for path in slot.paths if {*path} <= set(quiet) and path[0] != path[1])
-    for _ in range(_TRIES):
-        made: _Change | None = None
-        service, caller = -1, None
-        if kind in ("delay", "dropped"):
-            if not paths:
-                return None
-            caller, service = paths[int(rng.integers(len(paths)))]
-            made = _of_path(kind, size, (caller, service), slot, snapshots, schema)
-        elif quiet:
-            service = quiet[int(rng.integers(len(quiet)))]
-            if kind == "swapped":
-                made = _swapped(size, service, slot, snapshots, recording, schema)
-            elif kind == "errors":
-                made = _errors(size, service, slot, snapshots, schema)
+    def _rows(self, slot: _Slot, service: int) -> dict[int, int]:
+        """Return position of a snapshot -> the service's row in it."""
+        return {
+            at: int(np.flatnonzero(self._snapshots[at].nodes == service)[0])
+            for at in range(slot.first, slot.last + 1)
+        }
+
+    def _one_column(self, kind: str, size: float, service: int, slot: _Slot) -> _Change | None:
+        """One number of a service is out of place, and no other follows."""
+        usable = [
+            column
+            for column, name in enumerate(self._columns)
+            if name.endswith("_ms") or name == "cpu_cores"
+        ]
+        if not usable:
+            return None
+        column = usable[int(self.rng.integers(len(usable)))]
+        rows = self._rows(slot, service)
+        middle, spread = self._middle[service, column], self._spread[service, column]
+        seen = np.mean([self._snapshots[at].node_features[row, column] for at, row in rows.items()])
+        if not seen > 0 or not spread > 0 or seen > 5 * middle:
+            return None
+
+        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
+            if kind == "scale":
+                nodes[rows[at], column] *= size
             else:
-                made = _one_column(kind, size, service, slot, snapshots, schema, spreads, rng)
-        if made is not None:
-            return made, service, caller
-    return None
+                nodes[rows[at], column] += size * spread
 
+        return change
 
-def _rows(snapshots: Sequence[Snapshot], slot: _Slot, service: int) -> dict[int, int]:
-    """Return position of a snapshot -> the service's row in it."""
-    return {
-        at: int(np.flatnonzero(snapshots[at].nodes == service)[0])
-        for at in range(slot.first, slot.last + 1)
-    }  # fmt: skip
+    def _swapped(self, size: float, service: int, slot: _Slot) -> _Change | None:
+        """A service has the numbers of another time, in which its load was as different as `size` says."""
+        load = _place(self._columns, "request_rate")
+        if load is None:
+            return None
+        snapshots = self._snapshots
+        times = np.array([each.time_s for each in snapshots])
+        rates = np.full(len(snapshots), np.nan)
+        where = np.full(len(snapshots), -1)
+        for at, one in enumerate(snapshots):
+            row = np.flatnonzero(one.nodes == service)
+            if len(row):
+                where[at], rates[at] = row[0], one.node_features[row[0], load]
+        count = slot.last - slot.first + 1
+        now = np.nanmean(rates[slot.first : slot.last + 1])
+        begins = [
+            begin
+            for begin in range(0, len(snapshots) - count, max(1, count // 2))
+            if abs(begin - slot.first) > count
+            and (rates[begin : begin + count] > 0).all()
+            and times[begin + count - 1] - times[begin] < 2 * DURATION_S
+        ]
+        if not begins or not now > 0:
+            return None
+        away = [abs(np.log(np.mean(rates[begin : begin + count]) / now)) for begin in begins]
+        begin = begins[int(np.argsort(away)[round(size * (len(away) - 1))])]
+        rows = self._rows(slot, service)
 
+        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
+            other = begin + at - slot.first
+            nodes[rows[at]] = snapshots[other].node_features[where[other]]
 
-def _one_column(
-    kind: str, size: float, service: int, slot: _Slot, snapshots: Sequence[Snapshot], schema: Any,
-    spreads: _Spreads, rng: _Rng,
-) -> _Change | None:  # fmt: skip
-    """One number of a service is out of place, and no other follows."""
-    usable = [
-        column
-        for column, name in enumerate(schema.node_features)
-        if name.endswith("_ms") or name == "cpu_cores"
-    ]
-    if not usable:
-        return None
-    column = usable[int(rng.integers(len(usable)))]
-    rows = _rows(snapshots, slot, service)
-    middle, spread = spreads.middle[service, column], spreads.spread[service, column]
-    seen = np.mean([snapshots[at].node_features[row, column] for at, row in rows.items()])
-    if not seen > 0 or not spread > 0 or seen > 5 * middle:
-        return None
+        return change
 
-    def change(at: int, nodes: NDArray[np.float32], edges: NDArray[np.float32]) -> None:
-        if kind == "scale":
-            nodes[rows[at], column] *= size
-        else:
-            nodes[rows[at], column] += size * spread
+    def _errors(self, size: float, service: int, slot: _Slot) -> _Change | None:
+        """Responses of a service fail, as its callers see too."""
+        column = _place(self._columns, "error_share")
+        on_edge = _place(self._edge_columns, "error_share")
+        if column is None:
+            return None
+        rows = self._rows(slot, service)
+        before = [self._snapshots[at].node_features[row, column] for at, row in rows.items()]
+        if not np.isfinite(before).all() or np.mean(before) > 0.5:
+            return None
 
-    return change
+        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
+            nodes[rows[at], column] = min(1.0, nodes[rows[at], column] + size)
+            if on_edge is not None:
+                called = self._snapshots[at].edge_dst == service
+                edges[called, on_edge] = np.minimum(1.0, edges[called, on_edge] + size)
 
+        return change
 
-def _swapped(
-    size: float, service: int, slot: _Slot, snapshots: Sequence[Snapshot], recording: Recording, schema: Any
-) -> _Change | None:  # fmt: skip
-    """A service has the numbers of another time, in which its load was as different as `size` says."""
-    if "request_rate" not in schema.node_features:
-        return None
-    load = schema.node_features.index("request_rate")
-    times = np.array([each.time_s for each in snapshots])
-    # From the unchanged recording: not from a time with a fault.
-    rates = np.full(len(snapshots), np.nan)
-    where = np.full(len(snapshots), -1)
-    for at, one in enumerate(recording.snapshots):
-        row = np.flatnonzero(one.nodes == service)
-        if len(row):
-            where[at], rates[at] = row[0], one.node_features[row[0], load]
-    count = slot.last - slot.first + 1
-    now = np.nanmean(rates[slot.first : slot.last + 1])
-    begins = [
-        begin
-        for begin in range(0, len(snapshots) - count, max(1, count // 2))
-        if abs(begin - slot.first) > count
-        and (rates[begin : begin + count] > 0).all()
-        and times[begin + count - 1] - times[begin] < 2 * DURATION_S
-    ]
-    if not begins or not now > 0:
-        return None
-    away = [abs(np.log(np.mean(rates[begin : begin + count]) / now)) for begin in begins]
-    order = np.argsort(away)
-    begin = begins[int(order[round(size * (len(order) - 1))])]
-    rows = _rows(snapshots, slot, service)
+    def _of_path(self, kind: str, size: float, path: tuple[int, int], slot: _Slot) -> _Change | None:
+        """Calls of one path take longer, or a share of them gets lost."""
+        wanted = "client" if kind == "delay" else "request_rate"
+        fits = [
+            column
+            for column, name in enumerate(self._edge_columns)
+            if name == wanted or (kind == "delay" and wanted in name)
+        ]
+        if not fits:
+            return None
+        column = fits[0]
+        at_callers, at_callees = (self._rows(slot, each) for each in path)
+        rows = {at: _paths(self._snapshots[at]).index(path) for at in at_callers}
+        usual = float(np.mean([self._snapshots[at].edge_features[row, column] for at, row in rows.items()]))
+        if not usual > 0:
+            return None
+        slower = [at for at, name in enumerate(self._columns) if name.endswith("_ms")]
+        load = _place(self._columns, "request_rate")
 
-    def change(at: int, nodes: NDArray[np.float32], edges: NDArray[np.float32]) -> None:
-        other = begin + at - slot.first
-        nodes[rows[at]] = recording.snapshots[other].node_features[where[other]]
+        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
+            row = rows[at]
+            if kind == "delay":
+                edges[row, column] += size * usual
+                nodes[at_callers[at], slower] += size * usual
+                return
+            lost = size * edges[row, column]
+            edges[row, column] -= lost
+            if load is not None:
+                rate = nodes[at_callees[at], load]
+                nodes[at_callees[at], load] = max(rate - lost, 0.05 * rate)
 
-    return change
-
-
-def _errors(
-    size: float, service: int, slot: _Slot, snapshots: Sequence[Snapshot], schema: Any
-) -> _Change | None:  # fmt: skip
-    """Responses of a service fail, as its callers see too."""
-    if "error_share" not in schema.node_features:
-        return None
-    column = schema.node_features.index("error_share")
-    on_edge = schema.edge_features.index("error_share") if "error_share" in schema.edge_features else None
-    rows = _rows(snapshots, slot, service)
-    before = [snapshots[at].node_features[row, column] for at, row in rows.items()]
-    if not np.isfinite(before).all() or np.mean(before) > 0.5:
-        return None
-
-    def change(at: int, nodes: NDArray[np.float32], edges: NDArray[np.float32]) -> None:
-        nodes[rows[at], column] = min(1.0, nodes[rows[at], column] + size)
-        if on_edge is not None:
-            called = snapshots[at].edge_dst == service
-            edges[called, on_edge] = np.minimum(1.0, edges[called, on_edge] + size)
-
-    return change
-
-
-def _of_path(
-    kind: str, size: float, path: tuple[int, int], slot: _Slot, snapshots: Sequence[Snapshot], schema: Any
-) -> _Change | None:  # fmt: skip
-    """Calls of one path take longer, or a share of them gets lost."""
-    caller, callee = path
-    wanted = "client_ms" if kind == "delay" else "request_rate"
-    names = list(schema.edge_features)
-    column = next((at for at, name in enumerate(names) if name == wanted or
-                   (wanted == "client_ms" and "client" in name)), None)  # fmt: skip
-    if column is None:
-        return None
-    at_callers, at_callees = (_rows(snapshots, slot, each) for each in path)
-    edges_at = {
-        at: int(np.flatnonzero((snapshots[at].edge_src == caller) & (snapshots[at].edge_dst == callee))[0])
-        for at in at_callers
-    }
-    seen = [snapshots[at].edge_features[row, column] for at, row in edges_at.items()]
-    usual = float(np.mean(seen))
-    if not usual > 0:
-        return None
-    slower = [at for at, name in enumerate(schema.node_features) if name.endswith("_ms")]
-    load = schema.node_features.index("request_rate") if "request_rate" in schema.node_features else None
-
-    def change(at: int, nodes: NDArray[np.float32], edges: NDArray[np.float32]) -> None:
-        row = edges_at[at]
-        if kind == "delay":
-            edges[row, column] += size * usual
-            nodes[at_callers[at], slower] += size * usual
-            return
-        lost = size * edges[row, column]
-        edges[row, column] -= lost
-        if load is not None:
-            rate = nodes[at_callees[at], load]
-            nodes[at_callees[at], load] = max(rate - lost, 0.05 * rate)
-
-    return change
+        return change

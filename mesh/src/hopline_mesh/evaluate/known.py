@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 
 from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
-from hopline_mesh.evaluate.problems import Problems
 from hopline_mesh.evaluate.recording import Event
-from hopline_mesh.evaluate.table import Table, find, has_columns, read
+from hopline_mesh.evaluate.table import Problems, Table, find, has_columns, read
 
 #: How long ended changes and troubles are listed, as in the watch.
 KEPT_S = 600.0

@@ -11,8 +11,8 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from hopline_mesh.evaluate.problems import Problems
 from hopline_mesh.evaluate.recording import Period
+from hopline_mesh.evaluate.table import Problems
 from hopline_mesh.evaluate.times import clock, parse
 
 FILE = "mesh.toml"

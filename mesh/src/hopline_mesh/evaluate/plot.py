@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from hopline_mesh.evaluate.plain import plain
 from hopline_mesh.evaluate.recording import Period, Recording
 from hopline_mesh.evaluate.scores import Scores, episodes
-from hopline_mesh.evaluate.times import clock
+from hopline_mesh.evaluate.times import clock, plain
 from hopline_mesh.incident import Verdict
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1200, 60, 20, 80

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ConfigError
-from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.baselines import BASELINES, baseline
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.plot import draw
 from hopline_mesh.evaluate.recording import Event, Period, Recording
+from hopline_mesh.evaluate.run import Detector
 from hopline_mesh.evaluate.scores import Scores
 from hopline_mesh.incident import Verdict
 
@@ -86,9 +86,9 @@ def detector(name: str, recording: Recording, min_duration_s: float = MIN_DURATI
         ConfigError: no such detector.
     """
     if name in ABLATION:
-        from hopline_mesh.detect import DetectorOptions, MeshDetector
+        from hopline_mesh.detect import DetectorSettings, MeshDetector
 
-        return MeshDetector(DetectorOptions(neighbours=name == "watch", min_duration_s=min_duration_s))
+        return MeshDetector(DetectorSettings(min_duration_s=min_duration_s), neighbours=name == "watch")
     if name not in BASELINES:
         raise ConfigError(f"no detector {name!r}; choose from {', '.join(DETECTORS)}")
     return baseline(name, recording, min_duration_s)

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
-from hopline_mesh.detector import Detector
+from hopline_mesh.changes import Context
 from hopline_mesh.evaluate.recording import Recording
 from hopline_mesh.evaluate.scores import GRACE_S, Scores, score
 from hopline_mesh.incident import Verdict
+from hopline_mesh.snapshot import Snapshot
+
+
+class Detector(Protocol):
+    """Learns what is normal, then judges intervals in order: that of the watch, or a simple one."""
+
+    def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
+        """Learn from normal intervals, oldest first; replaces all previous state."""
+
+    def step(self, snapshot: Snapshot, context: Context) -> Verdict:
+        """Judge the next interval.
+
+        Args:
+            snapshot: later than all previous ones; same roster and schema.
+            context: planned changes and troubles at that time.
+        """
 
 
 @dataclass(frozen=True)

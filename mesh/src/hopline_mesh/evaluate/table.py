@@ -1,4 +1,4 @@
-"""A table in a CSV or Parquet file: cells by column, with the line of each row.
+"""A table in a CSV or Parquet file, cells by column with the line of each row; and the errors of a folder.
 
 Knows the kind of number of columns, and no other meaning.
 """
@@ -13,13 +13,42 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.evaluate.problems import Problems
+from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.times import parse, unit_of
 from hopline_mesh.schema import kind_of
 
+#: Maximum number of reported errors; further ones are only counted.
+_REPORTED = 20
 _ENDINGS = (".csv", ".parquet")
 #: Tolerance of a share, for rounding.
 _ROUNDING = 1e-6
+
+
+class Problems:
+    """A list of errors; `check` raises them."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, where: str, what: str) -> None:
+        """Add an error; `where` is such as "nodes.csv, line 3, p99_ms"."""
+        self._found.append(f"{where}: {what}")
+
+    def check(self) -> None:
+        """Raise if there are errors.
+
+        Raises:
+            SnapshotInvalid: there are errors; the message has the first twenty, one per line.
+        """
+        if not self._found:
+            return
+        lines = self._found[:_REPORTED]
+        if len(self._found) > _REPORTED:
+            lines.append(f"and {len(self._found) - _REPORTED} more")
+        raise SnapshotInvalid("\n".join(lines))
 
 
 def _unit_of(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Parses and prints times: Unix seconds, or ISO-8601."""
+"""Parses and prints times: Unix seconds, or ISO-8601. Makes names from outside safe to print."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def unit_of(text: str) -> tuple[str, int] | None:
 def clock(seconds: float) -> str:
     """Return a time such as `2022-08-22 03:51:19`, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def plain(text: str) -> str:
+    """Replace characters that control a terminal or are invalid in XML by a mark."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

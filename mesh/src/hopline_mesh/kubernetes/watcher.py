@@ -6,18 +6,23 @@ Without a cluster, or without permissions, the watch of the mesh continues and r
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hopline.errors import ConfigError
 from hopline_mesh.changes import Context
 from hopline_mesh.kubernetes.api import Api, Timeouts
-from hopline_mesh.kubernetes.credentials import Credentials
+from hopline_mesh.kubernetes.credentials import ACCOUNT, Credentials, from_files, in_cluster
 from hopline_mesh.kubernetes.feed import ChangeFeed
 from hopline_mesh.kubernetes.reflector import Pace, Reflector, RequestCounts
 from hopline_mesh.kubernetes.resources import NODE_EVENTS, RESOURCES
 from hopline_mesh.scope import Scope
+from hopline_mesh.server_access import is_sent_in_clear
+from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Gap
 
 
@@ -107,3 +112,56 @@ class KubernetesWatch:
     def counts(self) -> dict[str, RequestCounts]:
         """Return the number of requests and events of each resource so far."""
         return {each.name: each.counts for each in self._reflectors}
+
+
+def kubernetes_watch(
+    settings: MeshSettings, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT
+) -> KubernetesWatch:
+    """Create the watch of the cluster.
+
+    Raises:
+        ConfigError: `kubernetes = require` without credentials for a cluster, or configured credentials
+            cannot be read.
+    """
+    wanted = settings.kubernetes
+    credentials: Credentials | None = None
+    absent = ""
+    if wanted.kubernetes != "never":
+        if wanted.kubernetes_url:
+            credentials = from_files(
+                wanted.kubernetes_url,
+                wanted.kubernetes_token_file or _if_file(account / "token"),
+                wanted.kubernetes_ca_file or _if_file(account / "ca.crt"),
+            )
+        elif wanted.kubeconfig is not None:
+            from hopline_mesh.kubernetes.kubeconfig import from_kubeconfig
+
+            credentials = from_kubeconfig(wanted.kubeconfig)
+        else:
+            credentials = in_cluster(env, account)
+        if credentials is None:
+            absent = (
+                "planned changes are unknown: not in a pod with a service account; "
+                "set kubernetes_url or kubeconfig, or kubernetes = never"
+            )
+            if wanted.kubernetes == "require":
+                raise ConfigError(f"kubernetes: {absent}")
+        else:
+            # Report invalid files at the start, not an hour later.
+            token = credentials.token()
+            credentials.tls()
+            if token and is_sent_in_clear(credentials.url):
+                raise ConfigError(
+                    f"kubernetes_url: {credentials.url} would send the account's token unencrypted over "
+                    "the network; use https://, or http:// only to this machine (`kubectl proxy`)"
+                )
+    return KubernetesWatch(
+        credentials,
+        ChangeFeed(stuck_after_s=wanted.stuck_after_s, calm_s=wanted.trouble_calm_s),
+        scope=Scope(settings.source.namespaces, settings.source.exclude_namespaces),
+        absent=absent,
+    )
+
+
+def _if_file(file: Path) -> Path | None:
+    return file if file.is_file() else None

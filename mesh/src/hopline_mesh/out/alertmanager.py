@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from hopline.errors import ConfigError
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
@@ -16,54 +17,46 @@ from hopline_mesh.server_access import read_token, trusted
 _MAX_TEXT = 300
 
 
-@dataclass(frozen=True, slots=True)
-class AlertmanagerTarget:
-    """The address and credentials of an Alertmanager.
+class Alertmanager:
+    """A client of one Alertmanager.
 
-    Attributes:
+    Args:
         url: with its path prefix, if it has one; `user:password@` is sent as basic auth.
         token_file: file with a bearer token, read again for each post.
         ca_file: PEM CA certificates for its server certificate; None uses the system's.
         timeout_s: for one post, from connecting to the end of the response.
-    """
-
-    url: str
-    token_file: Path | None = None
-    ca_file: Path | None = None
-    timeout_s: float = 10.0
-
-    @property
-    def name(self) -> str:
-        """Address without credentials, for metrics and messages."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
-
-
-class Alertmanager:
-    """A client of one Alertmanager.
 
     Raises:
         ConfigError: the address or a file is invalid.
+
+    Attributes:
+        name: address without credentials, for metrics and messages.
     """
 
-    def __init__(self, target: AlertmanagerTarget) -> None:
-        import httpx
-
-        self.target = target
+    def __init__(
+        self,
+        url: str,
+        *,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._token_file, self._timeout_s = token_file, timeout_s
         try:
-            self.name = target.name
-            url = httpx.URL(target.url)
+            address = httpx.URL(url)
+            parts = urlsplit(url)
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"alertmanager_urls: one of them is not a URL: {error}") from None
-        if url.scheme not in ("http", "https") or not url.host:
+        self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        if address.scheme not in ("http", "https") or not address.host:
             raise ConfigError(f"alertmanager_urls: {self.name!r} is not a URL such as http://host:9093")
         # Send credentials in a header instead of the address, so that no log shows them.
-        auth = httpx.BasicAuth(url.username, url.password) if url.username else None
-        self._url = str(url.copy_with(userinfo=b"", path=f"{url.path.rstrip('/')}/api/v2/alerts"))
+        auth = httpx.BasicAuth(address.username, address.password) if address.username else None
+        self._url = str(address.copy_with(userinfo=b"", path=f"{address.path.rstrip('/')}/api/v2/alerts"))
         self._client = httpx.AsyncClient(
             auth=auth,
-            verify=trusted(target.ca_file, "ca_file") if url.scheme == "https" else False,
-            timeout=target.timeout_s,
+            verify=trusted(ca_file, "ca_file") if address.scheme == "https" else False,
+            timeout=timeout_s,
         )
 
     async def post(self, alerts: list[dict[str, Any]]) -> None:
@@ -74,19 +67,17 @@ class Alertmanager:
             QueryFailed: Alertmanager refuses the alerts.
             ConfigError: the token cannot be read.
         """
-        import httpx
-
         headers = {}
-        if self.target.token_file is not None:
-            token = read_token(self.target.token_file, "alertmanager_token_file")
+        if self._token_file is not None:
+            token = read_token(self._token_file, "alertmanager_token_file")
             headers["authorization"] = f"Bearer {token}"
         try:
             # httpx's own timeout applies to each part of a response, so a slow one could take for ever.
-            async with asyncio.timeout(self.target.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 response = await self._client.post(self._url, json=alerts, headers=headers)
         except TimeoutError:
             raise SourceUnavailable(
-                f"Alertmanager {self.name} did not respond within {self.target.timeout_s:g} s"
+                f"Alertmanager {self.name} did not respond within {self._timeout_s:g} s"
             ) from None
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__

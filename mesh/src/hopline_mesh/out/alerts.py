@@ -19,7 +19,7 @@ from hopline.errors import HoplineError
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.alert import Alert, alert_of
-from hopline_mesh.out.alertmanager import Alertmanager, AlertmanagerTarget
+from hopline_mesh.out.alertmanager import Alertmanager
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.server_access import warn_of_token
 from hopline_mesh.settings import MeshSettings
@@ -51,7 +51,7 @@ class Alerts:
 
     def __init__(
         self,
-        targets: Sequence[AlertmanagerTarget] = (),
+        targets: Sequence[Alertmanager] = (),
         *,
         interval_s: float = 15.0,
         timeout_s: float | None = None,
@@ -69,7 +69,7 @@ class Alerts:
         self._clock = clock
         self._alerts: dict[str, Alert] = {}
         self._sent_s = 0.0
-        self._senders = [_AlertSender(Alertmanager(target), self, interval_s) for target in targets]
+        self._senders = [_AlertSender(target, self, interval_s) for target in targets]
         self._too_many = False
 
     async def send(self, verdict: Verdict) -> None:
@@ -183,7 +183,7 @@ def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") 
     for url in asked.alertmanager_urls if asked.alertmanager_token_file is not None else ():
         warn_of_token("alertmanager_token_file", url)
     targets = [
-        AlertmanagerTarget(url, token_file=asked.alertmanager_token_file, ca_file=settings.source.ca_file)
+        Alertmanager(url, token_file=asked.alertmanager_token_file, ca_file=settings.source.ca_file)
         for url in dict.fromkeys(asked.alertmanager_urls)
     ]
     labels = dict(label.split("=", 1) for label in asked.alert_labels)

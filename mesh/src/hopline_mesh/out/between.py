@@ -4,27 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
 
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
-from hopline_mesh.detect.live import LiveState
-from hopline_mesh.event import Event
+from hopline_mesh.detect.live import Event, LiveState, replay
 
 #: Maximum number of events of one request, and of services of one response.
 MAX_EVENTS = MAX_SERVICES = 1000
+#: Intervals after the last use for which the state is kept up to date.
+_INTERVALS_IN_USE = 40
+#: Maximum number of recent events that are applied again to the state of a new interval.
+_MAX_REPLAYED = 10_000
 #: Events that are applied in one turn of the event loop.
 _EVENTS_PER_TURN = 16
 
 
-class Between(Protocol):
-    """A source of present deviations; implemented by the watch."""
+class Between:
+    """Deviations between intervals, on the event loop: up to date while clients use them, then released.
+
+    Args:
+        make: creates the state of the newest interval; see `MeshDetector.live`.
+        thread: the thread of the steps, on which it does.
+        lock: held while the detector works, on any thread.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], LiveState],
+        thread: Executor,
+        lock: asyncio.Lock,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._make_state = make
+        self._thread = thread
+        self._lock = lock
+        self._clock = clock
+        self._state: LiveState | None = None
+        self._left = 0
+        self._events: deque[tuple[float, Event]] = deque(maxlen=_MAX_REPLAYED)
 
     @property
     def now(self) -> LiveState | None:
-        """The state; None before the first request for it."""
+        """The state, or None; reading it counts as use. `state` creates one."""
+        if self._state is not None:
+            self._left = _INTERVALS_IN_USE
+        return self._state
 
     async def state(self) -> LiveState:
         """Return the state; create it if it is missing.
@@ -32,9 +62,41 @@ class Between(Protocol):
         Raises:
             ModelNotReady: there is no verdict yet.
         """
+        if self._state is None:
+            async with self._lock:
+                if self._state is None:
+                    self._state = await self._make()
+        self._left = _INTERVALS_IN_USE
+        return self._state
 
     def take(self, event: Event) -> list[str]:
-        """Apply an event to the state; see `LiveState.take`."""
+        """Apply an event to the state; it stays in effect until a later interval.
+
+        Returns, raises: see `LiveState.take`; [] if there is no state.
+        """
+        if self._state is None:
+            return []
+        touched = self._state.take(event)
+        self._events.append((self._clock(), event))
+        return touched
+
+    async def renew(self) -> None:
+        """Update the state to the newest interval. Call it with the lock held."""
+        if self._state is None:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self._state = None
+            self._events.clear()
+            return
+        state = await self._make()
+        while self._events and self._events[0][0] <= state.time_s:
+            self._events.popleft()
+        replay(state, [event for _, event in self._events])
+        self._state = state
+
+    async def _make(self) -> LiveState:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._make_state)
 
 
 class Events(msgspec.Struct, forbid_unknown_fields=True):

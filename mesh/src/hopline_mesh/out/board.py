@@ -6,6 +6,7 @@ read it. Knows no transport.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import deque
@@ -19,10 +20,8 @@ from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.errors import IncidentNotFound, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.out.between import Between
-from hopline_mesh.out.mark import Mark, MarkKind
 from hopline_mesh.out.metrics import MeshMetrics
-from hopline_mesh.out.record import Record, seen_in
-from hopline_mesh.out.subscription import Subscription
+from hopline_mesh.out.record import Mark, MarkKind, Record, seen_in
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
 #: Maximum number of stored incidents, and how long they are stored after their end, in seconds.
@@ -39,6 +38,40 @@ _LEAD_BYTES = 32 * 2**20
 _DEPTH = 16
 #: Without a verdict, also a blind one, for this many seconds and intervals, the watch hangs.
 _HANGS_S, _HANGS_INTERVALS = 300.0, 4
+
+
+class Subscription:
+    """A bounded queue of verdicts that drops the oldest one when it is full.
+
+    Args:
+        depth: maximum number of waiting verdicts.
+        leave: called once, when the subscription is closed.
+    """
+
+    def __init__(self, depth: int, leave: Callable[[Subscription], object]) -> None:
+        self._waiting: deque[Verdict] = deque(maxlen=depth)
+        self._came = asyncio.Event()
+        self._dropped = 0
+        self._leave = leave
+
+    def put(self, verdict: Verdict) -> None:
+        """Add a verdict; never waits."""
+        if len(self._waiting) == self._waiting.maxlen:
+            self._dropped += 1
+        self._waiting.append(verdict)
+        self._came.set()
+
+    async def get(self) -> tuple[Verdict, int]:
+        """Return the oldest waiting verdict, and the number that was dropped since the last call."""
+        while not self._waiting:
+            self._came.clear()
+            await self._came.wait()
+        dropped, self._dropped = self._dropped, 0
+        return self._waiting.popleft(), dropped
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._leave(self)
 
 
 class Board:

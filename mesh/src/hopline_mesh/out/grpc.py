@@ -19,8 +19,8 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import GrpcGuard
 from hopline.transports.grpc_errors import grpc_code
+from hopline_mesh.detect.live import Event
 from hopline_mesh.errors import IncidentNotFound
-from hopline_mesh.event import Event
 from hopline_mesh.out.access import permission_of
 from hopline_mesh.out.between import deviations, state_of, take_events
 from hopline_mesh.out.board import Board

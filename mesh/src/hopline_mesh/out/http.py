@@ -11,6 +11,7 @@ import contextlib
 import functools
 import secrets
 from collections.abc import Callable
+from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -25,12 +26,10 @@ from hopline_mesh import __version__
 from hopline_mesh.errors import IncidentNotFound
 from hopline_mesh.out.access import access_of
 from hopline_mesh.out.between import deviations, read_events, state_of, take_events
-from hopline_mesh.out.board import Board
+from hopline_mesh.out.board import Board, Subscription
 from hopline_mesh.out.error_tables import HTTP_STATUS
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
-from hopline_mesh.out.mark import read_mark
-from hopline_mesh.out.page_files import page_files
-from hopline_mesh.out.subscription import Subscription
+from hopline_mesh.out.record import read_mark
 from hopline_mesh.out.wire import encode_json, shown
 
 #: The page loads nothing from other hosts, runs only its own script files, and cannot be framed.
@@ -46,11 +45,29 @@ _CHECK_AGAIN = b"cache-control: no-cache\r\n"
 _READ = (b"GET", b"HEAD")
 _EVENTS = ["v1", "mesh", "events"]
 _INCIDENTS = ["v1", "mesh", "incidents"]
+#: Files of the page; no other file is served.
+_TYPES = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
 #: Maximum number of requests that wait for the next verdict, and the longest wait in seconds.
 _MAX_WAITING = 64
 _MAX_WAIT_S = 60.0
 #: Maximum length of a query string in bytes.
 _MAX_QUERY = 4096
+
+
+@functools.cache
+def page_files() -> dict[str, tuple[bytes, bytes]]:
+    """Return the files of the page, read once: name -> body and content type."""
+    found = {}
+    for file in (files("hopline_mesh.out") / "page").iterdir():
+        suffix = file.name[file.name.rfind(".") :]
+        if suffix in _TYPES:
+            found[file.name] = (file.read_bytes(), _TYPES[suffix])
+    return found
 
 
 class MeshHttp:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hopline.observe.exposition import render_family
 from hopline.observe.metrics import LATENCY_BUCKETS, Counter, Family, Gauge, Histogram, Kind
-from hopline_mesh.collect.report import CollectReport
+from hopline_mesh.collect.query import CollectReport
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 
@@ -24,21 +24,7 @@ class MeshMetrics:
     Label values never come from services, so a hostile or short-lived service creates no new series.
 
     Attributes:
-        step_seconds: of a stage; see `timed`.
-        collect_seconds: of all queries of one snapshot.
-        snapshots, gaps: collected snapshots; missing measurements by kind.
-        services, edges: of the newest snapshot.
-        score: anomaly score of the newest verdict; 1 is the threshold.
         thresholds: returns the threshold of each column, in spreads; called whenever metrics are read.
-        query_seconds, queries, series: of each query to Prometheus: time, outcomes, series in the response.
-        left_out: services and call paths beyond the limits, in the newest snapshot.
-        state: 1 for the state of the newest verdict, 0 for the others.
-        incidents, incidents_open: incidents that began; that are open.
-        alerts_sent, alerts_failed: posts to an Alertmanager, by its address.
-        state_bytes, state_writes_failed: of the state folder.
-        fine_tunes: by outcome, "ok" or "failed".
-        verdicts_dropped: verdicts that slow gRPC readers missed.
-        answers: responses by transport and status.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""An incident with its evidence over time.
+"""An incident with its evidence over time, and what people say of it.
 
 Knows incidents and snapshots, and no readers. Everything is bounded, because an incident may last weeks.
 """
@@ -6,23 +6,68 @@ Knows incidents and snapshots, and no readers. Everything is bounded, because an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
+from hopline.errors import BadRequest
 from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.incident import Evidence, Incident
-from hopline_mesh.out.mark import Mark
 from hopline_mesh.out.words import name_of
 from hopline_mesh.snapshot import Snapshot
 
 #: Maximum number of series of one incident, and of points of each.
 MAX_SERIES = 8
 MAX_POINTS = 240
+#: Maximum length of the name of who set a mark.
+_LONGEST_BY = 100
 
 #: feature, service, caller of a series.
 Key: TypeAlias = tuple[str, str, str | None]
+
+
+#: `acknowledged`: someone looks after it. `muted`: its alert ends; the page still shows it.
+#: `not_an_incident`: as muted, and the next training learns from its time as normal.
+MarkKind = Literal["acknowledged", "muted", "not_an_incident"]
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A mark on an incident.
+
+    Attributes:
+        kind: see `MarkKind`.
+        by: who set it, for people; "" if unknown.
+        at_s: when, Unix seconds.
+    """
+
+    kind: MarkKind
+    by: str = ""
+    at_s: float = 0.0
+
+
+class MarkRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request: a mark, or null to remove it."""
+
+    mark: MarkKind | None
+    by: str = ""
+
+
+def read_mark(body: bytes) -> MarkRequest:
+    """Parse the body of a request.
+
+    Raises:
+        BadRequest: the body is invalid.
+    """
+    try:
+        found = msgspec.json.decode(body, type=MarkRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(
+            f'the body must be such as {{"mark": "acknowledged", "by": "ada"}}: {error}'
+        ) from None
+    if len(found.by) > _LONGEST_BY:
+        raise BadRequest(f"by: longer than {_LONGEST_BY} characters")
+    return found
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -33,18 +35,15 @@ class OperationOrder(msgspec.Struct, forbid_unknown_fields=True):
 _OPERATIONS = {f"/{kind}": kind for kind in get_args(OperationKind)}
 
 
-def handler(live: Live) -> type[Handler]:
-    """Create a handler that serves a live simulation."""
-
-    class Control(_Control):
-        pass
-
-    Control.live = live
-    return Control
+def handler(live: Live) -> Callable[..., Handler]:
+    """Return what creates the handlers that serve a live simulation."""
+    return functools.partial(_Control, live)
 
 
 class _Control(Handler):
-    live: Live
+    def __init__(self, live: Live, *connection: Any) -> None:
+        self.live = live
+        super().__init__(*connection)
 
     def do_GET(self) -> None:
         """Serve metrics and state."""

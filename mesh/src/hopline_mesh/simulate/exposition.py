@@ -195,15 +195,11 @@ def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
 
 def _kube_state(world: World) -> Iterator[str]:
     pods, fleet, all_names = world.pods, world.fleet, world.topology.names
+    named = _pod_names(world).values()
     rows = [
-        (
-            names.split(all_names[service])[0],
-            names.pod(all_names[service], revision, serial),
-            service,
-            revision,
-        )
-        for serial, service, revision in zip(
-            pods.serial.tolist(), pods.service.tolist(), pods.revision.tolist(), strict=True
+        (*name, service, revision)
+        for name, service, revision in zip(
+            named, pods.service.tolist(), pods.revision.tolist(), strict=True
         )
     ]
     yield from _head("kube_pod_owner", "gauge", "Owner of a pod.")
@@ -249,3 +245,26 @@ def _kube_state(world: World) -> Iterator[str]:
         for service in np.flatnonzero(fleet.running).tolist():
             space, name = names.split(all_names[service])
             yield f'{metric}{{namespace="{space}",deployment="{name}"}} {int(values[service])}'
+
+
+def prometheus_config(port: int, interval_s: float = 15.0, host: str = "127.0.0.1") -> str:
+    """Return the text of the file.
+
+    Args:
+        port: of `/metrics` of the simulation.
+        interval_s: seconds from one scrape to the next, at least 0.001.
+    """
+    interval = f"{max(1, round(interval_s * 1000))}ms"
+    return (
+        "# Written by `hopline mesh simulate`; prometheus --config.file=<this file>\n"
+        "global:\n"
+        f"  scrape_interval: {interval}\n"
+        f"  scrape_timeout: {interval}\n"
+        f"  evaluation_interval: {interval}\n"
+        "scrape_configs:\n"
+        "  - job_name: mesh\n"
+        "    # `namespace` and `pod` are those of the simulated pods.\n"
+        "    honor_labels: true\n"
+        "    static_configs:\n"
+        f'      - targets: ["{host}:{port}"]\n'
+    )

@@ -112,7 +112,7 @@ class Fleet:
             self.failing.discard(service)
             self.revision[service] -= 1
             self._dirty.add(service)
-            self._journal.over("stuck_rollout", self._name(service), now_s)
+            self._journal.end("stuck_rollout", self._name(service), now_s)
 
     def shift(self, service: int, now_s: float) -> None:
         """Run a new version in a share of the pods; the others are unchanged."""
@@ -141,7 +141,7 @@ class Fleet:
             name = self._name(service)
             for kind in ("scale", "rollout", "drain", "added"):
                 self._journal.end(kind, name, now_s)
-            self._journal.over("stuck_rollout", name, now_s)
+            self._journal.end("stuck_rollout", name, now_s)
             self._journal.begin("removed", name, now_s, "deleted")
             self._journal.end("removed", name, now_s)
             pods = self._pods

@@ -82,7 +82,7 @@ class Harm:
             rows = self._pods.service == service
             self._pods.down_s[rows] = np.minimum(self._pods.down_s[rows], now_s)
             self._pods.ready_s[rows] = np.minimum(self._pods.ready_s[rows], now_s + 10.0)
-            self._journal.over("crash_loop", fault.service, now_s)
+            self._journal.end("crash_loop", fault.service, now_s)
         self._settle()
 
     def step(self, now_s: float, step_s: float) -> None:
@@ -95,7 +95,7 @@ class Harm:
         for service, killed_s in list(self._killed_s.items()):
             if now_s - killed_s > 300.0:
                 del self._killed_s[service]
-                self._journal.over("oom_kill", self._topology.names[service], now_s)
+                self._journal.end("oom_kill", self._topology.names[service], now_s)
 
     def _leak(self, fault: Fault, service: int, step_s: float, now_s: float) -> None:
         pods, topology = self._pods, self._topology

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -65,13 +66,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server:
-    """Serves a handler class on a thread until it is closed.
+    """Serves on a thread until it is closed.
+
+    Args:
+        handler: creates a handler for each connection.
 
     Attributes:
         port: the port that it listens on.
     """
 
-    def __init__(self, host: str, port: int, handler: type[Handler]) -> None:
+    def __init__(self, host: str, port: int, handler: Callable[..., Handler]) -> None:
         self._server = _Threading((host, port), handler)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(

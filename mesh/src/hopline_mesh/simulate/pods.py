@@ -19,39 +19,43 @@ GRACE_S = 20.0
 #: A new process is slow until caches are warm.
 COLD_S = 60.0
 
-_COLUMNS: dict[str, type] = {
-    "serial": np.int64,  # unique, never reused
-    "service": np.int64,
-    "revision": np.int64,  # version of the service
-    "node": np.int64,  # machine
-    "created_s": np.float64,
-    "started_s": np.float64,  # the container's last start
-    "ready_s": np.float64,  # when it becomes ready
-    "deleted_s": np.float64,  # when its termination began; inf
-    "down_s": np.float64,  # its container does not run until then; -inf
-    "restarts": np.int64,
-    "last_start_s": np.float64,  # of the container that ended last
-    "ended_s": np.float64,  # when that was
-    "evicted": np.bool_,  # terminated because its node is drained
-    "oom": np.bool_,  # its last end was an OOM kill
-    "leaked": np.float64,  # bytes that it will never free
-    "phase": np.float64,  # of its garbage collection, 0 to 1
-}
+_COLUMNS = np.dtype(
+    [
+        ("serial", np.int64),  # unique, never reused
+        ("service", np.int64),
+        ("revision", np.int64),  # version of the service
+        ("node", np.int64),  # machine
+        ("created_s", np.float64),
+        ("started_s", np.float64),  # the container's last start
+        ("ready_s", np.float64),  # when it becomes ready
+        ("deleted_s", np.float64),  # when its termination began; inf
+        ("down_s", np.float64),  # its container does not run until then; -inf
+        ("restarts", np.int64),
+        ("last_start_s", np.float64),  # of the container that ended last
+        ("ended_s", np.float64),  # when that was
+        ("evicted", np.bool_),  # terminated because its node is drained
+        ("oom", np.bool_),  # its last end was an OOM kill
+        ("leaked", np.float64),  # bytes that it will never free
+        ("phase", np.float64),  # of its garbage collection, 0 to 1
+    ]
+)
 
 
 class Pods:
-    """Columns of pods, in order of creation."""
+    """Columns of pods, in order of creation; `pods.service` is the column of that name."""
 
     def __init__(self, machines: int) -> None:
         self.machines = machines
         self._next = 0
-        self._rows: dict[str, NDArray[np.generic]] = {
-            name: np.empty(0, dtype=kind) for name, kind in _COLUMNS.items()
-        }
-        self._bind()
+        self._rows: NDArray[np.void] = np.empty(0, _COLUMNS)
+
+    def __getattr__(self, column: str) -> NDArray[Any]:
+        if column not in (_COLUMNS.names or ()):
+            raise AttributeError(column)
+        return self._rows[column]
 
     def __len__(self) -> int:
-        return len(self.serial)
+        return len(self._rows)
 
     def create(
         self,
@@ -63,32 +67,18 @@ class Pods:
         start_s: float,
     ) -> None:
         """Add pods that become ready about `start_s` seconds from now; never if it is inf."""
-        fresh = np.arange(self._next, self._next + count)
+        added: NDArray[np.void] = np.zeros(count, _COLUMNS)
+        added["serial"] = np.arange(self._next, self._next + count)
         self._next += count
-        took = start_s * rng.uniform(0.7, 1.6, count)
-        added: dict[str, Any] = {
-            "serial": fresh,
-            "service": service,
-            "revision": revision,
-            "node": rng.integers(self.machines, size=count),
-            "created_s": now_s,
-            "started_s": now_s,
-            "ready_s": now_s + took,
-            "deleted_s": np.inf,
-            "down_s": -np.inf,
-            "restarts": 0,
-            "last_start_s": now_s,
-            "ended_s": -np.inf,
-            "evicted": False,
-            "oom": False,
-            "leaked": 0.0,
-            "phase": rng.random(count),
-        }
-        for name, kind in _COLUMNS.items():
-            rows: NDArray[np.generic] = np.empty(count, dtype=kind)
-            rows[:] = added[name]
-            self._rows[name] = np.concatenate([self._rows[name], rows])
-        self._bind()
+        added["ready_s"] = now_s + start_s * rng.uniform(0.7, 1.6, count)
+        added["service"], added["revision"] = service, revision
+        added["node"] = rng.integers(self.machines, size=count)
+        for name in ("created_s", "started_s", "last_start_s"):
+            added[name] = now_s
+        added["deleted_s"] = np.inf
+        added["down_s"] = added["ended_s"] = -np.inf
+        added["phase"] = rng.random(count)
+        self._rows = np.concatenate([self._rows, added])
 
     def delete(self, rows: NDArray[np.int64], now_s: float, *, evicted: bool = False) -> None:
         """Terminate pods; they no longer get requests."""
@@ -99,16 +89,19 @@ class Pods:
         """Drop pods that are gone."""
         keep = self.deleted_s + GRACE_S > now_s
         if not keep.all():
-            self._rows = {name: rows[keep] for name, rows in self._rows.items()}
-            self._bind()
+            self._rows = self._rows[keep]
 
     def ready(self, now_s: float) -> NDArray[np.bool_]:
         """Whether each pod gets requests."""
-        return (self.ready_s <= now_s) & (self.deleted_s > now_s) & (self.down_s <= now_s)
+        serves: NDArray[np.bool_] = (
+            (self.ready_s <= now_s) & (self.deleted_s > now_s) & (self.down_s <= now_s)
+        )
+        return serves
 
     def staying(self) -> NDArray[np.bool_]:
         """Whether each pod is not terminating."""
-        return np.isinf(self.deleted_s)
+        stays: NDArray[np.bool_] = np.isinf(self.deleted_s)
+        return stays
 
     def restart(self, rows: NDArray[np.int64], now_s: float, pause_s: Floats, oom: bool) -> None:
         """Crash containers, which restart after a pause."""
@@ -125,24 +118,3 @@ class Pods:
         """Return the factor on the usual time of a request in each pod: cold caches at first."""
         age = np.clip((now_s - self.ready_s) / COLD_S, 0.0, 1.0)
         return 1.0 + 0.8 * (1.0 - age) ** 2
-
-    def _bind(self) -> None:
-        for name, rows in self._rows.items():
-            setattr(self, name, rows)
-
-    serial: NDArray[np.int64]
-    service: NDArray[np.int64]
-    revision: NDArray[np.int64]
-    node: NDArray[np.int64]
-    created_s: Floats
-    started_s: Floats
-    ready_s: Floats
-    deleted_s: Floats
-    down_s: Floats
-    restarts: NDArray[np.int64]
-    last_start_s: Floats
-    ended_s: Floats
-    evicted: NDArray[np.bool_]
-    oom: NDArray[np.bool_]
-    leaked: Floats
-    phase: Floats

@@ -26,13 +26,12 @@ def unkind_plan(plan: MeshPlan, seed: int) -> MeshPlan:
     return replace(plan, traits=draw(seed), daily=daily)
 
 
-def calm(hours: float = 6.0, services: int = 30, *, seed: int = 0, interval_s: float = 15.0) -> Simulation:
+def calm(hours: float = 6.0, services: int = 30, *, seed: int = 0) -> Simulation:
     """Simulate a usual day without faults: load, noise, autoscaling, a rollout now and then."""
     rng = np.random.default_rng([seed, 10])
     plan = MeshPlan(
         services=services,
         hours=hours,
-        interval_s=interval_s,
         operations=_operations(hours, {"rollout": 0.5}, rng),
     )
     return Simulation(plan, seed)
@@ -43,20 +42,19 @@ def high_churn(
     services: int = 30,
     *,
     seed: int = 0,
-    interval_s: float = 15.0,
     quiet_hours: float = 4.0,
     faults_per_hour: float = 1.2,
-    churn: float = 1.0,
     kinds: tuple[FaultKind, ...] = MEASURED,
 ) -> Simulation:
     """Simulate a mesh whose pods are replaced all the time, with labelled faults in between.
+
+    About 20 rollouts, drains and scalings an hour for 30 services, without autoscaling.
 
     Args:
         hours: total length.
         services: size of the mesh.
         quiet_hours: at the start, with churn but without faults, for training.
         faults_per_hour: after that; they are at least ten minutes apart.
-        churn: 1.0 is about 20 rollouts, drains and scalings an hour for 30 services, without autoscaling.
         kinds: of faults, in turn.
 
     Raises:
@@ -68,17 +66,16 @@ def high_churn(
         )
     rng = np.random.default_rng([seed, 10])
     per_hour: dict[OperationKind, float] = {"rollout": 9.0, "drain": 4.0, "scale": 4.0, "shift": 1.5}
-    busy = {kind: rate * churn * services / 30.0 for kind, rate in per_hour.items()}
+    busy = {kind: rate * services / 30.0 for kind, rate in per_hour.items()}
     plan = MeshPlan(
         services=services,
         hours=hours,
-        interval_s=interval_s,
-        bursts_per_hour=2.0 * churn,
+        bursts_per_hour=2.0,
         autoscale_window_s=0.0,
         faults=_faults(hours, quiet_hours, faults_per_hour, kinds, rng),
         operations=(
             *_operations(hours, busy, rng),
-            *_guests(hours, 0.5 * churn, rng),
+            *_guests(hours, 0.5, rng),
         ),
     )
     return Simulation(plan, seed)

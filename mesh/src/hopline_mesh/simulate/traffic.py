@@ -7,6 +7,7 @@ is counted by the caller's proxy and by the callee's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,18 @@ BOUNDS_MS = np.array(
 )
 #: Ends of a request, as columns of `Counters.ends`.
 FINE, FAILED, TIMED_OUT, NOBODY = range(4)
+
+_COLUMNS = np.dtype(
+    [
+        ("path", np.int64),
+        ("serial", np.int64),
+        ("ends", np.int64, 4),
+        ("buckets", np.int64, len(BOUNDS_MS) + 1),
+        ("total_ms", np.float64),
+        ("opened", np.int64),
+        ("closed", np.int64),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,17 +61,12 @@ class Counters:
 
     def __init__(self) -> None:
         self._index: dict[tuple[int, int], int] = {}
-        self._none()
+        self._rows: NDArray[np.void] = np.zeros(0, _COLUMNS)
 
-    def _none(self) -> None:
-        width = len(BOUNDS_MS) + 1
-        self.path: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.serial: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.ends: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
-        self.buckets: NDArray[np.int64] = np.zeros((0, width), dtype=np.int64)
-        self.total_ms: Floats = np.zeros(0)
-        self.opened: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self.closed: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    def __getattr__(self, column: str) -> NDArray[Any]:
+        if column not in (_COLUMNS.names or ()):
+            raise AttributeError(column)
+        return self._rows[column]
 
     def pair(
         self, paths: NDArray[np.int64], owners: NDArray[np.int64], pods: dict[int, list[int]]
@@ -79,7 +87,7 @@ class Counters:
             for place, serial in enumerate(serials):
                 row = self._index.get((path, serial))
                 if row is None:
-                    row = self._index[path, serial] = len(self.path) + len(added)
+                    row = self._index[path, serial] = len(self._rows) + len(added)
                     added.append((path, serial))
                 rows.append(row)
                 where.append(at)
@@ -87,7 +95,9 @@ class Counters:
             if serials:
                 shares[at, : len(serials)] = 1.0 / len(serials)
         if added:
-            self._append(np.array(added, dtype=np.int64))
+            new: NDArray[np.void] = np.zeros(len(added), _COLUMNS)
+            new["path"], new["serial"] = np.array(added, dtype=np.int64).T
+            self._rows = np.concatenate([self._rows, new])
         numbers = np.array([rows, where, column], dtype=np.int64)
         return _Pairing(numbers[0], numbers[1], numbers[2], shares)
 
@@ -96,22 +106,10 @@ class Counters:
         keep = np.array([serial in alive for serial in self.serial.tolist()], dtype=bool)
         if keep.all():
             return False
-        for name in ("path", "serial", "ends", "buckets", "total_ms", "opened", "closed"):
-            setattr(self, name, getattr(self, name)[keep])
+        self._rows = self._rows[keep]
         pairs = zip(self.path.tolist(), self.serial.tolist(), strict=True)
         self._index = {pair: row for row, pair in enumerate(pairs)}
         return True
-
-    def _append(self, added: NDArray[np.int64]) -> None:
-        count = len(added)
-        self.path = np.concatenate([self.path, added[:, 0]])
-        self.serial = np.concatenate([self.serial, added[:, 1]])
-        self.total_ms = np.concatenate([self.total_ms, np.zeros(count)])
-        for name in ("ends", "buckets", "opened", "closed"):
-            known = getattr(self, name)
-            setattr(
-                self, name, np.concatenate([known, np.zeros((count, *known.shape[1:]), dtype=np.int64)])
-            )
 
 
 class Traffic:

@@ -241,10 +241,10 @@ class World:
         self.pod_cpu = np.where(runs, np.where(serving, work + hog, 0.0) + own + boot, 0.0)
         # Garbage grows with the work and is collected in one step.
         usual = np.maximum(topology.cpu_request * 0.5, 1e-9)
-        pods.phase += np.where(
+        pods.phase[:] += np.where(
             runs, step_s / topology.gc_s[service] * (0.3 + 0.7 * work / usual[service]), 0.0
         )
-        pods.phase %= 1.0
+        pods.phase[:] %= 1.0
         held = (
             topology.memory_bytes[service] * (1.0 + 0.35 * pods.phase)
             + 2e5 * (flow.in_flight / count)[service]

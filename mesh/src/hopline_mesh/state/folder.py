@@ -8,20 +8,25 @@ since the previous one are judged again. Not thread-safe.
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from numpy.typing import NDArray
 
+from hopline.files import draft_of, remove_drafts
 from hopline_mesh.changes import Context
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.roster import Roster
 from hopline_mesh.snapshot import Snapshot
-from hopline_mesh.state.checkpoint import Arrays, checkpoint_bytes, read_checkpoint, write_checkpoint
+from hopline_mesh.state.checkpoint import Arrays, read_checkpoint, write_checkpoint
 from hopline_mesh.state.record import RecordReader, RecordWriter, Seen
 from hopline_mesh.state.segment import SegmentWriter, read_segment
 
@@ -32,10 +37,8 @@ Result = TypeVar("Result")
 _NAME = re.compile(r"(checkpoint|history)-(\d{10})\.(state|log)")
 _NOTE = "note.state"
 _KEPT_CHECKPOINTS = 2
-#: Share of the limit above which a checkpoint is packed.
-_PACKED_SHARE = 1 / 8
-#: Size of a packed checkpoint that room is made for, as a share of the unpacked one. The state of 2,000
-#: services with 20,000 call paths takes 34 of 70 MiB.
+#: Size of a checkpoint that room is made for, as a share of that of its arrays. The state of 2,000 services
+#: with 20,000 call paths takes 34 of 70 MiB.
 PACKED = 0.6
 #: A history file is closed at this share of the limit, or at this number of records.
 _SEGMENT_SHARE = 1 / 32
@@ -80,9 +83,8 @@ class StateFolder:
         self._limit = limit_bytes
         self._keep_s = keep_s
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("*.part"):
-            part.unlink()
-        probe = folder / "probe.part"
+        remove_drafts(folder)
+        probe = draft_of(folder / "probe")
         probe.write_bytes(b"")
         probe.unlink()
         self._segment: SegmentWriter | None = None
@@ -182,12 +184,11 @@ class StateFolder:
             OSError: no space, or a failed write; the previous checkpoints still exist.
         """
         header = {"time_s": time_s, "names": list(names), "shape": dict(shape), "meta": dict(meta)}
-        whole = checkpoint_bytes(header, arrays)
         # During the replacement both files exist.
-        packed = whole > _PACKED_SHARE * self._limit
-        self._make_room(round(whole * PACKED) if packed else whole, checkpoint=True)
+        wanted = PACKED * sum(array.nbytes for array in arrays.values())
+        self._make_room(round(wanted) + len(msgspec.json.encode(header)), checkpoint=True)
         path, most = self._next("checkpoint", "state"), self._limit - self.size
-        size = self._with_room(lambda: write_checkpoint(path, header, arrays, packed=packed, most=most))
+        size = self._with_room(lambda: write_checkpoint(path, header, arrays, most=most))
         for _, path in self._files("checkpoint")[:-_KEPT_CHECKPOINTS]:
             path.unlink()
         return size
@@ -300,3 +301,28 @@ def _most_bytes(snapshot: Snapshot) -> int:
     slots = len(snapshot.nodes) + 2 * len(snapshot.edge_src)
     names = sum(map(len, snapshot.roster.names))
     return 4096 + 4 * slots + snapshot.node_features.nbytes + snapshot.edge_features.nbytes + 2 * names
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock a folder against other writers; creates it if it is missing.
+
+    On a file system without locks this does nothing.
+
+    Raises:
+        BlockingIOError: another process has the lock.
+        OSError: the folder cannot be created or opened.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(errno.EAGAIN, "another process writes to it") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.EBADF):
+                raise
+        yield
+    finally:
+        os.close(handle)

@@ -1,6 +1,6 @@
-"""One file of the history: records in order, each with its length and its CRC-32.
+"""A file of the state: records in order, each with its length and its CRC-32.
 
-A segment can be read without others. An incomplete record at the end, after a kill or on a full disk, is
+It can be read without others. An incomplete record at the end, after a kill or on a full disk, is
 ignored; the records before it are valid. Knows bytes.
 """
 
@@ -14,8 +14,14 @@ from pathlib import Path
 
 from hopline_mesh.errors import StateDamaged
 
-MAGIC = b"HLHIST01"
+#: The last two digits are the version of the format.
+MAGIC = b"HLMESH02"
 _HEAD = struct.Struct("<II")
+
+
+def framed(payload: bytes) -> bytes:
+    """Return a record in its written form."""
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 class SegmentWriter:
@@ -45,7 +51,7 @@ class SegmentWriter:
         """
         before = self.size
         try:
-            self._write(_HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+            self._write(framed(payload))
             os.fdatasync(self._file.fileno())
         except OSError:
             self._file.truncate(before)
@@ -78,7 +84,7 @@ def read_segment(path: Path) -> Iterator[bytes]:
             size = os.fstat(file.fileno()).st_size
             magic = file.read(len(MAGIC))
             if magic != MAGIC:
-                raise StateDamaged(f"{path}: not a history file of this version of Hopline: {magic!r}")
+                raise StateDamaged(f"{path}: not a state file of this version of Hopline: {magic!r}")
             while head := file.read(_HEAD.size):
                 at = file.tell() - len(head)
                 if len(head) < _HEAD.size:

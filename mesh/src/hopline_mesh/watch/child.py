@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.process.cgroup import Cgroup
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.state import Seen, StateFolder
@@ -46,7 +46,7 @@ class Task(msgspec.Struct, frozen=True):
     since_s: float
     until_s: float
     without: list[tuple[float, float]]
-    detector: DetectorOptions
+    detector: DetectorSettings
     nice: int = 10
     most_bytes: int | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hopline.errors import ModelNotReady
@@ -16,14 +15,6 @@ from hopline_mesh.snapshot import FloatArray, Snapshot
 from hopline_mesh.state import Seen
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch.trainer import Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The result of one interval."""
-
-    verdict: Verdict
-    scores: FloatArray
 
 
 class Judge:
@@ -45,7 +36,6 @@ class Judge:
         checkpoint_s: float = 300.0,
         learning: Trainer | None = None,
         shown: Callable[[], dict[str, Any]] = dict,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.detector = detector
         self._keeper = keeper
@@ -53,15 +43,14 @@ class Judge:
         self._checkpoint_s = checkpoint_s
         self._learning = learning
         self._shown = shown
-        self._monotonic = monotonic
         self._kept_at: float | None = None
         self._newest: Snapshot | None = None
 
-    def judge(self, snapshot: Snapshot, context: Context) -> Judged:
-        """Judge the next interval."""
+    def judge(self, snapshot: Snapshot, context: Context) -> tuple[Verdict, FloatArray]:
+        """Judge the next interval; returns also the anomaly scores of its services."""
         verdict = self.detector.step(snapshot, context)
         self._newest = snapshot
-        return Judged(verdict, self.detector.scores(snapshot))
+        return verdict, self.detector.scores(snapshot)
 
     def live(self) -> LiveState:
         """Return deviations that follow events after the newest interval; see `MeshDetector.live`.
@@ -79,7 +68,7 @@ class Judge:
         """Save a judged interval, and a checkpoint when one is due."""
         self._keeper.keep(snapshot, context)
         self._learn(Seen(snapshot, context), verdict)
-        now = self._monotonic()
+        now = time.monotonic()
         if self._kept_at is None or now - self._kept_at >= self._checkpoint_s:
             self._kept_at = now
             self.checkpoint()

@@ -20,7 +20,7 @@ from hopline_mesh.schema import Schema
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.state import Seen, StateFolder
-from hopline_mesh.state.lock import only_writer
+from hopline_mesh.state.folder import only_writer
 from hopline_mesh.watch import learned, parts
 from hopline_mesh.watch.learned import Learned
 
@@ -127,7 +127,7 @@ def learn(
             f"({len(seen) - len(measured)} without any measurement, {len(measured) - len(kept)} by "
             f"--except); at least {fewest} are needed, {fewest * interval_s / 60:.0f} minutes"
         )
-    asked = parts.detector_settings(settings)
+    asked = settings.detector
     kept = _with_present_services(kept)
     snapshots = [each.snapshot for each in kept]
     detector = MeshDetector(asked)

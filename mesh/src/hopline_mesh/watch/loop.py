@@ -19,11 +19,11 @@ from hopline.errors import HoplineError
 from hopline_mesh.changes import Context
 from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.out.alerts import Alerts
+from hopline_mesh.out.between import Between
 from hopline_mesh.out.board import Board
-from hopline_mesh.snapshot import Gap, Snapshot
+from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
 from hopline_mesh.state.keeper import Keeper
-from hopline_mesh.watch.judge import Judge, Judged
-from hopline_mesh.watch.live import Live
+from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.ticks import Tick, Ticks
 
 logger = logging.getLogger("hopline_mesh")
@@ -80,7 +80,7 @@ class Watch:
         self._failures = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mesh-step")
         self._at_work = asyncio.Lock()
-        self.live = Live(judge, self._thread, self._at_work)
+        self.live = Between(judge.live, self._thread, self._at_work)
 
     async def run(self, ticks: Ticks, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
@@ -103,12 +103,12 @@ class Watch:
                 verdict = Verdict(tick.time_s, "blind", 0.0, self._open_incidents())
             else:
                 assert snapshot is not None
-                verdict = judged.verdict
+                verdict = judged[0]
                 if verdict.state == "blind" and not verdict.incidents:
                     verdict = msgspec.structs.replace(verdict, incidents=self._open_incidents())
                 gaps = [*snapshot.gaps, *gaps]
             verdict = msgspec.structs.replace(verdict, gaps=_distinct([*verdict.gaps, *gaps]))
-            await self._publish(verdict, snapshot, judged, context)
+            await self._publish(verdict, snapshot, judged and judged[1], context)
             if snapshot is not None and judged is not None:
                 async with self._at_work:
                     await self._keep(snapshot, context, verdict)
@@ -150,7 +150,9 @@ class Watch:
         gaps += missing
         return context
 
-    async def _judged(self, snapshot: Snapshot, context: Context, gaps: list[Gap]) -> Judged | None:
+    async def _judged(
+        self, snapshot: Snapshot, context: Context, gaps: list[Gap]
+    ) -> tuple[Verdict, FloatArray] | None:
         loop = asyncio.get_running_loop()
         try:
             with self._timed("step"):
@@ -168,11 +170,10 @@ class Watch:
         return tuple(each.incident for each in self._board.open_incidents())
 
     async def _publish(
-        self, verdict: Verdict, snapshot: Snapshot | None, judged: Judged | None, context: Context
+        self, verdict: Verdict, snapshot: Snapshot | None, scores: FloatArray | None, context: Context
     ) -> None:
         with self._timed("publish"):
             try:
-                scores = None if judged is None else judged.scores
                 self._board.publish(verdict, snapshot, scores, context)
             except Exception:  # a failure of the page must not stop alerts
                 logger.exception("publishing a verdict on the board failed")

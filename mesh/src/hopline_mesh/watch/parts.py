@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hopline.errors import ConfigError
-from hopline_mesh.collect import CollectOptions, Collector, Prometheus, QuerySet
-from hopline_mesh.collect.catalog import queries_for
-from hopline_mesh.detect import DetectorOptions
+from hopline_mesh.collect import CollectOptions, Collector, Prometheus, QuerySet, queries_for
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.server_access import warn_of_token
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.state import StateFolder
-from hopline_mesh.state.lock import only_writer
-from hopline_mesh.watch.trainer import Schedule
+from hopline_mesh.state.folder import only_writer
 
 logger = logging.getLogger("hopline_mesh")
 
@@ -80,30 +77,6 @@ def deadline_s(settings: MeshSettings) -> float:
     """Return the maximum time of the queries of one interval, so that the next one is not late."""
     source = settings.source
     return min(source.timeout_s, 0.8 * source.interval_s)
-
-
-def detector_settings(settings: MeshSettings) -> DetectorOptions:
-    """Return the settings of the detector."""
-    asked = settings.detector
-    return DetectorOptions(
-        window_size=asked.window_size,
-        anomaly_percentile=asked.anomaly_percentile,
-        false_alarms_per_day=asked.false_alarms_per_day,
-        warm_up=asked.warm_up,
-        min_duration_s=asked.min_duration_s,
-        clean_s=asked.clean_s,
-    )
-
-
-def schedule_of(settings: MeshSettings) -> Schedule:
-    """Return the schedule of trainings."""
-    asked = settings.detector
-    return Schedule(
-        interval_s=settings.source.interval_s,
-        first=asked.train_at,
-        every_s=asked.fine_tune_interval_s,
-        hours=asked.fine_tune_hours,
-    )
 
 
 def shape_of(settings: MeshSettings, schema: Schema) -> dict[str, Any]:

@@ -21,6 +21,9 @@ from hopline_mesh.state import Seen, StateFolder
 
 logger = logging.getLogger("hopline_mesh")
 
+#: Maximum number of intervals that are judged again.
+_MOST_REPLAYED = 480
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
@@ -51,7 +54,6 @@ def resume(
     schema: Schema,
     shape: Mapping[str, Any],
     board: Board,
-    most: int = 480,
 ) -> Resumed:
     """Restore the state of a folder; never fails because of its content.
 
@@ -59,7 +61,6 @@ def resume(
         fresh: creates a detector without any state.
         restore: creates a detector from an exported state; see `MeshDetector.restore`.
         board: gets the verdicts of the intervals that are judged again.
-        most: maximum number of intervals that are judged again.
     """
     roster, detector, after_s, trained = Roster(), fresh(), float("-inf"), False
     summary = "no saved state; learns from zero"
@@ -85,7 +86,7 @@ def resume(
             logger.warning("state: %s: past incidents cannot be restored: %s", checkpoint.path, error)
         break
     last_s, replayed = after_s, 0
-    history: deque[Seen] = deque(maxlen=most)
+    history: deque[Seen] = deque(maxlen=_MOST_REPLAYED)
     history.extend(each for each in folder.history(roster, after_s) if each.snapshot.schema == schema)
     for seen in history:
         try:

@@ -10,24 +10,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from hopline.config.schema import LogConfig
 from hopline.errors import HoplineError
 from hopline.observe.logs import configure_logs
 from hopline_mesh.changes import Context
 from hopline_mesh.collect import QuerySet
-from hopline_mesh.detect import MeshDetector
-from hopline_mesh.kubernetes.connect import kubernetes_watch
+from hopline_mesh.detect import DetectorSettings, MeshDetector
+from hopline_mesh.incident import Verdict
+from hopline_mesh.kubernetes.watcher import kubernetes_watch
 from hopline_mesh.out.alerts import alerts_of
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.metrics import MeshMetrics
 from hopline_mesh.out.serve import Outputs
 from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
 from hopline_mesh.settings import MeshSettings
-from hopline_mesh.snapshot import Gap
+from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch import parts
-from hopline_mesh.watch.feed import Feed, FeedTicks
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.loop import Source, Watch
 from hopline_mesh.watch.resume import resume
@@ -51,6 +53,40 @@ class Started:
 
     lines: tuple[str, ...]
     page: str
+
+
+class Feed(Protocol):
+    """A mesh that replaces Prometheus and Kubernetes, with a separate clock, such as a simulated one.
+
+    Attributes:
+        name: for people.
+        schema: of the snapshots.
+        speed: seconds of its clock per second.
+    """
+
+    name: str
+    schema: Schema
+    speed: float
+
+    def clock(self) -> float:
+        """Return the time of its clock, Unix seconds."""
+        ...
+
+    def detector(self, settings: DetectorSettings) -> MeshDetector:
+        """Return the detector; it may be fitted already."""
+        ...
+
+    async def collect(self, now_s: float) -> Snapshot:
+        """Return the mesh in the interval that ends now."""
+        ...
+
+    def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
+        """Return planned changes and troubles, and gaps."""
+        ...
+
+    def on_verdict(self, verdict: Verdict) -> bool:
+        """Receive each verdict; return True to stop the watch."""
+        ...
 
 
 def run(
@@ -84,7 +120,6 @@ async def watch(
         queries = parts.queries_of(settings)
         schema = queries.schema() if feed is None else feed.schema
         shape = parts.shape_of(settings, schema)
-        detector = parts.detector_settings(settings)
         metrics = MeshMetrics()
         clock = time.time if feed is None else feed.clock
         board = Board(interval_s=interval_s, metrics=metrics, clock=clock)
@@ -95,7 +130,7 @@ async def watch(
         stack.push_async_callback(outputs.stop)
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
-        fresh = partial(MeshDetector if feed is None else feed.detector, detector)
+        fresh = partial(MeshDetector if feed is None else feed.detector, settings.detector)
         resumed = resume(folder, fresh, schema=schema, shape=shape, board=board)
         alerts = alerts_of(settings, metrics, outputs.url)
         stack.push_async_callback(alerts.close, 2.0)
@@ -108,8 +143,8 @@ async def watch(
         keeper = Keeper(folder, why_not)
         trainer = Trainer(
             folder.folder,
-            detector,
-            parts.schedule_of(settings),
+            settings.detector,
+            interval_s,
             trained=resumed.trained,
             outcome=lambda outcome: metrics.fine_tunes(outcome).inc(),
             abnormal=resumed.note.get("abnormal"),
@@ -143,7 +178,9 @@ async def watch(
         if feed is not None:
             feeding = asyncio.create_task(_pass_verdicts(feed, board, stop))
             stack.callback(feeding.cancel)
-        ticks = Ticks(interval_s, resumed.last_s) if feed is None else FeedTicks(feed, interval_s)
+        ticks = Ticks(interval_s, resumed.last_s)
+        if feed is not None:
+            ticks = Ticks(interval_s, wall=feed.clock, monotonic=feed.clock, speed=feed.speed)
         try:
             await one.run(ticks, stop)
         finally:

@@ -42,6 +42,7 @@ class Ticks:
         interval_s: from one tick to the next.
         last_s: time of the newest known interval; -inf for none.
         wall, monotonic: clocks, seconds.
+        speed: seconds of these clocks per real second.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Ticks:
         *,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        speed: float = 1.0,
     ) -> None:
+        self._speed = speed
         self._interval_s = interval_s
         self._wall = wall
         self._monotonic = monotonic
@@ -62,11 +65,11 @@ class Ticks:
         self._seen = (wall(), monotonic())
 
     def wait_s(self) -> float:
-        """Return the seconds until the next tick is due; 0.0 if it is due."""
+        """Return the real seconds until the next tick is due; 0.0 if it is due."""
         if self._wall() < (self._number - 0.5) * self._interval_s:  # the clock was set back
             self._number = self._at(self._wall())
         left = (self._number + 1) * self._interval_s - self._wall()
-        return left if left > _TOLERANCE * self._interval_s else 0.0
+        return left / self._speed if left > _TOLERANCE * self._interval_s else 0.0
 
     def take(self) -> Tick:
         """Return the tick that is due. Call it when `wait_s` is 0."""

@@ -12,13 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hopline_mesh.detect import DetectorOptions, MeshDetector
+from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.state import Seen
@@ -33,27 +32,10 @@ _CATCH_UP_S = 0.5
 _MAX_WAIT = 240
 #: What Python, C++ and LLVM print if they cannot allocate memory.
 _NO_MEMORY = ("MemoryError", "bad_alloc", "out of memory", "can't allocate memory")
+#: A training that takes longer is killed, seconds.
+_LONGEST_S = 1800.0
 #: Intervals before and after an incident that are left out of trainings.
 _MARGIN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The times of trainings.
-
-    Attributes:
-        interval_s: of snapshots.
-        first: number of snapshots before the first training.
-        every_s: seconds between trainings; 0: only the first one.
-        hours: of history to train on.
-        longest_s: a training that takes longer is killed.
-    """
-
-    interval_s: float = 15.0
-    first: int = 240
-    every_s: float = 3600.0
-    hours: float = 6.0
-    longest_s: float = 1800.0
 
 
 class Trainer:
@@ -61,7 +43,8 @@ class Trainer:
 
     Args:
         folder: the state folder with the history.
-        settings: of the detector.
+        settings: of the detector, with the times of trainings.
+        interval_s: seconds between snapshots.
         trained: whether the present detector was trained.
         outcome: called with "ok" or "failed" after each training.
         abnormal: of an earlier watch, as `export` returned it.
@@ -71,23 +54,21 @@ class Trainer:
     def __init__(
         self,
         folder: Path,
-        settings: DetectorOptions,
-        schedule: Schedule,
+        settings: DetectorSettings,
+        interval_s: float,
         *,
         trained: bool,
         outcome: Callable[[str], None] = lambda outcome: None,
         abnormal: Mapping[str, Sequence[float]] | None = None,
         is_real: Callable[[str], bool] = lambda id: True,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._settings = settings
-        self._schedule = schedule
+        self._interval_s = interval_s
         self.trained = trained
         self._outcome = outcome
-        self._monotonic = monotonic
         self._snapshots = 0
-        self._ended_at = monotonic()
+        self._ended_at = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self._began_at = 0.0
         self._task: Task | None = None
@@ -105,10 +86,10 @@ class Trainer:
         """Note a judged interval."""
         self._snapshots += 1
         self._calm = verdict.state in ("normal", "learning") and not verdict.incidents
-        now_s, margin = seen.snapshot.time_s, _MARGIN * self._schedule.interval_s
+        now_s, margin = seen.snapshot.time_s, _MARGIN * self._interval_s
         for incident in verdict.incidents:
             self._abnormal[incident.id] = (incident.start_s - margin, (incident.end_s or now_s) + margin)
-        oldest_s = now_s - 3600 * self._schedule.hours
+        oldest_s = now_s - 3600 * self._settings.fine_tune_hours
         self._abnormal = {id: times for id, times in self._abnormal.items() if times[1] >= oldest_s}
         if self._process is not None or self._next is not None:
             self._since.append(seen)
@@ -143,8 +124,8 @@ class Trainer:
 
     def _is_due(self) -> bool:
         if not self.trained:
-            return self._snapshots >= self._schedule.first
-        return 0 < self._schedule.every_s <= self._monotonic() - self._ended_at
+            return self._snapshots >= self._settings.train_at
+        return 0 < self._settings.fine_tune_interval_s <= time.monotonic() - self._ended_at
 
     def _begin(self, names: Sequence[str], seen: Seen) -> None:
         until_s = seen.snapshot.time_s
@@ -155,7 +136,7 @@ class Trainer:
             out=self._out,
             names=list(names),
             schema=seen.snapshot.schema,
-            since_s=until_s - 3600 * self._schedule.hours,
+            since_s=until_s - 3600 * self._settings.fine_tune_hours,
             until_s=until_s,
             without=_merged(times for id, times in self._abnormal.items() if self._is_real(id)),
             detector=self._settings,
@@ -176,8 +157,8 @@ class Trainer:
         except OSError as error:
             self._fail(str(error))
             return
-        self._began_at = self._monotonic()
-        logger.info("training: started, on at most %.1f h", self._schedule.hours)
+        self._began_at = time.monotonic()
+        logger.info("training: started, on at most %.1f h", self._settings.fine_tune_hours)
 
     def _poll(self) -> None:
         """Restore the new detector if the training has finished."""
@@ -185,10 +166,10 @@ class Trainer:
         assert process is not None
         assert task is not None
         if process.poll() is None:
-            if self._monotonic() - self._began_at > self._schedule.longest_s:
+            if time.monotonic() - self._began_at > _LONGEST_S:
                 process.kill()
                 process.wait()
-                self._fail(f"took longer than {self._schedule.longest_s:.0f} s")
+                self._fail(f"took longer than {_LONGEST_S:.0f} s")
             return
         assert process.stderr is not None
         output = process.stderr.read().decode("utf-8", "replace").strip()
@@ -220,8 +201,8 @@ class Trainer:
 
     def _catch_up(self) -> MeshDetector | None:
         assert self._next is not None
-        end = self._monotonic() + _CATCH_UP_S
-        while self._judged < len(self._since) and self._monotonic() < end:
+        end = time.monotonic() + _CATCH_UP_S
+        while self._judged < len(self._since) and time.monotonic() < end:
             seen = self._since[self._judged]
             self._next.step(seen.snapshot, seen.context)
             self._judged += 1
@@ -232,7 +213,7 @@ class Trainer:
         if not self._calm and len(self._since) < (_MAX_WAIT if self.trained else _MAX_WAIT // 4):
             return None
         detector = self._next
-        seconds = self._monotonic() - self._began_at
+        seconds = time.monotonic() - self._began_at
         self.trained = True
         self._forget()
         self._outcome("ok")
@@ -251,7 +232,7 @@ class Trainer:
         self._release()
         self._process = self._next = None
         self._since, self._judged = [], 0
-        self._ended_at = self._monotonic()
+        self._ended_at = time.monotonic()
 
     def _release(self) -> None:
         """Free the memory of the result."""

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from hopline.errors import ConfigError
-from hopline_mesh.detector import Detector
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
-from hopline_mesh.evaluate.baselines.rules import maximum, percentile, robust, sigma
-from hopline_mesh.evaluate.baselines.static import Static
-from hopline_mesh.evaluate.baselines.whole import IsolationForest, Pca
+from hopline_mesh.evaluate.baselines.bounds import maximum, percentile, robust, sigma, static
+from hopline_mesh.evaluate.baselines.whole import isolation_forest, pca
 from hopline_mesh.evaluate.recording import Recording
+from hopline_mesh.evaluate.run import Detector
+
+#: name -> creates the detector.
+BASELINES: dict[str, Callable[..., Detector]] = {
+    each.__name__: each for each in (static, percentile, sigma, maximum, robust, isolation_forest, pca)
+}
 
 __all__ = [
-    "BASELINES",
-    "IsolationForest",
-    "Pca",
-    "Static",
-    "baseline",
-    "maximum",
-    "percentile",
-    "robust",
-    "sigma",
-]
-
-#: name -> creates the detector for a recording (without access to its events), and for how long a deviation
-#: must last.
-BASELINES: dict[str, Callable[[Recording, float], Detector]] = {
-    "static": lambda recording, least_s: Static(cpu_limits=recording.cpu_limits, min_duration_s=least_s),
-    "percentile": lambda recording, least_s: percentile(min_duration_s=least_s),
-    "sigma": lambda recording, least_s: sigma(min_duration_s=least_s),
-    "maximum": lambda recording, least_s: maximum(min_duration_s=least_s),
-    "robust": lambda recording, least_s: robust(min_duration_s=least_s),
-    "isolation_forest": lambda recording, least_s: IsolationForest(min_duration_s=least_s),
-    "pca": lambda recording, least_s: Pca(min_duration_s=least_s),
-}
+    "BASELINES", "baseline", "isolation_forest", "maximum", "pca", "percentile", "robust", "sigma",
+    "static",
+]  # fmt: skip
 
 
 def baseline(name: str, recording: Recording, min_duration_s: float = MIN_DURATION_S) -> Detector:
-    """Create a detector by name.
+    """Create a detector by name for a recording, without access to its events.
 
     Args:
         min_duration_s: how long a deviation must last.
@@ -48,4 +34,5 @@ def baseline(name: str, recording: Recording, min_duration_s: float = MIN_DURATI
     """
     if name not in BASELINES:
         raise ConfigError(f"no simple detector {name!r}; choose from {', '.join(BASELINES)}")
-    return BASELINES[name](recording, min_duration_s)
+    options: dict[str, Any] = {"cpu_limits": recording.cpu_limits} if name == "static" else {}
+    return BASELINES[name](min_duration_s=min_duration_s, **options)

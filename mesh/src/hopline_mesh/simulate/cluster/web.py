@@ -6,7 +6,9 @@ lists in pages, watches that begin with a list, and 410 for deleted history.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,9 @@ import msgspec
 
 from hopline.errors import BadRequest
 from hopline_mesh.simulate.cluster.log import Body, Expired, Happening, Log
-from hopline_mesh.simulate.cluster.selectors import Matches, field_selector, label_selector
 from hopline_mesh.simulate.http_server import Handler
+
+Matches = Callable[[Body], bool]
 
 #: Group and version, plural, kind and short name of resources. The last two are always empty.
 RESOURCES = (
@@ -47,23 +50,19 @@ class _Place:
         return _KINDS[self.group, self.plural]
 
 
-def handler(log: Log, bookmark_s: float = 5.0) -> type[Handler]:
-    """Create a handler that serves a log.
+def handler(log: Log, bookmark_s: float = 5.0) -> Callable[..., Handler]:
+    """Return what creates the handlers that serve a log.
 
     Args:
         bookmark_s: seconds between the bookmarks of a watch that requests them.
     """
-
-    class Api(_Api):
-        pass
-
-    Api.log, Api.bookmark_s = log, bookmark_s
-    return Api
+    return functools.partial(_Api, log, bookmark_s)
 
 
 class _Api(Handler):
-    log: Log
-    bookmark_s: float
+    def __init__(self, log: Log, bookmark_s: float, *connection: Any) -> None:
+        self.log, self.bookmark_s = log, bookmark_s
+        super().__init__(*connection)
 
     def do_GET(self) -> None:
         """Respond to one request."""
@@ -76,10 +75,7 @@ class _Api(Handler):
                     self.answer(200, found)
                 )
                 return
-            matches = _both(
-                field_selector(query.get("fieldSelector", "")),
-                label_selector(query.get("labelSelector", "")),
-            )
+            matches = selected(query.get("fieldSelector", ""), query.get("labelSelector", ""))
             if place.name is not None:
                 self._object(place)
             elif query.get("watch") in ("1", "true"):
@@ -255,5 +251,32 @@ def _number(query: dict[str, str], name: str, default: int) -> int:
     return int(text or default)
 
 
-def _both(one: Matches, other: Matches) -> Matches:
-    return lambda body: one(body) and other(body)
+def selected(fields: str, labels: str) -> Matches:
+    """Parse selectors such as `status.phase!=Failed,metadata.name=a` and `app=cart,tier!=web`; "" is all.
+
+    Raises:
+        BadRequest: a selector is invalid; sets of labels (`in`, `notin`) are not supported.
+    """
+    terms = [_term(term, _field) for term in fields.split(",") if term]
+    terms += [_term(term, _label) for term in labels.split(",") if term]
+    return lambda body: all(term(body) for term in terms)
+
+
+def _term(term: str, value_of: Callable[[Body, str], Any]) -> Matches:
+    for operator in ("!=", "==", "="):
+        left, found, right = term.partition(operator)
+        if found and left:
+            wanted = operator != "!="
+            return lambda body: (str(value_of(body, left)) == right) is wanted
+    raise BadRequest(f"unable to parse requirement: {term!r}")
+
+
+def _field(body: Body, path: str) -> Any:
+    value: Any = body
+    for part in path.split("."):
+        value = value.get(part, "") if isinstance(value, dict) else ""
+    return value
+
+
+def _label(body: Body, name: str) -> Any:
+    return body["metadata"].get("labels", {}).get(name, "")

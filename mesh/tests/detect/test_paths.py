@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopline_mesh.detect.pairs import Pairs
+from hopline_mesh.detect.paths import Pairs
 
 
 def test_call_paths_keep_their_slots_while_others_come_and_go():

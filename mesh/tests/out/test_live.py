@@ -9,9 +9,9 @@ import pytest
 
 from hopline.errors import BadRequest, ModelNotReady
 from hopline_mesh.changes import Context
-from hopline_mesh.detect import DetectorOptions, MeshDetector
-from hopline_mesh.event import Event
-from hopline_mesh.watch.live import Live
+from hopline_mesh.detect import DetectorSettings, MeshDetector
+from hopline_mesh.detect.live import Event
+from hopline_mesh.out.between import Between
 from tests.detect.meshes import play
 
 _LEARNT = 40
@@ -22,7 +22,7 @@ class Judge:
 
     def __init__(self):
         self._left = list(play(_LEARNT + 60))
-        self.detector = MeshDetector(DetectorOptions())
+        self.detector = MeshDetector(DetectorSettings())
         self.detector.fit(self._left[:_LEARNT], [Context()] * _LEARNT)
         self._left = self._left[_LEARNT:]
         self.newest = None
@@ -52,7 +52,7 @@ def now():
 @pytest.fixture
 def live(judge, now):
     with ThreadPoolExecutor(1) as thread:
-        yield Live(judge, thread, asyncio.Lock(), clock=lambda: now[0])
+        yield Between(judge.live, thread, asyncio.Lock(), clock=lambda: now[0])
 
 
 LOUD = Event(service="pay", values={"p99_ms": 900.0, "cpu_cores": 5.0, "request_rate": 1.0})
@@ -104,7 +104,7 @@ async def test_a_state_is_not_made_while_the_judge_is_at_work(judge, now):
     judge.step()
     lock = asyncio.Lock()
     with ThreadPoolExecutor(1) as thread:
-        live = Live(judge, thread, lock, clock=lambda: now[0])
+        live = Between(judge.live, thread, lock, clock=lambda: now[0])
         async with lock:
             waiting = asyncio.ensure_future(live.state())
             await asyncio.sleep(0.05)
