@@ -20,6 +20,7 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import (
     ArtifactCorrupted,
+    ArtifactError,
     NotSplittable,
     PackagingError,
     ParityError,
@@ -526,3 +527,15 @@ def test_a_node_head_is_part_of_a_whole_model(tmp_path):
         expected = head(model.eval()(x, edge_index)).numpy()
     answer = WholeModel(report.path, report.spec).run(x.numpy(), edge_index.numpy(), np.array([1]))
     np.testing.assert_allclose(answer, expected, atol=1e-5)
+
+
+def test_a_file_that_the_runtime_cannot_load_is_a_reason_to_serve_whole(tmp_path, monkeypatch):
+    def refuse(path):
+        raise ArtifactError(f"{path}: ONNX Runtime cannot load it: no kernel for GatherND")
+
+    monkeypatch.setattr("hopline.packaging.oracle.session", refuse)
+    model, graph = pyg.SAGEConv(6, 3), homogeneous()
+    report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="embedding")
+    assert "no kernel for GatherND" in report.spec.why_whole
+    with pytest.raises(NotSplittable, match="no kernel for GatherND"):
+        hopline.package(model, graph, tmp_path, name="n", fanouts=[-1], task="embedding", runtime="onnx")

@@ -104,10 +104,11 @@ def run_stage(
 
 
 def _run(file: Path, output: str, feeds: dict[str, AnyArray]) -> FloatArray:
-    runtime = session(file)
     try:
-        found: FloatArray = runtime.run([output], feeds)[0]
-    except Exception as error:  # the runtime has an error class for each of its codes
+        found: FloatArray = session(file).run([output], feeds)[0]
+    except (
+        Exception
+    ) as error:  # the runtime has an error class for each of its codes, also when it opens the file
         raise NotSplittable(f"ONNX Runtime cannot run {file.name}: {str(error).splitlines()[0]}") from error
     return found
 
