@@ -460,7 +460,12 @@ def test_what_cannot_be_split_is_served_whole(model, tmp_path, caplog):
         ({"fanouts": [10, 5]}, "2 fanouts .* 1 message-passing layers.*seed-outward"),
         ({"fanouts": {"node__to__node": [10, 5]}}, "2 fanouts"),
         ({"fanouts": {"other": [10]}}, "no fanouts for edge type 'node__to__node'"),
-        ({"fanouts": [-2]}, "fanout -2"),
+        ({"fanouts": [-2]}, "fanouts: must be at least -1; -1 for all neighbours; got -2"),
+        ({"fanouts": [2.0]}, "fanouts: must be an integer; -1 for all neighbours; got 2.0"),
+        ({"fanouts": [True]}, "fanouts: must be an integer.* got True"),
+        ({"fanouts": -1}, r"fanouts: a list with one number for each layer, such as \[10, 5\]; got -1"),
+        ({"fanouts": "10"}, "fanouts: a list with one number for each layer.* got '10'"),
+        ({"fanouts": {"node__to__node": 5}}, "fanouts of 'node__to__node': a list .* got 5"),
         ({"task": "binary"}, "1 output column.*has 3"),
         ({"classes": ["a"]}, "1 class names for 3"),
         ({"name": "../up"}, "model name"),
@@ -468,7 +473,18 @@ def test_what_cannot_be_split_is_served_whole(model, tmp_path, caplog):
         ({"sampling": "recent"}, "edge times"),
         ({"sampling": "weighted"}, "edge weights"),
         ({"sampling": "best"}, "uniform, recent or weighted"),
-        ({"max_degree": 0}, "max_degree"),
+        ({"max_degree": 0}, "max_degree: must be at least 1; got 0"),
+        ({"max_degree": 2.5}, "max_degree: must be an integer; got 2.5"),
+        ({"salt": "x"}, "salt: must be an integer; got 'x'"),
+        ({"check_nodes": 0}, "check_nodes: must be at least 1; got 0"),
+        ({"check_nodes": "x"}, "check_nodes: must be an integer; got 'x'"),
+        ({"classes": 3}, "classes: a list of names; got 3"),
+        ({"classes": "abc"}, "classes: a list of names; got 'abc'"),
+        ({"classes": ["a", 2, "c"]}, "classes: a list of names; number 2 is 2"),
+        ({"classes": ["a", "b", "a"]}, "classes: 'a' is there twice"),
+        ({"target": 5}, "target: a node type, or a pair of them; got 5"),
+        ({"arguments": ["x"]}, r"arguments: argument name -> what it receives; got \['x'\]"),
+        ({"relations": "node__to__node"}, "relations: a list of names; got 'node__to__node'"),
         ({"target": "user"}, "'user' is not a node type"),
         ({"head": nn.Linear(4, 2)}, "head fails on"),
         ({"head": nn.BatchNorm1d(3).train(), "task": "regression"}, None),
@@ -484,6 +500,13 @@ def test_bad_arguments_are_explained(options, message, tmp_path):
     with pytest.raises(PackagingError, match=message):
         package(pyg.SAGEConv(6, 3), homogeneous(), tmp_path, **options)
     assert not list(tmp_path.rglob("model.json"))
+
+
+def test_numbers_of_numpy_are_arguments(tmp_path):
+    five = np.int64(5)
+    given = {"fanouts": np.array([5]), "max_degree": five, "salt": five, "check_nodes": five}
+    spec = package(pyg.SAGEConv(6, 3), homogeneous(), tmp_path, **given).spec
+    assert (spec.fanouts, spec.max_degree, spec.salt) == ({"node__to__node": (5,)}, 5, 5)
 
 
 def test_two_columns_for_a_binary_task_hint_at_multiclass(tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hopline.records.entry import Entry, EntryWriter, read_entry
 from hopline.records.inputs import input_hash, inputs_of
+from hopline.request_fields import FIELDS
 from hopline.transports.oip import request_from_tensors
 from hopline.transports.oip_json import decode_infer
 from hopline.transports.score_json import decode_score, score_request
@@ -152,6 +153,20 @@ OTHERS = [
 
 def test_other_inputs_have_other_hashes():
     assert len({input_hash(request) for request in OTHERS}) == len(OTHERS)
+
+
+#: Options that may change the answer, but only choose between answers to the same inputs.
+NOT_HASHED = {"degraded", "min_version"}
+OTHER_VALUES = {"outputs": ("logits",), "as_of": 3, "on_missing": "null"}
+
+
+@pytest.mark.parametrize(
+    "name", sorted({field.name for field in FIELDS if field.changes_answer} - NOT_HASHED)
+)
+def test_an_option_that_changes_the_answer_changes_the_hash(name):
+    assert name in OTHER_VALUES, "give another value of the new option, or a reason why it is not hashed"
+    plain = ScoreRequest("m", nodes=[1])
+    assert input_hash(plain) != input_hash(ScoreRequest("m", nodes=[1], **{name: OTHER_VALUES[name]}))
 
 
 @pytest.mark.parametrize("nodes", [[1, "a"], [2**70], [True], [None], [1.5], ["\ud800"]])

@@ -417,6 +417,7 @@ def _reduce(
             scale = view.self_coefficients[a:b]
             add_scaled(own, own_rows[a:b], scale, column, width, out, place)
     else:
+        assert entry.reduce in ("mean", "sum")
         weight = view.weight if entry.weighted else NO_FLOATS
         mean = entry.reduce == "mean"
         reduce_sum(view.base, view.rows, offsets, weight, mean, column, width, out, place)

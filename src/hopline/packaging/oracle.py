@@ -234,6 +234,7 @@ def _reduce(item: StageInput, edges: CheckEdges, rows: FloatArray, own: FloatArr
         if item.reduce == "mean":
             total /= np.maximum(np.diff(edges.indptr), 1)[:, None]
         return total.astype(np.float32)
+    assert item.reduce in ("gcn", "gcn_noself")
     return _gcn(edges, rows, own, weight, total)
 
 

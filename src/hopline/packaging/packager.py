@@ -27,7 +27,16 @@ from hopline.packaging.head import is_link
 from hopline.packaging.job import Job
 from hopline.packaging.reference import Reference, precision_notes
 from hopline.packaging.report import PackageReport, stage_figures
-from hopline.packaging.settings import Device, Fanouts, Role, Sampling, check_sampling
+from hopline.packaging.settings import (
+    Device,
+    Fanouts,
+    Role,
+    Sampling,
+    check_sampling,
+    checked_fanouts,
+    checked_integer,
+    checked_names,
+)
 from hopline.packaging.sparse import matrix_without
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
@@ -121,17 +130,21 @@ def package(
         ("device", device, Device),
     ):
         check_choice(named, value, get_args(hint))
-    if isinstance(classes, str):
-        raise PackagingError(f"classes is a list of names, one for each column; got {classes!r}")
-    check_sampling(sampling, max_degree, schema)
+    check_sampling(sampling, schema)
+    classes = checked_names(classes, "classes")
+    relations = None if relations is None else checked_names(relations, "relations")
+    fanouts = checked_fanouts(fanouts)
+    max_degree = None if max_degree is None else checked_integer(max_degree, "max_degree", 1)
+    salt = checked_integer(salt, "salt")
+    check_nodes = checked_integer(check_nodes, "check_nodes", 1)
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise PackagingError(f"arguments: argument name -> what it receives; got {arguments!r}")
     module = unwrap(module, "the model")
     if isinstance(head, nn.Module):
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
-    binding = bind(
-        module, schema, arguments=arguments, relations=None if relations is None else tuple(relations)
-    )
+    binding = bind(module, schema, arguments=arguments, relations=relations)
     targets = _targets(target, binding, head)
     job = Job(
         model=frozen_copy(module),
@@ -157,7 +170,7 @@ def package(
         sampling=sampling,
         max_degree=max_degree,
         salt=salt,
-        classes=tuple(classes),
+        classes=classes,
         matrix_without=matrix_without(binding, graph),
         producer=_producer(),
     )
@@ -195,6 +208,8 @@ def _targets(target: str | tuple[str, str] | None, binding: Binding, head: objec
             what = "target=(source type, destination type)" if is_link(head) else "target=<node type>"
             raise PackagingError(f"the graph has the node types {', '.join(known)}: name one with {what}")
         return known
+    if not isinstance(target, str | tuple | list):
+        raise PackagingError(f"target: a node type, or a pair of them; got {target!r}")
     named = (target,) if isinstance(target, str) else tuple(dict.fromkeys(target))
     for node_type in named:
         if node_type not in known:

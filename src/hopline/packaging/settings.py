@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -19,27 +20,85 @@ Device = Literal["cpu", "cuda"]
 Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, str], Sequence[int]]
 
 
+def checked_fanouts(fanouts: Fanouts) -> Fanouts:
+    """What the caller gave as fanouts, as tuples of Python's integers.
+
+    Args:
+        fanouts: a list or array of integers, or edge type -> list.
+
+    Raises:
+        PackagingError: anything else; naming the value.
+    """
+    if isinstance(fanouts, Mapping):
+        return {
+            "__".join(key) if isinstance(key, tuple) else key: _integers(values, f"fanouts of {key!r}")
+            for key, values in fanouts.items()
+        }
+    return _integers(fanouts, "fanouts")
+
+
+def _integers(values: object, what: str) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise PackagingError(
+            f"{what}: a list with one number for each layer, such as [10, 5]; got {values!r}"
+        )
+    return tuple(checked_integer(value, what, -1, "; -1 for all neighbours") for value in values)
+
+
+def checked_integer(value: object, what: str, least: int | None = None, note: str = "") -> int:
+    """An integer of Python or NumPy.
+
+    Raises:
+        PackagingError: anything else, or one below `least`; naming the argument (`what`) and the value.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise PackagingError(f"{what}: must be an integer{note}; got {value!r}") from None
+    if least is not None and number < least:
+        raise PackagingError(f"{what}: must be at least {least}{note}; got {value!r}")
+    return number
+
+
+def checked_names(values: object, what: str) -> tuple[str, ...]:
+    """Distinct names.
+
+    Raises:
+        PackagingError: anything else; naming the argument (`what`) and what is wrong.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise PackagingError(f"{what}: a list of names; got {values!r}")
+    found = tuple(values)
+    for k, name in enumerate(found):
+        if not isinstance(name, str):
+            raise PackagingError(f"{what}: a list of names; number {k + 1} is {name!r}")
+        if name in found[:k]:
+            raise PackagingError(f"{what}: {name!r} is there twice")
+    return found
+
+
 def resolve_fanouts(
     fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]
 ) -> dict[str, tuple[int, ...]]:
     """Assign fanouts to each edge type that the model reads.
 
     Args:
-        fanouts: seed-outward, one number for each layer; -1 means all neighbours.
+        fanouts: checked; seed-outward, one number for each layer; -1 means all neighbours.
         edge_types: keys of the edge types that some layer reads.
 
     Raises:
-        PackagingError: a wrong number of fanouts, an edge type without fanouts, or a value below -1.
+        PackagingError: a wrong number of fanouts, or an edge type without fanouts.
     """
     keys = sorted(edge_types)
     if isinstance(fanouts, Mapping):
-        given = {"__".join(key) if isinstance(key, tuple) else key: tuple(v) for key, v in fanouts.items()}
+        given: dict[object, Sequence[int]] = dict(fanouts.items())
         for key in keys:
             if key not in given:
-                raise PackagingError(
-                    f"no fanouts for edge type {key!r}; fanouts were given for {sorted(given)}"
-                )
-        found = {key: given[key] for key in keys}
+                names = ", ".join(str(name) for name in given)
+                raise PackagingError(f"no fanouts for edge type {key!r}; fanouts were given for {names}")
+        found = {key: tuple(given[key]) for key in keys}
     else:
         found = {key: tuple(fanouts) for key in keys}
     for key, values in found.items():
@@ -49,9 +108,6 @@ def resolve_fanouts(
                 "message-passing layers: give one number for each layer, seed-outward (the first is how "
                 "many in-neighbours of a requested node are sampled, the next how many of each of those)"
             )
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or value < -1:
-                raise PackagingError(f"fanout {value!r} of {key!r}: must be an integer >= 0, or -1 for all")
     return found
 
 
@@ -62,11 +118,11 @@ def num_hops(fanouts: Fanouts) -> int:
     return len(fanouts)
 
 
-def check_sampling(sampling: Sampling, max_degree: int | None, schema: GraphSchema) -> None:
+def check_sampling(sampling: Sampling, schema: GraphSchema) -> None:
     """Check that the graph has the data that the sampling needs.
 
     Raises:
-        PackagingError: `recent` without edge times, `weighted` without weights, a bad `max_degree`.
+        PackagingError: `recent` without edge times, `weighted` without weights.
     """
     if sampling not in ("uniform", "recent", "weighted"):
         raise PackagingError(f"sampling must be uniform, recent or weighted; got {sampling!r}")
@@ -74,8 +130,6 @@ def check_sampling(sampling: Sampling, max_degree: int | None, schema: GraphSche
         raise PackagingError("sampling 'recent' needs edge times, which no edge type of the graph has")
     if sampling == "weighted" and not any(edge.has_weight for edge in schema.edge_types.values()):
         raise PackagingError("sampling 'weighted' needs edge weights, which no edge type of the graph has")
-    if max_degree is not None and max_degree < 1:
-        raise PackagingError(f"max_degree must be at least 1; got {max_degree}")
 
 
 def check_signs(sampling: Sampling, schema: GraphSchema, edge_types: Iterable[str]) -> None:
