@@ -237,6 +237,8 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     embedding: tuple[int, int] | None = None
 
 
+#: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.
+ANY_TYPE = "*"
 #: Kinds of edges in `ModelSpec.matrix_without`.
 REPEATED, LOOPS = "repeated edges", "self-loops"
 
@@ -262,6 +264,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
         classes: names of the output columns; may be empty.
         matrix_without: edge type key -> `REPEATED` and `LOOPS`, where the graph had no such edges: the
             module reads these edges as a sparse matrix, which treats them differently from a list.
+        types_without: keys of edge types that the module reads if a graph has them, and that the graph of
+            packaging lacked; `ANY_TYPE`: all that it lacked.
+        types_nonempty: keys of edge types without whose edges the module takes another branch.
         files: path inside the artifact -> sha256.
         parity: measurements of the packaging check.
         producer: library -> version of it that wrote the artifact.
@@ -285,6 +290,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     opset: int = 0
     classes: tuple[str, ...] = ()
     matrix_without: dict[str, tuple[str, ...]] = {}
+    types_without: tuple[str, ...] = ()
+    types_nonempty: tuple[str, ...] = ()
     files: dict[str, str] = {}
     parity: dict[str, object] = {}
     producer: dict[str, str] = {}

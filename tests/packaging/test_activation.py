@@ -94,6 +94,23 @@ def test_logits_that_happen_to_lie_between_0_and_1_are_logits(tmp_path):
     assert "logits" in report.spec.parity["served"]
 
 
+class Pair(nn.Module):
+    """Logits of pairs, from 0 to 1 for features of ordinary size."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(16, 1)
+
+    def forward(self, h_src, h_dst):
+        return self.lin(torch.cat([h_src, h_dst], -1)) * 0.01 + 0.5
+
+
+def test_logits_of_pairs_that_happen_to_lie_between_0_and_1_are_logits(tmp_path):
+    torch.manual_seed(0)
+    report = package(pyg.SAGEConv(6, 8), homogeneous(), tmp_path, task="binary", head=Pair())
+    assert "logits" in report.spec.parity["served"]
+
+
 def test_what_the_user_says_of_the_output_holds(tmp_path):
     model = Ends(1, torch.sigmoid)
     said = package(model, homogeneous(), tmp_path, task="binary", output="logits")
@@ -118,6 +135,41 @@ def test_a_model_whose_weights_do_not_tell_is_asked_about(tmp_path):
         package(Share(), homogeneous(), tmp_path, task="binary")
     report = package(Share(), homogeneous(), tmp_path, task="binary", output="probabilities")
     assert report.spec.parity["served"].keys() == {"probabilities", "label"}
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.lin = pyg.SAGEConv(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.lin(self.norm(self.conv(x, edge_index)).relu())
+
+
+def test_a_function_in_place_of_forward_may_hold_the_module(tmp_path):
+    model, graph = Normed(), homogeneous()
+    before, own = copy.deepcopy(model.state_dict()), model.forward
+    model.forward = lambda x, edge_index: own(x, edge_index) * 3
+    report = package(model, graph, tmp_path)
+    assert model.training
+    assert model.norm.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    check = CheckGraph.of(graph)
+    with torch.no_grad():
+        x, edges = check.features["node"], check.edges["node__to__node"].edge_index
+        expected = model.eval()(torch.from_numpy(x), torch.from_numpy(edges)).numpy()
+    served = load_model(report.path, read_spec(report.path), graph)
+    np.testing.assert_allclose(
+        served.final_states({"node": np.arange(graph.num_nodes)})["node"], expected, atol=1e-4
+    )
+
+
+def test_a_function_in_place_of_forward_hides_the_weights(tmp_path):
+    model = Normed()
+    own = model.forward
+    model.forward = lambda x, edge_index: own(x, edge_index).softmax(1)
+    with pytest.raises(PackagingError, match="its weights do not show which: set output="):
+        package(model, homogeneous(), tmp_path)
 
 
 class Mixed(nn.Module):

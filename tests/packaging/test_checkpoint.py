@@ -292,6 +292,34 @@ def test_two_values_for_a_shared_weight_are_refused(tmp_path):
         load_weights(module, tmp_path / "w.pt")
 
 
+def test_weights_of_nan_are_not_two_values_for_one_weight(trained, tmp_path):
+    weights = trained.state_dict() | {"conv1.lin_l.bias": torch.full((8,), float("nan"))}
+    torch.save(weights, tmp_path / "w.pt")
+    net = Net()
+    load_weights(net, tmp_path / "w.pt")
+    assert net.conv1.lin_l.bias.isnan().all()
+
+
+def test_a_state_that_is_no_tensor_is_loaded(tmp_path):
+    class Scaled(Net):
+        scale = 1.0
+
+        def get_extra_state(self):
+            return {"scale": self.scale}
+
+        def set_extra_state(self, state):
+            self.scale = state["scale"]
+
+    saved, loaded = Scaled(), Scaled()
+    saved.scale = 3.0
+    torch.save({"state_dict": prefixed(saved.state_dict(), "module.")}, tmp_path / "w.pt")
+    load_weights(loaded, tmp_path / "w.pt")
+    assert loaded.scale == 3.0
+    torch.save(Net().state_dict(), tmp_path / "w.pt")
+    with pytest.raises(PackagingError, match="1 missing: _extra_state"):
+        load_weights(loaded, tmp_path / "w.pt")
+
+
 def test_integers_are_no_weights(trained, tmp_path):
     state = {name: (value * 100).to(torch.int8) for name, value in trained.state_dict().items()}
     torch.save(state, tmp_path / "a.pt")

@@ -7,6 +7,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 from torch_geometric.nn import models
 
+import hopline
 from hopline.errors import NotSplittable, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from tests.packaging.graphs import hetero, homogeneous, relational
@@ -247,6 +248,20 @@ def test_named_relations_of_another_number_are_explained():
         )
 
 
+@pytest.mark.parametrize("names", [("r0", "r2"), ("r1", "r2"), ("r1",)])
+def test_numbers_of_relations_with_gaps_are_asked_about(names):
+    graph = relational(3)
+    edges = {
+        ("node", name, "node"): EdgeTable((each.indices, _targets(each)))
+        for name, each in zip(names, graph.edges.values(), strict=False)
+    }
+    few = Graph.from_tables({"node": NodeTable(graph.nodes["node"].features)}, edges)
+    with pytest.raises(PackagingError, match="do not contain all numbers from 0: pass relations="):
+        assert_equals_pyg(Relations(3), few)
+    given = tuple(f"node__{name}__node" for name in names)
+    assert_equals_pyg(Relations(len(given)), few, relations=given)
+
+
 def _targets(adjacency):
     return np.repeat(np.arange(len(adjacency.indptr) - 1), np.diff(adjacency.indptr))
 
@@ -256,6 +271,22 @@ def test_a_missing_target_type_is_named():
 
     with pytest.raises(NotSplittable, match="rows of"):
         assert_equals_pyg(Hetero(), hetero(), "author")
+
+
+def test_numbers_of_nodes_that_a_loader_adds_are_explained(tmp_path):
+    class Numbered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.conv = nn.Embedding(40, 6), pyg.SAGEConv(6, 3)
+
+        def forward(self, data):
+            x = self.embedding(data["paper"].node_id)
+            return self.conv(x, data["paper", "cites", "paper"].edge_index)
+
+    with pytest.raises(PackagingError, match=r"number a feature column.*self.emb\(x\[:, 0\].long\(\)\)"):
+        hopline.package(
+            Numbered(), hetero(), tmp_path, name="m", target="paper", fanouts=[-1], task="embedding"
+        )
 
 
 def test_uninitialised_parameters_are_named():

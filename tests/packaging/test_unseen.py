@@ -89,3 +89,22 @@ def test_weights_of_an_unseen_node_are_read_only_by_models_that_read_weights(giv
     )
     unseen, known = answerer.answer([ScoreRequest("m", inline=[node]), ScoreRequest("m", nodes=[2])])
     np.testing.assert_allclose(unseen.outputs["logits"], known.outputs["logits"], atol=1e-5)
+
+
+class Readers(nn.Module):
+    """Authors read papers; the rows of authors themselves are read unchanged."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv((6, 5), 4)
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv((x_dict["paper"], x_dict["author"]), edge_index_dict["paper", "by", "author"])
+
+
+def test_a_type_whose_raw_features_are_all_that_is_read_has_unseen_nodes(tmp_path):
+    torch.manual_seed(0)
+    options = {"target": "author", "fanouts": [-1], "task": "embedding", "runtime": "onnx"}
+    report = hopline.package(Readers(), hetero(), tmp_path, name="m", **options)
+    assert "author" not in report.spec.levels[0]
+    assert report.spec.parity["max_abs_diff"] < 1e-5

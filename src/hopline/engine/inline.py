@@ -172,8 +172,9 @@ def inline_states(
     n = own.shape[0]
     everyone = np.arange(n)
     for number in range(len(levels)):
-        level = levels[number][nodes.node_type]
-        if level.runner is None:
+        level = levels[number].get(nodes.node_type)
+        # No later level reads a state that has no stage: the type's raw features may be all that is read.
+        if level is None or level.runner is None:
             continue
         views = {
             key: _view(levels, features, nodes, number, relation, own, as_of, states)

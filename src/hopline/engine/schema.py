@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hopline.artifact import LOOPS, REPEATED, ModelSpec
+from hopline.artifact import ANY_TYPE, LOOPS, REPEATED, ModelSpec
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
@@ -25,7 +25,7 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
         raise ArtifactError(
             f"model {spec.name}/{spec.version}: graph_schema in model.json cannot be read: {error}"
         ) from None
-    differences = expected.differences(graph.schema)
+    differences = expected.differences(graph.schema) + _edge_types(spec, expected, graph)
     if spec.sampling == "weighted":
         differences += graph.schema.signed(spec.fanouts)
     if differences:
@@ -52,6 +52,20 @@ def check_matrix(spec: ModelSpec, graph: Graph | LiveView) -> None:
             f"without them, and {found}: package it on such a graph, or pass edge_index in its place"
         )
         raise SchemaMismatch(message, [message])
+
+
+def _edge_types(spec: ModelSpec, known: GraphSchema, graph: Graph | LiveView) -> list[str]:
+    """Edge types of a graph that were not as they are here when the model was compared."""
+    any_type = ANY_TYPE in spec.types_without
+    return [
+        f"the model reads edge type {key!r}, which the graph of packaging lacked: package it again"
+        for key in graph.schema.edge_types
+        if key in spec.types_without or (any_type and key not in known.edge_types)
+    ] + [
+        f"edge type {key!r} has no edges, and the model takes another branch without any"
+        for key in spec.types_nonempty
+        if key in graph.edges and graph.edges[key].num_edges == 0
+    ]
 
 
 def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:

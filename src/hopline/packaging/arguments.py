@@ -9,7 +9,6 @@ a convolution over it also reads the edge weights.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
@@ -25,6 +24,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
+from hopline.packaging.relations import natural, numbered, split_key
 from hopline.packaging.settings import Role
 
 if TYPE_CHECKING:
@@ -65,12 +65,6 @@ _NAMES: dict[str, Role] = {
 #: Plural edge_types would mean the relation of each edge; the ending of x_dict and the like is removed
 #: first.
 _ENDING = "_dict"
-
-
-def split_key(key: str) -> tuple[str, str, str]:
-    """The (source, relation, destination) of an edge type key."""
-    src, relation, dst = key.split("__")
-    return src, relation, dst
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +215,7 @@ def bind(
         PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks.
     """
     given = dict(arguments or {})
-    edge_keys = tuple(relations or sorted(schema.edge_types, key=_natural))
+    edge_keys = tuple(relations or sorted(schema.edge_types, key=natural))
     for key in edge_keys:
         if key not in schema.edge_types:
             raise PackagingError(
@@ -308,10 +302,10 @@ def bind(
         roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, positional,
         _mentions(module, "adj_t"), frozenset(flat), tuple(notes),
     )  # fmt: skip
-    if binding.relational and relations is None and not _numbered(edge_keys):
+    if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(
             f"{called} needs edge_type, a number for each edge, and the names of the graph's edge types do "
-            "not contain their numbers: pass relations=[...] (--relation, repeated), all of "
+            "not contain all numbers from 0: pass relations=[...] (--relation, repeated), all of "
             f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
         )
     if not hetero and not binding.relational and len(edge_keys) != 1:
@@ -399,17 +393,6 @@ def _unknown(called: str, name: str) -> str:
         f"{called} needs {name!r}, which is unknown; name it with "
         f"arguments={{{name!r}: ...}}, one of {known}, or give it a default"
     )
-
-
-def _natural(key: str) -> list[tuple[int, str]]:
-    """A sort key that puts r2 before r10: relation numbers are positions in this order."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", key)]
-
-
-def _numbered(keys: tuple[str, ...]) -> bool:
-    """Whether edge types differ by numbers alone, so that their order is that of the numbers."""
-    names = [re.fullmatch(r"(.*?)(\d+)", split_key(key)[1]) for key in keys]
-    return len(keys) == 1 or (all(names) and len({found[1] for found in names if found}) == 1)
 
 
 def _missing(role: Role, attributed: tuple[str, ...], weighted: tuple[str, ...]) -> str:

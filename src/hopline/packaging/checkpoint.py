@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.nn.parameter import is_lazy
 
 from hopline.errors import PackagingError
@@ -111,9 +111,9 @@ def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Map
     tensors = {
         name: value
         for name, value in content.items()
-        if isinstance(name, str) and isinstance(value, Tensor)
+        if isinstance(name, str) and (isinstance(value, Tensor) or _is_extra(name))
     }
-    if tensors:
+    if any(isinstance(value, Tensor) for value in tensors.values()):
         yield "/".join(path), tensors
     for name, value in content.items():
         if isinstance(name, str):
@@ -174,6 +174,11 @@ def _judged(key: str, prefix: str, names: Mapping[str, Any], wanted: Mapping[str
         if name in wanted and (why := _misfit(name, value, wanted[name]))
     ]
     return _Candidate(label, state, missing, unexpected, misfits, unused)
+
+
+def _is_extra(name: str) -> bool:
+    """Whether a name is that of `Module.get_extra_state`, whose value may be any object."""
+    return name.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
 
 
 def _counter(name: str) -> str | None:
@@ -250,13 +255,22 @@ def _check_shared(module: nn.Module, state: Mapping[str, Any], path: Path) -> No
     for name, own in module.state_dict(keep_vars=True).items():
         value = state.get(name)
         other = first.setdefault(id(own), name)
-        if not isinstance(value, Tensor) or not isinstance(own, Tensor) or other not in state:
+        if (
+            other == name
+            or not isinstance(value, Tensor)
+            or not isinstance(own, Tensor)
+            or other not in state
+        ):
             continue
-        if not torch.equal(value, state[other].to(value)):
+        if not _same(value, state[other].to(value)):
             raise PackagingError(
                 f"{path}: {type(module).__name__} uses one tensor as {other} and {name}, but the file has "
                 "two different ones; was it trained without sharing them?"
             )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _notes(chosen: _Candidate, found: list[_Candidate], whole: nn.Module | None) -> list[str]:

@@ -25,7 +25,8 @@ from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import is_link
 from hopline.packaging.job import Job
-from hopline.packaging.reference import Reference, precision_notes
+from hopline.packaging.later_types import with_edge_types
+from hopline.packaging.reference import Reference, originals_in_eval, precision_notes
 from hopline.packaging.report import PackageReport, stage_figures
 from hopline.packaging.settings import (
     Device,
@@ -178,8 +179,12 @@ def package(
         shown(progress, f"packaging {name}") as job.progress,
         new_version(Path(repository), name, version, overwrite=overwrite) as place,
         torch.no_grad(),
+        originals_in_eval(module, head),
     ):
         job.ask_module(check_nodes, output, tuple(classes))
+        later: list[str] = []
+        if not job.pooled:
+            spec, later = with_edge_types(spec, job.reference, job.probe, job.pairs, job.rows)
         try:
             if runtime == "torch":
                 raise NotSplittable("runtime='torch' was requested")
@@ -197,7 +202,7 @@ def package(
             job.compile(place.folder, written)
         spec = write_spec(place.folder, written)
         stages = stage_figures(place.folder, spec, job.figures)
-    return PackageReport(place.path, spec, stages, tuple(job.notes), time.perf_counter() - started)
+    return PackageReport(place.path, spec, stages, (*job.notes, *later), time.perf_counter() - started)
 
 
 def _targets(target: str | tuple[str, str] | None, binding: Binding, head: object) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -83,7 +84,7 @@ class Reference:
         except Exception as error:  # user code
             raise PackagingError(
                 f"the model fails on the graph: {type(error).__name__}: {error}; the graph gives "
-                f"{described(slots)}{dtype_hint(error)}"
+                f"{described(slots)}{hint(error)}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
 
@@ -146,7 +147,9 @@ class Reference:
                 )
         if self.is_link:
             assert pairs is not None
-            sides = [states[0][pairs[0]], states[-1][pairs[1]]]
+            # torch takes no array with a negative stride, such as a reversed one.
+            sources, destinations = (torch.from_numpy(np.ascontiguousarray(side)) for side in pairs)
+            sides = [states[0][sources], states[-1][destinations]]
         else:
             sides = [states[0]]
         return as_rows(self._behind(sides))
@@ -250,9 +253,14 @@ def described(slots: dict[str, Tensor]) -> str:
     )
 
 
-def dtype_hint(error: Exception) -> str:
-    """What to write if a model fails because of a dtype; "" for other failures."""
+def hint(error: Exception) -> str:
+    """What to write if a model fails because of a dtype or of node numbers; "" for other failures."""
     text = str(error)
+    if isinstance(error, AttributeError) and any(f"'{name}'" in text for name in ("node_id", "n_id")):
+        return (
+            "; the graph has features and edges only: make the node's number a feature column, and look "
+            "its embedding up by that column, self.emb(x[:, 0].long())"
+        )
     if "Long" in text and "Float" in text:
         return "; features are float32: look codes up by x[:, 0].long()"
     if "dtype" in text and any(name in text for name in ("Double", "Half", "BFloat16")):
@@ -261,6 +269,23 @@ def dtype_hint(error: Exception) -> str:
             "or x.bfloat16()"
         )
     return ""
+
+
+@contextmanager
+def originals_in_eval(*modules: object) -> Iterator[None]:
+    """Run modules whose forward was replaced on the instance in eval mode.
+
+    A function that replaces forward may hold the module itself, which a copy of the module then runs.
+    """
+    parts = [part for module in modules if isinstance(module, nn.Module) for part in module.modules()]
+    changed = [part for part in parts if part.training] if any("forward" in vars(p) for p in parts) else []
+    for part in changed:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in changed:
+            part.training = True
 
 
 def eval_copy(module: nn.Module) -> nn.Module:

@@ -21,7 +21,7 @@ from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
 from hopline.packaging.functional import without_changes
 from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, is_container
-from hopline.packaging.reference import dtype_hint, eval_copy, of_target
+from hopline.packaging.reference import eval_copy, hint, of_target
 from hopline.packaging.user_source import LIBRARIES
 
 #: Slots that hold an edge index.
@@ -299,7 +299,7 @@ class _Analysis(fx.Interpreter):
         except Exception as error:  # user code
             raise PackagingError(
                 f"the model fails on the graph at {describe(traced.module, n)}: {type(error).__name__}: "
-                f"{error}; the graph gives {self.given}{dtype_hint(error)}"
+                f"{error}; the graph gives {self.given}{hint(error)}"
             ) from error
         below = [traced.levels.get(arg, 0) for arg in n.all_input_nodes]
         level = max(below, default=0)
