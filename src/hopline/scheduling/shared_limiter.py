@@ -19,13 +19,15 @@ import numpy as np
 from hopline.errors import ConfigError
 from hopline.kernels.intrinsics import compare_exchange
 from hopline.kernels.jit import njit
-from hopline.scheduling.limiter import MAX_DEBT_NS, Bucket, LocalBucket, Rate
+from hopline.scheduling.limiter import MAX_DEBT_NS, Bucket, LocalBucket, Rate, converted
 from hopline.types import AnyArray
 
 logger = logging.getLogger(__name__)
 
-#: Slots for clients in the file, 16 bytes each.
+#: Slots for clients in the file, 32 bytes each.
 _SLOTS = 65_536
+#: In place of an interval: a worker converts the level of the bucket to another rate.
+_CONVERTING = -1
 
 
 @njit(nogil=True, cache=True)
@@ -46,6 +48,11 @@ def _charge(words, slot, now, cost, most):  # type: ignore[no-untyped-def]
         seen = words[slot]
         if compare_exchange(words, slot, seen, min(max(seen, now) + cost, now + most)):
             return
+
+
+@njit(nogil=True, cache=True)
+def _swap(words, slot, seen, new):  # type: ignore[no-untyped-def]
+    return compare_exchange(words, slot, seen, new)
 
 
 @njit(nogil=True, cache=True)
@@ -106,26 +113,42 @@ class SharedLimits:
         try:
             with file.open("ab") as made:  # another worker may do the same: the size is the same
                 # A page without its place on a disk that is full kills the process that writes to it.
-                os.posix_fallocate(made.fileno(), 0, 2 * _SLOTS * 8)
+                os.posix_fallocate(made.fileno(), 0, 4 * _SLOTS * 8)
         except OSError as error:
             raise ConfigError(
-                f"{file.parent} has no room for the rates of clients (1 MiB): {error.strerror}; set TMPDIR "
+                f"{file.parent} has no room for the rates of clients (2 MiB): {error.strerror}; set TMPDIR "
                 "to another folder"
             ) from None
-        mapped = np.memmap(file, np.int64, "r+", shape=(2, _SLOTS))
-        self._tags, self._words = np.asarray(mapped[0]), np.asarray(mapped[1])
+        mapped = np.memmap(file, np.int64, "r+", shape=(4, _SLOTS))
+        self._tags, self._words, self._intervals, self._bursts = map(np.asarray, mapped)
         self._num_workers = num_workers
         # Compiled before requests arrive: admits and charges nothing.
         _take(self._words, 0, 0, 0, -1)
         _charge(self._words, 0, 0, 0, 2**62)
+        _swap(self._words, 0, -1, -1)
 
-    def bucket(self, name: str, rate: Rate) -> Bucket:
+    def bucket(self, name: str, rate: Rate, now_ns: int) -> Bucket:
         """See `Limits`. If there is no room, return a bucket with a worker's share of the rate."""
         slot = int(_find(self._tags, _tag(name)))
         if slot >= 0:
+            self._adopt(slot, rate, now_ns)
             return SharedBucket(rate, self._words, slot)
         logger.warning("more than %d clients have a rate: %r gets a share in each worker", _SLOTS, name)
         return LocalBucket(Rate(rate.per_s / self._num_workers, max(1, rate.burst // self._num_workers)))
+
+    def _adopt(self, slot: int, rate: Rate, now_ns: int) -> None:
+        """Convert the level of a bucket to a rate; the first worker with the rate does it for all."""
+        interval_ns, burst = int(self._intervals[slot]), int(self._bursts[slot])
+        if interval_ns == _CONVERTING or (interval_ns, burst) == (rate.interval_ns, rate.burst):
+            return
+        if not _swap(self._intervals, slot, interval_ns, _CONVERTING):
+            return  # another worker was faster
+        if interval_ns:
+            seen = int(self._words[slot])
+            while not _swap(self._words, slot, seen, converted(seen, now_ns, interval_ns, burst, rate)):
+                seen = int(self._words[slot])
+        self._bursts[slot] = rate.burst
+        self._intervals[slot] = rate.interval_ns
 
 
 def _tag(name: str) -> int:
