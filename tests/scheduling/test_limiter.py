@@ -112,7 +112,7 @@ def test_a_debt_is_paid_at_a_rate_that_is_raised(limits: Limits) -> None:
 
 def test_a_debt_keeps_its_time_at_a_rate_that_is_lowered(limits: Limits) -> None:
     limits.bucket("a", Rate(100, 60), 0).charge(260, 0)
-    assert limits.bucket("a", Rate(1, 1), 0).wait(0) == 2.6 * S
+    assert limits.bucket("a", Rate(1, 1), 0).wait(0) - 26 * S // 10 in (0, 1)
 
 
 def test_a_smaller_burst_keeps_no_more_tokens_than_it_has(limits: Limits) -> None:
@@ -123,7 +123,17 @@ def test_a_smaller_burst_keeps_no_more_tokens_than_it_has(limits: Limits) -> Non
     assert limits.bucket("b", Rate(1e9, 1_000_000), 0).take(0) == 0
     for _ in range(100):
         limits.bucket("c", Rate(1, 100), 0).take(0)
-    assert limits.bucket("c", Rate(0.001, 1), 0).take(0) == 100 * S
+    assert limits.bucket("c", Rate(0.001, 1), 0).take(0) - 100 * S in (0, 1)
+
+
+def test_a_worker_that_does_not_know_the_new_rate_takes_at_it(tmp_path: Path) -> None:
+    late, early = (SharedLimits(tmp_path / "limits", 2) for _ in range(2))
+    old = late.bucket("a", Rate(0.001, 2), S)
+    new = early.bucket("a", Rate(5, 5), S)
+    assert [old.take(S) for _ in range(6)] == [0, 0, 0, 0, 0, S // 5]
+    assert (new.take(S), old.wait(S)) == (S // 5, S // 5)
+    old.charge(5, S)
+    assert new.wait(S) == 6 * S // 5
 
 
 def test_one_worker_converts_for_all(tmp_path: Path) -> None:
