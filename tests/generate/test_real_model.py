@@ -124,6 +124,23 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_tokens(client: openai.O
         client.completions.create(model="slm", prompt="word " * 8100, max_tokens=100)
 
 
+@pytest.mark.parametrize(
+    "values", [{"min_p": 1.0}, {"min_p": 1 - 1e-12}, {"temperature": 5e-324}, {"temperature": 1e-40}]
+)
+def test_the_ends_of_the_ranges_take_the_most_probable_tokens(
+    client: openai.OpenAI, values: dict[str, float]
+) -> None:
+    """The engine refuses `min_p` 1, and temperatures that are 0 in float32; smaller ones overflow."""
+
+    def said(**extra: float) -> str | None:
+        answer = client.chat.completions.create(
+            model="slm", messages=MESSAGES, max_tokens=8, extra_body=extra
+        )
+        return answer.choices[0].message.content
+
+    assert said(**values) == said(temperature=0)
+
+
 def test_clients_that_leave_free_their_blocks(client: openai.OpenAI, server: RunningServer) -> None:
     for _ in range(3):
         streams = [

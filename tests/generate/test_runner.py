@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from hopline.errors import BadRequest
 from hopline.generate import wire
 from hopline.generate.engine import EngineSettings
 from hopline.generate.naive_engine import NaiveEngine
@@ -124,7 +125,6 @@ async def test_deadline_in_the_queue(make: Make) -> None:
 @pytest.mark.parametrize(
     ("text", "max_tokens", "said", "param"),
     [
-        ("x" * 600, 10, "600 characters, more than 512 tokens", "prompt"),
         ("x" * 500, 100, "500 tokens and max_tokens 100; the model's context is 512", "max_tokens"),
         ("x" * 512, 0, "512 tokens; the model's context is 512", "prompt"),
         ("x" * 100, 400, "500 tokens; the KV cache has room for 256", "max_tokens"),
@@ -141,6 +141,26 @@ async def test_what_is_too_long_is_refused_with_the_number_and_the_parameter(
     assert failure is not None
     assert failure.param == param
     assert runner.stats.steps == 0
+
+
+async def test_a_text_that_the_engine_refuses_leaves_the_others_running(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(kv_tokens=256, step_s=0.002)
+    add = runner.engine.add
+
+    def refuses_unlikely(number: int, tokens: Sequence[int], sampling: Sampling) -> None:
+        if sampling.min_p == 1:
+            raise BadRequest("min_p must be below 1")
+        add(number, tokens, sampling)
+
+    monkeypatch.setattr(runner.engine, "add", refuses_unlikely)
+    first = Caller(runner, "a" * 50)
+    await first.begun.wait()
+    assert "min_p must be below 1" in await Caller(runner, "b", min_p=1.0).refusal()
+    assert await first.said() == "a" * 50
+    assert await Caller(runner, "c" * 100).said() == "c" * 100  # its blocks were given back
+    assert runner.state().used_blocks == 0
 
 
 async def test_engine_that_fails_fails_its_texts_and_says_so(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hopline.config.schema import Config
-from hopline.errors import DeadlineExceeded, HoplineError, ModelNotReady, Unavailable
+from hopline.errors import DeadlineExceeded, HoplineError, ModelNotReady, RequestTooLarge, Unavailable
 from hopline.generate.wire import Part
 from hopline.rollout.generative_version import GenerativeVersion
 from hopline.rollout.rollout import RolloutRequest
@@ -62,6 +62,15 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
     service.begin_drain()
     await service.drain(10)
     await service.close()
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_by_the_worker(service: Service) -> None:
+    """The process reads prompts between the steps of others: it gets none that is certain to be refused."""
+    with pytest.raises(RequestTooLarge, match="600 characters, more than 512 tokens"):
+        service.submit(
+            ScoreRequest("echo", columns={"prompt": ["x" * 600] * 32}),
+            lambda outcome: pytest.fail(str(outcome)),
+        )
 
 
 class Stream:

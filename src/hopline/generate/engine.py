@@ -13,9 +13,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from hopline.errors import ArtifactError
-from hopline.generate.request import Sampling
+from hopline.errors import ArtifactError, RequestTooLarge
+from hopline.generate.request import Prompt, Sampling
 
+#: Characters of the prompts of one request, a prompt as often as it has texts: every text is sent to the
+#: process, or to the upstream, with its own copy. The largest contexts, 1 M tokens, have about 4 M.
+MOST_PROMPT_CHARS = 1 << 24
 #: Why generation ended: "stop", "length", or what an upstream says; "" while it continues.
 Finish: TypeAlias = str
 
@@ -61,6 +64,29 @@ class EngineInfo(msgspec.Struct, frozen=True):
     num_blocks: int
     longest_token_bytes: int = 0
 
+    def check_size(self, prompts: Sequence[Prompt]) -> None:
+        """Check the prompts of a request before any is copied or read.
+
+        Raises: RequestTooLarge: one cannot fit the context, or all together are too large.
+        """
+        total = 0
+        for prompt in prompts:
+            size = len(prompt.text) + len(prompt.messages)
+            total += size
+            # Each token represents so many bytes at most.
+            if self.longest_token_bytes and size > self.longest_token_bytes * self.context_tokens:
+                raise RequestTooLarge(
+                    f"the prompt has {size} characters, more than {self.context_tokens} tokens, "
+                    "which is the model's context",
+                    prompt.param,
+                )
+        if total > MOST_PROMPT_CHARS:
+            raise RequestTooLarge(
+                f"the prompts of all {len(prompts)} texts have {total} characters together; at most "
+                f"{MOST_PROMPT_CHARS} are allowed: send fewer texts in a request",
+                prompts[0].param,
+            )
+
 
 class Produced(NamedTuple):
     """New tokens of one text, from one step.
@@ -98,7 +124,10 @@ class Engine(Protocol):
         ...
 
     def add(self, number: int, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Include a text in the steps from the next one on."""
+        """Include a text in the steps from the next one on.
+
+        Raises: BadRequest: the engine does not take its parameters; texts that run are not affected.
+        """
         ...
 
     def cancel(self, number: int) -> None:

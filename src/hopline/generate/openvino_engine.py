@@ -18,6 +18,8 @@ from hopline.generate.request import Sampling
 _SAID = "What is a graph?"
 #: What its reader of templates writes before the reason.
 _TEMPLATE_ERROR = "Minja's error: "
+#: The largest float32 below 1: it refuses 1.
+_MOST_MIN_P = 1 - 2**-24
 #: Tokens of a KV block, by device: the engine does not tell.
 _BLOCK_TOKENS = {"CPU": 32, "GPU": 16}
 
@@ -110,7 +112,10 @@ class OpenVinoEngine:
         from openvino import Tensor
 
         ids = Tensor(np.asarray([tokens], np.int64))
-        self._handles[number] = self._pipeline.add_request(number, ids, self._config(sampling))
+        try:
+            self._handles[number] = self._pipeline.add_request(number, ids, self._config(sampling))
+        except RuntimeError as error:  # its only kind of error
+            raise BadRequest(f"the engine does not take these parameters: {first_line(error)}") from None
 
     def _config(self, sampling: Sampling) -> Any:
         config = self._pipeline.get_config()
@@ -120,11 +125,11 @@ class OpenVinoEngine:
         config.presence_penalty = sampling.presence_penalty
         config.frequency_penalty = sampling.frequency_penalty
         config.repetition_penalty = sampling.repetition_penalty
-        config.do_sample = sampling.temperature > 0
+        config.do_sample = sampling.is_drawn
         if config.do_sample:
             config.temperature = sampling.temperature
             config.top_p = sampling.top_p
-            config.min_p = sampling.min_p
+            config.min_p = min(sampling.min_p, _MOST_MIN_P)
             if sampling.top_k:
                 config.top_k = sampling.top_k
             config.rng_seed = sampling.seed % 2**63

@@ -21,6 +21,9 @@ MAX_STOPS, MAX_STOP_CHARS = 16, 256
 MAX_ROWS = 32
 #: Longest `max_tokens`; the context of the model is checked later.
 MOST_TOKENS = 1 << 20
+#: Below this temperature, engines that divide in float32 overflow, while the most probable token has a
+#: probability of 1 as far as float32 can tell logits apart.
+LEAST_TEMPERATURE = 1e-6
 _ROLES = ("system", "user", "assistant", "developer", "tool")
 
 
@@ -29,7 +32,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         max_tokens: longest answer; 0 takes the server's default.
-        temperature: 0 takes the most probable token.
+        temperature: below `LEAST_TEMPERATURE` takes the most probable token.
         top_p, top_k, min_p: the tokens that may be drawn; 1, 0 and 0 allow all.
         seed: of the draws; with a temperature above 0, texts of the same batch may change them too.
         stop: strings before which the text ends.
@@ -50,6 +53,11 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logprobs: bool = False
     ignore_eos: bool = False
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether tokens are drawn; otherwise each is the most probable one."""
+        return self.temperature >= LEAST_TEMPERATURE
+
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
     """One text to generate: after a `text`, or as the next turn after `messages`.
@@ -61,6 +69,11 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True):
     text: str
     messages: str
     sampling: Sampling
+
+    @property
+    def param(self) -> str:
+        """The parameter that has its text."""
+        return "messages" if self.messages else "prompt"
 
 
 #: Column -> (type, least, most). A column that is absent has the value of `Sampling`.

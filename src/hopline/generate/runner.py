@@ -193,13 +193,6 @@ class Runner:
         Raises: HoplineError: it can never be answered.
         """
         info = self.engine.info
-        size = len(prompt.text) + len(prompt.messages)
-        if info.longest_token_bytes and size > info.longest_token_bytes * info.context_tokens:
-            # not even counted: each token represents so many bytes at most
-            raise RequestTooLarge(
-                f"the prompt has {size} characters, more than {info.context_tokens} tokens, "
-                "which is the model's context"
-            )
         source = prompt.text
         if prompt.messages:
             source = self.engine.render(msgspec.json.decode(prompt.messages))
@@ -235,7 +228,7 @@ class Runner:
             if isinstance(refusal, BadRequest) and refusal.param is None:
                 info = self.engine.info
                 fits = 0 < text.prompt_tokens < info.num_blocks * info.block_tokens
-                refusal.param = "max_tokens" if fits else "messages" if prompt.messages else "prompt"
+                refusal.param = "max_tokens" if fits else prompt.param
             self._fail(text, refusal)
         except Exception as failure:  # the boundary: a tokenizer may fail in any way on any text
             log.exception("a prompt could not be read")
@@ -247,7 +240,11 @@ class Runner:
             text = self._texts[need.number]
             self.stats.tokens += text.prompt_tokens
             text.cached_tokens = self._prefixes.known(text.tokens)
-            self.engine.add(text.number, text.tokens, text.sampling)
+            try:
+                self.engine.add(text.number, text.tokens, text.sampling)
+            except HoplineError as refusal:
+                self._fail(text, refusal)
+                continue
             text.tokens = []
             # Before the first token: its client has used them, even if it leaves now.
             started = wire.Part(text.key, "", 0)

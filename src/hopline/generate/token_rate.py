@@ -83,7 +83,8 @@ class TokenRates:
             if not per_minute:
                 return None
             # A name that no rate of requests has: the buckets may be in one file.
-            found = self._limits.bucket(f"tokens of {client}", Rate(per_minute / 60, per_minute))
+            rate = Rate(per_minute / 60, per_minute)
+            found = self._limits.bucket(f"tokens of {client}", rate, self._clock())
             self._buckets[client] = found
             while len(self._buckets) > _MOST_CLIENTS:
                 self._buckets.popitem(last=False)

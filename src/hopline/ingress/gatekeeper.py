@@ -176,7 +176,7 @@ class Gatekeeper:
             name,
             grant.permissions,
             grant.priority,
-            None if rate is None else self._limits.bucket(bucket, rate),
+            None if rate is None else self._limits.bucket(bucket, rate, self._clock()),
             self._clock,
         )
 

@@ -103,6 +103,7 @@ class GenerativeVersion(CountedVersion):
             self._check(work.request)
             work.request = completed(work.request, DEFAULT_OUTPUTS)
             prompts = read_rows(work.request.columns)
+            self.generator.engine.check_size(prompts)
             self._check_tokens(work.request.client)
             self.admission.admit(work)
             if self.generator.reason:

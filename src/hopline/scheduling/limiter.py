@@ -65,9 +65,26 @@ class Bucket(Protocol):
 class Limits(Protocol):
     """The buckets of all clients."""
 
-    def bucket(self, name: str, rate: Rate) -> Bucket:
-        """Return the bucket of a client; its level is kept even if its rate has changed."""
+    def bucket(self, name: str, rate: Rate, now_ns: int) -> Bucket:
+        """Return the bucket of a client; `converted` says how its level changes with its rate."""
         ...
+
+
+def converted(full_at_ns: int, now_ns: int, interval_ns: int, burst: int, rate: Rate) -> int:
+    """The time at which a bucket is full again if its rate changes now.
+
+    A debt keeps its time, but a client waits no longer than with the same tokens, or the same debt, at the
+    new rate. Else one that was refused for 1,000 s would be refused as long at a thousand times the rate.
+
+    Args:
+        interval_ns, burst: of the rate until now.
+        rate: from now on.
+    """
+    if full_at_ns <= now_ns:
+        return full_at_ns
+    tokens = burst - (full_at_ns - now_ns) / interval_ns  # negative: a debt
+    missing_ns = math.ceil((rate.burst - min(tokens, rate.burst)) * rate.interval_ns)
+    return min(full_at_ns, now_ns + missing_ns)
 
 
 class LocalBucket:
@@ -109,14 +126,17 @@ class LocalLimits:
     def __init__(self) -> None:
         self._buckets: dict[str, LocalBucket] = {}
 
-    def bucket(self, name: str, rate: Rate) -> LocalBucket:
+    def bucket(self, name: str, rate: Rate, now_ns: int) -> LocalBucket:
         """See `Limits`."""
         found = self._buckets.get(name)
         if found is not None and found.rate == rate:
             return found
         if found is None and len(self._buckets) >= _MAX_BUCKETS:
             self._forget()
-        made = self._buckets[name] = LocalBucket(rate, 0 if found is None else found.full_at_ns)
+        full_at_ns = 0
+        if found is not None:
+            full_at_ns = converted(found.full_at_ns, now_ns, found.rate.interval_ns, found.rate.burst, rate)
+        made = self._buckets[name] = LocalBucket(rate, full_at_ns)
         return made
 
     def _forget(self) -> None:

@@ -134,6 +134,11 @@ def test_open_inference_protocol_generates(server: RunningServer) -> None:
     events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
     assert "".join(event["text_output"] for event in events) == "snow ☃"
     assert events[-1]["details"]["finish_reason"] == "stop"
+    for stop in (2**70, -(2**63) - 1, True, 1.5, {"a": 1}, [2**70], [""]):
+        asked = {"text_input": "ab", "parameters": {"stop": stop}}
+        wrong = httpx.post(f"{server.url}/v2/models/echo/generate", json=asked)
+        assert wrong.status_code == 400
+        assert wrong.json()["error"].startswith("stop")
     refused = httpx.post(f"{server.url}/v2/models/echo/generate", json={**body, "parameters": {"beams": 2}})
     assert refused.status_code == 400
     assert "beams" in refused.json()["error"]

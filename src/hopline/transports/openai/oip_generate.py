@@ -9,6 +9,7 @@ import msgspec
 import orjson
 
 from hopline.errors import BadRequest
+from hopline.generate.request import read_stop
 from hopline.transports.json_body import decode_body
 from hopline.transports.openai.answers import Form
 from hopline.types import ScoreRequest, ScoreResult
@@ -62,10 +63,10 @@ def generate_request(
     for name in ("prompt", "messages", "stream"):
         if name in parameters:
             raise BadRequest(f"parameters: {name!r} is not one; send text_input, and choose the path", name)
-    stop = parameters.pop("stop", None)
+    stops = read_stop(parameters.pop("stop", None))
     columns: dict[str, Any] = {name: [value] for name, value in parameters.items() if value is not None}
-    if stop is not None:
-        columns["stop"] = [stop if isinstance(stop, str) else orjson.dumps(stop).decode()]
+    if stops:
+        columns["stop"] = [msgspec.json.encode(stops).decode()]
     return ScoreRequest(
         model,
         version=version,

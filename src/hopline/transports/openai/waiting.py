@@ -154,7 +154,8 @@ class Events(BodyStream):
         found = self._rows[row]
         found.text += part.text
         if part.logprobs:
-            found.logprobs = [*(found.logprobs or ()), *token_logprobs(part)]
+            found.logprobs = found.logprobs or []  # extended in place: a client may read nothing for long
+            found.logprobs += token_logprobs(part)
         found.finish = part.finish or found.finish
         self.resumed()
 
