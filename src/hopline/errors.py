@@ -200,9 +200,17 @@ class Overloaded(HoplineError):
 
 
 class RateLimited(Overloaded):
-    """A rate limit of the client or the model is reached; nothing was done."""
+    """A rate limit of the client or the model is reached; nothing was done.
+
+    Attributes:
+        per_s: requests a second that this process accepts for the model; 0 if another limit is reached.
+    """
 
     code = "rate_limited"
+
+    def __init__(self, message: str, retry_after_s: float = 1.0, per_s: float = 0.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.per_s = per_s
 
 
 class Unauthenticated(HoplineError, PermissionError):

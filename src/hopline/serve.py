@@ -1,8 +1,9 @@
 """Serves until a signal: in this process, or in several on one port.
 
 With several workers, or a live graph, this process is their supervisor: it holds the ports and the shared
-memory, keeps the workers and the graph's writer alive, and serves nothing itself. SIGTERM ends all of them
-in order. SIGHUP replaces the workers one at a time, each when the one before is ready.
+memory, keeps the workers and the graph's writer alive, kills workers that hang, and serves nothing itself.
+SIGTERM ends all of them in order. SIGHUP replaces the workers one at a time, each when the one before is
+ready.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hopline.process.cgroup import overcommitted
 from hopline.process.child import Child
 from hopline.process.listeners import reserve
 from hopline.process.parent import on_parent_end, read_orders, say_ready
-from hopline.process.supervisor import Slot, Supervisor
+from hopline.process.supervisor import Slot, Supervisor, beat_s
 from hopline.remote_address import is_address
 from hopline.server import DEFAULT_SERVICE, Server, announce, main_error, open_gate, ready_line, run_process
 
@@ -138,7 +139,7 @@ async def _supervise(config: Config, service: str, shared: Sequence[int], live: 
         print(ready_line(config, said[_name_of(0)], settings.http_port, grpc_port), flush=True)
 
     grace_s = settings.drain_delay_s + settings.drain_timeout_s + _GRACE_S
-    supervisor = Supervisor(slots, grace_s, on_ready)
+    supervisor = Supervisor(slots, grace_s, on_ready, settings.worker_hang_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
@@ -175,7 +176,7 @@ def worker_main() -> None:
         logging.getLogger("hopline.kernels.jit").setLevel(logging.WARNING)
 
     def on_ready(server: Server) -> None:
-        say_ready(orders["ready"], server.serving())
+        say_ready(orders["ready"], server.serving(), beat_s=beat_s(config.server.worker_hang_s))
 
     def on_loop(server: Server) -> None:
         on_parent_end(server.stop)

@@ -246,6 +246,16 @@ class Service:
         finally:
             ticket.cancel()  # nothing once it is answered
 
+    def check_version(self, request: ScoreRequest) -> None:
+        """Check, without waiting, that the live graph has the request's `min_version`.
+
+        Raises: GraphBehind: not yet. BadRequest: `min_version` is no version.
+        """
+        if request.min_version and self._version_wait is not None:
+            from hopline.live.version_wait import read_min_version
+
+            self._version_wait.check(read_min_version(request.min_version))
+
     # What there is
 
     def live(self) -> bool:

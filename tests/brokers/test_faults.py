@@ -356,6 +356,30 @@ async def test_deliveries_are_counted(redis_server, nats_server, broker):
         await queue.close()
 
 
+async def test_a_nats_message_that_is_held_for_long_comes_once(nats_server):
+    """The server delivers it again after each `ack_wait_s`; one acknowledgement is enough."""
+    import nats
+
+    client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
+    await nats_server.make("held")
+    await send(nats_server.address("held"), [1, 2])
+    queue = await opened(open_queue, nats_server.address("held", ack_wait_s=0.1))
+    messages = await collect(queue, 2)
+    again = []
+    for _ in range(8):  # each sees what was delivered meanwhile
+        again += await queue.poll(10, 0.2)
+    consumer = await client.jetstream().consumer_info("held", "hopline")
+    assert consumer.num_redelivered == 2
+    assert again == []
+    await queue.settle(messages)
+    await queue.close()
+    end = time.monotonic() + 60
+    while (await client.jetstream().consumer_info("held", "hopline")).num_ack_pending:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+    await client.close()
+
+
 async def test_settled_entries_are_deleted_where_that_is_wanted(redis_server):
     address = redis_server.address("work", delete="true")
     await send(address, range(5))

@@ -61,6 +61,14 @@ async def test_a_version_that_is_there_is_not_waited_for(rig: Rig) -> None:
     assert len(rig.accepted) == 3
 
 
+async def test_a_version_is_looked_for_without_waiting(rig: Rig) -> None:
+    rig.kept.apply(of_stream(0, 2))
+    rig.wait.check(read_min_version(f"{rig.lineage}+2"))
+    for version in (f"{rig.lineage}+3", "0" * 16 + "+1"):
+        with pytest.raises(GraphBehind):
+            rig.wait.check(read_min_version(version))
+
+
 async def test_a_request_waits_until_its_version_is_there(rig: Rig) -> None:
     work = rig.submit(f"{rig.lineage}+3")
     rig.kept.apply(of_stream(0, 2))

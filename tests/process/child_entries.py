@@ -19,7 +19,7 @@ def served() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, ending.set)
         on_parent_end(ending.set)
-        say_ready(orders["ready"], orders.get("says", "ready"))
+        say_ready(orders["ready"], orders.get("says", "ready"), beat_s=orders.get("beat_s", 0.0))
         await ending.wait()
 
     asyncio.run(main())

@@ -1,8 +1,12 @@
 """Children of all slots are kept alive, replaced one after another, and ended in order."""
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
+import termios
+import time
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 from hopline.process import supervisor as supervisor_module
 from hopline.process.backoff import Backoff
 from hopline.process.child import Child
-from hopline.process.supervisor import Slot, Supervisor
+from hopline.process.supervisor import Slot, Supervisor, beat_s
 
 ENTRIES = "tests.process.child_entries"
 
@@ -25,7 +29,8 @@ def importable(monkeypatch):
 class Rig:
     """A supervisor of so many slots, whose children are recorded."""
 
-    def __init__(self, num_slots, *, writer=False):
+    def __init__(self, num_slots, *, writer=False, hang_s=0.0):
+        self.hang_s = hang_s
         self.started: dict[str, list[Child]] = {}
         self.ready = asyncio.Event()
         names = [f"worker {number}" for number in range(num_slots)]
@@ -34,14 +39,15 @@ class Rig:
             slots.insert(0, Slot("the writer", partial(self.start, "the writer"), is_replaced=False))
         self.entry = "served"
         self.said: dict[str, str] = {}
-        self.supervisor = Supervisor(slots, 20.0, self.on_ready)
+        self.supervisor = Supervisor(slots, 20.0, self.on_ready, hang_s)
 
     def on_ready(self, said):
         self.said.update(said)
         self.ready.set()
 
     async def start(self, name):
-        child = await Child.start(f"{ENTRIES}:{self.entry}", {}, name=name)
+        orders = {"beat_s": beat_s(self.hang_s)} if name != "the writer" else {}
+        child = await Child.start(f"{ENTRIES}:{self.entry}", orders, name=name)
         self.started.setdefault(name, []).append(child)
         return child
 
@@ -110,3 +116,54 @@ async def test_stopped_before_any_is_ready_all_end():
     await rig.until(lambda: len(rig.started) == 2)
     rig.supervisor.stop()
     assert await asyncio.wait_for(running, 30) is True
+
+
+async def test_a_child_that_hangs_is_killed_and_started_again(caplog):
+    """Not one that has no heartbeats, nor the one that turns."""
+    rig = Rig(2, writer=True, hang_s=2.0)
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    first = rig.started["worker 1"][0]
+    await rig.until(lambda: first.num_beats)
+    os.kill(first.pid, signal.SIGSTOP)
+    await rig.until(lambda: len(rig.started["worker 1"]) == 2)
+    assert first.code == -signal.SIGKILL
+    assert f"worker 1 (process {first.pid}) hangs: its event loop has not turned for 2 s" in caplog.text
+    assert await rig.started["worker 1"][1].wait_ready() is None
+    assert len(rig.started["worker 0"]) == len(rig.started["the writer"]) == 1
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 30) is True
+
+
+async def test_children_that_were_stopped_together_with_their_supervisor_live_on(caplog):
+    """As on a machine that was suspended."""
+    rig = Rig(1, hang_s=1.0)
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    child = rig.started["worker 0"][0]
+    for _ in range(3):
+        await rig.until(lambda: child.num_beats)
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(1.5)  # noqa: ASYNC251 - nothing of the supervisor runs
+        os.kill(child.pid, signal.SIGCONT)
+        seen = child.num_beats
+        await rig.until(lambda seen=seen: child.num_beats > seen + 2)
+    assert child.code is None
+    assert "hangs" not in caplog.text
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 30) is True
+
+
+async def test_heartbeats_that_nobody_reads_stop_nothing():
+    """The pipe of a supervisor that is stopped for long is full."""
+    rig = Rig(1, hang_s=0.01)
+    child = await rig.start("worker 0")
+    assert await child.wait_ready() is None
+    asyncio.get_running_loop().remove_reader(child._ready_end)
+    size = fcntl.fcntl(child._ready_end, fcntl.F_SETPIPE_SZ, 4096)
+    await rig.until(lambda: _num_unread(child._ready_end) == size)
+    assert await child.end(20) == 0
+
+
+def _num_unread(descriptor):
+    return struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4))[0]

@@ -49,6 +49,7 @@ async def test_rate_is_refused_with_the_time_of_the_next(clock):
     with pytest.raises(RateLimited, match="10 requests a second") as refused:
         submit(version, 3)
     assert refused.value.retry_after_s == pytest.approx(0.1)
+    assert refused.value.per_s == 10
     clock.now += 0.1001
     answers.append(submit(version, 4))
     for answer in answers:

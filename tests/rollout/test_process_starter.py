@@ -108,6 +108,39 @@ async def test_a_lost_fork_server_takes_its_processes_along_and_others_are_start
         assert await answers(version)
 
 
+@pytest.mark.parametrize("victim", ["fork server", "model"])
+async def test_a_model_whose_process_is_killed_while_it_loads_is_loaded_by_another(starter, victim):
+    model = running(starter)
+    loading = asyncio.ensure_future(model.__aenter__())
+    await until(lambda: starter.pid is not None)
+    fork_server = starter.pid
+    if victim == "fork server":
+        os.kill(fork_server, signal.SIGKILL)
+    else:
+        children = Path(f"/proc/{fork_server}/task/{fork_server}/children")
+        await until(lambda: starter._living)
+        os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    version = await asyncio.wait_for(loading, 60)
+    assert (starter.pid == fork_server) is (victim == "model")
+    assert await answers(version)
+    await model.__aexit__(None, None, None)
+
+
+async def test_a_load_whose_processes_are_always_killed_fails_and_leaves_the_next_one_alone(starter):
+    loading = asyncio.ensure_future(running(starter).__aenter__())
+    killed = set()
+    while not loading.done():
+        if starter.pid not in {None, *killed}:
+            os.kill(starter.pid, signal.SIGKILL)
+            killed.add(starter.pid)
+        await asyncio.sleep(0.005)
+    with pytest.raises(ModelNotReady, match="the process that starts those of models has ended"):
+        await loading
+    assert len(killed) == 2
+    async with running(starter, "n") as version:
+        assert await answers(version)
+
+
 async def test_a_fork_server_with_a_second_thread_forks_nothing(starter, monkeypatch):
     code = (
         "import threading, time; threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start(); "

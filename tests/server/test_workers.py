@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -48,6 +49,46 @@ def test_a_killed_worker_is_restarted_while_the_other_serves() -> None:
         server.process.terminate()
         assert server.process.wait(20) == 0
         assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+
+
+def test_a_worker_that_hangs_is_killed_and_no_client_waits_for_it() -> None:
+    """Under load; its clients lose their connections, and are answered by the others."""
+    answered = [0] * 8
+    lost: list[httpx.TransportError] = []
+    over = threading.Event()
+
+    def ask(number: int) -> None:
+        with httpx.Client(timeout=120) as client:
+            while not over.is_set():
+                try:
+                    answer = client.post(f"{server.url}/v1/models/sage/score", json={"nodes": [1]})
+                    assert answer.status_code == 200
+                    answered[number] += 1
+                except httpx.NetworkError as error:  # a time-out is none
+                    lost.append(error)
+                except httpx.RemoteProtocolError as error:
+                    lost.append(error)
+
+    with running(server__workers=2, server__worker_hang_s=3.0) as server:
+        before = children(server)
+        clients = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for client in clients:
+            client.start()
+        try:
+            wait_until(lambda: all(answered))
+            os.kill(before[0], signal.SIGSTOP)
+            wait_until(lambda: len(children(server)) == 2 and before[0] not in children(server))
+            seen = list(answered)
+            wait_until(lambda: all(now > then for now, then in zip(answered, seen, strict=True)))
+        finally:
+            over.set()
+            for client in clients:
+                client.join()
+        assert any(
+            "hangs: its event loop has not turned for 3 s; killing it" in text for text in server.log
+        )
+        assert before[1] in children(server)
+        assert len(lost) <= 16
 
 
 def test_workers_that_cannot_write_a_file_serve_on() -> None:

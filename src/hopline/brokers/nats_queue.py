@@ -158,7 +158,11 @@ class NatsQueue:
             except ValueError:
                 continue  # not from JetStream: another client's message to our inbox
             message = nats_stream.message_of(raw, receipt, self._partition)
+            held = self._replies.get(receipt.stream_seq + 1)
             self._replies[receipt.stream_seq + 1] = raw.reply
             self._pending = receipt.pending
-            taken.append(message)
+            # A message that is held for longer than `ack_wait_s` comes again; a new stream of the same name
+            # has other times.
+            if held is None or Receipt.read(held).timestamp_ms != receipt.timestamp_ms:
+                taken.append(message)
         return taken

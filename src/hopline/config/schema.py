@@ -34,6 +34,12 @@ class ServerConfig:
         maximum=1024,
         auto=True,
     )
+    worker_hang_s: float = setting(
+        60.0,
+        "with several workers: a worker whose event loop has not turned for this time is killed and started"
+        " again; 0: never",
+        minimum=0,
+    )
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
     max_pending_bytes: int = setting(
         0,

@@ -119,6 +119,11 @@ class VersionWait:
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._look())
 
+    def check(self, wanted: GraphVersion) -> None:
+        """See whether a request would be handed on now. Raises: GraphBehind."""
+        if not self._is_there(wanted):
+            raise self._behind(wanted)
+
     def withdraw(self, work: Work) -> None:
         """As `Holder.withdraw`."""
         self._waiting.pop(work, None)

@@ -3,6 +3,7 @@
     parent                               child (see `parent.py`)
       start(entry, orders) ── exec ────►   reads its orders: the first line of stdin, JSON
             ◄─────────── "ready" pipe ──   says that it is ready, in a line, where it was given such a pipe
+            ◄───────────────────── beats   and may show from then on that its event loop turns
       end(grace_s) ── SIGTERM ─────────►   finishes what it has, and ends
               └─ after grace_s: SIGKILL
       the parent dies ── stdin ends ───►   the same: stdin is the stop pipe from the second line on
@@ -34,12 +35,14 @@ class Child:
         pid: its id.
         ready: set once the child has said that it is ready.
         said: that line.
+        num_beats: heartbeats of its event loop since then.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, name: str, ready_end: int) -> None:
         self.pid = process.pid
         self.ready = asyncio.Event()
         self.said = ""
+        self.num_beats = 0
         self._process = process
         self._name = name
         self._ready_end = ready_end
@@ -142,10 +145,14 @@ class Child:
 
     def _on_ready(self) -> None:
         said = os.read(self._ready_end, MAX_SAID_BYTES)
-        if said:
-            self.said = said.decode(errors="replace").strip()
+        if not said:
+            self._close_ready_end()
+            return
+        if not self.ready.is_set():
+            line, _, said = said.partition(b"\n")
+            self.said = line.decode(errors="replace").strip()
             self.ready.set()
-        self._close_ready_end()
+        self.num_beats += len(said)
 
     def _close_ready_end(self) -> None:
         if self._ready_end >= 0:

@@ -1,4 +1,4 @@
-"""The parent, as its child sees it: orders, the stop pipe, and the pipe that says ready.
+"""The parent, as its child sees it: orders, the stop pipe, and the pipe that says ready and alive.
 
 See `child.py` for the other side.
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 #: Of the line that says ready: a pipe transfers that many bytes atomically.
 MAX_SAID_BYTES = 4096
+#: One heartbeat, in the pipe behind that line.
+BEAT = b"."
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,15 +36,30 @@ def on_parent_end(call: Callable[[], object]) -> None:
     loop.add_reader(0, on_stdin)
 
 
-def say_ready(descriptor: int, text: str = "ready") -> None:
-    """Tell the parent that this process is ready.
+def say_ready(descriptor: int, text: str = "ready", *, beat_s: float = 0.0) -> None:
+    """Tell the parent that this process is ready, and from then on that its event loop turns.
 
     Args:
         descriptor: the `ready` of its orders.
         text: one line; it is cut off after `MAX_SAID_BYTES`.
+        beat_s: seconds between two heartbeats of the running loop; 0 for none.
     """
-    os.write(descriptor, text.encode()[: MAX_SAID_BYTES - 1] + b"\n")
-    os.close(descriptor)
+    os.write(descriptor, text.encode()[: MAX_SAID_BYTES - 1].replace(b"\n", b" ") + b"\n")
+    if beat_s:
+        os.set_blocking(descriptor, False)
+        _beat(descriptor, beat_s)
+    else:
+        os.close(descriptor)
+
+
+def _beat(descriptor: int, beat_s: float) -> None:
+    try:
+        os.write(descriptor, BEAT)
+    except BlockingIOError:  # the parent has not read for long
+        pass
+    except BrokenPipeError:
+        return
+    asyncio.get_running_loop().call_later(beat_s, _beat, descriptor, beat_s)
 
 
 def die_with_parent() -> None:

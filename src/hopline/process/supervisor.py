@@ -1,7 +1,8 @@
-"""Keeps children alive: one for each slot, started again when it ends, replaced one at a time.
+"""Keeps children alive: one for each slot, started again when it ends or hangs, replaced one at a time.
 
 ended ─ before any was ready ─► all are stopped: a second try would only hide the reason
       ─ else ─────────────────► started again after a pause, which doubles (`backoff.py`)
+no heartbeat for `hang_s` ─► killed ─► ended
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ from hopline.process.backoff import Backoff
 from hopline.process.child import Child, exit_reason
 
 log = logging.getLogger(__name__)
+
+
+#: Longest time between two heartbeats and between two looks at them, in seconds; shorter for a short limit.
+_BEAT_S, _BEATS = 1.0, 10
+
+
+def beat_s(hang_s: float) -> float:
+    """Seconds between two heartbeats for a limit; 0 for none."""
+    return min(_BEAT_S, hang_s / _BEATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +50,24 @@ class Supervisor:
     Args:
         slots: in the order in which they are started and replaced.
         grace_s: from SIGTERM to SIGKILL.
+        hang_s: a child whose event loop has not turned for this time is killed; 0 for no limit. It concerns
+            children that send heartbeats. Time in which this process did not run does not count, such as
+            that of a machine that was suspended.
         on_ready: called once, when the child of every slot is ready for the first time, with what each said
             then, by the name of its slot.
     """
 
     def __init__(
-        self, slots: Iterable[Slot], grace_s: float, on_ready: Callable[[Mapping[str, str]], object]
+        self,
+        slots: Iterable[Slot],
+        grace_s: float,
+        on_ready: Callable[[Mapping[str, str]], object],
+        hang_s: float = 0.0,
     ) -> None:
         self._slots = list(slots)
         self._grace_s = grace_s
         self._on_ready = on_ready
+        self._hang_s = hang_s
         self._children: dict[Slot, Child] = {}
         self._ready: set[Slot] = set()
         self._replacing: set[Slot] = set()
@@ -120,6 +138,7 @@ class Supervisor:
         ended = asyncio.ensure_future(child.wait())
         ready = asyncio.ensure_future(child.ready.wait())
         stopping = asyncio.ensure_future(self._stopping.wait())
+        watching = asyncio.ensure_future(self._watch(slot, child))
         try:
             await asyncio.wait({ended, ready, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
@@ -127,8 +146,26 @@ class Supervisor:
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return exit_reason(await ended if ended.done() else await child.end(self._grace_s))
         finally:
-            for task in (ended, ready, stopping):
+            for task in (ended, ready, stopping, watching):
                 task.cancel()
+
+    async def _watch(self, slot: Slot, child: Child) -> None:
+        """Kill a child that hangs."""
+        look_s = beat_s(self._hang_s)
+        num_beats = num_silent = 0
+        while self._hang_s and num_silent * look_s < self._hang_s:
+            # Counted in looks, not measured: after a pause of this process there is one look more.
+            await asyncio.sleep(look_s)
+            num_silent = num_silent + 1 if child.num_beats == num_beats else 0
+            num_beats = child.num_beats
+            if not num_beats:  # not ready yet, or without heartbeats
+                num_silent = 0
+        if self._hang_s:
+            log.error(
+                "%s (process %d) hangs: its event loop has not turned for %g s; killing it",
+                slot.name, child.pid, self._hang_s,
+            )  # fmt: skip
+            child.kill()
 
     def _note_ready(self, slot: Slot) -> None:
         self._ready.add(slot)

@@ -12,7 +12,7 @@ from hopline.errors import BadRequest, HoplineError, ModelNotReady
 from hopline.process.child import exit_reason
 from hopline.process.wire import WireError
 from hopline.rollout import process_wire as wire
-from hopline.rollout.process_starter import ProcessStarter, StartedChild
+from hopline.rollout.process_starter import ProcessEnded, ProcessStarter, StartedChild
 from hopline.scheduling.work import Work
 from hopline.types import UNREADABLE
 
@@ -91,7 +91,8 @@ class ModelProcess(asyncio.Protocol):
 
         Raises:
             HoplineError: why the model cannot be opened.
-            ModelNotReady: the process ended instead, or took longer than `timeout_s`.
+            ProcessEnded: the process ended instead.
+            ModelNotReady: it took longer than `timeout_s`.
         """
         self = cls(owner)
         name = orders["name"]
@@ -250,6 +251,6 @@ class ModelProcess(asyncio.Protocol):
             code = await process.wait()
         how = exit_reason(code)
         if not self._opened.done():
-            self._opened.set_exception(ModelNotReady(f"its process ended ({how}) before it was ready"))
+            self._opened.set_exception(ProcessEnded(f"its process ended ({how}) before it was ready"))
         elif self.ready is not None:
             self._owner.lost(self, how)

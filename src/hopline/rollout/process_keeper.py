@@ -21,7 +21,7 @@ from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, Owner
 from hopline.rollout.process_memory import anonymous_bytes
-from hopline.rollout.process_starter import ProcessStarter
+from hopline.rollout.process_starter import ProcessEnded, ProcessStarter
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,11 @@ class ProcessKeeper:
         self._looking = asyncio.ensure_future(self._look())
 
     async def _first(self) -> ModelProcess:
-        process = await self._started()
+        try:
+            process = await self._started()
+        except ProcessEnded as error:  # such as one that was killed with the fork server; once more
+            log.warning("%s/%s: %s; starting another process", self._name, self._version, error)
+            process = await self._started()
         limit, taken = self._limits.memory_bytes, anonymous_bytes(process.pid)
         if limit and taken > limit:
             await process.end()

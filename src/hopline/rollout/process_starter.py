@@ -27,6 +27,10 @@ _END_S, _BUSY_S = 5.0, 0.005
 _IDLE_S = 60.0
 
 
+class ProcessEnded(ModelNotReady):
+    """A process ended before its model was ready, and gave no reason: killed, or with the fork server."""
+
+
 class StartedChild:
     """A process that was begun.
 
@@ -95,7 +99,7 @@ class ProcessStarter:
             wire: its end of the socket to the server; the caller closes it.
 
         Raises:
-            ModelNotReady: it could not be begun.
+            ModelNotReady: it could not be begun. ProcessEnded: the fork server has ended.
         """
         if self._rest is not None:
             self._rest.cancel()
@@ -162,7 +166,7 @@ class ProcessStarter:
     async def _send(self, packet: bytes, files: list[int]) -> None:
         while True:
             if self._control is None:
-                raise ModelNotReady("the process that starts those of models has ended")
+                raise ProcessEnded("the process that starts those of models has ended")
             try:
                 socket.send_fds(self._control, [packet], files)
                 return
@@ -227,7 +231,7 @@ class ProcessStarter:
             child.reap(-signal.SIGKILL)
         for expected in self._expected.values():
             if not expected.done():
-                expected.set_exception(ModelNotReady(why))
+                expected.set_exception(ProcessEnded(why))
 
 
 async def _see_off(fork_server: asyncio.subprocess.Process) -> None:

@@ -153,6 +153,7 @@ class Admission:
             f"this model takes {self._bucket.rate:g} requests a second (rate_per_s); the next one in "
             f"{max(wait_s, 0.001):.3f} s",
             retry_after_s=wait_s,
+            per_s=self._bucket.rate,
         )
 
 

@@ -135,6 +135,9 @@ class FakeService:
             await asyncio.sleep(0.005)
         return not self.num_waiting
 
+    def check_version(self, request: ScoreRequest) -> None:
+        """Every request: the graph does not change."""
+
     def live(self) -> bool:
         """Always."""
         return True

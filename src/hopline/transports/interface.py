@@ -40,6 +40,13 @@ class ScoringService(Protocol):
         """
         ...
 
+    def check_version(self, request: ScoreRequest) -> None:
+        """Check, without waiting, that the live graph has the request's `min_version`.
+
+        Raises: GraphBehind: not yet. BadRequest: `min_version` is no version.
+        """
+        ...
+
     def live(self) -> bool:
         """Return whether the process works at all."""
         ...

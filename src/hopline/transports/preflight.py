@@ -83,6 +83,10 @@ class _Stage:
         """Not used by pre-flight requests."""
         raise HoplineError("pre-flight requests use submit")
 
+    def check_version(self, request: ScoreRequest) -> None:
+        """Delegate to the service."""
+        self._service.check_version(request)
+
     def live(self) -> bool:
         """Delegate to the service."""
         return self._service.live()

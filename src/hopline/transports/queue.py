@@ -1,6 +1,7 @@
 """Score requests from a message broker, at least once: a message is settled after its answer is written.
 
     poll → request → service → answer ─┐
+              │         └ refused for now → waits → service
               └ no request → dead letter ┴→ sink → settle
 
 If the server or the broker stops while a request is in progress, the request is delivered and answered
@@ -16,7 +17,6 @@ import re
 import time
 
 from hopline.brokers.base import Message, Outgoing
-from hopline.brokers.condition import Backoff
 from hopline.brokers.registry import open_queue, open_sink
 from hopline.config.schema import Config
 from hopline.errors import (
@@ -33,6 +33,8 @@ from hopline.transports import queue_message
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.interface import ScoringService
 from hopline.transports.queue_answers import AnswerWriter
+from hopline.transports.queue_retries import Retries
+from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,10 @@ _SMALL_BYTES = 64 * 1024
 #: 249 is Kafka's limit. In NATS, a blank would begin another argument of the protocol.
 _TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*>]{1,249}")
 _PASSING = (Overloaded, ModelNotReady, FeatureStoreUnavailable, Unavailable)
+
+
+class _Stopped(Exception):
+    """The reader ends before a request was accepted."""
 
 
 class QueueServer:
@@ -65,6 +71,9 @@ class QueueServer:
         self._sink = open_sink(config.queues.requests, _SETTING)
         self._running: set[asyncio.Task[None]] = set()
         self._free = asyncio.Event()
+        #: Requests that the service has, of those that were retried too.
+        self._places = asyncio.Semaphore(config.queues.concurrency)
+        self._waiting = Retries(config.queues)
         self._answers = AnswerWriter(
             self._sink, self._queue, config.queues, lambda message: self._free.set()
         )
@@ -81,6 +90,9 @@ class QueueServer:
             "hopline_broker_retries_total",
             "Requests that were retried because the server could not accept them.",
         )()
+        metrics.gauge(
+            "hopline_broker_requests_waiting", "Messages that wait to be retried."
+        )().set_function(lambda: self._waiting.num_waiting)
         metrics.gauge("hopline_broker_requests_open", "Messages read and not settled.")().set_function(
             lambda: len(self._running) + self._answers.num_open
         )
@@ -141,7 +153,8 @@ class QueueServer:
 
     async def _read(self) -> None:
         while not self._stopping:
-            free = self._settings.concurrency - len(self._running) - self._answers.num_held
+            placed = len(self._running) - self._waiting.num_apart + self._answers.num_held
+            free = self._settings.concurrency - placed
             if free <= 0:
                 self._free.clear()
                 await self._free.wait()
@@ -173,36 +186,54 @@ class QueueServer:
         except BadRequest as error:
             self._put_aside(message, error, topic)
             return
-        try_until = time.monotonic() + settings.retry_s
-        if request.deadline is not None:
-            try_until = min(try_until, request.deadline)
-        backoff = Backoff(0.02, 1.0)
-        while True:
-            try:
-                result = await self._service.score(request)
-                break
-            except _PASSING as error:
-                wait_s = backoff.next()
-                if self._stopping:
-                    return  # the message is delivered to another reader
-                if time.monotonic() + wait_s >= try_until:
-                    self._refuse(message, error, topic)
-                    return
-                await asyncio.sleep(wait_s)
-                if time.monotonic() >= try_until:  # the loop was busy: the answer names why it waited
-                    self._refuse(message, error, topic)
-                    return
-                self._retries.inc()
-            except Exception as error:  # a failure of one request must not affect others
-                known = as_hopline_error(error, request.request_id)
-                # Invalid for every graph and model.
-                if isinstance(known, BadRequest) and not isinstance(known, NodeNotFound | RequestTooLarge):
-                    self._put_aside(message, known, topic)
-                else:
-                    self._refuse(message, known, topic)
-                return
+        try:
+            result = await self._answer(message, request)
+        except _Stopped:
+            return  # the message is delivered to another reader
+        except Exception as error:  # a failure of one request must not affect others
+            known = as_hopline_error(error, request.request_id)
+            # Invalid for every graph and model.
+            if isinstance(known, BadRequest) and not isinstance(known, NodeNotFound | RequestTooLarge):
+                self._put_aside(message, known, topic)
+            else:
+                self._refuse(message, known, topic)
+            return
         answer = [queue_message.answer(message, topic, request, result)] if topic else []
         self._finish(message, answer, "ok")
+
+    async def _answer(self, message: Message, request: ScoreRequest) -> ScoreResult:
+        """The result of a request, which is retried while the server cannot accept it.
+
+        Raises: HoplineError: of any kind. _Stopped: no try is left before the end of this reader.
+        """
+        try_until = time.monotonic() + self._settings.retry_s
+        if request.deadline is not None:
+            try_until = min(try_until, request.deadline)
+        waiting, backoff = self._waiting, self._waiting.backoff()
+        is_first = True
+        await self._places.acquire()
+        while True:
+            try:
+                self._service.check_version(request)
+                return await self._service.score(request)
+            except _PASSING as error:
+                refusal = error
+            finally:
+                self._places.release()
+            if self._stopping:
+                raise _Stopped
+            wait_s, left_s = waiting.wait_s(backoff), try_until - time.monotonic()
+            if wait_s >= left_s or waiting.is_vain(message, request, refusal, left_s, is_first=is_first):
+                raise refusal
+            with waiting.waiting(message, request, refusal):
+                self._free.set()
+                await asyncio.sleep(wait_s)
+                await self._places.acquire()
+            if time.monotonic() >= try_until:  # the loop was busy: the answer names why it waited
+                self._places.release()
+                raise refusal
+            is_first = False
+            self._retries.inc()
 
     def _answer_topic(self, message: Message) -> str:
         """Return the topic for the answer; "" for none.
