@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.errors import GraphError
+from hopline.float32 import changed
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.columns import matrix
-from hopline.graph.rounding import changed
 
 ROWS = 300
 NEXT = 2**24 + 1  # the first integer that float32 does not hold

@@ -20,9 +20,9 @@ from hopline.engine.level import Level, Relation
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
+from hopline.float32 import changed, refusal
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveView
-from hopline.graph.rounding import changed, refusal
 from hopline.graph.schema import EdgeTypeSchema
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.types import ExternalId, FloatArray, IdArray, InlineNode

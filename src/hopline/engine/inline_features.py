@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import BadRequest
-from hopline.graph.rounding import EXACT, changed, refusal
+from hopline.float32 import EXACT, changed, refusal
 from hopline.graph.schema import NodeTypeSchema
 from hopline.types import AnyArray, FloatArray, InlineNode
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
+from hopline.float32 import changed, refusal
 from hopline.graph.edge_times import UNITS, likely_range
 from hopline.graph.live.changes import EdgeChanges, Ids, NodeChanges
 from hopline.graph.live.check import NOT_SIGNED
-from hopline.graph.rounding import changed, refusal
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
 from hopline.types import FloatArray, IdArray
 

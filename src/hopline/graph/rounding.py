@@ -7,25 +7,22 @@ columns in which all values are integers. For other columns the rounding must be
 range of the column: seconds since 1970 are rounded by up to 64, which is more than the difference between
 two events of one minute; 0.1 is rounded too, which is harmless.
 
-Later numbers of a column come one by one, in events and requests: `changed` refuses integers that float32
-would change. It accepts them in columns that the graph's schema lists as `rounded`: those of `--round`, and
-those of fractions beyond `EXACT`, whose last digits were negligible in the build. A number that comes as
-float32 is never refused.
+Later numbers of a column come one by one, in events and requests: `hopline.float32` refuses integers that
+float32 would change. It accepts them in columns that the graph's schema lists as `rounded`: those of
+`--round`, and those of fractions beyond `EXACT`, whose last digits were negligible in the build.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import GraphError
-from hopline.types import AnyArray, FloatArray
+from hopline.float32 import EXACT, inexact_integers
+from hopline.types import AnyArray
 
-#: float32 holds every integer up to this exactly.
-EXACT = 2**24
 # Largest rounding error, as a part of the column's range: of values below EXACT, of larger ones (such as
 # times with fractions). float32 rounds by 3e-8 of the value, so the error is larger for a narrow range far
 # from 0.
@@ -34,8 +31,8 @@ _ADVICE = (
     "Number codes from 0 on or split them into several columns, subtract a reference from times, or, if "
     "rounding is harmless, list the column in NodeTable.rounded (`hopline graph build`: --round COLUMN)"
 )
-#: From the first on every float64 is an integer, which proves nothing; from the second on no code is.
-_WHOLE, _CODES = 2.0**53, 2.0**64
+#: From here on every float64 is an integer, which proves nothing.
+_WHOLE = 2.0**53
 
 
 class Rounding:
@@ -59,7 +56,7 @@ class Rounding:
         """Check rows [n, columns], of which the first is row `begin`."""
         if self._dtype.kind in "iu":
             if self._dtype.itemsize >= 4 and chunk.size and (chunk.max() > EXACT or chunk.min() < -EXACT):
-                self._note(_inexact_integers(chunk), chunk, begin)
+                self._note(inexact_integers(chunk), chunk, begin)
         elif self._dtype.kind == "f" and self._dtype.itemsize > 2:  # float16 ends at 65,504
             if self._integers.any():
                 whole = (np.floor(chunk) == chunk) & (np.abs(chunk) < _WHOLE)
@@ -112,54 +109,3 @@ class Rounding:
                 f"{what}: {self._inexact[column]} {self._dtype} values of column {named} {why}; the first "
                 f"is {self._value[column]} in row {self._first[column]}. {_ADVICE}"
             )
-
-
-def changed(
-    values: AnyArray, stored: FloatArray, rounded: Collection[int] = ()
-) -> NDArray[np.bool_] | None:
-    """Integers that float32 would change, bool [n, d]; None if there are none.
-
-    Args:
-        values: [n, d], as they came.
-        stored: float32 [n, d], the same numbers.
-        rounded: columns that may be rounded.
-    """
-    if values.dtype.kind == "f" and values.dtype.itemsize <= 4:
-        return None
-    size = np.abs(stored)
-    if not size.size or size.max() < EXACT:  # NaN is not below
-        return None
-    if values.dtype.kind in "iu":
-        lost = _inexact_integers(values)
-    else:
-        # Codes have at most 64 bits; beyond, every float is an integer, which proves nothing.
-        lost = (size >= EXACT) & (size < _CODES) & (values != stored) & (np.floor(values) == values)
-    lost[:, list(rounded)] = False
-    return lost if lost.any() else None
-
-
-def refusal(value: Any, column: int | None, names: Sequence[str] = ()) -> str:
-    """Why `changed` refuses a number, and what to do instead.
-
-    Args:
-        value: as it came.
-        column: its position; None for the weight of an edge. names: of the columns.
-    """
-    becomes = int(np.float32(value))
-    named = names[column] if column is not None and column < len(names) else None
-    where = "" if column is None else f"column {column if named is None else repr(named)}: "
-    return (
-        f"{where}{int(value)} would become {becomes}: float32 holds all integers up to {EXACT:,} only. "
-        "Number codes from 0 on or split them into several columns, or subtract a reference from times; if "
-        "rounding is harmless, send float32 numbers, or build the graph with --round "
-        f"{named or 'COLUMN'} (NodeTable.rounded, EdgeTable.rounded)"
-    )
-
-
-def _inexact_integers(chunk: AnyArray) -> NDArray[np.bool_]:
-    rounded = chunk.astype(np.float32)
-    # Beyond the range of the type, casting back is undefined.
-    beyond = rounded >= 2.0 ** (8 * chunk.dtype.itemsize - (chunk.dtype.kind == "i"))
-    with np.errstate(invalid="ignore"):
-        lost: NDArray[np.bool_] = beyond | (np.where(beyond, 0, rounded).astype(chunk.dtype) != chunk)
-    return lost
