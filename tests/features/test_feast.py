@@ -199,6 +199,19 @@ async def test_values_that_are_no_numbers_are_never_zeros(repository):
     await store.close()
 
 
+async def test_an_integer_that_float32_changes_is_not_served(repository):
+    numbers = mixed() | {"count": [2**24 + 1, 2**24 + 2]}
+    repository.add("mixed", [ACCOUNT], MIXED, numbers)
+    store = await repository.open()
+    rows = await store.fetch(MIXED_GROUP, [1, 2])
+    assert rows.found.tolist() == [False, True]
+    assert rows.problems == (
+        "mixed 1: feature 'count': 16777217 would become 16777216: float32 holds all integers up to "
+        "16,777,216 only",
+    )
+    await store.close()
+
+
 async def test_a_feature_service_is_a_group_of_several_views(repository):
     first = repository.add(
         "first", [ACCOUNT], [Field(name="f", dtype=Float32)], {"account_id": [1, 2], "f": [1.0, 2.0]}

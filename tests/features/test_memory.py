@@ -7,6 +7,7 @@ import pytest
 from hopline.errors import ConfigError, FeatureStoreError
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
+from hopline.features.rows import checked_values
 from hopline.testing.feature_stores import (
     ACCOUNTS,
     SAMPLES,
@@ -121,3 +122,12 @@ async def test_an_absent_folder_is_named_with_the_setting(tmp_path):
 async def test_a_group_that_cannot_be_is_refused(group, said):
     with pytest.raises(FeatureStoreError, match=said):
         await MemoryStore().create(group)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+def test_integers_that_float32_changes_are_not_stored(dtype):
+    group = FeatureGroup("g", 2, feature_names=("age", "merchant"))
+    with pytest.raises(FeatureStoreError, match=r"column 'merchant': 16777217 would become 16777216"):
+        checked_values(group, [1, 2], np.array([[1, 2], [3, 2**24 + 1]], dtype))
+    assert checked_values(group, [1], np.array([[1, 2**24 + 1.0]])).tolist() == [[1, 2**24]]
+    assert checked_values(group, [1], np.array([[1, 2**24 + 2]], dtype)).tolist() == [[1, 2**24 + 2]]

@@ -148,6 +148,8 @@ async def test_a_file_that_is_no_parquet_is_named_with_the_setting(tmp_path):
         ({"id": [1, 2], "f": [[1.0], [1.0, 2.0]]}, "lists of different lengths"),
         ({"id": [1, 2], "f": [[1.0], None]}, "lists of different lengths"),
         ({"id": [1, 2], "f": [[1.0], [None]]}, "column 'f' has nulls"),
+        ({"id": [1, 2], "f": [1, 2**24 + 1]}, "column 'f': 16777217 would become 16777216"),
+        ({"id": [1, 2], "f": [[1, 2], [3, 2**24 + 1]]}, "column 'f': 16777217 would become 16777216"),
     ],
 )
 async def test_rows_that_cannot_be_used_are_an_error_and_never_shifted(tmp_path, columns, said):

@@ -221,14 +221,25 @@ def test_options_of_text_and_of_missing_values(tmp_path):
         (("--num-nodes", "3"), "pass --ids-are-rows"),
         (("--undirected",), "2 of 3 edges already have their reverse"),
         (("--delimiter", "::"), "a delimiter is one character; got '::'"),
+        (
+            ("--features", "n.csv", "--id", "id", "--round", "amuont"),
+            "no numbers are read from 'amuont', which should be rounded (--round); the columns with "
+            "numbers are 'f', 'w'",
+        ),
+        (
+            ("--features", "n.csv", "--id", "id", "--fill", "f=0", "--fill", "F=1", "--fill", "id=1"),
+            "no numbers are read from 'F', 'id', which should be filled (--fill); the columns with numbers "
+            "are 'f', 'w'",
+        ),
+        (("--round", "w", "--round", "t"), "no numbers are read from 't'"),
     ],
 )
 def test_options_that_cannot_be_meant(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "n.csv").write_text("id,f\n1,2\n2,3\n3,4\n")
-    (tmp_path / "e.csv").write_text("src,dst,t\n1,2,5\n2,1,6\n2,3,7\n")
+    (tmp_path / "e.csv").write_text("src,dst,t,w\n1,2,5,1\n2,1,6,1\n2,3,7,1\n")
     time = ("--time", "t") if "--time-unit" in arguments else ()
-    refused = run("build", "e.csv", "--out", "g", *time, *arguments)
+    refused = run("build", "e.csv", "--out", "g", "--weight", "w", *time, *arguments)
     assert refused.exit_code == 1
     assert message in refused.stderr.replace("\n", " ")
 
@@ -239,3 +250,34 @@ def test_an_undirected_file_is_not_doubled(tmp_path):
     assert built.exit_code == 0
     assert "already contain both directions: no reverse was added" in built.stderr
     assert Graph.open(tmp_path / "g").num_edges == 2
+
+
+def test_a_column_of_any_file_may_be_rounded_and_the_graph_says_so(tmp_path):
+    (tmp_path / "n.csv").write_text("id,code,amount\n1,16777217,0.5\n2,2,3\n")
+    (tmp_path / "e.csv").write_text("src,dst,mcc,w\n1,2,16777219,16777217\n")
+    files = ("build", tmp_path / "e.csv", "--features", tmp_path / "n.csv", "--id", "id", "--attr", "mcc")
+    names = ("--round", "code", "--round", "mcc", "--round", "w")
+    built = run(*files, "--weight", "w", *names, "--out", tmp_path / "g")
+    assert built.exit_code == 0, built.output
+    graph = Graph.open(tmp_path / "g")
+    assert graph.schema.node_types["node"].rounded == (0,)
+    (edge,) = graph.schema.edge_types.values()
+    assert (edge.rounded, edge.rounded_weight) == ((0,), True)
+    described = json.loads(run("info", tmp_path / "g", "--json").stdout)
+    assert described["node_types"]["node"]["rounded"] == [0]
+    assert described["edge_types"]["node__to__node"]["rounded"] == [0]
+    assert described["edge_types"]["node__to__node"]["rounded_weight"] is True
+
+
+@pytest.mark.parametrize("url", ["http://localhost:6379", "localhost:6379", "redis+ring://h", "redis:h"])
+def test_a_graph_is_pushed_to_a_redis_only(tables, url):
+    built = run(
+        "build", tables / "transfers.csv", "--src", "payer", "--dst", "payee", "--out", tables / "g"
+    )
+    assert built.exit_code == 0, built.output
+    refused = run("push", tables / "g", url)
+    assert refused.exit_code == 1
+    assert f"URL: '{url}' is not the URL of a Redis" in refused.stderr.replace("\n", " ")
+    assert "redis://, rediss://, valkey://, valkeys://, redis+cluster://" in refused.stderr.replace(
+        "\n", " "
+    )

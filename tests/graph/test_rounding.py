@@ -1,5 +1,7 @@
 """Numbers that float32 does not hold are refused, by column; those that it holds well enough are not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hopline.errors import GraphError
+from hopline.float32 import changed
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.graph.columns import matrix
 
@@ -95,7 +98,7 @@ def test_a_vector_of_node_numbers_is_one_column():
     ],
 )
 def test_ordinary_numbers_are_not(column):
-    assert np.allclose(matrix(column, "x")[:, 0], np.asarray(column, np.float64), rtol=1e-6)
+    assert np.allclose(matrix(column, "x")[0][:, 0], np.asarray(column, np.float64), rtol=1e-6)
 
 
 def test_what_is_rounded_by_the_caller_is_taken():
@@ -110,7 +113,7 @@ def test_what_is_rounded_by_the_caller_is_taken():
 def test_an_integer_is_stored_as_it_is_or_refused(array):
     values = array.tolist()
     if all(int(np.float32(value)) == value for value in values):
-        assert [int(value) for value in matrix(array, "x")[:, 0]] == values
+        assert [int(value) for value in matrix(array, "x")[0][:, 0]] == values
     else:
         with pytest.raises(GraphError, match="integers that float32 cannot hold"):
             matrix(array, "x")
@@ -120,3 +123,86 @@ def test_types_beside_are_no_excuse():
     tables = {"a": NodeTable(np.zeros((2, 1))), "b": NodeTable(CODES)}
     with pytest.raises(GraphError, match="features of node type 'b'"):
         Graph.from_tables(tables, {("a", "to", "b"): EdgeTable([[0], [0]])})
+
+
+def kept_as(values, rounded=()):
+    """The positions of numbers that later events and requests may not bring."""
+    array = np.array([values]) if not isinstance(values, np.ndarray) else values.reshape(1, -1)
+    with np.errstate(over="ignore"):
+        lost = changed(array, array.astype(np.float32), rounded)
+    return [] if lost is None else np.flatnonzero(lost[0]).tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.float64])
+def test_later_integers_that_float32_changes_are_found(dtype):
+    values = np.array([2**24, NEXT, 2**24 + 2, 3, 2**31 - 1]).astype(dtype)
+    assert kept_as(values) == [1, 4]
+    assert kept_as(values, (1,)) == [4]
+    assert kept_as(values, (1, 4)) == []
+
+
+def test_later_numbers_that_are_no_integers_are_rounded_as_always():
+    assert kept_as([0.1, 1e-300, 2**24 + 0.5, 1.7e9 + 0.25, 1e30, -1e25]) == []
+    assert kept_as([np.nan, np.inf, 1e39]) == []  # refused elsewhere, as not finite
+    assert kept_as(np.array([NEXT], np.float32)) == []  # the caller has rounded it
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
+def test_a_later_integer_of_64_bits_is_exact_or_found(values):
+    inexact = [at for at, value in enumerate(values) if int(np.float32(value)) != value]
+    assert kept_as(np.array(values, np.int64)) == inexact
+
+
+def of_columns(features, **more):
+    return Graph.from_tables(
+        {"node": NodeTable(features, **more)}, {("node", "to", "node"): EdgeTable([[0], [0]])}
+    ).schema.node_types["node"]
+
+
+def test_columns_of_codes_stay_exact_and_columns_of_large_fractions_may_be_rounded():
+    amounts = np.array([0.25, 1e9, 3e7])
+    codes = np.array([1, 2**24, 2**24 + 2])
+    normal = np.array([0.5, -1, 3])
+    for dtype in (np.float32, np.float64):
+        assert of_columns(np.stack([codes, amounts, normal, -amounts], 1).astype(dtype)).rounded == (1, 3)
+    assert of_columns(codes).rounded == ()
+    assert of_columns(CODES.astype(np.float32)).rounded == ()
+    assert of_columns(amounts.astype(np.float32) * np.float32(1e20)).rounded == (0,)
+    assert of_columns(normal.astype(np.float16)).rounded == ()
+
+
+def test_columns_may_be_listed():
+    table = np.stack([CODES, CODES, CODES * 0], axis=1)
+    names = ["a", "b", "c"]
+    refused("column 'b'", features=table[:, 1:2], feature_names=["b"])
+    assert of_columns(table, feature_names=names, rounded=["b", "a"]).rounded == (0, 1)
+    assert of_columns(table, rounded=[1, 0, 2]).rounded == (0, 1, 2)
+    with pytest.raises(
+        GraphError, match=r"no column 'd' that could be rounded; the columns are 'a', 'b', 'c'"
+    ):
+        of_columns(table, feature_names=names, rounded=["d"])
+    with pytest.raises(GraphError, match=r"no column 3 .*; the columns are 0 to 2, without names"):
+        of_columns(table, rounded=[3])
+    edges = EdgeTable([[0], [0]], attr=[[NEXT]], weight=[NEXT], attr_names=["mcc"], rounded=["mcc"])
+    tables = {"node": NodeTable(num_nodes=1)}
+    with pytest.raises(GraphError, match=r"weights of .*16777217"):
+        Graph.from_tables(tables, {("node", "to", "node"): edges})
+    edges = dataclasses.replace(edges, rounded_weight=True)
+    schema = Graph.from_tables(tables, {("node", "to", "node"): edges}).schema.edge_types["node__to__node"]
+    assert (schema.rounded, schema.rounded_weight) == ((0,), True)
+
+
+def test_listed_columns_are_stored_and_count_for_the_version(tmp_path):
+    plain = Graph.from_edges([[0], [0]], np.ones((1, 2), np.float32))
+    listed = Graph.from_tables(
+        {"node": NodeTable(np.ones((1, 2), np.float32), rounded=[1])},
+        {("node", "to", "node"): EdgeTable([[0], [0]])},
+    )
+    assert listed.version != plain.version
+    saved = listed.save(tmp_path / "graph")
+    assert Graph.open(saved.path).schema.node_types["node"].rounded == (1,)
+    assert b'"format": 6' in (tmp_path / "graph" / "graph.json").read_bytes()
+    plain.save(tmp_path / "plain")
+    assert b'"format": 1' in (tmp_path / "plain" / "graph.json").read_bytes()
+    assert saved.subgraph([0]).schema.node_types["node"].rounded == (1,)
+    assert saved.with_features_as("bfloat16").subgraph([0]).schema.node_types["node"].rounded == (1,)

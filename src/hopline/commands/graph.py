@@ -257,6 +257,7 @@ def _described(graph: Graph) -> dict[str, Any]:
             "feature_bytes": part.features.nbytes,
             "feature_names": list(schema.feature_names),
             "id_kind": schema.id_kind,
+            "rounded": list(schema.rounded),
         }
     edges = {}
     for key, edge in graph.schema.edge_types.items():
@@ -273,6 +274,8 @@ def _described(graph: Graph) -> dict[str, Any]:
             "time_range": adjacency.time_range,
             "has_weight": edge.has_weight,
             "signed_weight": edge.signed_weight,
+            "rounded": list(edge.rounded),
+            "rounded_weight": edge.rounded_weight,
             "has_self_loops": adjacency.has_self_loops,
             "has_repeated_edges": adjacency.has_repeated_edges,
             "in_degree": {f"{q:g}": d for q, d in zip(_QUANTILES, quantiles, strict=False)},

@@ -115,7 +115,7 @@ class StateCacheConfig:
     )
     l2: str = setting(
         "",
-        "redis:// or redis-cluster:// address at which the servers of a fleet share rows of the state "
+        "redis:// or redis+cluster:// address at which the servers of a fleet share rows of the state "
         "cache; empty: off",
     )
     l2_timeout_ms: float = setting(

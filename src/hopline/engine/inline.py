@@ -14,13 +14,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hopline.artifact import LOOPS, REPEATED, ModelSpec
+from hopline.engine.inline_features import as_float32, feature_rows
 from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
 from hopline.engine.narrow_kernels import Matrix
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
+from hopline.float32 import changed, refusal
 from hopline.graph import Adjacency, Graph
 from hopline.graph.live.view import LiveAdjacency, LiveView
+from hopline.graph.schema import EdgeTypeSchema
 from hopline.sampling import BlockBuffers, Sampler
 from hopline.types import ExternalId, FloatArray, IdArray, InlineNode
 
@@ -74,12 +77,13 @@ def parse_inline(
             `matrix_without` are refused.
 
     Raises:
-        BadRequest: features of a wrong length or not finite, an unknown edge type, edge data of a wrong
-            shape, edges that the model reads differently from those that it was packaged with.
+        BadRequest: features of a wrong length, not finite or changed by float32, an unknown edge type, edge
+            data of a wrong shape, edges that the model reads differently from those that it was packaged
+            with.
         NodeNotFound: neighbour ids that are in neither the graph nor the request; the error names them.
         RequestTooLarge: more than `max_neighbors` neighbours of one node.
     """
-    features = _features(graph, node_type, nodes)
+    features = feature_rows(nodes, node_type, graph.schema.node_types[node_type])
     incoming = {key: edge for key, edge in graph.edges.items() if edge.dst == node_type}
     names: dict[ExternalId, int] = {}
     for i, node in enumerate(nodes):
@@ -107,6 +111,7 @@ def parse_inline(
     by_weight = spec.sampling == "weighted"
     edges = {}
     for key, adjacency in incoming.items():
+        schema = graph.schema.edge_types[key]
         own_names = names if adjacency.src == node_type else {}
         neighbors, absent = _resolve(graph, adjacency, lists[key], own_names)
         missing += absent
@@ -115,10 +120,10 @@ def parse_inline(
         edges[key] = InlineEdges(
             offsets,
             neighbors,
-            _edge_values(nodes, key, incoming, lists[key], "edge_weight", 0, by_weight)[:, 0]
+            _edge_values(nodes, schema, incoming, lists[key], "edge_weight", by_weight)[:, 0]
             if adjacency.weight is not None
             else NO_FLOATS,
-            _edge_values(nodes, key, incoming, lists[key], "edge_attr", adjacency.attr.shape[1])
+            _edge_values(nodes, schema, incoming, lists[key], "edge_attr")
             if adjacency.attr is not None and key in reads_attr
             else None,
         )
@@ -296,34 +301,6 @@ def _sample(sampler: Sampler, edges: InlineEdges) -> tuple[IdArray, IdArray]:
     return offsets, np.concatenate(picked)
 
 
-def _features(graph: Graph | LiveView, node_type: str, nodes: Sequence[InlineNode]) -> FloatArray:
-    """The feature rows, float32 [n, d]."""
-    dim = graph.nodes[node_type].features.shape[1]
-    try:
-        with np.errstate(over="ignore"):
-            rows = np.asarray([node.features for node in nodes], np.float32)
-    except (TypeError, ValueError):
-        rows = NO_FLOATS
-    if rows.shape == (len(nodes), dim) and np.isfinite(rows).all():
-        return rows
-    for i, node in enumerate(nodes):
-        _check_features(f"inline[{i}].features", node, node_type, dim)
-    raise BadRequest(f"inline: each node must have {dim} features")
-
-
-def _check_features(where: str, node: InlineNode, node_type: str, dim: int) -> None:
-    try:
-        with np.errstate(over="ignore"):
-            row = np.asarray(node.features, np.float32)
-    except (TypeError, ValueError):
-        raise BadRequest(f"{where}: must be {dim} numbers") from None
-    if row.shape != (dim,):
-        raise BadRequest(f"{where}: shape {list(row.shape)}; node type {node_type!r} has {dim} features")
-    if not np.isfinite(row).all():
-        column = int(np.flatnonzero(~np.isfinite(row))[0])
-        raise BadRequest(f"{where}[{column}] is {row[column]} as float32; it must be finite")
-
-
 def _by_type(
     given: Mapping[str, Any], incoming: Mapping[str, Any], where: str, node_type: str
 ) -> list[tuple[str, Any]]:
@@ -367,15 +344,16 @@ def _resolve(
 
 def _edge_values(
     nodes: Sequence[InlineNode],
-    key: str,
+    schema: EdgeTypeSchema,
     incoming: Mapping[str, Any],
     lists: list[list[ExternalId]],
     what: str,
-    dim: int,
     unsigned: bool = False,
 ) -> FloatArray:
     """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required."""
     pieces = []
+    key, dim = schema.key, schema.attr_dim if what == "edge_attr" else 0
+    rounded: Collection[int] = schema.rounded if dim else (0,) if schema.rounded_weight else ()
     for i, node in enumerate(nodes):
         count = len(lists[i])
         given = getattr(node, what)
@@ -388,11 +366,11 @@ def _edge_values(
                 )
             value = np.ones(shape, np.float32)
         try:
-            array = np.asarray(value, np.float32)
-        except (TypeError, ValueError):
+            sent, array = as_float32(value)
+        except (TypeError, ValueError, OverflowError):
             raise BadRequest(f"inline[{i}].{what}: must be numbers of shape {list(shape)}") from None
         if not count and array.shape == (0,):  # an empty list has no second dimension
-            array = array.reshape(shape)
+            sent, array = sent.reshape(shape), array.reshape(shape)
         if array.shape != shape:
             raise BadRequest(f"inline[{i}].{what}: shape {list(array.shape)}; expected {list(shape)}")
         if not np.isfinite(array).all():
@@ -401,5 +379,12 @@ def _edge_values(
             raise BadRequest(
                 f"inline[{i}].{what}: values must not be negative: the model samples by weight"
             )
-        pieces.append(array.reshape(count, max(dim, 1)))
+        piece = array.reshape(count, max(dim, 1))
+        lost = changed(sent.reshape(piece.shape), piece, rounded)
+        if lost is not None:
+            edge, column = np.argwhere(lost)[0].tolist()
+            number = sent.reshape(piece.shape)[edge, column]
+            why = refusal(number, column, schema.attr_names) if dim else refusal(number, None)
+            raise BadRequest(f"inline[{i}].{what}[{edge}]: {why}")
+        pieces.append(piece)
     return np.concatenate(pieces)

@@ -23,7 +23,7 @@ from hopline.events.json_rows import described
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
 from hopline.events.wire import OPS
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, NodeTypeSchema
-from hopline.types import IdArray
+from hopline.types import AnyArray, IdArray
 
 #: The first bytes of every Arrow IPC stream, and of no JSON.
 MAGIC = b"\xff\xff\xff\xff"
@@ -31,6 +31,8 @@ MAGIC = b"\xff\xff\xff\xff"
 _SHOWN = 24
 #: Values that become Python objects in one step: longer steps would block the event loop.
 _SLICE = 4096
+#: float64 holds all integers up to this.
+_LARGE = 2**53
 #: Fields of an event, and the kinds of Arrow types that they may have.
 FIELDS: dict[str, tuple[str, ...]] = {
     "op": ("string",),
@@ -316,7 +318,7 @@ class Table:
     def _vectors(
         self, wanted: _Vectors, rows: IdArray, first: int, needed: NDArray[np.bool_], refusals: Refusals
     ) -> tuple[IdArray, Column | None]:
-        """float32 [n, dim] of a list column, or of one column for each name.
+        """Numbers [n, dim] of a list column, or of one column for each name.
 
         Events with an invalid or a missing vector are refused and left out before vectors are built: a null
         would use as much memory as a vector.
@@ -340,13 +342,13 @@ class Table:
         refusals.add_all(rows[(lengths == -1) & needed] + first, *wanted.if_missing)
         fits = lengths == wanted.dim
         kept = fits | ~needed
-        values = np.zeros((int(kept.sum()), wanted.dim), np.float32)
+        values = np.zeros((int(kept.sum()), wanted.dim), flat.dtype)
         values[fits[kept]] = flat
         return rows[kept], Column(values)
 
     def _by_name(
         self, wanted: _Vectors, rows: IdArray, first: int, needed: NDArray[np.bool_], refusals: Refusals
-    ) -> tuple[IdArray, NDArray[np.float32]]:
+    ) -> tuple[IdArray, AnyArray]:
         """As `_listed`, of one column for each name; -2 for vectors that are refused."""
         columns = [self._column(each, rows) for each in wanted.names]
         missing = [name for name, column in zip(wanted.names, columns, strict=True) if column is None]
@@ -368,7 +370,7 @@ class Table:
             f"{wanted.what}: some are null; all {wanted.dim} are required",
         )
         lengths = np.where(nothing, -1, np.where(some, -2, wanted.dim))
-        return lengths, _float32(np.stack([part.values[~some] for part in parts], axis=1))
+        return lengths, np.stack([part.values[~some] for part in parts], axis=1)
 
 
 @dataclass(slots=True)
@@ -386,15 +388,15 @@ class _Vectors:
     if_missing: tuple[str, str] = ("", "")
 
 
-def _listed(column: Any, dim: int) -> tuple[IdArray, NDArray[np.float32]]:
-    """The lengths of lists, int64 [n], -1 for nulls; and float32 [m, dim] of those of length `dim`."""
+def _listed(column: Any, dim: int) -> tuple[IdArray, AnyArray]:
+    """The lengths of lists, int64 [n], -1 for nulls; and numbers [m, dim] of those of length `dim`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     lengths = pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
     fits = lengths == dim
     whole = column if fits.all() else column.filter(pa.array(fits))
-    flat = _float32(_floats(whole.flatten()).values)
+    flat = _floats(whole.flatten()).values
     return lengths.astype(np.int64), flat.reshape(int(fits.sum()), dim)
 
 
@@ -421,15 +423,17 @@ def _integers(column: Any) -> Column:
 
 
 def _floats(column: Any) -> Column:
-    """Convert to float; nulls become NaN."""
+    """Convert to float without loss; nulls become NaN."""
     present = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
+    if present is not None and _kind(column.type) == "int":
+        column = column.fill_null(0)  # Arrow itself would make float64 of all
     values = column.to_numpy(zero_copy_only=False)
-    return Column(values if values.dtype.kind == "f" else values.astype(np.float64), present)
-
-
-def _float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # too large becomes infinite, and is refused as such
-        return values.astype(np.float32)
+    if values.dtype.kind != "f":
+        is_large = values.size and (values.max() > _LARGE or values.min() < -_LARGE)
+        values = values.astype(np.longdouble if is_large else np.float64)
+        if present is not None:
+            values[~present] = np.nan
+    return Column(values, present)
 
 
 def _values(column: Any) -> list[Any]:

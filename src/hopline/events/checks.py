@@ -6,17 +6,19 @@ Only the schema is checked here; the writer knows which nodes exist.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.events.rows import Column, EdgeRows, NodeRows, Refusals
+from hopline.float32 import changed, refusal
 from hopline.graph.edge_times import UNITS, likely_range
 from hopline.graph.live.changes import EdgeChanges, Ids, NodeChanges
 from hopline.graph.live.check import NOT_SIGNED
 from hopline.graph.schema import EdgeTypeSchema, GraphSchema, IdKind, NodeTypeSchema
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import FloatArray, IdArray
 
 _INT64 = np.iinfo(np.int64)
 
@@ -44,10 +46,15 @@ def edge_changes(
 
     attr: FloatArray | None = None
     if schema.attr_dim:
-        attr = _vectors(rows.attr, len(numbers), schema.attr_dim)
+        attr = _vectors(
+            rows.attr,
+            adds,
+            numbers,
+            _Columns(f"{what}: attr", schema.attr_dim, schema.attr_names, schema.rounded),
+            refusals,
+        )
         lacks = adds if rows.attr is None else adds & rows.attr.absent()
         refusals.add_all(numbers[lacks], *no_attr(what, schema.attr_dim))
-        _finite(attr, adds, numbers, f"{what}: attr", refusals)
     return EdgeChanges(src, dst, rows.remove, numbers, time, has_time, weight, attr)
 
 
@@ -55,11 +62,11 @@ def node_changes(rows: NodeRows, name: str, schema: NodeTypeSchema, refusals: Re
     """Changes of one node type; as `edge_changes`."""
     what = f"node type {name!r}"
     numbers = rows.numbers
-    features = _vectors(rows.features, len(numbers), schema.feature_dim)
+    columns = _Columns(f"{what}: features", schema.feature_dim, schema.feature_names, schema.rounded)
+    features = _vectors(rows.features, np.ones(len(numbers), np.bool_), numbers, columns, refusals)
     if schema.feature_dim:
         lacks = np.ones(len(numbers), np.bool_) if rows.features is None else rows.features.absent()
         refusals.add_all(numbers[lacks], *no_features(what, schema.feature_dim))
-        _finite(features, None, numbers, f"{what}: features", refusals)
     else:
         refusals.add_all(
             numbers[~rows.add], "schema_changed", f"{what} has no features; nothing can be set"
@@ -153,9 +160,9 @@ def _weight(
         refusals.add_all(numbers[adds], "no_weight", f"{what}: an added edge needs a weight")
         return np.zeros(len(numbers), np.float32)
     refusals.add_all(numbers[adds & column.absent()], "no_weight", f"{what}: an added edge needs a weight")
-    with np.errstate(over="ignore"):
-        weight = column.values.astype(np.float32)
-    _finite(weight, adds, numbers, f"{what}: weight", refusals)
+    columns = _Columns(f"{what}: weight", 1, None, (0,) if schema.rounded_weight else ())
+    one = Column(column.values.reshape(-1, 1), column.present)
+    weight = _vectors(one, adds & ~column.absent(), numbers, columns, refusals)[:, 0]
     if not schema.signed_weight:
         for row in np.flatnonzero(adds & (weight < 0)).tolist():
             reason = f"edge weight {weight[row]} of {NOT_SIGNED.format(schema.key)}"
@@ -163,20 +170,43 @@ def _weight(
     return weight
 
 
-def _vectors(column: Column | None, rows: int, dim: int) -> FloatArray:
-    return np.zeros((rows, dim), np.float32) if column is None else column.values
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of the graph that numbers are for.
+
+    Attributes:
+        what: for reasons.
+        names: may be empty; None for weights.
+        rounded: positions of columns that may be rounded.
+    """
+
+    what: str
+    dim: int
+    names: Sequence[str] | None
+    rounded: Sequence[int]
 
 
-def _finite(
-    values: AnyArray, about: NDArray[np.bool_] | None, numbers: IdArray, what: str, refusals: Refusals
-) -> None:
-    finite = np.isfinite(values)
-    if finite.all():
-        return
-    bad = ~finite if values.ndim == 1 else ~finite.all(axis=1)
-    if about is not None:
-        bad &= about
-    refusals.add_all(numbers[bad], "not_finite", f"{what} is NaN, infinite or too large for a 32-bit float")
+def _vectors(
+    column: Column | None, about: NDArray[np.bool_], numbers: IdArray, columns: _Columns, refusals: Refusals
+) -> FloatArray:
+    """Numbers as float32 [n, dim]; refuse those that it does not hold, in the rows `about` (bool [n])."""
+    if column is None:
+        return np.zeros((len(numbers), columns.dim), np.float32)
+    with np.errstate(over="ignore"):  # too large becomes infinite, and is refused as such
+        stored: FloatArray = column.values.astype(np.float32)
+    finite = np.isfinite(stored)
+    if not finite.all():
+        reason = f"{columns.what} is NaN, infinite or too large for a 32-bit float"
+        refusals.add_all(numbers[about & ~finite.all(axis=1)], "not_finite", reason)
+    lost = changed(column.values, stored, columns.rounded)
+    if lost is None:
+        return stored
+    for row in np.flatnonzero(about & lost.any(axis=1)).tolist():
+        at = int(lost[row].argmax())
+        is_weight = columns.names is None
+        why = refusal(column.values[row, at], None if is_weight else at, columns.names or ())
+        refusals.add(int(numbers[row]), "not_exact", f"{columns.what}: {why}")
+    return stored
 
 
 def _of(column: Column, about: NDArray[np.bool_]) -> Column:

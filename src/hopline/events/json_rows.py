@@ -101,7 +101,7 @@ def vectors(
     if_missing: tuple[str, str],
     refusals: Refusals,
 ) -> tuple[list[int] | None, Column | None]:
-    """Convert to float32 [n, dim] from lists, or of objects with the schema's names.
+    """Convert to float64 [n, dim] from lists, or of objects with the schema's names.
 
     Refused are other lengths and other names (`schema_changed`), objects without some names (`bad_shape`),
     and events whose required vector is missing. They are left out before vectors are built: a few bytes
@@ -131,8 +131,7 @@ def vectors(
     if not dim:
         return rows, None
     flat = np.fromiter(chain.from_iterable(lists), np.float64, len(lists) * dim)
-    with np.errstate(over="ignore"):  # too large becomes infinite, and is refused as such
-        return rows, Column(flat.astype(np.float32).reshape(len(lists), dim))
+    return rows, Column(flat.reshape(len(lists), dim))
 
 
 def in_order(value: Vector, dim: int, names: tuple[str, ...], what: str) -> list[float] | tuple[str, str]:

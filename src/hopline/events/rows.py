@@ -71,7 +71,7 @@ class EdgeRows:
         numbers: int64 [n], ascending numbers of the events.
         src, dst: int64 [n], or n values of any type.
         remove: bool [n].
-        time: int64; weight: any float; attr: float32 [n, d]. None if no event has one.
+        time: int64; weight: any float; attr: numbers [n, d], as sent. None if no event has one.
     """
 
     numbers: IdArray
@@ -91,7 +91,7 @@ class NodeRows:
         numbers: int64 [n], ascending numbers of the events.
         ids: int64 [n], or n values of any type.
         add: bool [n].
-        features: float32 [n, d]; None if no event has any.
+        features: numbers [n, d], as sent; None if no event has any.
     """
 
     numbers: IdArray

@@ -25,6 +25,7 @@ from hopline.features.foreign import translated
 from hopline.features.ids import listed
 from hopline.features.rows import check_same, not_found
 from hopline.features.threads import Threads
+from hopline.float32 import loss
 from hopline.types import ExternalId, ExternalIds, FloatArray
 
 _THREADS = 4
@@ -306,17 +307,23 @@ class _Rows:
         kind = value.WhichOneof("val") if status == _PRESENT else None
         if kind is None:
             self._problems.setdefault(row, f"feature {column.name!r} has no value")
-        elif kind not in (_LISTS if column.is_list else _SCALARS):
+            return
+        if kind not in (_LISTS if column.is_list else _SCALARS):
             self._problems.setdefault(row, f"feature {column.name!r} is a {kind.removesuffix('_val')}")
-        elif not column.is_list:
-            self._values[row, column.first] = getattr(value, kind)
-        else:
-            numbers = getattr(value, kind).val
-            if len(numbers) == column.width:
-                self._values[row, column.first : column.first + column.width] = numbers
-            else:
-                problem = f"feature {column.name!r} has {len(numbers)} numbers, not {column.width}"
-                self._problems.setdefault(row, problem)
+            return
+        numbers = getattr(value, kind).val if column.is_list else [getattr(value, kind)]
+        if len(numbers) != column.width:
+            problem = f"feature {column.name!r} has {len(numbers)} numbers, not {column.width}"
+            self._problems.setdefault(row, problem)
+            return
+        stored = self._values[row, column.first : column.first + column.width]
+        stored[:] = numbers
+        if kind.startswith("int"):
+            inexact = [
+                number for number, kept in zip(numbers, stored.tolist(), strict=True) if number != kept
+            ]
+            if inexact:
+                self._problems.setdefault(row, f"feature {column.name!r}: {loss(inexact[0])}")
 
     def answer(self, where: Any, ids: Sequence[ExternalId]) -> FetchedRows:
         """Return the rows `where` (int64 [n], -1 for none) for `ids`."""

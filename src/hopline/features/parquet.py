@@ -29,7 +29,7 @@ import numpy as np
 from hopline.errors import ConfigError, FeatureGroupNotFound, FeatureSchemaMismatch, FeatureStoreError
 from hopline.features.base import FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import index, listed
-from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found
+from hopline.features.rows import Rows, check_group, check_same, checked_values, not_found, refuse_changed
 from hopline.files import draft_of, publish_file, temporary_root
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
@@ -294,7 +294,9 @@ def _numbers(path: Path, name: str, column: Any) -> AnyArray:
         width = lengths.pop() or 0
     if column.null_count or flat.null_count:
         raise FeatureStoreError(f"{path}: column {name!r} has nulls; fill or drop them")
-    return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+    values: AnyArray = np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+    refuse_changed(str(path), values, [name] * width)
+    return values
 
 
 def _first_length(paths: Sequence[Path], column: str) -> int:

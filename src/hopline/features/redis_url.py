@@ -9,10 +9,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from hopline.config.setting import did_you_mean
-from hopline.config.urls import split
+from hopline.config.urls import shown, split
 from hopline.errors import ConfigError
 
 _PORT = 6379
+_SCHEMES = tuple(
+    f"{base}{end}" for end in ("", "+cluster") for base in ("redis", "rediss", "valkey", "valkeys")
+)
 _OPTIONS = ("db", "prefix", "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ttl_s")
 
 
@@ -56,6 +59,11 @@ class RedisUrl:
 
         scheme, _, _ = url.partition("://")
         base, _, flavour = scheme.lower().partition("+")
+        if scheme.lower() not in _SCHEMES or "://" not in url:
+            raise wrong(
+                f"{shown(url)!r} is not the URL of a Redis{did_you_mean(scheme, _SCHEMES)}; it must begin "
+                f"with one of {', '.join(f'{name}://' for name in _SCHEMES)}"
+            )
         parts = split(url, wrong)
         login, at, hosts = parts.netloc.rpartition("@")
         user, _, password = login.partition(":")

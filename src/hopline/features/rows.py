@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from hopline.errors import FeatureSchemaMismatch, FeatureStoreError
 from hopline.features.base import DTYPES, FeatureGroup, FetchedRows
 from hopline.features.ids import HashedIds, IdRows
+from hopline.float32 import changed, loss
 from hopline.types import AnyArray, ExternalIds, FloatArray
 
 
@@ -58,7 +61,7 @@ def checked_values(group: FeatureGroup, ids: ExternalIds, values: FloatArray) ->
     """Return rows in their stored form: C-contiguous, little-endian, with the group's dtype.
 
     Raises:
-        FeatureStoreError: `values` is not [n, dim].
+        FeatureStoreError: `values` is not [n, dim], or has integers that float32 would change.
     """
     array = np.asarray(values)
     if array.shape != (len(ids), group.dim):
@@ -66,9 +69,30 @@ def checked_values(group: FeatureGroup, ids: ExternalIds, values: FloatArray) ->
             f"group {group.name!r}: values of {len(ids)} rows must have shape {(len(ids), group.dim)}; "
             f"not {array.shape}"
         )
+    refuse_changed(f"group {group.name!r}", array, group.feature_names)
     # Values beyond float16 become infinite, as in NumPy, without a warning each time.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.dtype(group.dtype).newbyteorder("<"))
+
+
+def refuse_changed(where: str, values: AnyArray, names: Sequence[str] = ()) -> None:
+    """Refuse integers that float32 would change, since all rows are served as float32.
+
+    Args:
+        values: [n, d]. Floats are accepted: their writer has accepted rounding.
+        names: of the columns, or empty.
+
+    Raises:
+        FeatureStoreError: with the column and the number.
+    """
+    lost = changed(values, values.astype(np.float32)) if values.dtype.kind in "iu" else None
+    if lost is not None:
+        row, column = np.argwhere(lost)[0].tolist()
+        named = repr(names[column]) if column < len(names) else column
+        raise FeatureStoreError(
+            f"{where}: column {named}: {loss(values[row, column])}. Number codes from 0 on, or write "
+            "floats if rounding is harmless"
+        )
 
 
 def check_same(asked: FeatureGroup, stored: FeatureGroup) -> None:

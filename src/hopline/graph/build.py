@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphError
 from hopline.graph import csc, narrow
-from hopline.graph.columns import column_names, matrix, read_only, weights
+from hopline.graph.columns import column_names, matrix, positions, read_only, weights
 from hopline.graph.edge_times import common_times, read_times
 from hopline.graph.ids import IdIndex, RangeIds
 from hopline.graph.narrow import Features, NarrowMatrix
@@ -68,13 +68,14 @@ def build(
     nodes: dict[str, Nodes] = {}
     for name in sorted(node_tables):
         table = node_tables[name]
-        nodes[name] = _nodes(name, table, ends, feature_dtype, progress)
+        nodes[name], rounded = _nodes(name, table, ends, feature_dtype, progress)
         dim = nodes[name].features.shape[1]
         node_schemas[name] = NodeTypeSchema(
             feature_dim=dim,
             feature_dtype=feature_dtype,
             feature_names=column_names(_feature_names(table), dim, f"feature names of node type {name!r}"),
             id_kind=nodes[name].ids.kind,
+            rounded=rounded,
         )
     if not any(part.num_nodes for part in nodes.values()):
         raise GraphError("the graph is empty: it must have at least one node")
@@ -83,7 +84,9 @@ def build(
     for edge_type in sorted(edge_tables):
         edge_table = edge_tables[edge_type]
         time, time_unit = times.pop(edge_key(*edge_type), (None, ""))
-        part = _adjacency(edge_type, edge_table, ends.pop(edge_type), time, nodes, progress)
+        part, rounded, rounded_weight = _adjacency(
+            edge_type, edge_table, ends.pop(edge_type), time, nodes, progress
+        )
         attr_dim = 0 if part.attr is None else part.attr.shape[1]
         edges[part.key] = part
         edge_schemas[part.key] = EdgeTypeSchema(
@@ -96,6 +99,8 @@ def build(
             has_weight=part.weight is not None,
             time_unit=time_unit,
             signed_weight=part.signed_weight,
+            rounded=rounded,
+            rounded_weight=rounded_weight,
         )
     return GraphSchema(node_schemas, edge_schemas), nodes, edges
 
@@ -171,10 +176,12 @@ def _nodes(
     ends: Mapping[EdgeType, tuple[Any, Any]],
     feature_dtype: str,
     progress: Progress,
-) -> Nodes:
+) -> tuple[Nodes, tuple[int, ...]]:
+    """The nodes, and their columns that may be rounded."""
     where = f"node type {name!r}"
     features: Features | None = None
     ids = None
+    rounded: tuple[int, ...] = ()
     counts: dict[str, int] = {}
     if table.num_nodes is not None:
         if isinstance(table.num_nodes, bool) or not isinstance(table.num_nodes, int | np.integer):
@@ -182,7 +189,10 @@ def _nodes(
         counts["num_nodes"] = int(table.num_nodes)
     if table.features is not None:
         what = f"features of {where}"
-        features = features_of(table.features, what, feature_dtype, _feature_names(table), progress)
+        names = _feature_names(table)
+        features, rounded = features_of(
+            table.features, what, feature_dtype, names, rounded=table.rounded, progress=progress
+        )
         counts["rows of features"] = len(features)
     if table.ids is not None:
         progress(f"ids of {where}", 0.0)
@@ -197,8 +207,8 @@ def _nodes(
         hint = "" if counts else "; if the edges hold your own ids rather than row numbers, pass `ids`"
         raise GraphError(f"{where}: {num_nodes} nodes; a node type may have 0 to {MAX_NODES}{hint}")
     if features is None:
-        features = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
-    return Nodes(features, ids if ids is not None else RangeIds(num_nodes))
+        features, _ = features_of(np.empty((num_nodes, 0), np.float32), "no features", feature_dtype)
+    return Nodes(features, ids if ids is not None else RangeIds(num_nodes)), rounded
 
 
 def _feature_names(table: NodeTable) -> Sequence[str]:
@@ -210,24 +220,33 @@ def _feature_names(table: NodeTable) -> Sequence[str]:
 
 
 def features_of(
-    given: Any, what: str, dtype: str, names: Sequence[str] = (), progress: Progress = silent
-) -> Features:
+    given: Any,
+    what: str,
+    dtype: str,
+    names: Sequence[str] = (),
+    *,
+    rounded: Sequence[str | int] = (),
+    progress: Progress = silent,
+) -> tuple[Features, tuple[int, ...]]:
     """Convert features to the form that a graph stores.
 
     Args:
         given: [N, d] of any real dtype, or a narrow matrix.
         what: for error messages. dtype: one of `narrow.DTYPES`. names: of columns, for error messages.
+        rounded: as in `NodeTable`.
+    Returns: the features; and the columns that may be rounded, as of `matrix`.
     Raises: GraphError: they are not such a matrix, or do not fit into `dtype`.
     """
     if dtype not in narrow.DTYPES:
         *most, last = narrow.DTYPES
         raise GraphError(f"features are stored as {', '.join(most)} or {last}; not {dtype!r}")
     if isinstance(given, NarrowMatrix) and given.kind == dtype:
-        return given  # rows of another graph: their codes and scales do not change
+        # Rows of another graph: their codes and scales do not change.
+        return given, positions(rounded, names, given.shape[1], what)
     first = dtype if dtype not in narrow.CODES else "float32"
-    values = matrix(given, what, dtype=first, names=names, progress=progress)
+    values, accepted = matrix(given, what, dtype=first, names=names, rounded=rounded, progress=progress)
     if dtype not in narrow.CODES:
-        return values
+        return values, accepted
     if dtype == "bfloat16" and values.size:
         largest = float(np.abs(values).max())
         if largest > narrow.BFLOAT16_MAX:
@@ -235,7 +254,7 @@ def features_of(
                 f"{what} do not fit into bfloat16 (largest {narrow.BFLOAT16_MAX:g}): found {largest:g}. "
                 "Clip or scale them before building"
             )
-    return narrow.encode(values, dtype, progress=progress, what=f"{what}, as {dtype}")
+    return narrow.encode(values, dtype, progress=progress, what=f"{what}, as {dtype}"), accepted
 
 
 def _num_nodes_of(name: str, ends: Mapping[EdgeType, tuple[Any, Any]]) -> int:
@@ -265,7 +284,8 @@ def _adjacency(
     time: IdArray | None,
     nodes: Mapping[str, Nodes],
     progress: Progress,
-) -> Adjacency:
+) -> tuple[Adjacency, tuple[int, ...], bool]:
+    """The edges, their columns of attributes that may be rounded, and whether their weights may be."""
     shown = _shown(edge_type)
     stage = f"edges of {shown}"
     progress(stage, 0.0)
@@ -273,12 +293,21 @@ def _adjacency(
     dst = _resolve(ends[1], nodes[edge_type[2]], f"destinations of {shown}", edge_type[2], table.by_row)
     progress(stage, 0.2)
     num_edges = len(src)
-    attr = (
-        None
-        if table.attr is None
-        else matrix(table.attr, f"attributes of {shown}", names=table.attr_names, rows=num_edges)
-    )
-    weight = None if table.weight is None else weights(table.weight, f"weights of {shown}", num_edges)
+    attr, weight = None, None
+    rounded: tuple[int, ...] = ()
+    rounded_weight = False
+    if table.attr is not None:
+        attr, rounded = matrix(
+            table.attr,
+            f"attributes of {shown}",
+            names=table.attr_names,
+            rows=num_edges,
+            rounded=table.rounded,
+        )
+    if table.weight is not None:
+        weight, rounded_weight = weights(
+            table.weight, f"weights of {shown}", num_edges, rounded=table.rounded_weight
+        )
     if table.undirected and both_directions(src, dst, (attr, time, weight), shown):
         _LOG.warning("edges of %s already contain both directions: no reverse was added", shown)
     elif table.undirected:
@@ -311,7 +340,7 @@ def _adjacency(
         signed_weight=weight is not None and (table.signed_weight or bool((weight < 0).any())),
     )
     progress(stage, 1.0)
-    return part
+    return part, rounded, rounded_weight
 
 
 def _resolve(values: Any, nodes: Nodes, what: str, node_type: str, by_row: bool) -> NDArray[np.int32]:

@@ -23,9 +23,10 @@ def matrix(
     dtype: str = "float32",
     names: Sequence[str] = (),
     rows: int | None = None,
+    rounded: Sequence[str | int] = (),
     progress: Progress = silent,
-) -> NDArray[np.floating[Any]]:
-    """A finite, C-contiguous, read-only matrix of `dtype`.
+) -> tuple[NDArray[np.floating[Any]], tuple[int, ...]]:
+    """A finite, C-contiguous, read-only matrix of `dtype`, and the columns that may be rounded.
 
     A value in this form already is not copied, so that features may be larger than memory.
 
@@ -34,8 +35,11 @@ def matrix(
         what: for error messages.
         names: column names, for error messages.
         rows: the required number of rows, if known.
+        rounded: columns, by name or position, that may lose precision.
+    Returns: the matrix; and the ascending positions of `rounded` and of columns that float32 rounds by a
+        negligible amount, though they have numbers beyond its exact integers.
     Raises: GraphError: wrong shape or dtype; NaN or infinite values; values too large for `dtype`, or
-        that lose precision that may matter (see `rounding.py`).
+        that lose precision that may matter (see `rounding.py`); unknown columns in `rounded`.
     """
     array = as_array(value, what)
     if array.dtype.kind not in "fiub":
@@ -48,16 +52,34 @@ def matrix(
         raise GraphError(f"{what}: {len(array)} rows; there must be {rows}, one for each edge")
     as_it_is = array.dtype == dtype and array.flags.c_contiguous
     result = array if as_it_is else np.empty(array.shape, dtype)
-    _fill_and_check(array, result, what, names, progress)
+    rounding = Rounding(array.dtype, positions(rounded, names, array.shape[1], what), array.shape[1])
+    _fill_and_check(array, result, what, names, rounding, progress)
     # Numba treats a memory map as a slow subclass; the view is a plain array over the same pages.
     plain: NDArray[np.floating[Any]] = read_only(np.asarray(result))
-    return plain
+    return plain, rounding.accepted
+
+
+def positions(columns: Sequence[str | int], names: Sequence[str], count: int, what: str) -> tuple[int, ...]:
+    """Positions of columns. Raises: GraphError: there is no such column."""
+    names = [names] if isinstance(names, str) else list(names)
+    found = []
+    for column in columns:
+        at = names.index(column) if column in names else column
+        if not isinstance(at, int | np.integer) or not 0 <= at < count:
+            known = ", ".join(map(repr, names[:30])) or f"0 to {count - 1}, without names"
+            raise GraphError(f"{what}: no column {column!r} that could be rounded; the columns are {known}")
+        found.append(int(at))
+    return tuple(found)
 
 
 def _fill_and_check(
-    array: AnyArray, result: AnyArray, what: str, names: Sequence[str], progress: Progress
+    array: AnyArray,
+    result: AnyArray,
+    what: str,
+    names: Sequence[str],
+    rounding: Rounding,
+    progress: Progress,
 ) -> None:
-    rounding = Rounding(array.dtype, array.shape[1])
     step = max(1, _CHUNK_BYTES // max(1, array.shape[1] * array.itemsize))
     bad_values, bad_rows, first = 0, 0, None
     for begin in range(0, len(array), step):
@@ -65,7 +87,7 @@ def _fill_and_check(
         if result is not array:
             with np.errstate(over="ignore"):  # an overflow is reported below, with its place
                 result[rows] = array[rows]
-            rounding.add(array[rows], begin)
+        rounding.add(array[rows], begin)
         finite = np.isfinite(result[rows])
         if not finite.all():
             in_row = np.count_nonzero(~finite, axis=1)
@@ -100,12 +122,13 @@ def _not_numbers(value: Any) -> str:
     return f" (columns without numbers: {', '.join(bad)}); leave them out, or encode them" if bad else ""
 
 
-def weights(value: Any, what: str, rows: int) -> FloatArray:
-    """Edge weights float32 [rows], read-only.
+def weights(value: Any, what: str, rows: int, *, rounded: bool = False) -> tuple[FloatArray, bool]:
+    """Edge weights float32 [rows], read-only; and whether they may be rounded.
 
     Raises: GraphError: a number of rows other than `rows`, NaN or infinite weights.
     """
-    return matrix(vector(value, what, rows), what, rows=rows).reshape(-1)
+    found, accepted = matrix(vector(value, what, rows), what, rows=rows, rounded=(0,) if rounded else ())
+    return found.reshape(-1), bool(accepted)
 
 
 def column_names(names: Sequence[str], columns: int, what: str) -> tuple[str, ...]:

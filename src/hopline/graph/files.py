@@ -15,7 +15,7 @@ import numpy as np
 from hopline.errors import GraphError
 from hopline.graph import cells, file_ids
 from hopline.graph.cells import FileTable, Missing
-from hopline.graph.columns import matrix
+from hopline.graph.columns import matrix, positions
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable
 from hopline.graph.text_stream import PACKED
 from hopline.graph.text_table import TextFormat, TextTable
@@ -129,8 +129,15 @@ def read_tables(
                 f"{_what(node_file.path)} already defines the number of nodes of type {name!r}; omit "
                 "--num-nodes"
             )
-    nodes = {name: read_nodes(file, progress) for name, file in (node_files or {}).items()}
-    edges = {edge_type: read_edges(file, progress) for edge_type, file in edge_files.items()}
+    nodes, edges = {}, {}
+    columns: list[str] = []  # with numbers, of all files
+    for name, node_file in (node_files or {}).items():
+        nodes[name], found = read_nodes(node_file, progress)
+        columns += found
+    for edge_type, edge_file in edge_files.items():
+        edges[edge_type], found = read_edges(edge_file, progress)
+        columns += found
+    _check_named([*(node_files or {}).values(), *edge_files.values()], columns)
     if ids_are_rows:
         nodes |= {name: NodeTable(num_nodes=counts.get(name)) for name in sorted(names - nodes.keys())}
         by_row = {edge_type: file_ids.by_row(table) for edge_type, table in edges.items()}
@@ -142,6 +149,24 @@ def read_tables(
     for name in sorted(names | nodes.keys()):
         file_ids.unify_ids(name, nodes, edges, edge_files)
     return nodes, edges
+
+
+def _check_named(files: Sequence[NodeFile | EdgeFile], columns: Sequence[str]) -> None:
+    """Refuse names of columns in `rounded` and `missing.fill` that no file has."""
+    fills = [file.missing.fill for file in files if isinstance(file.missing.fill, Mapping)]
+    for what, option, names in (
+        ("rounded", "--round", [name for file in files for name in file.rounded]),
+        ("filled", "--fill", [name for fill in fills for name in fill]),
+    ):
+        unknown = [name for name in dict.fromkeys(names) if name not in columns]
+        if unknown:
+            known = list(dict.fromkeys(columns))
+            more = f" and {len(known) - 30} more" if len(known) > 30 else ""
+            raise GraphError(
+                f"no numbers are read from {', '.join(map(repr, unknown))}, which should be {what} "
+                f"({option}); the columns with numbers are "
+                f"{', '.join(map(repr, known[:30])) or 'none'}{more}"
+            )
 
 
 def _check_files(node_files: Any, edge_files: Any) -> None:
@@ -164,11 +189,14 @@ def _check_files(node_files: Any, edge_files: Any) -> None:
             )
 
 
-def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
-    """Read a node table. Raises: GraphError: it cannot be read, or a column is missing."""
+def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, list[str]]:
+    """Read a node table; and the names of its columns with numbers.
+
+    Raises: GraphError: it cannot be read, or a column is missing.
+    """
     path = _checked(file.path)
     if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
-        return _nodes_of_arrays(path, file)
+        return _nodes_of_arrays(path, file), []
     id_of = [file.id] if file.id else []
     table = _open(path, file.text, [*id_of, *(file.features or ()), *file.exclude], progress)
     id_of = _found(table, *id_of)
@@ -196,17 +224,22 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> NodeTable:
         _LOG.warning("%s: left out: %s", table.what, ", ".join(left_out))
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
         ((name, value),) = values.items()
-        return NodeTable(_rounded(value, name, file.rounded), ids=ids)
-    features = _side_by_side(values, table, file.rounded)
+        every = range(value.shape[1]) if name in file.rounded else ()
+        return NodeTable(value, ids=ids, rounded=every), [name]
+    features, rounded = _side_by_side(values, table, file.rounded)
     rows = len(table.column([*id_of, *names][0])) if features is None else None
-    return NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values))
+    nodes = NodeTable(features, num_nodes=rows, ids=ids, feature_names=list(values), rounded=rounded)
+    return nodes, list(values)
 
 
-def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
-    """Read an edge table. Raises: GraphError: it cannot be read, or a column is missing."""
+def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, list[str]]:
+    """Read an edge table; and the names of its columns with numbers.
+
+    Raises: GraphError: it cannot be read, or a column is missing.
+    """
     path = _checked(file.path)
     if isinstance(path, Path) and path.suffix.lower() in _ARRAYS:
-        return _edges_of_arrays(path, file)
+        return _edges_of_arrays(path, file), [name for name in (*file.attr, file.weight) if name]
     optional = [name for name in (file.time, file.weight) if name]
     table = _open(path, file.text, [file.src, file.dst, *file.attr, *optional], progress)
     src, dst, *found = _found(table, file.src, file.dst, *file.attr, *optional)
@@ -218,16 +251,20 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> EdgeTable:
     columns: dict[str, Any] = {
         name: cells.numbers(table, name, file.missing, named=True) for name in (*attr, weight) if name
     }
-    return EdgeTable(
+    values, rounded = _side_by_side({name: columns[name] for name in attr}, table, file.rounded)
+    edges = EdgeTable(
         (cells.ids(table, src, file.missing), cells.ids(table, dst, file.missing)),
-        attr=_side_by_side({name: columns[name] for name in attr}, table, file.rounded),
+        attr=values,
         time=cells.times(table, time, file.missing) if time else None,
-        weight=_rounded(columns[weight], weight, file.rounded) if weight else None,
+        weight=columns[weight] if weight else None,
         attr_names=file.attr,
         undirected=file.undirected,
         time_unit=file.time_unit,
         signed_weight=file.signed_weight,
+        rounded=rounded,
+        rounded_weight=weight in file.rounded,
     )
+    return edges, list(columns)
 
 
 def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[str]) -> None:
@@ -261,6 +298,9 @@ def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
     if edges is None:
         raise GraphError(f"{path}: no array `edges` or `edge_index`; it holds {', '.join(arrays)}")
     attr = [_named(path, arrays, name) for name in file.attr]
+    rounded = positions(
+        [name for name in file.attr if name in file.rounded], file.attr, len(attr), str(path)
+    )
     return EdgeTable(
         _two_rows(edges),
         attr=np.column_stack(attr) if attr else arrays.get("edge_attr"),
@@ -269,6 +309,8 @@ def _edges_of_arrays(path: Path, file: EdgeFile) -> EdgeTable:
         undirected=file.undirected,
         time_unit=file.time_unit,
         signed_weight=file.signed_weight,
+        rounded=rounded,
+        rounded_weight=file.weight in file.rounded,
     )
 
 
@@ -321,21 +363,24 @@ def _found(table: FileTable, *names: str) -> list[str]:
     return [column for column in found if column is not None]
 
 
-def _side_by_side(values: Mapping[str, Any], table: FileTable, rounded: Sequence[str]) -> AnyArray | None:
+def _side_by_side(
+    values: Mapping[str, Any], table: FileTable, rounded: Sequence[str]
+) -> tuple[AnyArray | None, list[int]]:
+    """The columns as a matrix; and those that may be rounded."""
     if not values:
-        return None
+        return None, []
     if any(value.ndim != 1 for value in values.values()):
         wide = next(name for name, value in values.items() if value.ndim != 1)
         raise GraphError(f"{table.what}: column {wide!r} holds lists, which must be the only column")
     result = np.empty((len(next(iter(values.values()))), len(values)), np.float32)
+    accepted = []
     for at, (name, value) in enumerate(values.items()):
-        column = _rounded(value, name, rounded)
-        result[:, at] = matrix(column, table.what, names=[name])[:, 0]
-    return result
-
-
-def _rounded(value: AnyArray, name: str, rounded: Sequence[str]) -> AnyArray:
-    return value.astype(np.float32) if name in rounded else value
+        column, may_round = matrix(
+            value, table.what, names=[name], rounded=[name] if name in rounded else ()
+        )
+        result[:, at] = column[:, 0]
+        accepted += [at] if may_round else []
+    return result, accepted
 
 
 def _npy(path: Path) -> AnyArray:

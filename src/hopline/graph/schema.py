@@ -23,6 +23,8 @@ NODE_TYPE = "node"
 EDGE_TYPE = (NODE_TYPE, "to", NODE_TYPE)
 
 _MAX_NAME = 72
+#: Fields that older graphs do not have. Their hashes must not change: such a field counts only if set.
+_LATER = ("time_unit", "signed_weight", "rounded", "rounded_weight")
 # File systems allow 255 bytes; batch files add their own to a quoted name.
 _MAX_QUOTED_BYTES = 220
 
@@ -35,12 +37,14 @@ class NodeTypeSchema(msgspec.Struct, frozen=True):
         feature_dtype: how features are stored: "float32", "float16", "bfloat16" or "int8".
         feature_names: one for each column, or empty.
         id_kind: kind of the caller's ids: row numbers (`range`), 64-bit integers or strings.
+        rounded: columns in which float32 may round large integers; see `rounding.py`.
     """
 
     feature_dim: int
     feature_dtype: str = "float32"
     feature_names: tuple[str, ...] = ()
     id_kind: IdKind = "range"
+    rounded: tuple[int, ...] = ()
 
 
 class EdgeTypeSchema(msgspec.Struct, frozen=True):
@@ -54,6 +58,7 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
         time_unit: unit of the times since 1970: "s", "ms", "us" or "ns"; empty if unknown.
             All edge types of a graph that have a unit have the same one.
         signed_weight: weights may be negative. Edges are not sampled by such weights.
+        rounded: columns of the attributes, as in `NodeTypeSchema`; rounded_weight: the same for weights.
     """
 
     src: str
@@ -65,6 +70,8 @@ class EdgeTypeSchema(msgspec.Struct, frozen=True):
     has_weight: bool = False
     time_unit: str = ""
     signed_weight: bool = False
+    rounded: tuple[int, ...] = ()
+    rounded_weight: bool = False
 
     @property
     def key(self) -> str:
@@ -86,11 +93,10 @@ class GraphSchema(msgspec.Struct, frozen=True):
     def canonical(self) -> bytes:
         """The schema as JSON that does not depend on the order in which its types were added."""
         plain = msgspec.to_builtins(self)
-        for edge in plain["edge_types"].values():
-            if not edge["time_unit"]:  # graphs and models from before units existed keep their hashes
-                del edge["time_unit"]
-            if not edge["signed_weight"]:  # likewise from before weights could be negative
-                del edge["signed_weight"]
+        for each in (*plain["node_types"].values(), *plain["edge_types"].values()):
+            for name in _LATER:
+                if name in each and not each[name]:
+                    del each[name]
         return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
     @property

@@ -316,7 +316,8 @@ class Graph:
         nodes, types = {}, {}
         for name, part in self.nodes.items():
             what = f"features of node type {name!r}"
-            nodes[name] = Nodes(features_of(part.features, what, feature_dtype), part.ids)
+            features, _ = features_of(part.features, what, feature_dtype)
+            nodes[name] = Nodes(features, part.ids)
             types[name] = msgspec.structs.replace(self.schema.node_types[name], feature_dtype=feature_dtype)
         return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges)
 

@@ -34,8 +34,8 @@ from hopline.graph.schema import GraphSchema, check_name, quoted
 from hopline.types import UNREADABLE, AnyArray, Progress, silent
 
 #: 2: features may be codes of fewer bits (`narrow.py`). 3: edges may be packed. 4: times may have a unit.
-#: 5: weights may be negative.
-FORMAT_VERSION = 5
+#: 5: weights may be negative. 6: columns whose integers may be rounded are listed.
+FORMAT_VERSION = 6
 #: The oldest format whose packed edges can be read.
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
@@ -151,6 +151,10 @@ def _format_of(schema: GraphSchema, edges: Mapping[str, Adjacency]) -> int:
     """The oldest format with all features of a graph: older readers must not misread codes."""
     kinds = {node_type.feature_dtype for node_type in schema.node_types.values()}
     packed = any(codec.is_compressed(part) for part in edges.values())
+    if any(node.rounded for node in schema.node_types.values()) or any(
+        edge.rounded or edge.rounded_weight for edge in schema.edge_types.values()
+    ):
+        return 6
     if any(part.signed_weight for part in edges.values()):
         return 5
     return 4 if schema.time_unit else 3 if packed else 2 if kinds & narrow.CODES.keys() else 1

@@ -37,6 +37,7 @@ def induced_tables(
             part.features.taken(rows) if isinstance(part.features, NarrowMatrix) else part.features[rows],
             ids=part.ids.select(rows, what),
             feature_names=schema.node_types[name].feature_names,
+            rounded=schema.node_types[name].rounded,
         )
     edge_tables = {}
     for key, adjacency in edges.items():
@@ -56,6 +57,8 @@ def induced_tables(
             by_row=True,
             time_unit=schema.edge_types[key].time_unit,
             signed_weight=schema.edge_types[key].signed_weight,
+            rounded=schema.edge_types[key].rounded,
+            rounded_weight=schema.edge_types[key].rounded_weight,
         )
     return node_tables, edge_tables
 

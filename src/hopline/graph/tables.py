@@ -25,12 +25,15 @@ class NodeTable:
         ids: the caller's N distinct ids, integers or strings, or an `IdIndex` of them; None means that
             row numbers are the ids.
         feature_names: d names, or empty.
+        rounded: columns, by name or position, in which float32 may round large integers: here, in events
+            and in the features of requests. Columns of fractions that exceed 2^24 are added.
     """
 
     features: Any = None
     num_nodes: int | None = None
     ids: Any = None
     feature_names: Sequence[str] = ()
+    rounded: Sequence[str | int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +54,7 @@ class EdgeTable:
             unknown, for datetimes their own unit.
         signed_weight: weights may become negative: a live graph then accepts edges with negative
             weights. Negative values in `weight` are accepted without it.
+        rounded: columns of `attr`, as in `NodeTable`; rounded_weight: as `rounded`, for `weight`.
     """
 
     edges: Any
@@ -62,6 +66,8 @@ class EdgeTable:
     undirected: bool = False
     time_unit: str = ""
     signed_weight: bool = False
+    rounded: Sequence[str | int] = ()
+    rounded_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec, sha256_of
-from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+from hopline.engine.inline_features import feature_rows
+from hopline.errors import ArtifactCorrupted, ArtifactError
+from hopline.graph.schema import NodeTypeSchema
 from hopline.types import UNREADABLE, FloatArray, InlineNode
 
 SPEC_FILE, MODEL_FILE = "student.json", "student.onnx"
@@ -40,7 +42,10 @@ class Student:
                 f"{path}: not a student of {spec.name}/{spec.version}: it has {header.output_dim} logits "
                 f"of {header.node_type!r}, its teacher {head.output_dim} of {head.node_type!r}"
             )
-        self.feature_dim = header.feature_dim
+        schema: Any = spec.graph_schema["node_types"]
+        self._schema = msgspec.structs.replace(
+            msgspec.convert(schema[header.node_type], NodeTypeSchema), feature_dim=header.feature_dim
+        )
         self._node_type = header.node_type
         self._model = folder / MODEL_FILE
         self._sha256 = header.sha256
@@ -58,26 +63,11 @@ class Student:
         return found
 
     def inline_rows(self, nodes: list[InlineNode]) -> FloatArray:
-        """Features of inline nodes, float32 [n, feature_dim].
+        """Features of inline nodes, float32 [n, d].
 
-        Raises: BadRequest: the number of features is wrong, or a value is not finite.
+        Raises: BadRequest: as of `feature_rows`.
         """
-        rows = np.empty((len(nodes), self.feature_dim), np.float32)
-        for i, node in enumerate(nodes):
-            with np.errstate(over="ignore"):
-                row = np.asarray(node.features, np.float32)
-            if row.shape != (self.feature_dim,):
-                raise BadRequest(
-                    f"inline[{i}].features: shape {list(row.shape)}; node type {self._node_type!r} has "
-                    f"{self.feature_dim} features"
-                )
-            if not np.isfinite(row).all():
-                column = int(np.flatnonzero(~np.isfinite(row))[0])
-                raise BadRequest(
-                    f"inline[{i}].features[{column}] is {row[column]} as float32; it must be finite"
-                )
-            rows[i] = row
-        return rows
+        return feature_rows(nodes, self._node_type, self._schema)
 
     def _open_session(self) -> Any:
         if not self._model.is_file():

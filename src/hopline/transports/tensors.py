@@ -21,7 +21,7 @@ import numpy as np
 
 from hopline.errors import BadRequest, quoted
 from hopline.transports.share import NUMBERS, PIECE_BYTES, STRINGS, check_share, most_objects, share
-from hopline.types import AnyArray, FloatArray, IdArray
+from hopline.types import AnyArray, IdArray
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -118,16 +118,28 @@ class Tensor(msgspec.Struct, frozen=True, eq=False):
             raise BadRequest(f"tensor {quoted(self.name)} has values above 2^63 - 1; send INT64")
         return values.astype(np.int64)
 
-    def rows(self) -> FloatArray:
-        """Return the values as float32 [n, d].
+    def rows(self) -> AnyArray:
+        """Return the values as numbers [n, d], as sent: the engine refuses those that float32 changes.
 
-        Raises: BadRequest: not two-dimensional, rows without values, or not numbers.
+        Raises: BadRequest: not two-dimensional, rows without values, not numbers, or integers that FP16
+            changes.
         """
         if isinstance(self.values, list) or self.values.dtype.kind == "b":
             raise BadRequest(f"tensor {quoted(self.name)} is {self.datatype}; expected FP32")
         if len(self.shape) != 2 or (self.shape[0] and not self.shape[1]):  # rows without values
             raise self._misshapen("[n, features]")
-        return self.values.astype(np.float32).reshape(self.shape)
+        values = self.values
+        if self.exact is not None and self.datatype == "FP16":
+            lost = (self.exact == np.floor(self.exact)) & (self.exact != values)
+            if lost.any():
+                at = int(lost.argmax())
+                raise BadRequest(
+                    f"tensor {quoted(self.name)} is FP16, which changes {self.exact[at]:.0f} to "
+                    f"{values[at]:.0f}; send FP32"
+                )
+        elif self.exact is not None and values.size and not np.abs(values).max() < _EXACT["FP32"]:
+            values = self.exact
+        return values.reshape(self.shape)
 
     def _misshapen(self, needed: str) -> BadRequest:
         return BadRequest(f"tensor {quoted(self.name)} has shape {quoted(self.shape)}; expected {needed}")

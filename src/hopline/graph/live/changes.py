@@ -95,9 +95,9 @@ class Rejected:
 
     Attributes:
         order: its position in the batch.
-        code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "no_time",
-            "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of a missing edge), "bad_id"
-            or "full".
+        code: "unknown_node", "node_exists", "unknown_type", "bad_shape", "not_finite", "not_exact",
+            "no_time", "no_weight", "negative_weight", "no_attr", "no_edge" (a removal of a missing edge),
+            "bad_id" or "full".
         reason: what is wrong and how to correct it.
     """
 
