@@ -346,3 +346,27 @@ def test_what_unusual_names_were_taken_for_is_noted(tmp_path):
 
     report = package(Named(), tmp_path, homogeneous(attr_dim=2), arguments={"edge_attr": None})
     assert any("is called with feats as features, adj as edge_index" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("num_nodes", [10, 60])
+def test_cdist_is_refused_by_name_and_the_advice_is_served(num_nodes, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((num_nodes, 6)).astype(np.float32)
+    graph = Graph.from_edges(rng.integers(0, num_nodes, (2, 4 * num_nodes)), rows)
+    others = torch.randn(8, 8)
+    with pytest.raises(PackagingError, match=r"nodes or edges at a time.*torch\.cdist has two algorithms"):
+        package(Two(lambda h: torch.cdist(h, others)), tmp_path / "refused", graph)
+    for at, middle in enumerate(
+        (
+            lambda h: torch.cdist(h, others, compute_mode="donot_use_mm_for_euclid_dist"),
+            lambda h: (h[:, None] - others).norm(dim=-1),
+        )
+    ):
+        assert package(Two(middle), tmp_path / str(at), graph).path.is_dir()
+
+
+def test_a_gradient_in_forward_is_refused_by_name(tmp_path):
+    cubes = torch.func.grad(lambda h: (h**3).sum())
+    with pytest.raises(PackagingError, match=r"cannot follow torch\.func\.grad.*write the derivative"):
+        package(Two(cubes), tmp_path / "refused")
+    assert package(Two(lambda h: 3 * h**2), tmp_path / "kept").path.is_dir()

@@ -29,6 +29,8 @@ from hopline.packaging.user_source import user_line
 FILE = "whole.pt2"
 #: A program with a smaller row limit than this depends on a number in the model's code.
 _MOST_ROWS = 1 << 20
+#: The lower limit of every dynamic size: torch.export compiles 0 and 1 only as constants.
+_FEWEST_ROWS = 2
 SLOTS_FILE = "whole.json"
 
 
@@ -111,6 +113,11 @@ def _refusal(error: Exception) -> str:
             "for example a median or quantile over neighbours, exports for one size only. Use mean, "
             "sum, max or attention"
         )
+    if "TensorWrapper" in text:
+        return (
+            f"torch.export cannot follow torch.func.grad, vjp or jacrev{where}: write the derivative as an "
+            "expression, such as 3 * x**2"
+        )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
 
@@ -133,10 +140,20 @@ def _check_sizes(program: Any) -> None:
     for bounds in program.range_constraints.values():
         # For a number that the program reads from a tensor, the bound may be infinite and not an integer.
         if bounds.upper.is_Integer and int(bounds.upper) < _MOST_ROWS:
-            raise PackagingError(
-                f"the model works for at most {int(bounds.upper)} nodes or edges at a time, according to "
-                "torch.export: a slice, split or branch by a fixed number of rows. Remove it"
+            limit = f"at most {int(bounds.upper)}"
+        elif bounds.lower.is_Integer and int(bounds.lower) > _FEWEST_ROWS:
+            limit = f"at least {int(bounds.lower)}"
+        else:
+            continue
+        why = "a slice, split or branch by a fixed number of rows. Remove it"
+        if any("cdist" in str(node.target) for node in program.graph.nodes):
+            why = (
+                "torch.cdist has two algorithms, for few rows and for many. Pass "
+                "compute_mode='donot_use_mm_for_euclid_dist', or write (a[:, None] - b).norm(dim=-1)"
             )
+        raise PackagingError(
+            f"the model works for {limit} nodes or edges at a time, according to torch.export: {why}"
+        )
 
 
 def write_whole(
