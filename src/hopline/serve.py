@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hopline.brokers.registry import open_sink, open_source
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
@@ -61,11 +60,6 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
         raise ConfigError(
             "live.snapshots: only hosts that follow a stream share snapshots; set live.stream"
         )
-    if config.live.stream:
-        # The processes that use them have no settings to name.
-        open_source(config.live.stream, "live.stream")
-        if "://" in config.live.dead_letters:
-            open_sink(config.live.dead_letters, "live.dead_letters")
     for problem in overcommitted(config):
         log.warning("%s", problem)
     if config.server.workers == 1 and not config.live.enabled:

@@ -13,9 +13,6 @@ import pytest
 
 from hopline.brokers.base import Outgoing
 from hopline.brokers.registry import open_sink
-from hopline.config.schema import Config
-from hopline.errors import ConfigError
-from hopline.serve import run
 from hopline.testing.broker_servers import (
     BrokerServer,
     KafkaServer,
@@ -56,24 +53,6 @@ def put(stream: str, *messages: list[dict[str, Any]]) -> None:
         await sink.close()
 
     asyncio.run(send())
-
-
-@pytest.mark.parametrize(
-    ("setting", "address", "message"),
-    [
-        ("stream", "redis-streams://127.0.0.1:1/edges", "is not the address of a broker"),
-        ("stream", "redis://127.0.0.1:1/edges", "edges"),
-        ("stream", "redis://127.0.0.1:1/0", "needs the option stream"),
-        ("dead_letters", "redis://127.0.0.1:1/0", "needs the option stream"),
-        ("dead_letters", "s3://bucket/letters", "is not the address of a broker"),
-    ],
-)
-def test_a_wrong_address_is_refused_by_the_name_of_its_setting(
-    setting: str, address: str, message: str
-) -> None:
-    config = Config().replace(live__enabled=True, live__stream="redis://127.0.0.1:1/0?stream=edges")
-    with pytest.raises(ConfigError, match=rf"^live\.{setting}: .*{message}"):
-        run(config.replace(**{f"live__{setting}": address}))
 
 
 def test_equal_versions_are_equal_answers(tmp_path: Path, stream: str) -> None:
