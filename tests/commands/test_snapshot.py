@@ -45,6 +45,28 @@ def test_publish_list_use_fetch_prune(address, tmp_path, monkeypatch):
     assert "removed 1 snapshots" in typed("snapshot", "prune", address, "--keep", "1").output
 
 
+def test_a_damaged_manifest_or_pointer_hides_no_other_snapshot(address, tmp_path):
+    """`snapshot list` is how the id of an older snapshot is found when the newest one is bad."""
+    good, bad = (
+        published(graph_of(tmp_path / f"graph{seed}", seed).path, address, "--name", f"day {seed}")
+        for seed in (1, 2)
+    )
+    good, bad = (shown.partition("#")[2] for shown in (good, bad))
+    (tmp_path / "daily" / "manifests" / f"{bad}.json").write_text("{}")
+    (tmp_path / "daily" / "latest.json").write_text("{")
+    listed = typed("snapshot", "list", address)
+    assert listed.exit_code == 1
+    assert "day 1" in listed.stdout
+    assert good in listed.stdout
+    for text in (bad, "latest.json", "publish the snapshot again", "hopline snapshot use"):
+        assert text in listed.stderr
+    assert typed("snapshot", "use", address, good).exit_code == 0
+    (tmp_path / "daily" / "manifests" / f"{bad}.json").unlink()
+    listed = typed("snapshot", "list", address)
+    assert (listed.exit_code, listed.stderr) == (0, "")
+    assert "newest" in listed.stdout
+
+
 def test_precomputed_answers_of_another_graph_are_not_published(address, root, tmp_path):
     graph = Graph.open(root / "graph")
     file = write_table(tmp_path / "sage.answers", root / "models" / "sage" / "1", graph)

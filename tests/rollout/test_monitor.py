@@ -4,6 +4,7 @@ import asyncio
 import random
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -48,6 +49,25 @@ async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
     theirs.withdraw()
     assert mine.totals()[1].requests == 30
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [b"", b"rubbish", msgspec.msgpack.encode({"1": 5}), b"\x81\xa1\xff\x80"],
+    ids=["empty", "rubbish", "another form", "not UTF-8"],
+)
+async def test_counts_that_cannot_be_read_are_left_out_and_reported_once(rollout, tmp_path, caplog, counts):
+    mine, theirs = (RolloutMonitor(rollout, FolderStore(tmp_path, pid=pid)) for pid in (7, 8))
+    theirs.tallies["2"] = scored(even(12))
+    await theirs.publish()
+    step = f"{rollout.id}-{rollout.step}"
+    FolderStore(tmp_path, pid=9).publish_counts(step, counts)
+    FolderStore(tmp_path, pid=9).doubt(step, counts)
+    for _ in range(2):
+        assert mine.totals()[1].requests == 12
+        assert mine.doubted() is None
+    (warning,) = caplog.messages
+    assert "another release of Hopline" in warning
 
 
 @pytest.mark.parametrize(("kind", "interval_s"), [("canary", 0.2), ("shadow", 1.0)])

@@ -140,6 +140,39 @@ def test_the_pointer_never_names_what_is_not_there(address):
     assert address.store.pointer().snapshot == snapshot.id
 
 
+def test_a_damaged_pointer_is_repaired_by_publishing_or_by_naming_a_snapshot(address):
+    first, second = address.publish(1), address.publish(2)
+    for repair in (lambda: point_to(address.store, first.id), lambda: address.publish(2)):
+        address.files.pipe(f"{address.root}/latest.json", b'{"snapshot": ')
+        with pytest.raises(SnapshotDamaged):
+            address.store.pointer()
+        repair()
+        assert address.store.pointer().snapshot in (first.id, second.id)
+
+
+def test_a_file_of_a_right_size_and_wrong_content_is_repaired_as_its_message_says(address, tmp_path):
+    first = address.publish(1)
+    path = address.object(first, "graph/nodes/node/features.npy")
+    content = address.files.cat_file(path)
+    address.files.pipe(path, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(SnapshotDamaged, match="remove this file there, and publish the snapshot again"):
+        fetched(address.base, first.id, tmp_path / "cache")
+    address.files.rm_file(path)
+    assert address.publish(1).id == first.id
+    assert fetched(address.base, first.id, tmp_path / "cache")
+
+
+def test_other_files_beside_manifests_are_no_snapshots(address):
+    snapshots = {address.publish(seed).id for seed in (1, 2)}
+    for name in ("README.json", "f" * 64 + ".json", "notes.txt"):
+        address.files.pipe(f"{address.root}/manifests/{name}", b"{}")
+    assert {entry.name for entry in address.store.manifests()} == snapshots
+    point_to(address.store, min(snapshots))
+    prune(address.store, keep=2)
+    assert {entry.name for entry in address.store.manifests()} == snapshots
+    assert address.files.exists(f"{address.root}/manifests/README.json")
+
+
 def test_a_graph_that_is_damaged_is_not_published(address, tmp_path):
     from hopline.errors import GraphError
 

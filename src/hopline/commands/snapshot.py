@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hopline.commands.screen import Screen, whole
 from hopline.commands.serve_flags import resolve_config
-from hopline.errors import BadRequest, PrecomputedFileError, SnapshotNotFound
+from hopline.errors import BadRequest, PrecomputedFileError, SnapshotDamaged, SnapshotNotFound
 from hopline.remote_address import is_address
 from hopline.snapshots.manifest import SnapshotAddress
 from hopline.snapshots.store import SnapshotStore
@@ -68,22 +68,37 @@ def publish(
 
 @app.command("list")
 def list_snapshots(address: Address) -> None:
-    """Show the snapshots of an address, the newest first."""
+    """Show the snapshots of an address, the newest first.
+
+    Exit code 1: the pointer or a manifest is damaged. The others are shown.
+    """
     store = _store(address)
     table = Table(title=store.shown, title_justify="left")
     for column in ("id", "published", "name", "graph", "nodes", "edges", "bytes", ""):
         table.add_column(column)
+    damaged: list[str] = []
     try:
         newest = store.pointer().snapshot
     except SnapshotNotFound:
         newest = ""
+    except SnapshotDamaged as error:
+        newest = ""
+        damaged.append(str(error))
     for entry in store.manifests():
-        manifest = store.manifest(entry.name)
+        try:
+            manifest = store.manifest(entry.name)
+        except SnapshotNotFound:  # removed since it was listed
+            continue
+        except SnapshotDamaged as error:
+            damaged.append(str(error))
+            continue
         when = datetime.fromtimestamp(entry.changed).strftime("%Y-%m-%d %H:%M") if entry.changed else "–"
         numbers = [f"{number:,}" for number in (manifest.num_nodes, manifest.num_edges, manifest.num_bytes)]
         mark = "newest" if entry.name == newest else ""
         table.add_row(entry.name, when, manifest.name, manifest.graph_version, *numbers, mark)
     Screen().print(whole(table, "id"))
+    if damaged:
+        raise SnapshotDamaged("; ".join(damaged))
 
 
 @app.command()

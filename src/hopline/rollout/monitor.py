@@ -7,8 +7,10 @@ a second they are published in the fleet's store; the leader adds up what all me
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +20,11 @@ from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Ran
 from hopline.rollout.store.base import StateStore
+from hopline.types import UNREADABLE
+
+log = logging.getLogger(__name__)
+
+FormT = TypeVar("FormT")
 
 _CountsByVersion = dict[str, OutcomeCounts]
 #: Seconds for which what was found of scores holds.
@@ -62,6 +69,7 @@ class RolloutMonitor:
         # A step is not judged by its first moment: a pause of the machine makes all answers of it slow.
         self._published_at = clock()
         self._doubted: list[int] | None = None
+        self._said_unreadable = False
         self._shift: Comparison | None = None
         self._shift_at, self._shift_of = float("-inf"), 0
 
@@ -145,20 +153,38 @@ class RolloutMonitor:
     def doubted(self) -> list[int] | None:
         """The candidate's latency counts when that was; None: it was not. See gates.py."""
         if self._doubted is None and (noted := self._store.doubted(self._step)) is not None:
-            self._doubted = msgspec.msgpack.decode(noted, type=list[int])
+            self._doubted = self._read(noted, list[int])
         return self._doubted
 
     def totals(self) -> tuple[OutcomeCounts, OutcomeCounts]:
         """What all workers counted of this step: (current, candidate)."""
         current, candidate = OutcomeCounts(), OutcomeCounts()
-        others = [
-            msgspec.msgpack.decode(counts, type=_CountsByVersion)
-            for counts in self._store.counts(self._step)
-        ]
+        others = [self._read(counts, _CountsByVersion) for counts in self._store.counts(self._step)]
         for tallies in (self.tallies, *others):
-            current.add(tallies[self.rollout.current])
-            candidate.add(tallies[self.rollout.candidate])
+            if tallies is None:
+                continue
+            current.add(tallies.get(self.rollout.current, OutcomeCounts()))
+            candidate.add(tallies.get(self.rollout.candidate, OutcomeCounts()))
         return current, candidate
+
+    def _read(self, content: bytes, form: type[FormT]) -> FormT | None:
+        """What another worker wrote; None, and reported once, where it cannot be read.
+
+        The others' counts are judged: a rollout that is no longer judged would harm callers.
+        """
+        try:
+            return msgspec.msgpack.decode(content, type=form)
+        except UNREADABLE as error:
+            if not self._said_unreadable:
+                self._said_unreadable = True
+                log.warning(
+                    "rollout of %s to %s: counts of another worker cannot be read, and are left out (%s); "
+                    "is it of another release of Hopline?",
+                    self.rollout.model,
+                    self.rollout.candidate,
+                    error,
+                )
+            return None
 
     @property
     def _step(self) -> str:

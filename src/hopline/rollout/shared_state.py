@@ -244,7 +244,11 @@ class SharedState:
 
     async def _compare(self) -> None:
         """Report units that other members have with another graph or artifact, when that changes."""
-        others = await self._on_thread(self.store.acknowledgements)
+        try:
+            others = await self._on_thread(self.store.acknowledgements)
+        except StoreUnavailable as error:  # a change is made nevertheless
+            log.info("hosts are not compared now: %s", error)
+            return
         found = differences(self._followers.contents(), others)
         for unit, what in found.items():
             if self.differing.get(unit) != what:

@@ -229,8 +229,8 @@ class SnapshotCache:
                 if not self._verified.compare(draft, file, known):
                     known.pop(file.sha256, None)
                     raise SnapshotDamaged(
-                        f"{store.shown}/objects/{file.sha256} ({name}): its sha256 is another; publish the "
-                        "snapshot again"
+                        f"{store.shown}/objects/{file.sha256} ({name}): its sha256 is another; remove this "
+                        "file there, and publish the snapshot again"
                     )
                 with self._disk(address, missing):
                     publish_file(draft, path, durable=False)

@@ -20,6 +20,7 @@ POINTER = "latest.json"
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_REPAIR = "publish a snapshot, or name one with `hopline snapshot use`"
 
 
 class SnapshotAddress(NamedTuple):
@@ -43,7 +44,7 @@ class SnapshotAddress(NamedTuple):
                 f"{quoted(shown(base.partition('?')[0]))}: an address of snapshots is a folder of several "
                 "files, so it cannot have a query; give the driver its credentials by its environment"
             )
-        if mark and not _ID.fullmatch(name):
+        if mark and not is_id(name):
             raise BadRequest(
                 f"{quoted(name)} is not the id of a snapshot, which has 32 hexadecimal digits; "
                 "`hopline snapshot list` shows the ids of an address"
@@ -123,6 +124,11 @@ def id_of(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:32]
 
 
+def is_id(text: str) -> bool:
+    """Whether a text can be the id of a snapshot."""
+    return _ID.fullmatch(text) is not None
+
+
 def decode_manifest(content: bytes, snapshot: str, where: str) -> SnapshotManifest:
     """Read and check the manifest of a snapshot.
 
@@ -163,7 +169,7 @@ def decode_pointer(content: bytes, where: str) -> Pointer:
     try:
         pointer = msgspec.json.decode(content, type=Pointer)
     except UNREADABLE as error:
-        raise SnapshotDamaged(f"{where}: not a pointer to a snapshot: {error}") from None
-    if not _ID.fullmatch(pointer.snapshot):
-        raise SnapshotDamaged(f"{where}: {quoted(pointer.snapshot)} is not the id of a snapshot")
+        raise SnapshotDamaged(f"{where}: not a pointer to a snapshot: {error}; {_REPAIR}") from None
+    if not is_id(pointer.snapshot):
+        raise SnapshotDamaged(f"{where}: {quoted(pointer.snapshot)} is not the id of a snapshot; {_REPAIR}")
     return pointer

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hopline.artifact import sha256_of
-from hopline.errors import GraphError, SnapshotNotFound
+from hopline.errors import GraphError, SnapshotDamaged, SnapshotNotFound
 from hopline.graph import Graph
 from hopline.graph.storage import MANIFEST
 from hopline.snapshots.manifest import (
@@ -104,7 +104,7 @@ def publish(
 
 
 def point_to(store: SnapshotStore, snapshot: str, *, clock: Callable[[], float] = time.time) -> None:
-    """Let the pointer name a snapshot; nothing where it names it already.
+    """Let the pointer name a snapshot; nothing where it names it already. A damaged pointer is replaced.
 
     Raises: SnapshotNotFound, SnapshotDamaged: the address has no such snapshot; the pointer did not move.
     """
@@ -112,7 +112,7 @@ def point_to(store: SnapshotStore, snapshot: str, *, clock: Callable[[], float] 
     try:
         if store.pointer().snapshot == snapshot:
             return
-    except SnapshotNotFound:
+    except (SnapshotNotFound, SnapshotDamaged):
         pass
     store.put_pointer(Pointer(snapshot, clock()))
 

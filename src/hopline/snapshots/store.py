@@ -24,6 +24,7 @@ from hopline.snapshots.manifest import (
     decode_manifest,
     decode_pointer,
     id_of,
+    is_id,
 )
 
 #: The disk of this host cannot take more.
@@ -111,9 +112,11 @@ class SnapshotStore:
             )
 
     def manifests(self) -> list[Listed]:
-        """Manifests of the address, the newest first; their names are the ids."""
+        """Manifests of the address, the newest first; their names are the ids. Other files are left out."""
         found = [
-            entry._replace(name=entry.name.removesuffix(".json")) for entry in self._listed("manifests")
+            entry._replace(name=entry.name.removesuffix(".json"))
+            for entry in self._listed("manifests")
+            if entry.name.endswith(".json") and is_id(entry.name.removesuffix(".json"))
         ]
         return sorted(found, key=lambda entry: (-entry.changed, entry.name))
 

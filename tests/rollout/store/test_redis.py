@@ -109,6 +109,22 @@ def test_a_member_that_dies_is_gone_and_its_counts_stay(join):
     assert list(first.counts("a-0")) == [other.member.encode()]
 
 
+def test_only_members_acknowledge_and_what_they_say_can_be_read(server, join, monkeypatch):
+    first, other = join(), join()
+    ack = Ack(1, 1, {})
+    other.acknowledge(ack)
+    eventually(lambda: first.acknowledgements() == {other.member: ack})
+    server.call("HSET", "t:{fleet}:acks", "stranger", "rubbish")
+    assert first.acknowledgements() == {other.member: ack}
+    monkeypatch.setattr(other, "_ack", b"of another release")  # what its beats say from now on
+    other.flush()
+    with pytest.raises(
+        StoreUnavailable, match=rf"{other.member} acknowledges cannot be read .*another release"
+    ):
+        first.acknowledgements()
+    assert first.status()["up"]
+
+
 def test_another_member_leads_when_the_leader_dies(join):
     first, other = join(), join()
     first.publish_counts("a-0", b"")

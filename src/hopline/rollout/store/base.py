@@ -122,7 +122,10 @@ class StateStore(ABC):
 
     @abstractmethod
     def acknowledgements(self) -> Mapping[str, Ack]:
-        """The acknowledgements of the other members that live, by member."""
+        """The acknowledgements of the other members that live, by member.
+
+        Raises: StoreUnavailable: also where one of them cannot be read.
+        """
 
     @abstractmethod
     def flush(self) -> None:

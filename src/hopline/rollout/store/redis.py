@@ -27,6 +27,7 @@ from hopline.rollout.state import FirstState, LifecycleState, check_size, decode
 from hopline.rollout.store.base import LEASE_S, Ack, Heard, Identity, StateStore
 from hopline.rollout.store.redis_counts import RedisCounts
 from hopline.rollout.store.redis_scripts import BEAT, LEAVE, REPLACE, RESTORE, Keys
+from hopline.types import UNREADABLE
 
 log = logging.getLogger(__name__)
 
@@ -188,12 +189,28 @@ class RedisStore(StateStore):
 
     def acknowledgements(self) -> Mapping[str, Ack]:
         """As `StateStore.acknowledgements`."""
-        found = self._asked(lambda: self._client.hgetall(self._keys.acks))
+
+        def ask() -> list[Any]:
+            pipe = self._client.pipeline(transaction=True)
+            pipe.zrange(self._keys.members, 0, -1)
+            pipe.hgetall(self._keys.acks)
+            result: list[Any] = pipe.execute()
+            return result
+
+        members, found = self._asked(ask)
+        names = {member: member.decode() for member in members if member in found}
         return {
-            member.decode(): msgspec.msgpack.decode(ack, type=Ack)
-            for member, ack in found.items()
-            if member != self.member.encode()
+            name: self._ack_of(name, found[member]) for member, name in names.items() if name != self.member
         }
+
+    def _ack_of(self, name: str, content: bytes) -> Ack:
+        try:
+            return msgspec.msgpack.decode(content, type=Ack)
+        except UNREADABLE as error:
+            raise StoreUnavailable(
+                f"{self.address}: what member {name} acknowledges cannot be read ({error}); is it of "
+                "another release of Hopline?"
+            ) from None
 
     def flush(self) -> None:
         """As `StateStore.flush`."""
