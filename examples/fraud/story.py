@@ -57,7 +57,8 @@ def tell(built: Built, folder: Path, scale: Scale, say: Say) -> dict[str, Any]:
         if torch_free.PROOF not in served.output:
             raise RuntimeError("the server did not prove that training libraries are blocked")
         say(f"serving: {torch_free.PROOF}")
-        with hopline.Client(served.url, api_key=keys.admin) as admin:
+        # Models are loaded at low priority: a machine with other work may take a minute.
+        with hopline.Client(served.url, api_key=keys.admin, timeout=120.0) as admin:
             return {
                 **_checkout(built, served, keys, scale, say),
                 **_permissions(served, keys, say),
@@ -115,7 +116,7 @@ def _risk(built: Built, admin: hopline.Client, say: Say) -> dict[str, Any]:
     found: dict[str, Any] = {"tolokers_auc_offline": built.risk.auc}
     for name, key in ((build.RISK, "served"), (build.RISK_SAMPLED, "served_sampled")):
         parts = [
-            admin.score(name, nodes[at : at + _NODES_OF_A_REQUEST], timeout=120.0).outputs["score"]
+            admin.score(name, nodes[at : at + _NODES_OF_A_REQUEST]).outputs["score"]
             for at in range(0, len(nodes), _NODES_OF_A_REQUEST)
         ]
         scores = np.concatenate(parts)
