@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 import hopline
 from hopline.engine.model import load_model
 from hopline.errors import SchemaMismatch
+from tests.packaging.live_graph import live_view
 
 BUYS, BACK = ("user", "buys", "item"), ("item", "bought_by", "user")
 KNOWS, ALIKE = ("user", "knows", "user"), ("item", "like", "item")
@@ -168,6 +169,8 @@ def test_an_edge_type_without_edges_is_refused_where_the_model_branches_on_that(
     without[KNOWS].edge_index = without[KNOWS].edge_index[:, :0]
     with pytest.raises(SchemaMismatch, match="'user__knows__user' has no edges"):
         expect(report, model, without)
+    with pytest.raises(SchemaMismatch, match="'user__knows__user' can lose its last edge"):
+        load_model(report.path, report.spec, live_view(hopline.Graph.from_pyg(shop(BUYS, BACK, KNOWS))))
     plain = Shop(BUYS, BACK, KNOWS)
     expect(packaged(plain, shop(BUYS, BACK, KNOWS), tmp_path, version="2"), plain, without)
 

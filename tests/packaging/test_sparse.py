@@ -14,11 +14,9 @@ from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import BadRequest, NotServable, SchemaMismatch
 from hopline.graph import Graph
-from hopline.graph.live.memory import LiveMemory
-from hopline.graph.live.plan import make_plan
-from hopline.graph.live.view import LiveView
 from hopline.graph_store.disk import DiskStore
 from hopline.types import InlineNode, ScoreRequest
+from tests.packaging.live_graph import live_view
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -113,12 +111,9 @@ def test_a_later_graph_with_edges_that_were_not_compared_is_refused(trait, runti
 
 def test_a_live_graph_is_refused_to_a_model_that_reads_a_matrix(tmp_path):
     graph = graph_of()
-    plan = make_plan(graph, lineage=graph.version, sequence=0, spare_nodes=9, spare_edges=9, num_levels=2)
-    ids = {name: nodes.ids for name, nodes in graph.nodes.items()}
-    live = LiveView(LiveMemory.create(plan), graph.schema, ids)
     report = package(Sparse(pyg.SAGEConv), graph, tmp_path)
     with pytest.raises(SchemaMismatch, match="a live graph can get repeated edges and self-loops"):
-        load_model(report.path, report.spec, live)
+        load_model(report.path, report.spec, live_view(graph))
 
 
 def test_a_list_of_edges_may_get_repeated_edges_and_self_loops(tmp_path):

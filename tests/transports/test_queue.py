@@ -15,7 +15,7 @@ from hopline.brokers.base import REPLY_TO, Outgoing
 from hopline.brokers.registry import open_queue, open_sink, open_source
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
-from hopline.testing.broker_servers import KafkaServer, NatsServer, RedisServer, broker_server
+from hopline.testing.broker_servers import NatsServer, RedisServer, broker_server
 from hopline.testing.brokers import collect, until
 from hopline.testing.service import FakeService
 from hopline.transports.queue import QueueServer
@@ -23,18 +23,6 @@ from hopline.transports.queue_message import ERROR, ORIGIN, REASON, REQUEST_ID
 from tests.servers import running
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module", params=[RedisServer, NatsServer, KafkaServer], ids=lambda kind: kind.scheme)
-def any_broker(request):
-    with broker_server(request.param) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def redis():
-    with broker_server(RedisServer) as server:
-        yield server
 
 
 class Desk:

@@ -8,24 +8,11 @@ import pytest
 from hopline.brokers.registry import open_queue
 from hopline.config.reader import load_config
 from hopline.errors import GraphBehind, ModelNotReady, RateLimited
-from hopline.testing.broker_servers import KafkaServer, NatsServer, RedisServer, broker_server
 from hopline.testing.brokers import collect, until
 from hopline.testing.service import FakeService
 from hopline.transports.queue import QueueServer
 from hopline.transports.queue_message import ERROR, REQUEST_ID
 from tests.transports.test_queue import answering, desk_at
-
-
-@pytest.fixture(scope="module", params=[RedisServer, NatsServer, KafkaServer], ids=lambda kind: kind.scheme)
-def any_broker(request):
-    with broker_server(request.param) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def redis():
-    with broker_server(RedisServer) as server:
-        yield server
 
 
 class Behind(FakeService):

@@ -55,16 +55,18 @@ def check_matrix(spec: ModelSpec, graph: Graph | LiveView) -> None:
 
 
 def _edge_types(spec: ModelSpec, known: GraphSchema, graph: Graph | LiveView) -> list[str]:
-    """Edge types of a graph that were not as they are here when the model was compared."""
+    """Edge types of a graph that were not, or may not stay, as they were when the model was compared."""
     any_type = ANY_TYPE in spec.types_without
+    is_live = isinstance(graph, LiveView)
     return [
         f"the model reads edge type {key!r}, which the graph of packaging lacked: package it again"
         for key in graph.schema.edge_types
         if key in spec.types_without or (any_type and key not in known.edge_types)
     ] + [
-        f"edge type {key!r} has no edges, and the model takes another branch without any"
+        f"edge type {key!r} {'can lose its last edge' if is_live else 'has no edges'}, and the model takes "
+        "another branch without any"
         for key in spec.types_nonempty
-        if key in graph.edges and graph.edges[key].num_edges == 0
+        if key in graph.edges and (is_live or graph.edges[key].num_edges == 0)
     ]
 
 

@@ -39,7 +39,7 @@ from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
 from hopline.packaging.rowwise import check_rowwise
-from hopline.packaging.settings import Device, Fanouts, check_signs, num_hops, resolve_fanouts
+from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
@@ -87,7 +87,7 @@ class Job:
     graph: Graph
     task: Task
     targets: tuple[str, ...]
-    fanouts: Fanouts
+    fanouts: CheckedFanouts
     progress: Progress
     reference: Reference
     device: Device = "cpu"
@@ -490,6 +490,6 @@ def _width(array: AnyArray) -> int:
     return array.shape[-1] if array.ndim > 1 else 0
 
 
-def _whole_fanouts(fanouts: Fanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """Fanouts of a whole model: their number is the number of hops of its ego-graph."""
+def _whole_fanouts(fanouts: CheckedFanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
+    """CheckedFanouts of a whole model: their number is the number of hops of its ego-graph."""
     return resolve_fanouts(fanouts, num_hops(fanouts), binding.relations)

@@ -134,7 +134,6 @@ def package(
     check_sampling(sampling, schema)
     classes = checked_names(classes, "classes")
     relations = None if relations is None else checked_names(relations, "relations")
-    fanouts = checked_fanouts(fanouts)
     max_degree = None if max_degree is None else checked_integer(max_degree, "max_degree", 1)
     salt = checked_integer(salt, "salt")
     check_nodes = checked_integer(check_nodes, "check_nodes", 1)
@@ -154,7 +153,7 @@ def package(
         graph=graph,
         task=task,
         targets=targets,
-        fanouts=fanouts,
+        fanouts=checked_fanouts(fanouts),
         progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
         notes=[*binding.notes, *precision_notes(module)],

@@ -20,7 +20,11 @@ Device = Literal["cpu", "cuda"]
 Fanouts = Sequence[int] | Mapping[str, Sequence[int]] | Mapping[tuple[str, str, str], Sequence[int]]
 
 
-def checked_fanouts(fanouts: Fanouts) -> Fanouts:
+#: Fanouts as `checked_fanouts` returns them: of every edge type, or by key.
+CheckedFanouts = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+
+def checked_fanouts(fanouts: Fanouts) -> CheckedFanouts:
     """What the caller gave as fanouts, as tuples of Python's integers.
 
     Args:
@@ -80,27 +84,26 @@ def checked_names(values: object, what: str) -> tuple[str, ...]:
 
 
 def resolve_fanouts(
-    fanouts: Fanouts, num_layers: int, edge_types: Iterable[str]
+    fanouts: CheckedFanouts, num_layers: int, edge_types: Iterable[str]
 ) -> dict[str, tuple[int, ...]]:
     """Assign fanouts to each edge type that the model reads.
 
     Args:
-        fanouts: checked; seed-outward, one number for each layer; -1 means all neighbours.
+        fanouts: seed-outward, one number for each layer; -1 means all neighbours.
         edge_types: keys of the edge types that some layer reads.
 
     Raises:
         PackagingError: a wrong number of fanouts, or an edge type without fanouts.
     """
     keys = sorted(edge_types)
-    if isinstance(fanouts, Mapping):
-        given: dict[object, Sequence[int]] = dict(fanouts.items())
+    if isinstance(fanouts, dict):
         for key in keys:
-            if key not in given:
-                names = ", ".join(str(name) for name in given)
+            if key not in fanouts:
+                names = ", ".join(map(str, fanouts))
                 raise PackagingError(f"no fanouts for edge type {key!r}; fanouts were given for {names}")
-        found = {key: tuple(given[key]) for key in keys}
+        found = {key: fanouts[key] for key in keys}
     else:
-        found = {key: tuple(fanouts) for key in keys}
+        found = dict.fromkeys(keys, fanouts)
     for key, values in found.items():
         if len(values) != num_layers:
             raise PackagingError(
@@ -111,9 +114,9 @@ def resolve_fanouts(
     return found
 
 
-def num_hops(fanouts: Fanouts) -> int:
+def num_hops(fanouts: CheckedFanouts) -> int:
     """Hops that fanouts are given for: the longest list of them."""
-    if isinstance(fanouts, Mapping):
+    if isinstance(fanouts, dict):
         return max((len(values) for values in fanouts.values()), default=0)
     return len(fanouts)
 
