@@ -127,7 +127,7 @@ def recordings_of(run: Simulation, quiet_hours: float = QUIET_HOURS) -> tuple[Re
 def _for_rules(snapshot: Snapshot, world: World) -> Snapshot:
     columns = snapshot.schema.node_features
     given = np.maximum(world.ready, 1) * world.topology.cpu_request
-    services = [world.find(snapshot.roster.name(slot)) for slot in snapshot.nodes.tolist()]
+    services = [world.topology.find(snapshot.roster.name(slot)) for slot in snapshot.nodes.tolist()]
     features = snapshot.node_features[
         :, [columns.index(name) for name in ("p99_ms", "error_share", "cpu_cores")]
     ]

@@ -314,6 +314,21 @@ def test_faults_of_the_plan_come_and_go_by_themselves():
     assert mesh.live.state()["faults"] == []
 
 
+def test_two_equal_faults_end_one_after_the_other():
+    mesh = Mesh()
+    full = mesh.live.state()["services"][0]["service"]
+    fault = Fault("error_burst", 0.0, 600.0, full, severity=1.0)
+    (first, _), (second, _) = (mesh.live.begin(fault) for _ in range(2))
+    shares = []
+    for number in (first, second):
+        mesh.live.end(number)
+        mesh.after(5.0)
+        shares.append(mesh.live.state()["services"][0]["error_share"])
+    assert shares[0] > 0.3
+    assert shares[1] < 0.1
+    assert mesh.live.state()["faults"] == []
+
+
 def test_a_faster_mesh_lives_more_in_the_same_time():
     slow, fast = Mesh(), Mesh(speed=10.0)
     assert fast.live.state()["simulated_s"] == pytest.approx(10 * slow.live.state()["simulated_s"])

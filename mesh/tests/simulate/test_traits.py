@@ -147,7 +147,7 @@ def test_calls_in_cycles_settle_at_the_rates_of_a_matrix_equation():
     now = usual(mesh)
     flow = start(mesh)
     for _ in range(60):
-        flow = advance(mesh, mesh.levels, now, flow)
+        flow = advance(mesh, now, flow)
     calls = np.zeros((len(mesh.names), len(mesh.names)))
     np.add.at(calls, (mesh.dst, mesh.src), now.calls)
     reach = np.linalg.matrix_power(calls > 0, 1).astype(float)
@@ -229,7 +229,7 @@ def test_faults_without_a_target_choose_paths_that_somebody_measures():
     faults = tuple(Fault("edge_latency", 60.0 * at) for at in range(20))
     run = simulate(replace(PLAN, hours=1.0, traits=traits, faults=faults), 7)
     mesh = run.world.topology
-    bare = {name for name, has in zip(mesh.names, mesh.visibility.sidecar, strict=True) if not has}
+    bare = {name for name, has in zip(mesh.names, mesh.sidecar, strict=True) if not has}
     assert bare
     assert not {fault.caller for fault in run.faults} & bare
 

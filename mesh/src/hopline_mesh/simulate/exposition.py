@@ -33,28 +33,9 @@ _GRPC = {
 }
 
 
-class CpuMeter:
-    """CPU seconds of each pod since its start."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[int, float] = {}
-
-    def count(self, world: World, step_s: float) -> None:
-        """Add the CPU seconds of the last step."""
-        serials = world.pods.serial.tolist()
-        used = self.seconds
-        self.seconds = {
-            serial: used.get(serial, 0.0) + cores * step_s
-            for serial, cores in zip(serials, world.pod_cpu.tolist(), strict=True)
-        }
-
-
-def render(world: World, traffic: Traffic, cpu: CpuMeter) -> bytes:
+def render(world: World, traffic: Traffic) -> bytes:
     """Return the page."""
-    lines: list[str] = []
-    lines += _istio(world, traffic)
-    lines += _cadvisor(world, cpu)
-    lines += _kube_state(world)
+    lines = [*_istio(world, traffic), *_cadvisor(world), *_kube_state(world)]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -79,7 +60,7 @@ def _istio(world: World, traffic: Traffic) -> Iterator[str]:
                     )
     name = "istio_request_duration_milliseconds"
     yield from _head(name, "histogram", "Duration of requests.")
-    has_durations = world.topology.visibility.durations
+    has_durations = world.topology.durations
     for reporter, (counters, labelled) in enumerate(rows):
         counting = (traffic.src, traffic.dst)[reporter]
         cumulated = np.cumsum(counters.buckets, axis=1).tolist()
@@ -96,7 +77,7 @@ def _istio(world: World, traffic: Traffic) -> Iterator[str]:
                 yield f'{name}_bucket{{{labels}{tail},le="{bound}"}} {value}'
             yield f"{name}_sum{{{labels}{tail}}} {counters.total_ms[row]:.3f}"
             yield f"{name}_count{{{labels}{tail}}} {seen[-1]}"
-    if not world.topology.visibility.tcp:
+    if not world.topology.tcp:
         return
     for what, text in (("opened", "Connections opened."), ("closed", "Connections closed.")):
         name = f"istio_tcp_connections_{what}_total"
@@ -112,20 +93,19 @@ def _rows(
 ) -> list[tuple[int, str, bool]]:
     """Return row, labels and whether it is gRPC, for each counter of an existing pod."""
     topology, found = world.topology, []
-    seen = topology.visibility
     for row, (path, serial) in enumerate(
         zip(counters.path.tolist(), counters.serial.tolist(), strict=True)
     ):
         if serial >= 0 and serial not in pods:
             continue
         src, dst = int(traffic.src[path]), int(traffic.dst[path])
-        if not seen.sidecar[src if reporter == "source" else dst]:
+        if not topology.sidecar[src if reporter == "source" else dst]:
             continue  # nothing counts there
         # A proxy knows the workload at the other end only from the proxy there.
         from_name, from_space = _workload(topology, src)
         to_name, to_space = _workload(topology, dst)
-        from_app = "unknown" if from_name == "unknown" else names.split(seen.services[src])[1]
-        called_space, called = names.split(seen.services[dst])
+        from_app = "unknown" if from_name == "unknown" else names.split(topology.services[src])[1]
+        called_space, called = names.split(topology.services[dst])
         to_app = "unknown" if to_name == "unknown" else called
         grpc = bool(topology.grpc[dst])
         labels = (
@@ -147,7 +127,7 @@ def _rows(
 
 def _workload(topology: Topology, service: int) -> tuple[str, str]:
     """Return name and namespace of a workload as a proxy knows it; -1 is outside of the mesh."""
-    if service < 0 or not topology.visibility.sidecar[service]:
+    if service < 0 or not topology.sidecar[service]:
         return "unknown", "unknown"
     space, name = names.split(topology.names[service])
     return name, space
@@ -164,19 +144,18 @@ def _pod_names(world: World) -> dict[int, tuple[str, str]]:
     return found
 
 
-def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
+def _cadvisor(world: World) -> Iterator[str]:
     """Yield metrics of each pod's container, its proxy, and (without a container name) their sum."""
     labelled = _pod_names(world)
     rows = []
-    seen = world.topology.visibility
-    for serial, service, memory in zip(
-        world.pods.serial.tolist(), world.pods.service.tolist(), world.pod_memory.tolist(), strict=True
+    pods, topology = world.pods, world.topology
+    for serial, service, used, memory in zip(
+        *(each.tolist() for each in (pods.serial, pods.service, pods.cpu_s, pods.memory_bytes)), strict=True
     ):
-        if not seen.containers[service]:
+        if not topology.containers[service]:
             continue
         space, pod = labelled[serial]
-        used = cpu.seconds.get(serial, 0.0)
-        proxy = [("istio-proxy", 0.1 * used, 5e7)] if seen.sidecar[service] else []
+        proxy = [("istio-proxy", 0.1 * used, 5e7)] if topology.sidecar[service] else []
         for container, seconds, held in (
             ("app", 0.9 * used if proxy else used, memory),
             *proxy,

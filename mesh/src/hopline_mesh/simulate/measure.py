@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.roster import Roster
-from hopline_mesh.simulate.lognormal import Floats, quantile
+from hopline_mesh.simulate.lognormal import Latencies
+from hopline_mesh.simulate.topology import Flags, Floats, Ints
 from hopline_mesh.simulate.world import World
 from hopline_mesh.snapshot import Gap, Snapshot
 
@@ -26,14 +27,26 @@ class Monitor:
     """Measures a world after every step, over a window."""
 
     def __init__(self, world: World, roster: Roster, rng: np.random.Generator) -> None:
-        plan = world.plan
+        plan, topology = world.plan, world.topology
         self._world, self._roster, self._rng = world, roster, rng
         self._kept: deque[tuple[float, dict[str, Floats]]] = deque()
         self._window_s, self._missing, self._noise = plan.window_s, plan.missing, plan.noise
-        self._slots = np.full(len(world.topology.names), -1, dtype=np.int32)
-        self._reported = world.topology.reported
-        self._seen_s = np.full(len(world.topology.src), -np.inf)
+        self._slots = np.full(len(topology.names), -1, dtype=np.int32)
+        self._seen_s = np.full(len(topology.src), -np.inf)
         self._sums: dict[str, Floats] = {}
+        # Container metrics have the workload's name; calls to a service without a proxy the Service's.
+        is_named = np.array([a == b for a, b in zip(topology.names, topology.reported, strict=True)])
+        proxy, timed = topology.sidecar, topology.sidecar & topology.durations
+        scraped = topology.containers & is_named
+        #: Whether this mesh's monitoring ever has a column of a service or of a call path.
+        self._of_service = {
+            "request_rate": proxy, "error_share": proxy, "p50_ms": timed, "p99_ms": timed,
+            "cpu_cores": scraped, "memory_bytes": scraped, "connections": proxy & topology.tcp,
+        }  # fmt: skip
+        self._of_path = {
+            "client_ms": topology.durations[topology.src],
+            "server_ms": timed[topology.dst],
+        }
 
     def look(self, step_s: float) -> None:
         """Measure the last step."""
@@ -44,32 +57,17 @@ class Monitor:
             counts, sent = rng.poisson(counts).astype(np.float64), rng.poisson(sent).astype(np.float64)
         failed = counts * flow.errors if exact else rng.binomial(counts.astype(np.int64), flow.errors)
         edge_failed = sent * flow.failed if exact else rng.binomial(sent.astype(np.int64), flow.failed)
-        callee = world.topology.dst
         got = sent * flow.received / np.maximum(flow.sent, 1e-12)
-        sums = {
+        sums: dict[str, Floats] = {
             "counts": counts,
             "failed": failed.astype(np.float64),
-            **_moments("node", counts, flow.mean_ms, flow.variance, flow.stuck, flow.stuck_ms),
+            "node": flow.server.sums(counts),
             "cpu": world.cpu_cores * step_s,
             "sent": sent,
             "edge_failed": edge_failed.astype(np.float64),
             "got": got,
-            **_moments(
-                "client",
-                sent,
-                flow.client_ms,
-                flow.client_variance,
-                flow.client_stuck,
-                flow.client_stuck_ms,
-            ),
-            **_moments(
-                "server",
-                got,
-                flow.mean_ms[callee],
-                flow.variance[callee],
-                flow.stuck[callee],
-                flow.stuck_ms[callee],
-            ),
+            "client": flow.client.sums(sent),
+            "server": flow.server.of(world.topology.dst).sums(got),
         }
         self._kept.append((step_s, sums))
         length = sum(step for step, _ in self._kept)
@@ -85,16 +83,18 @@ class Monitor:
         topology, now_s = world.topology, world.now_s
         alive = np.flatnonzero(world.fleet.running)
         for service in alive[self._slots[alive] < 0]:
-            self._slots[service] = self._roster.slot(self._reported[service])
+            self._slots[service] = self._roster.slot(topology.reported[service])
         paths = np.flatnonzero(
             (now_s - self._seen_s < FORGET_S)
-            & topology.visibility.sidecar[topology.src]
+            & topology.sidecar[topology.src]
             & world.fleet.running[topology.src]
             & world.fleet.running[topology.dst]
         )
-        nodes = self._columns(schema.node_features, self._node_columns(alive), len(alive))
-        edges = self._columns(schema.edge_features, self._edge_columns(paths), len(paths))
-        gaps = self._hide(nodes, edges, alive, paths) + self._lose(nodes, edges, schema.node_features)
+        nodes = _table(schema.node_features, self._node_columns(alive), self._of_service, alive)
+        edges = _table(schema.edge_features, self._edge_columns(paths), self._of_path, paths)
+        gaps = self._lose(nodes, edges, schema.node_features)
+        if not topology.tcp and "connections" in schema.node_features:
+            gaps = (Gap("node.connections", "no series"), *gaps)
         return Snapshot(
             time_s=now_s,
             schema=schema,
@@ -107,89 +107,38 @@ class Monitor:
             gaps=gaps,
         )
 
-    def _hide(
-        self,
-        nodes: NDArray[np.float32],
-        edges: NDArray[np.float32],
-        alive: NDArray[np.int64],
-        paths: NDArray[np.int64],
-    ) -> tuple[Gap, ...]:
-        """Drop the values that this mesh's monitoring never has."""
-        world, schema = self._world, self._world.plan.schema
-        topology, seen = world.topology, world.topology.visibility
-        # Container metrics have the workload's name; calls to a service without a proxy the Service's.
-        is_named = np.array([a == b for a, b in zip(topology.names, self._reported, strict=True)])
-        has = {
-            "istio": seen.sidecar,
-            "cadvisor": seen.containers & is_named,
-            "envoy": seen.sidecar & seen.tcp,
-        }
-        for column, name in enumerate(schema.node_features):
-            there = has.get(_SOURCES.get(name, ""))
-            if name in ("p50_ms", "p99_ms"):
-                there = seen.sidecar & seen.durations
-            if there is not None:
-                nodes[~there[alive], column] = np.nan
-        for column, name in enumerate(schema.edge_features):
-            end, of = {
-                "client_ms": (topology.src, seen.durations),
-                "server_ms": (topology.dst, seen.sidecar & seen.durations),
-            }.get(name, (None, None))
-            if end is not None and of is not None:
-                edges[~of[end[paths]], column] = np.nan
-        if seen.tcp or "connections" not in schema.node_features:
-            return ()
-        return (Gap("node.connections", "no series"),)
-
-    def _node_columns(self, alive: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
+    def _node_columns(self, alive: Ints) -> dict[str, Callable[[], Floats]]:
         world = self._world
         counts, failed, cpu = (self._sums[name][alive] for name in ("counts", "failed", "cpu"))
-        memory = np.bincount(world.pods.service, world.pod_memory, len(world.topology.names))[alive]
+        latencies = Latencies.of_sums(self._sums["node"][:, alive], counts)
+        memory = np.bincount(world.pods.service, world.pods.memory_bytes, len(world.topology.names))[alive]
         flying = world.flow.in_flight[alive]
         return {
             "request_rate": lambda: counts / self._length_s,
             "error_share": lambda: _ratio(failed, counts),
-            "p50_ms": lambda: self._latency("node", alive, counts, 0.5),
-            "p99_ms": lambda: self._latency("node", alive, counts, 0.99),
+            "p50_ms": lambda: self._quantile(latencies, counts, 0.5),
+            "p99_ms": lambda: self._quantile(latencies, counts, 0.99),
             "cpu_cores": lambda: cpu / self._length_s * self._error(np.full(len(alive), 0.01)),
             "memory_bytes": lambda: memory * self._error(np.full(len(alive), 0.003)),
             "connections": lambda: self._rng.poisson(flying).astype(np.float64) if self._noise else flying,
         }
 
-    def _edge_columns(self, paths: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
+    def _edge_columns(self, paths: Ints) -> dict[str, Callable[[], Floats]]:
         sent, got, failed = (self._sums[name][paths] for name in ("sent", "got", "edge_failed"))
+        client = Latencies.of_sums(self._sums["client"][:, paths], sent)
+        server = Latencies.of_sums(self._sums["server"][:, paths], got)
         return {
             "request_rate": lambda: sent / self._length_s,
             "error_share": lambda: _ratio(failed, sent),
-            "client_ms": lambda: self._latency("client", paths, sent, 0.99),
-            "server_ms": lambda: self._latency("server", paths, got, 0.99),
+            "client_ms": lambda: self._quantile(client, sent, 0.99),
+            "server_ms": lambda: self._quantile(server, got, 0.99),
         }
 
-    def _latency(self, of: str, rows: NDArray[np.int64], counts: Floats, share: float) -> Floats:
+    def _quantile(self, latencies: Latencies, counts: Floats, share: float) -> Floats:
         """Return a quantile of the window's requests; NaN without any, with a larger error for few."""
-        mean, square, stuck, stuck_ms = (self._sums[f"{of} {what}"][rows] for what in _MOMENTS)
-        some = np.maximum(counts, 1e-12)
-        mean = mean / some
-        values = quantile(
-            share,
-            mean,
-            np.maximum(square / some - mean**2, 0.0),
-            stuck / some,
-            stuck_ms / np.maximum(stuck, 1e-12),
-        )
-        rough = (0.01 if share < 0.9 else 0.03) + (0.5 if share < 0.9 else 2.0) / np.sqrt(
-            np.maximum(counts, 1.0)
-        )
-        return np.where(counts > 0.0, values * self._error(rough), np.nan)
-
-    def _columns(
-        self, names: tuple[str, ...], made: dict[str, Callable[[], Floats]], rows: int
-    ) -> NDArray[np.float32]:
-        features = np.full((rows, len(names)), np.nan, dtype=np.float32)
-        for column, name in enumerate(names):
-            if name in made:
-                features[:, column] = made[name]()
-        return features
+        usual, few = (0.01, 0.5) if share < 0.9 else (0.03, 2.0)
+        rough = usual + few / np.sqrt(np.maximum(counts, 1.0))
+        return np.where(counts > 0.0, latencies.quantile(share) * self._error(rough), np.nan)
 
     def _error(self, size: Floats) -> Floats:
         """Return the error factor of measurements, with heavy tails; 1 without noise."""
@@ -217,15 +166,17 @@ class Monitor:
         return tuple(gaps)
 
 
-_MOMENTS = ("mean", "square", "stuck", "stuck_ms")
-
-
-def _moments(
-    of: str, counts: Floats, mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats
-) -> dict[str, Floats]:
-    """Return sums that define a distribution of latencies and can be added over time."""
-    sums = (counts * mean, counts * (variance + mean**2), counts * stuck, counts * stuck * stuck_ms)
-    return {f"{of} {what}": values for what, values in zip(_MOMENTS, sums, strict=True)}
+def _table(
+    names: tuple[str, ...], columns: dict[str, Callable[[], Floats]], has: dict[str, Flags], rows: Ints
+) -> NDArray[np.float32]:
+    """Return the named columns of some rows; NaN where monitoring has none. Draws in this order."""
+    table = np.full((len(rows), len(names)), np.nan, dtype=np.float32)
+    for place, name in enumerate(names):
+        if name in columns:
+            table[:, place] = columns[name]()
+        if name in has:
+            table[~has[name][rows], place] = np.nan
+    return table
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

@@ -37,6 +37,9 @@ _COLUMNS = np.dtype(
         ("oom", np.bool_),  # its last end was an OOM kill
         ("leaked", np.float64),  # bytes that it will never free
         ("phase", np.float64),  # of its garbage collection, 0 to 1
+        ("cpu_cores", np.float64),  # in use
+        ("cpu_s", np.float64),  # used since its start
+        ("memory_bytes", np.float64),  # in use
     ]
 )
 

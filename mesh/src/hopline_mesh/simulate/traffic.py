@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.simulate.lognormal import Floats, normal_cdf, parameters
+from hopline_mesh.simulate.lognormal import Floats
 from hopline_mesh.simulate.world import World
 
 #: Upper bounds of the buckets of istio_request_duration_milliseconds; the last one, +Inf, is not in here.
@@ -160,16 +160,14 @@ class Traffic:
         ends[nobody] = (0.0, 0.0, 0.0, 1.0)
         self._add(
             self.source, self._at_caller, sent, ends,
-            _spread(flow.client_ms, flow.client_variance, flow.client_stuck, flow.client_stuck_ms),
-            _mean(flow.client_ms, flow.client_stuck, flow.client_stuck_ms),
+            flow.client.buckets(BOUNDS_MS), flow.client.overall_ms(),
         )  # fmt: skip
         errors = flow.errors[dst]
         ends = np.zeros((len(dst), 4))
         ends[:, FINE], ends[:, FAILED] = 1.0 - errors, errors
         self._add(
             self.destination, self._at_callee, got, ends,
-            _spread(flow.mean_ms, flow.variance, flow.stuck, flow.stuck_ms)[dst],
-            _mean(flow.mean_ms, flow.stuck, flow.stuck_ms)[dst],
+            flow.server.buckets(BOUNDS_MS)[dst], flow.server.overall_ms()[dst],
         )  # fmt: skip
         self._connect()
 
@@ -195,7 +193,7 @@ class Traffic:
         flow, dst = self._world.flow, self.dst
         flying = np.concatenate([flow.received, np.zeros(len(self._entries))])
         flying[self._edges :] = flow.arrived[self._entries]
-        flying *= _mean(flow.mean_ms, flow.stuck, flow.stuck_ms)[dst] / 1000.0
+        flying *= flow.server.overall_ms()[dst] / 1000.0
         wanted = self._rng.poisson((flying[:, None] * pairing.shares)[pairing.where, pairing.column])
         rows = pairing.rows
         open_now = counters.opened[rows] - counters.closed[rows]
@@ -224,18 +222,3 @@ class Traffic:
         edges = np.arange(self._edges)
         self._at_caller = self.source.pair(edges, self.src[: self._edges], by_service)
         self._at_callee = self.destination.pair(np.arange(len(self.dst)), self.dst, by_service)
-
-
-def _spread(mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    """Return the share of requests in each bucket [n, 20]."""
-    mu, sigma = parameters(mean, variance)
-    below = normal_cdf((np.log(BOUNDS_MS)[None, :] - mu[:, None]) / sigma[:, None])
-    below = (1.0 - stuck)[:, None] * below + stuck[:, None] * (stuck_ms[:, None] <= BOUNDS_MS[None, :])
-    shares: Floats = np.diff(below, axis=1, prepend=0.0, append=1.0)
-    shares = np.maximum(shares, 0.0)
-    shares /= shares.sum(axis=1, keepdims=True)
-    return shares
-
-
-def _mean(mean: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    return (1.0 - stuck) * mean + stuck * stuck_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import Any
 
@@ -29,19 +30,18 @@ class Mirror:
         self._versions: dict[int, set[int]] = {}
         self._complete: dict[int, int] = {}
         self._groups = world.topology.groups
-        self._noted = 0
+        self._numbers = itertools.count()
         self._events: deque[tuple[str, str]] = deque()
 
     def update(self) -> None:
         """Update the log from the world."""
         changed = self._update_pods()
         self._update_services(changed)
-        for note in list(self._world.fleet.notes):
-            if note.number >= self._noted:
-                self._noted = note.number + 1
-                body = objects.event(self._world, note, self._clock)
-                self._log.put("events", body)
-                self._events.append((body["metadata"]["namespace"], body["metadata"]["name"]))
+        notes = self._world.fleet.notes
+        while notes:
+            body = objects.event(self._world, notes.popleft(), next(self._numbers), self._clock)
+            self._log.put("events", body)
+            self._events.append((body["metadata"]["namespace"], body["metadata"]["name"]))
         while len(self._events) > _EVENTS:
             self._log.drop("events", *self._events.popleft())
 
@@ -113,7 +113,7 @@ class Mirror:
         if world.fleet.running[behind].any():
             log.put("endpointslices", objects.endpoint_slice(world, service, self._clock))
             return
-        space, name = names.split(world.topology.visibility.services[service])
+        space, name = names.split(world.topology.services[service])
         log.drop("endpointslices", space, f"{name}-abcde")
         log.drop("services", space, name)
 

@@ -186,7 +186,7 @@ def replica_set(world: World, service: int, revision: int, clock: Clock) -> Body
 
 def service(world: World, number: int, clock: Clock) -> Body:
     """Return the Service of a workload."""
-    full = world.topology.visibility.services[number]
+    full = world.topology.services[number]
     name = names.split(full)[1]
     return {
         "apiVersion": "v1",
@@ -199,7 +199,7 @@ def service(world: World, number: int, clock: Clock) -> Body:
 
 def endpoint_slice(world: World, service: int, clock: Clock) -> Body:
     """Return the EndpointSlice of a workload's Service, with the pods of all workloads behind it."""
-    full, pods = world.topology.visibility.services[service], world.pods
+    full, pods = world.topology.services[service], world.pods
     ready = pods.ready(world.now_s)
     endpoints = []
     behind = world.topology.groups == world.topology.groups[service]
@@ -255,7 +255,7 @@ def autoscaler(world: World, service: int, clock: Clock) -> Body:
     }
 
 
-def event(world: World, note: Note, clock: Clock) -> Body:
+def event(world: World, note: Note, number: int, clock: Clock) -> Body:
     """Return a controller's message as an Event."""
     when = stamp(clock(note.time_s))
     if note.kind == "Node":
@@ -268,9 +268,9 @@ def event(world: World, note: Note, clock: Clock) -> Body:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{subject}.{note.number:016x}",
+            "name": f"{subject}.{number:016x}",
             "namespace": space,
-            "uid": names.uid("event", note.number),
+            "uid": names.uid("event", number),
             "creationTimestamp": when,
         },
         "type": "Normal",
@@ -313,7 +313,7 @@ def _template(world: World, service: int, revision: int) -> Body:
 
 def _app(world: World, service: int) -> str:
     """Return the name of a workload's Service, without its namespace; pods have it as a label."""
-    return names.split(world.topology.visibility.services[service])[1]
+    return names.split(world.topology.services[service])[1]
 
 
 def _labels(world: World, service: int) -> Body:
