@@ -37,7 +37,7 @@ class Watched:
                 self.version = happening.version
                 for resource in RESOURCES:
                     fits = selected(",".join(resource.fields), "")(happening.body)
-                    if resource.plural == happening.plural and fits:
+                    if resource.plural == happening.key[0] and fits:
                         raw = msgspec.json.encode(happening.body)
                         body = msgspec.json.decode(raw, type=resource.type)
                         self.feed.changed(resource, happening.type, body, self.now_s)
@@ -64,12 +64,15 @@ def service() -> str:
     return max(live.state()["services"], key=lambda each: each["request_rate"])["service"]
 
 
-@pytest.mark.parametrize("kind", ["scale", "rollout", "drain"])
-def test_planned_changes_are_recognised_and_end(service, kind):
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("scale", "scale"), ("rollout", "rollout"), ("drain", "drain"), ("shift", "rollout")],
+)
+def test_planned_changes_are_recognised_and_end(service, kind, told):
     watched = Watched()
     watched.live.operate(Operation(kind, 0.0, service, 7 if kind == "scale" else 0))
     watched.after(300.0)
-    assert {change for change in watched.changes if change[1] == service} == {(kind, service)}
+    assert {change for change in watched.changes if change[1] == service} == {(told, service)}
     assert watched.under_way() == []
     assert watched.troubles == set()
 

@@ -54,6 +54,8 @@ class Fleet:
         revision: int64 [s], version of new pods.
         shifted: service with a share of pods on a new version -> version of the other pods.
         failing: services whose newest version never becomes ready.
+        progress_s: services whose rollout is under way -> time of its last progress.
+        generation, changed_s: int64 and float64 [s], number and time of the last change of what is wanted.
         notes: the newest messages; a reader takes them out.
     """
 
@@ -69,7 +71,9 @@ class Fleet:
         self.failing: set[int] = set()
         self._highest = self.revision.copy()
         self._dirty: set[int] = set()
-        self._progress_s: dict[int, float] = {}
+        self.progress_s: dict[int, float] = {}
+        self.generation = self.revision.copy()
+        self.changed_s = np.full(len(topology.names), now_s)
         self._looks = np.tile(self.desired, (_HPA_LOOKS, 1))
         self._looked_s = now_s
         # Weight of the newest measurement in the smoothed use.
@@ -108,13 +112,13 @@ class Fleet:
 
     def roll_out(self, service: int, now_s: float, *, fails: bool = False) -> None:
         """Replace all pods by pods of a new version, which never becomes ready if it fails."""
-        self._new_version(service)
+        self._new_version(service, now_s)
         self.shifted.pop(service, None)
         if fails:
             self.failing.add(service)
         else:
             self._recover(service, now_s)
-        self._progress_s[service] = now_s
+        self.progress_s[service] = now_s
         self._journal.begin("rollout", self._name(service), now_s, f"revision {self.revision[service]}")
 
     def roll_back(self, service: int, now_s: float) -> None:
@@ -122,29 +126,41 @@ class Fleet:
         if service in self.failing:
             self._recover(service, now_s)
             self.revision[service] -= 1
-            self._dirty.add(service)
+            self._wants(service, now_s)
 
     def _recover(self, service: int, now_s: float) -> None:
         self.failing.discard(service)
         self._journal.end(now_s, self._name(service), "stuck_rollout")
 
-    def _new_version(self, service: int) -> None:
+    def is_stuck(self, service: int, now_s: float) -> bool:
+        """Whether the newest version of a service fails, and its deadline is over."""
+        return service in self.failing and now_s - self.progress_s.get(service, now_s) > DEADLINE_S
+
+    def _new_version(self, service: int, now_s: float) -> None:
         self._highest[service] += 1
         self.revision[service] = self._highest[service]
+        self._wants(service, now_s)
+
+    def _wants(self, service: int, now_s: float) -> None:
+        """Note that other pods are wanted."""
         self._dirty.add(service)
+        self.generation[service] += 1
+        self.changed_s[service] = now_s
 
     def _scale(self, service: int, replicas: int, now_s: float) -> None:
         before = int(self.desired[service])
         if replicas != before:
             self.desired[service] = replicas
-            self._dirty.add(service)
+            self._wants(service, now_s)
             self._journal.begin("scale", self._name(service), now_s, pods=(before, replicas))
 
     def _add(self, service: int, now_s: float) -> None:
         self.running[service] = True
-        self._new_version(service)
+        self.generation[service] = 0
+        self._new_version(service, now_s)
         self.desired[service] = max(2, math.ceil(0.5 * self._topology.replicas[service]))
         self._looks[:, service] = self.desired[service]
+        self.progress_s[service] = now_s
         self._journal.begin("added", self._name(service), now_s, f"{self.desired[service]} pods")
 
     def _remove(self, service: int, now_s: float) -> None:
@@ -204,7 +220,7 @@ class Fleet:
         wanted = np.where(wanted > self.desired, wanted, np.minimum(self._looks.max(axis=0), self.desired))
         free = self.running & (topology.max_replicas > topology.replicas) & (wanted != self.desired)
         for service in np.flatnonzero(free).tolist():
-            if ready[service] and service not in self._progress_s:
+            if ready[service] and service not in self.progress_s:
                 text = f"New size: {wanted[service]}; reason: cpu resource utilization"
                 self.notes.append(
                     Note(now_s, "HorizontalPodAutoscaler", service, "SuccessfulRescale", text)
@@ -240,7 +256,7 @@ class Fleet:
             idle = int((~ready[order]).sum())
             pods.delete(rows[order][: min(old - wanted_old, idle + max(0, spare))], now_s)
             if spare > 0 or idle:
-                self._progress_s[service] = now_s
+                self.progress_s[service] = now_s
         room = max(0, desired + max(1, math.ceil(0.25 * desired)) - len(rows))
         if new < wanted_new and room:
             count = min(wanted_new - new, room)
@@ -251,13 +267,13 @@ class Fleet:
         if old < wanted_old and room:
             count = min(wanted_old - old, room)
             pods.create(service, count, self.shifted[service], now_s, self._rng, START_S)
-        if service in self.failing and now_s - self._progress_s.get(service, now_s) > DEADLINE_S:
+        if self.is_stuck(service, now_s):
             text = f"revision {self.revision[service]} has no ready pod"
             self._journal.trouble("stuck_rollout", self._name(service), now_s, text)
 
     def _done(self, service: int, now_s: float) -> None:
         self._dirty.discard(service)
-        self._progress_s.pop(service, None)
+        self.progress_s.pop(service, None)
         self._journal.end(now_s, self._name(service), *_DONE)
 
     def _name(self, service: int) -> str:
