@@ -415,6 +415,18 @@ def test_orders_that_cannot_be_are_refused_with_a_reason(served, method, path, c
     assert says in answer.json()["error"]
 
 
+def test_a_body_that_nobody_needs_does_not_disturb_the_next_request(served):
+    _, url = served
+    with httpx.Client(base_url=url) as client:
+        for method, path, code in (
+            ("DELETE", "/faults", 200),
+            ("POST", "/no", 404),
+            ("GET", "/state", 200),
+        ):
+            assert client.request(method, path, content=b'{"a": 1}').status_code == code
+            assert client.get("/faults").json() == {"faults": []}
+
+
 def test_a_real_prometheus_scrapes_a_real_process(tmp_path):
     """The command with its configuration file, and queries as a user would ask them."""
     config = tmp_path / "prometheus.yml"

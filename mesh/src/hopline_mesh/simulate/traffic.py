@@ -6,13 +6,12 @@ is counted by the caller's proxy and by the callee's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.simulate.lognormal import Floats
+from hopline_mesh.simulate.topology import Floats, Ints
 from hopline_mesh.simulate.world import World
 
 #: Upper bounds of the buckets of istio_request_duration_milliseconds; the last one, +Inf, is not in here.
@@ -35,14 +34,13 @@ _COLUMNS = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pairing:
-    """The pods that count each call path at present; rows of arrays are counters."""
+class _Pairing(NamedTuple):
+    """The pods that count each call path at present: one row for each pair of path and pod."""
 
-    rows: NDArray[np.int64]
-    where: NDArray[np.int64]
-    column: NDArray[np.int64]
-    shares: Floats
+    rows: Ints  # of the counters
+    where: Ints  # position of the path
+    column: Ints  # position of the pod among those of its service
+    shares: Floats  # [paths, most pods of a service], share of a path's requests that a pod gets
 
 
 class Counters:
@@ -68,9 +66,7 @@ class Counters:
             raise AttributeError(column)
         return self._rows[column]
 
-    def pair(
-        self, paths: NDArray[np.int64], owners: NDArray[np.int64], pods: dict[int, list[int]]
-    ) -> _Pairing:
+    def pair(self, paths: Ints, owners: Ints, pods: dict[int, list[int]]) -> _Pairing:
         """Return the rows of all serving pods; adds missing rows.
 
         Args:
@@ -78,38 +74,28 @@ class Counters:
             owners: number of the service whose pods count each path.
             pods: serials of the serving pods of each service.
         """
-        rows, where, column = [], [], []
-        most = max((len(serials) for serials in pods.values()), default=1)
-        shares = np.zeros((len(paths), most))
-        added: list[tuple[int, int]] = []
+        where, column, pairs = [], [], []
         for at, (path, owner) in enumerate(zip(paths.tolist(), owners.tolist(), strict=True)):
-            serials = pods.get(owner, [])
-            for place, serial in enumerate(serials):
-                row = self._index.get((path, serial))
-                if row is None:
-                    row = self._index[path, serial] = len(self._rows) + len(added)
-                    added.append((path, serial))
-                rows.append(row)
+            for place, serial in enumerate(pods.get(owner, ())):
                 where.append(at)
                 column.append(place)
-            if serials:
-                shares[at, : len(serials)] = 1.0 / len(serials)
-        if added:
-            new: NDArray[np.void] = np.zeros(len(added), _COLUMNS)
-            new["path"], new["serial"] = np.array(added, dtype=np.int64).T
-            self._rows = np.concatenate([self._rows, new])
-        numbers = np.array([rows, where, column], dtype=np.int64)
-        return _Pairing(numbers[0], numbers[1], numbers[2], shares)
+                pairs.append((path, serial))
+        added = [pair for pair in pairs if pair not in self._index]
+        self._index |= {pair: row for row, pair in enumerate(added, len(self._rows))}
+        new: NDArray[np.void] = np.zeros(len(added), _COLUMNS)
+        new["path"], new["serial"] = np.array(added, dtype=np.int64).reshape(-1, 2).T
+        self._rows = np.concatenate([self._rows, new])
+        shares = np.zeros((len(paths), max(map(len, pods.values()), default=1)))
+        shares[where, column] = 1.0
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1.0)
+        rows = np.array([self._index[pair] for pair in pairs], dtype=np.int64)
+        return _Pairing(rows, np.array(where, dtype=np.int64), np.array(column, dtype=np.int64), shares)
 
-    def forget(self, alive: set[int]) -> bool:
-        """Drop counters of pods that are gone; returns whether there were any."""
-        keep = np.array([serial in alive for serial in self.serial.tolist()], dtype=bool)
-        if keep.all():
-            return False
-        self._rows = self._rows[keep]
+    def forget(self, alive: set[int]) -> None:
+        """Drop counters of pods that are gone."""
+        self._rows = self._rows[[serial in alive for serial in self.serial.tolist()]]
         pairs = zip(self.path.tolist(), self.serial.tolist(), strict=True)
         self._index = {pair: row for row, pair in enumerate(pairs)}
-        return True
 
 
 class Traffic:
@@ -142,13 +128,9 @@ class Traffic:
         sent = rng.poisson(flow.sent * step_s)
         arrives = np.clip(flow.received / np.maximum(flow.sent, 1e-12), 0.0, 1.0)
         got = rng.binomial(sent, arrives)
-        entering = np.zeros(len(world.topology.names))
-        entering[self._entries] = np.maximum(
-            flow.arrived[self._entries]
-            - np.bincount(world.topology.dst, flow.received, len(entering))[self._entries],
-            0.0,
-        )
-        got = np.concatenate([got, rng.poisson(entering[self._entries] * step_s)])
+        from_callers = np.bincount(world.topology.dst, flow.received, len(world.topology.names))
+        entering = np.maximum(flow.arrived - from_callers, 0.0)[self._entries]
+        got = np.concatenate([got, rng.poisson(entering * step_s)])
         dst = self.dst
         nobody = (world.ready[world.topology.dst] == 0) & (sent > 0)
         failed = flow.errors[world.topology.dst]
@@ -172,7 +154,7 @@ class Traffic:
         self._connect()
 
     def _add(
-        self, counters: Counters, pairing: _Pairing, counts: NDArray[np.int64],
+        self, counters: Counters, pairing: _Pairing, counts: Ints,
         ends: Floats, buckets: Floats, mean_ms: Floats,
     ) -> None:  # fmt: skip
         """Distribute requests of paths over pods, and count them there."""
@@ -191,8 +173,7 @@ class Traffic:
         if not pairing.rows.size:
             return
         flow, dst = self._world.flow, self.dst
-        flying = np.concatenate([flow.received, np.zeros(len(self._entries))])
-        flying[self._edges :] = flow.arrived[self._entries]
+        flying = np.concatenate([flow.received, flow.arrived[self._entries]])
         flying *= flow.server.overall_ms()[dst] / 1000.0
         wanted = self._rng.poisson((flying[:, None] * pairing.shares)[pairing.where, pairing.column])
         rows = pairing.rows

@@ -60,6 +60,7 @@ class _Api(Handler):
         """Respond to one request."""
         path, query = self.target
         try:
+            self.body(dict)
             place = _place(path)
             matches = selected(query.get("fieldSelector", ""), query.get("labelSelector", ""))
             if place is None:
