@@ -40,7 +40,9 @@ class Watched:
                     if resource.plural == happening.key[0] and fits:
                         raw = msgspec.json.encode(happening.body)
                         body = msgspec.json.decode(raw, type=resource.type)
-                        self.feed.changed(resource, happening.type, body, self.now_s)
+                        what = "ADDED" if happening.before is None else "MODIFIED"
+                        what = "DELETED" if happening.deleted else what
+                        self.feed.changed(resource, what, body, self.now_s)
             context = self.feed.context(self.now_s)
             self.changes |= {(change.kind, change.service) for change in context.changes}
             self.troubles |= {(trouble.kind, trouble.service) for trouble in context.troubles}

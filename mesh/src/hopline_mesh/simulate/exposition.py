@@ -201,6 +201,21 @@ def _kube_state(world: World, labelled: dict[int, str]) -> Iterator[str]:
         yield from _family(f"kube_deployment_{metric}", "gauge", text, samples)
 
 
+_CONFIG = """\
+# Written by `hopline mesh simulate`; prometheus --config.file=<this file>
+global:
+  scrape_interval: {interval}ms
+  scrape_timeout: {interval}ms
+  evaluation_interval: {interval}ms
+scrape_configs:
+  - job_name: mesh
+    # `namespace` and `pod` are those of the simulated pods.
+    honor_labels: true
+    static_configs:
+      - targets: ["{host}:{port}"]
+"""
+
+
 def prometheus_config(port: int, interval_s: float = 15.0, host: str = "127.0.0.1") -> str:
     """Return the text of the file.
 
@@ -208,17 +223,4 @@ def prometheus_config(port: int, interval_s: float = 15.0, host: str = "127.0.0.
         port: of `/metrics` of the simulation.
         interval_s: seconds from one scrape to the next, at least 0.001.
     """
-    interval = f"{max(1, round(interval_s * 1000))}ms"
-    return (
-        "# Written by `hopline mesh simulate`; prometheus --config.file=<this file>\n"
-        "global:\n"
-        f"  scrape_interval: {interval}\n"
-        f"  scrape_timeout: {interval}\n"
-        f"  evaluation_interval: {interval}\n"
-        "scrape_configs:\n"
-        "  - job_name: mesh\n"
-        "    # `namespace` and `pod` are those of the simulated pods.\n"
-        "    honor_labels: true\n"
-        "    static_configs:\n"
-        f'      - targets: ["{host}:{port}"]\n'
-    )
+    return _CONFIG.format(interval=max(1, round(interval_s * 1000)), host=host, port=port)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
 from hopline_mesh.changes import ChangeKind
+from hopline_mesh.simulate import names
 from hopline_mesh.simulate.journal import Journal
 from hopline_mesh.simulate.lognormal import Floats
 from hopline_mesh.simulate.plan import Operation
@@ -182,15 +183,14 @@ class Fleet:
         machine = int(pods.node[rows[0]]) if rows.size else 0
         ready = np.bincount(pods.service[pods.ready(now_s)], minlength=len(self.desired))
         on_it = np.flatnonzero((pods.node == machine) & staying)
-        self.notes.append(
-            Note(now_s, "Node", machine, "NodeNotSchedulable", f"Node machine-{machine + 1} is cordoned")
-        )
+        node = names.machine(machine)
+        self.notes.append(Note(now_s, "Node", machine, "NodeNotSchedulable", f"Node {node} is cordoned"))
         for owner in np.unique(pods.service[on_it]).tolist():
             rows = on_it[pods.service[on_it] == owner][: ready[owner] // 2]
             if rows.size:
                 pods.delete(rows, now_s, evicted=True)
                 self._dirty.add(owner)
-                self._journal.begin("drain", self._name(owner), now_s, f"machine-{machine + 1}")
+                self._journal.begin("drain", self._name(owner), now_s, node)
 
     def autoscale(self, cpu_cores: Floats, ready: NDArray[np.int64], now_s: float) -> None:
         """Scale with the load, as the horizontal pod autoscaler does.
@@ -222,9 +222,8 @@ class Fleet:
         for service in np.flatnonzero(free).tolist():
             if ready[service] and service not in self.progress_s:
                 text = f"New size: {wanted[service]}; reason: cpu resource utilization"
-                self.notes.append(
-                    Note(now_s, "HorizontalPodAutoscaler", service, "SuccessfulRescale", text)
-                )
+                kind, reason = "HorizontalPodAutoscaler", "SuccessfulRescale"
+                self.notes.append(Note(now_s, kind, service, reason, text))
                 self._scale(service, int(wanted[service]), now_s)
 
     def reconcile(self, now_s: float) -> None:
@@ -242,7 +241,9 @@ class Fleet:
         wanted_old = desired - wanted_new
         new, old = int(is_new.sum()), int((~is_new).sum())
         if new == wanted_new and old == wanted_old and ready.all():
-            self._done(service, now_s)
+            self._dirty.discard(service)
+            self.progress_s.pop(service, None)
+            self._journal.end(now_s, self._name(service), *_DONE)
             return
         if new > wanted_new:
             # Delete pods that are not ready first, then the youngest.
@@ -270,11 +271,6 @@ class Fleet:
         if self.is_stuck(service, now_s):
             text = f"revision {self.revision[service]} has no ready pod"
             self._journal.trouble("stuck_rollout", self._name(service), now_s, text)
-
-    def _done(self, service: int, now_s: float) -> None:
-        self._dirty.discard(service)
-        self.progress_s.pop(service, None)
-        self._journal.end(now_s, self._name(service), *_DONE)
 
     def _name(self, service: int) -> str:
         return self._topology.names[service]

@@ -24,6 +24,8 @@ from hopline_mesh.simulate.world import World
 
 #: Maximum step of the world in simulated seconds.
 _LONGEST_STEP_S = 5.0
+#: Seconds of the clock between steps.
+_TICK_S = 0.5
 
 
 class Live:
@@ -33,7 +35,6 @@ class Live:
         plan: of the mesh; its faults and operations happen at their simulated seconds after the start.
         speed: simulated seconds per second.
         per_pod: whether requests are counted by pod, as in a real mesh, or by service.
-        tick_s: seconds of the clock between steps.
         clock: Unix seconds.
 
     Attributes:
@@ -41,12 +42,12 @@ class Live:
     """
 
     def __init__(
-        self, plan: MeshPlan, seed: int, speed: float = 1.0, tick_s: float = 0.5,
+        self, plan: MeshPlan, seed: int, speed: float = 1.0,
         clock: Callable[[], float] = time.time, per_pod: bool = True,
     ) -> None:  # fmt: skip
         if not 0.01 <= speed <= 1000.0:
             raise BadRequest(f"the speed is {speed}, not within 0.01 to 1000")
-        self._clock, self._speed, self._tick_s = clock, speed, tick_s
+        self._clock, self._speed = clock, speed
         self._began_s = clock()
         self._plan = plan = replace(plan, start_s=self._began_s)
         self._world = world = World(plan, seed)
@@ -224,5 +225,5 @@ class Live:
         return Cast(self._world.topology, self._plan.rate, self._rng)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._tick_s):
+        while not self._stop.wait(_TICK_S):
             self.catch_up()

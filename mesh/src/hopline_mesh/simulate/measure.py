@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.roster import Roster
+from hopline_mesh.schema import NODE_FEATURES, Schema
 from hopline_mesh.simulate.lognormal import Latencies
-from hopline_mesh.simulate.topology import Flags, Floats, Ints
+from hopline_mesh.simulate.topology import Floats, Ints
 from hopline_mesh.simulate.world import World
 from hopline_mesh.snapshot import Gap, Snapshot
 
 #: A call path without a request for this time is no longer reported.
 FORGET_S = 600.0
-#: Columns that come from one source; they fail together.
-_SOURCES = {
-    "request_rate": "istio", "error_share": "istio", "p50_ms": "istio", "p99_ms": "istio",
-    "cpu_cores": "cadvisor", "memory_bytes": "cadvisor", "connections": "envoy",
-}  # fmt: skip
+#: Rates and latencies are taken over this time, as Prometheus' `rate(...[1m])` does.
+_WINDOW_S = 60.0
+#: Columns of services that come from one source; they fail together.
+_SOURCES = {"istio": slice(0, 4), "cadvisor": slice(4, 6), "envoy": slice(6, 7)}
 
 
 class Monitor:
     """Measures a world after every step, over a window."""
 
-    def __init__(self, world: World, roster: Roster, rng: np.random.Generator) -> None:
+    def __init__(self, world: World, rng: np.random.Generator) -> None:
         plan, topology = world.plan, world.topology
-        self._world, self._roster, self._rng = world, roster, rng
+        self._world, self._roster, self._rng = world, Roster(), rng
         self._kept: deque[tuple[float, dict[str, Floats]]] = deque()
-        self._window_s, self._missing, self._noise = plan.window_s, plan.missing, plan.noise
+        self._missing, self._noise = plan.missing, plan.noise
         self._slots = np.full(len(topology.names), -1, dtype=np.int32)
         self._seen_s = np.full(len(topology.src), -np.inf)
         self._sums: dict[str, Floats] = {}
@@ -38,15 +37,14 @@ class Monitor:
         is_named = np.array([a == b for a, b in zip(topology.names, topology.reported, strict=True)])
         proxy, timed = topology.sidecar, topology.sidecar & topology.durations
         scraped = topology.containers & is_named
-        #: Whether this mesh's monitoring ever has a column of a service or of a call path.
-        self._of_service = {
-            "request_rate": proxy, "error_share": proxy, "p50_ms": timed, "p99_ms": timed,
-            "cpu_cores": scraped, "memory_bytes": scraped, "connections": proxy & topology.tcp,
-        }  # fmt: skip
-        self._of_path = {
-            "client_ms": topology.durations[topology.src],
-            "server_ms": timed[topology.dst],
-        }
+        everywhere = np.ones(len(topology.src), dtype=bool)
+        # Whether monitoring ever has a column of a service [s, 7] or of a call path [e, 4].
+        self._of_service = np.column_stack(
+            [proxy, proxy, timed, timed, scraped, scraped, proxy & topology.tcp]
+        )
+        self._of_path = np.column_stack(
+            [everywhere, everywhere, topology.durations[topology.src], timed[topology.dst]]
+        )
 
     def look(self, step_s: float) -> None:
         """Measure the last step."""
@@ -71,7 +69,7 @@ class Monitor:
         }
         self._kept.append((step_s, sums))
         length = sum(step for step, _ in self._kept)
-        while len(self._kept) > 1 and length - self._kept[0][0] >= self._window_s - 1e-6:
+        while len(self._kept) > 1 and length - self._kept[0][0] >= _WINDOW_S - 1e-6:
             length -= self._kept.popleft()[0]
         self._length_s = length
         self._sums = {name: sum((kept[name] for _, kept in self._kept), np.zeros(1)) for name in sums}
@@ -79,8 +77,7 @@ class Monitor:
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot at this time."""
-        world, schema = self._world, self._world.plan.schema
-        topology, now_s = world.topology, world.now_s
+        world, topology, now_s = self._world, self._world.topology, self._world.now_s
         alive = np.flatnonzero(world.fleet.running)
         for service in alive[self._slots[alive] < 0]:
             self._slots[service] = self._roster.slot(topology.reported[service])
@@ -90,14 +87,13 @@ class Monitor:
             & world.fleet.running[topology.src]
             & world.fleet.running[topology.dst]
         )
-        nodes = _table(schema.node_features, self._node_columns(alive), self._of_service, alive)
-        edges = _table(schema.edge_features, self._edge_columns(paths), self._of_path, paths)
-        gaps = self._lose(nodes, edges, schema.node_features)
-        if not topology.tcp and "connections" in schema.node_features:
+        nodes, edges = self._nodes(alive), self._edges(paths)
+        gaps = self._lose(nodes, edges)
+        if not topology.tcp:
             gaps = (Gap("node.connections", "no series"), *gaps)
         return Snapshot(
             time_s=now_s,
-            schema=schema,
+            schema=Schema(),
             roster=self._roster,
             nodes=self._slots[alive],
             node_features=nodes,
@@ -107,32 +103,34 @@ class Monitor:
             gaps=gaps,
         )
 
-    def _node_columns(self, alive: Ints) -> dict[str, Callable[[], Floats]]:
+    def _nodes(self, alive: Ints) -> NDArray[np.float32]:
+        """Return the values of these services [n, 7], as in `NODE_FEATURES`; draws in this order."""
         world = self._world
         counts, failed, cpu = (self._sums[name][alive] for name in ("counts", "failed", "cpu"))
         latencies = Latencies.of_sums(self._sums["node"][:, alive], counts)
-        memory = np.bincount(world.pods.service, world.pods.memory_bytes, len(world.topology.names))[alive]
+        memory = np.bincount(world.pods.service, world.pods.memory_bytes, len(world.topology.names))
         flying = world.flow.in_flight[alive]
-        return {
-            "request_rate": lambda: counts / self._length_s,
-            "error_share": lambda: _ratio(failed, counts),
-            "p50_ms": lambda: self._quantile(latencies, counts, 0.5),
-            "p99_ms": lambda: self._quantile(latencies, counts, 0.99),
-            "cpu_cores": lambda: cpu / self._length_s * self._error(np.full(len(alive), 0.01)),
-            "memory_bytes": lambda: memory * self._error(np.full(len(alive), 0.003)),
-            "connections": lambda: self._rng.poisson(flying).astype(np.float64) if self._noise else flying,
-        }
+        columns = [
+            counts / self._length_s,
+            _ratio(failed, counts),
+            self._quantile(latencies, counts, 0.5),
+            self._quantile(latencies, counts, 0.99),
+            cpu / self._length_s * self._error(np.full(len(alive), 0.01)),
+            memory[alive] * self._error(np.full(len(alive), 0.003)),
+            self._rng.poisson(flying) if self._noise else flying,
+        ]
+        return np.where(self._of_service[alive], np.column_stack(columns), np.nan).astype(np.float32)
 
-    def _edge_columns(self, paths: Ints) -> dict[str, Callable[[], Floats]]:
+    def _edges(self, paths: Ints) -> NDArray[np.float32]:
+        """Return the values of these call paths [n, 4], as in `EDGE_FEATURES`; draws in this order."""
         sent, got, failed = (self._sums[name][paths] for name in ("sent", "got", "edge_failed"))
-        client = Latencies.of_sums(self._sums["client"][:, paths], sent)
-        server = Latencies.of_sums(self._sums["server"][:, paths], got)
-        return {
-            "request_rate": lambda: sent / self._length_s,
-            "error_share": lambda: _ratio(failed, sent),
-            "client_ms": lambda: self._quantile(client, sent, 0.99),
-            "server_ms": lambda: self._quantile(server, got, 0.99),
-        }
+        columns = [
+            sent / self._length_s,
+            _ratio(failed, sent),
+            self._quantile(Latencies.of_sums(self._sums["client"][:, paths], sent), sent, 0.99),
+            self._quantile(Latencies.of_sums(self._sums["server"][:, paths], got), got, 0.99),
+        ]
+        return np.where(self._of_path[paths], np.column_stack(columns), np.nan).astype(np.float32)
 
     def _quantile(self, latencies: Latencies, counts: Floats, share: float) -> Floats:
         """Return a quantile of the window's requests; NaN without any, with a larger error for few."""
@@ -147,36 +145,21 @@ class Monitor:
         off: Floats = self._rng.standard_t(4, len(size)).clip(-8, 8)
         return np.exp(np.clip(size * self._noise, 0.0, 0.3) * off)
 
-    def _lose(
-        self, nodes: NDArray[np.float32], edges: NDArray[np.float32], names: tuple[str, ...]
-    ) -> tuple[Gap, ...]:
+    def _lose(self, nodes: NDArray[np.float32], edges: NDArray[np.float32]) -> tuple[Gap, ...]:
         """Drop the values of failed scrapes: of single services now and then, of a whole source rarely."""
         if not self._missing:
             return ()
         gaps = []
-        for source in ("istio", "cadvisor", "envoy"):
-            columns = [column for column, name in enumerate(names) if _SOURCES.get(name) == source]
+        for source, columns in _SOURCES.items():
             lost = self._rng.random(len(nodes)) < self._missing
             if self._rng.random() < self._missing / 4:
                 lost[:] = True
-                gaps += [Gap(f"node.{names[column]}", f"{source} was not scraped") for column in columns]
-            if lost.any():
-                nodes[np.ix_(np.flatnonzero(lost), np.array(columns))] = np.nan
+                gaps += [
+                    Gap(f"node.{name}", f"{source} was not scraped") for name in NODE_FEATURES[columns]
+                ]
+            nodes[lost, columns] = np.nan
         edges[self._rng.random(len(edges)) < self._missing] = np.nan
         return tuple(gaps)
-
-
-def _table(
-    names: tuple[str, ...], columns: dict[str, Callable[[], Floats]], has: dict[str, Flags], rows: Ints
-) -> NDArray[np.float32]:
-    """Return the named columns of some rows; NaN where monitoring has none. Draws in this order."""
-    table = np.full((len(rows), len(names)), np.nan, dtype=np.float32)
-    for place, name in enumerate(names):
-        if name in columns:
-            table[:, place] = columns[name]()
-        if name in has:
-            table[~has[name][rows], place] = np.nan
-    return table
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

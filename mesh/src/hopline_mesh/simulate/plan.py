@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from hopline.errors import ConfigError
-from hopline_mesh.schema import Schema
 from hopline_mesh.simulate.traits import Traits
 
 #: Kinds of faults. Of a call path: `retry_storm` (a caller sends every call several times), `partition` (a
@@ -123,11 +122,9 @@ class MeshPlan:
         autoscale: whether the number of pods follows the load.
         autoscale_window_s: over which autoscaling smooths the CPU use; 0 does not smooth, and follows
             all noise.
-        window_s: rates and latencies are taken over this time, as Prometheus' `rate(...[1m])` does.
         warm_up_s: simulated time before the first snapshot, so that nothing starts cold.
         faults, operations: in any order.
         traits: what makes it harder to watch.
-        schema: the columns; only names of the default schema can be measured, all others are NaN.
     """
 
     services: int = 30
@@ -142,12 +139,10 @@ class MeshPlan:
     missing: float = 0.001
     autoscale: bool = True
     autoscale_window_s: float = 60.0
-    window_s: float = 60.0
     warm_up_s: float = 600.0
     faults: tuple[Fault, ...] = ()
     operations: tuple[Operation, ...] = ()
     traits: Traits = field(default_factory=Traits)
-    schema: Schema = field(default_factory=Schema)
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -161,7 +156,6 @@ class MeshPlan:
             ("noise", 0.0, 10.0),
             ("missing", 0.0, 1.0),
             ("autoscale_window_s", 0.0, 3600.0),
-            ("window_s", 0.1, 3600.0),
             ("warm_up_s", 0.0, 86_400.0),
         ):
             value = getattr(self, name)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.roster import Roster
 from hopline_mesh.simulate.measure import Monitor
 from hopline_mesh.simulate.plan import MeshPlan
 from hopline_mesh.simulate.world import World
@@ -50,7 +49,7 @@ class Simulation:
     def __iter__(self) -> Iterator[tuple[Snapshot, Context]]:
         plan = self.plan
         self.world = world = World(plan, self.seed)
-        monitor = Monitor(world, Roster(), np.random.default_rng([self.seed, 3]))
+        monitor = Monitor(world, np.random.default_rng([self.seed, 3]))
         warm_up = max(1, round(plan.warm_up_s / plan.interval_s))
         world.now_s = plan.start_s - warm_up * plan.interval_s
         for tick in range(warm_up + len(self)):

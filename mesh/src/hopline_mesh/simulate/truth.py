@@ -8,6 +8,7 @@ from pathlib import Path
 from hopline_mesh.evaluate.manifest import Manifest
 from hopline_mesh.evaluate.record import Recorder
 from hopline_mesh.evaluate.recording import Event, Period
+from hopline_mesh.schema import Schema
 from hopline_mesh.simulate.simulation import Simulation
 
 
@@ -52,7 +53,7 @@ def write(
     Raises:
         ConfigError: the folder has a recording.
     """
-    recorder = Recorder(folder, run.plan.schema)
+    recorder = Recorder(folder, Schema())
     for snapshot, context in run:
         recorder.add(snapshot, context)
         if advance is not None:

@@ -58,9 +58,7 @@ class World:
         rows = zip(names, services, strict=True)
         self.journal = Journal({name: service for name, service in rows if service not in names})
         self.fleet = Fleet(self.topology, self.pods, self.journal, self.now_s, rng, plan.autoscale_window_s)
-        self.load = Load(
-            self.topology.entry_share, plan.rate, plan.daily, plan.bursts_per_hour, plan.noise, rng
-        )
+        self.load = Load(plan, self.topology.entry_share, rng)
         self.flow = physics.start(self.topology)
         s, e = len(names), len(self.topology.src)
         self.harm = Harm(self.topology, self.pods, self.fleet, self.journal, rng)

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 #: Plural of the kind, namespace and name.
 Key = tuple[str, str, str]
@@ -39,11 +39,6 @@ class Happening:
     body: Body
     before: Body | None
     deleted: bool
-
-    @property
-    def type(self) -> Literal["ADDED", "MODIFIED", "DELETED"]:
-        """Type of the event in a watch."""
-        return "DELETED" if self.deleted else "ADDED" if self.before is None else "MODIFIED"
 
 
 class Log:
