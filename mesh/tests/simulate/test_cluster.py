@@ -181,6 +181,8 @@ def test_selectors_choose_what_is_listed_and_watched(api):
         ("/api/v1/namespaces/shop/pods/none", {}, 404),
         ("/apis/who.knows/v1/pods", {}, 404),
         (PODS, {"limit": "many"}, 400),
+        (PODS, {"limit": "9" * 5000}, 400),
+        (PODS, {"continue": f"1.{'9' * 5000}"}, 400),
         (PODS, {"watch": "1", "resourceVersion": "new"}, 400),
         (PODS, {"continue": "x"}, 400),
         (PODS, {"fieldSelector": "nothing"}, 400),

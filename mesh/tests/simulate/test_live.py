@@ -405,6 +405,7 @@ def test_orders_come_over_http(served):
         ("POST", "/nothing", b"{}", 404, "nothing"),
         ("GET", "/nothing", b"", 404, "nothing"),
         ("DELETE", "/faults/99", b"", 404, "no fault 99"),
+        ("DELETE", f"/faults/{'9' * 5000}", b"", 404, "unknown path"),
         ("DELETE", "/everything", b"", 404, "unknown path"),
     ],
 )

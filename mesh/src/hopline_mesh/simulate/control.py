@@ -10,7 +10,7 @@ import msgspec
 
 from hopline.errors import BadRequest, ConfigError
 from hopline_mesh.simulate.exposition import CONTENT_TYPE
-from hopline_mesh.simulate.http_server import Handler
+from hopline_mesh.simulate.http_server import Handler, number
 from hopline_mesh.simulate.live import Live
 from hopline_mesh.simulate.plan import Fault, FaultKind, Operation, OperationKind
 
@@ -73,10 +73,10 @@ class _Control(Handler):
             case "GET", "/" | "/healthz":
                 return 200, {"status": "ok", "paths": ["/metrics", "/state", "/faults", *_OPERATIONS]}
             case "POST", "/faults":
-                number, fault = live.begin(
+                at, fault = live.begin(
                     Fault(order.kind, 0.0, order.duration_s, order.service, order.caller, order.severity)
                 )
-                found = {"id": number, "kind": fault.kind, "service": fault.service}
+                found = {"id": at, "kind": fault.kind, "service": fault.service}
                 return 201, {**found, "caller": fault.caller or None}
             case "POST", "/kubernetes/compact":
                 live.log.compact()
@@ -86,6 +86,6 @@ class _Control(Handler):
                 return 200, {"kind": done.kind, "service": done.service, "replicas": done.replicas}
             case "DELETE", "/faults":
                 return 200, {"ended": [live.end(fault["id"]).kind for fault in live.state()["faults"]]}
-            case "DELETE", _ if path.startswith("/faults/") and path[8:].isdecimal():
-                return 200, {"ended": [live.end(int(path[8:])).kind]}
+            case "DELETE", _ if (ends := number(path.removeprefix("/faults/"))) is not None:
+                return 200, {"ended": [live.end(ends).kind]}
         return 404, {"error": f"unknown path {path}"}

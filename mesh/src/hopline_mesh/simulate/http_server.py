@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,11 @@ from hopline.types import UNREADABLE
 T = TypeVar("T")
 
 _LONGEST_BODY = 65_536
+
+
+def number(text: str) -> int | None:
+    """Return a number of up to 18 decimal digits; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,15 +48,15 @@ class Handler(BaseHTTPRequestHandler):
         Raises:
             BadRequest: the body is too long, or not a JSON object of this type.
         """
-        text = self.headers.get("Content-Length", "0")
+        length = number(self.headers.get("Content-Length", "0"))
         if "Transfer-Encoding" in self.headers:
             self.close_connection = True
             raise BadRequest("send the body with a Content-Length, not in chunks")
-        if not text.isdecimal() or int(text) > _LONGEST_BODY:
+        if length is None or length > _LONGEST_BODY:
             self.close_connection = True
             raise BadRequest(f"the body must have at most {_LONGEST_BODY} bytes")
         try:
-            return msgspec.json.decode(self.rfile.read(int(text)) or b"{}", type=of)
+            return msgspec.json.decode(self.rfile.read(length) or b"{}", type=of)
         except msgspec.ValidationError as error:
             raise BadRequest(str(error)) from error
         except UNREADABLE as error:

@@ -70,14 +70,10 @@ class Objects:
         else:
             space, subject = names.split(self._world.topology.names[note.subject])
             target = {"kind": note.kind, "name": subject, "namespace": space}
+        name, uid = f"{subject}.{number:016x}", names.uid("event", number)
         return _object(
             "events",
-            {
-                "name": f"{subject}.{number:016x}",
-                "namespace": space,
-                "uid": names.uid("event", number),
-                "creationTimestamp": when,
-            },
+            {"name": name, "namespace": space, "uid": uid, "creationTimestamp": when},
             type="Normal",
             reason=note.reason,
             message=note.message,
@@ -89,19 +85,16 @@ class Objects:
 
     def _pod(self, row: int) -> tuple[str, Body]:
         pods, now_s = self._world.pods, self._world.now_s
-        service, revision, serial = (
-            int(column[row]) for column in (pods.service, pods.revision, pods.serial)
-        )
+        service, revision = int(pods.service[row]), int(pods.revision[row])
+        serial = int(pods.serial[row])
         full, deleted_s = self._world.topology.names[service], float(pods.deleted_s[row])
         ready, down = bool(pods.ready(now_s)[row]), bool(pods.down_s[row] > now_s)
         created, started = self._stamp(pods.created_s[row]), self._stamp(pods.started_s[row])
-        meta = self._meta(full, names.pod(full, revision, serial), "pod", serial) | {
-            "creationTimestamp": created,
-            "labels": self._labels(service, revision),
-            "ownerReferences": [
-                _owner("ReplicaSet", names.replica_set(full, revision), names.uid(full, "rs", revision))
-            ],
-        }
+        owner = _owner("ReplicaSet", names.replica_set(full, revision), names.uid(full, "rs", revision))
+        meta = self._meta(
+            full, names.pod(full, revision, serial), ("pod", serial), creationTimestamp=created,
+            labels=self._labels(service, revision), ownerReferences=[owner],
+        )  # fmt: skip
         conditions = [
             _condition("PodScheduled", True, created),
             _condition("Ready", ready, started, "" if ready else "ContainersNotReady"),
@@ -168,7 +161,7 @@ class Objects:
             progressing = _condition("Progressing", True, changed, "ReplicaSetUpdated")
         return _object(
             "deployments",
-            self._meta(full, names.split(full)[1], "deployment") | {"generation": generation},
+            self._meta(full, names.split(full)[1], ("deployment",), generation=generation),
             spec={
                 "replicas": desired,
                 "progressDeadlineSeconds": max(1, round(self._lasts_s(DEADLINE_S))),
@@ -190,44 +183,37 @@ class Objects:
         full, pods = self._world.topology.names[service], self._world.pods
         rows = np.flatnonzero((pods.service == service) & (pods.revision == revision) & pods.staying())
         ready = int(pods.ready(self._world.now_s)[rows].sum())
+        owner = _owner("Deployment", names.split(full)[1], names.uid(full, "deployment"))
+        meta = self._meta(
+            full, names.replica_set(full, revision), ("rs", revision),
+            labels=self._labels(service, revision), ownerReferences=[owner],
+        )  # fmt: skip
         return _object(
             "replicasets",
-            self._meta(full, names.replica_set(full, revision), "rs", revision)
-            | {
-                "labels": self._labels(service, revision),
-                "ownerReferences": [
-                    _owner("Deployment", names.split(full)[1], names.uid(full, "deployment"))
-                ],
-            },
+            meta,
             spec={"replicas": len(rows), "template": self._template(service, revision)},
             status={"replicas": len(rows), "readyReplicas": ready},
         )
 
     def _autoscaler(self, service: int) -> tuple[str, Body]:
         full, topology = self._world.topology.names[service], self._world.topology
-        name = names.split(full)[1]
+        name, ready = names.split(full)[1], self._world.ready[service]
+        desired = self._world.fleet.desired[service]
         return _object(
             "horizontalpodautoscalers",
-            self._meta(full, name, "hpa"),
+            self._meta(full, name, ("hpa",)),
             spec={
                 "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
                 "minReplicas": 2,
                 "maxReplicas": int(topology.max_replicas[service]),
             },
-            status={
-                "currentReplicas": int(self._world.ready[service]),
-                "desiredReplicas": int(self._world.fleet.desired[service]),
-            },
+            status={"currentReplicas": int(ready), "desiredReplicas": int(desired)},
         )
 
     def _service(self, full: str) -> tuple[str, Body]:
         name = names.split(full)[1]
-        return _object(
-            "services",
-            self._meta(full, name, "service"),
-            spec={"selector": {"app": name}, "ports": _PORTS},
-            status={},
-        )
+        meta, spec = self._meta(full, name, ("service",)), {"selector": {"app": name}, "ports": _PORTS}
+        return _object("services", meta, spec=spec, status={})
 
     def _endpoint_slice(self, full: str, rows: Ints) -> tuple[str, Body]:
         """Return the EndpointSlice of a Service, with these pods of all workloads behind it."""
@@ -237,25 +223,19 @@ class Objects:
         endpoints = []
         for row in rows.tolist():
             serial, of = int(pods.serial[row]), all_names[pods.service[row]]
+            serves, ends = bool(ready[row]), bool(np.isfinite(pods.deleted_s[row]))
+            pod = names.pod(of, int(pods.revision[row]), serial)
             endpoints.append(
                 {
                     "addresses": [names.address(serial)],
-                    "conditions": {
-                        "ready": bool(ready[row]),
-                        "serving": bool(ready[row]),
-                        "terminating": bool(np.isfinite(pods.deleted_s[row])),
-                    },
+                    "conditions": {"ready": serves, "serving": serves, "terminating": ends},
                     "nodeName": names.machine(int(pods.node[row])),
-                    "targetRef": {
-                        "kind": "Pod",
-                        "namespace": space,
-                        "name": names.pod(of, int(pods.revision[row]), serial),
-                    },
+                    "targetRef": {"kind": "Pod", "namespace": space, "name": pod},
                 }
             )
         return _object(
             "endpointslices",
-            self._meta(full, f"{name}-abcde", "slice") | {"labels": {"kubernetes.io/service-name": name}},
+            self._meta(full, f"{name}-abcde", ("slice",), labels={"kubernetes.io/service-name": name}),
             addressType="IPv4",
             endpoints=endpoints,
             ports=_PORTS,
@@ -270,13 +250,11 @@ class Objects:
         """Return the seconds of the wall clock in which so much simulated time passes."""
         return self._clock(simulated_s) - self._clock(0.0)
 
-    def _meta(self, full: str, name: str, *what: object) -> Body:
-        return {
-            "name": name,
-            "namespace": names.split(full)[0],
-            "uid": names.uid(full, *what),
-            "creationTimestamp": self._stamp(self._world.plan.start_s),
-        }
+    def _meta(self, full: str, name: str, what: tuple[object, ...], **more: Any) -> Body:
+        """Return the metadata of an object of a service; the names of its kind and version give the id."""
+        created, uid = self._stamp(self._world.plan.start_s), names.uid(full, *what)
+        space = names.split(full)[0]
+        return {"name": name, "namespace": space, "uid": uid, "creationTimestamp": created} | more
 
     def _template(self, service: int, revision: int) -> Body:
         """Return the pod template of a version."""

@@ -17,7 +17,7 @@ import msgspec
 from hopline.errors import BadRequest
 from hopline_mesh.simulate.cluster.log import Body, Expired, Happening, Log
 from hopline_mesh.simulate.cluster.objects import RESOURCES
-from hopline_mesh.simulate.http_server import Handler
+from hopline_mesh.simulate.http_server import Handler, number
 
 Matches = Callable[[Body], bool]
 
@@ -89,12 +89,9 @@ class _Api(Handler):
     def _list(self, place: _Place, query: dict[str, str], matches: Matches) -> None:
         """Send a list, whole or in pages; all pages have the version of the first one."""
         limit, token = _number(query, "limit"), query.get("continue", "")
-        of, skip = None, 0
-        if token:
-            numbers = re.fullmatch(r"([0-9]+)\.([0-9]+)", token)
-            if numbers is None:
-                raise BadRequest("continue key is not valid")
-            of, skip = int(numbers[1]), int(numbers[2])
+        of, skip = (number(part) for part in token.partition(".")[::2]) if token else (None, 0)
+        if skip is None or (token and of is None):
+            raise BadRequest("continue key is not valid")
         version, bodies = self.log.listing(place.plural, place.namespace, of)
         bodies = [body for body in bodies if matches(body)]
         page = bodies[skip : skip + limit] if limit else bodies[skip:]
@@ -221,10 +218,10 @@ def _discovery(path: str) -> Any:
 
 def _number(query: dict[str, str], name: str) -> int:
     """Return a number of the query; 0 if it is missing."""
-    text = query.get(name) or "0"
-    if not text.isdecimal():
-        raise BadRequest(f"{name} is {text!r}, which is not a number")
-    return int(text)
+    found = number(query.get(name) or "0")
+    if found is None:
+        raise BadRequest(f"{name} is {query[name][:99]!r}, which is not a number")
+    return found
 
 
 def selected(fields: str, labels: str) -> Matches:
