@@ -120,7 +120,7 @@ class Fleet:
         else:
             self._recover(service, now_s)
         self.progress_s[service] = now_s
-        self._journal.begin("rollout", self._name(service), now_s, f"revision {self.revision[service]}")
+        self._journal.begin("rollout", service, now_s, f"revision {self.revision[service]}")
 
     def roll_back(self, service: int, now_s: float) -> None:
         """Return to the previous version, if the present one fails."""
@@ -131,7 +131,7 @@ class Fleet:
 
     def _recover(self, service: int, now_s: float) -> None:
         self.failing.discard(service)
-        self._journal.end(now_s, self._name(service), "stuck_rollout")
+        self._journal.end(now_s, service, "stuck_rollout")
 
     def is_stuck(self, service: int, now_s: float) -> bool:
         """Whether the newest version of a service fails, and its deadline is over."""
@@ -153,7 +153,7 @@ class Fleet:
         if replicas != before:
             self.desired[service] = replicas
             self._wants(service, now_s)
-            self._journal.begin("scale", self._name(service), now_s, pods=(before, replicas))
+            self._journal.begin("scale", service, now_s, pods=(before, replicas))
 
     def _add(self, service: int, now_s: float) -> None:
         self.running[service] = True
@@ -162,7 +162,7 @@ class Fleet:
         self.desired[service] = max(2, math.ceil(0.5 * self._topology.replicas[service]))
         self._looks[:, service] = self.desired[service]
         self.progress_s[service] = now_s
-        self._journal.begin("added", self._name(service), now_s, f"{self.desired[service]} pods")
+        self._journal.begin("added", service, now_s, f"{self.desired[service]} pods")
 
     def _remove(self, service: int, now_s: float) -> None:
         """Remove a service; its callers stop calling it immediately."""
@@ -170,10 +170,10 @@ class Fleet:
         self.desired[service] = 0
         self.shifted.pop(service, None)
         self._dirty.discard(service)
-        name, pods = self._name(service), self._pods
-        self._journal.end(now_s, name, *_DONE, "stuck_rollout")
-        self._journal.begin("removed", name, now_s, "deleted")
-        self._journal.end(now_s, name, "removed")
+        pods = self._pods
+        self._journal.end(now_s, service, *_DONE, "stuck_rollout")
+        self._journal.begin("removed", service, now_s, "deleted")
+        self._journal.end(now_s, service, "removed")
         pods.delete(np.flatnonzero((pods.service == service) & pods.staying()), now_s)
 
     def _drain(self, service: int, now_s: float) -> None:
@@ -190,7 +190,7 @@ class Fleet:
             if rows.size:
                 pods.delete(rows, now_s, evicted=True)
                 self._dirty.add(owner)
-                self._journal.begin("drain", self._name(owner), now_s, node)
+                self._journal.begin("drain", owner, now_s, node)
 
     def autoscale(self, cpu_cores: Floats, ready: NDArray[np.int64], now_s: float) -> None:
         """Scale with the load, as the horizontal pod autoscaler does.
@@ -243,7 +243,7 @@ class Fleet:
         if new == wanted_new and old == wanted_old and ready.all():
             self._dirty.discard(service)
             self.progress_s.pop(service, None)
-            self._journal.end(now_s, self._name(service), *_DONE)
+            self._journal.end(now_s, service, *_DONE)
             return
         if new > wanted_new:
             # Delete pods that are not ready first, then the youngest.
@@ -270,7 +270,4 @@ class Fleet:
             pods.create(service, count, self.shifted[service], now_s, self._rng, START_S)
         if self.is_stuck(service, now_s):
             text = f"revision {self.revision[service]} has no ready pod"
-            self._journal.trouble("stuck_rollout", self._name(service), now_s, text)
-
-    def _name(self, service: int) -> str:
-        return self._topology.names[service]
+            self._journal.trouble("stuck_rollout", service, now_s, text)

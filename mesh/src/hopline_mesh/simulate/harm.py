@@ -71,7 +71,7 @@ class Harm:
             rows = self._pods.service == service
             self._pods.down_s[rows] = np.minimum(self._pods.down_s[rows], now_s)
             self._pods.ready_s[rows] = np.minimum(self._pods.ready_s[rows], now_s + 10.0)
-            self._journal.end(now_s, fault.service, "crash_loop")
+            self._journal.end(now_s, service, "crash_loop")
         self._settle()
 
     def step(self, now_s: float, step_s: float) -> None:
@@ -84,7 +84,7 @@ class Harm:
         for service, killed_s in list(self._killed_s.items()):
             if now_s - killed_s > 300.0:
                 del self._killed_s[service]
-                self._journal.end(now_s, self._topology.names[service], "oom_kill")
+                self._journal.end(now_s, service, "oom_kill")
 
     def _leak(self, fault: Fault, service: int, step_s: float, now_s: float) -> None:
         pods, topology = self._pods, self._topology
@@ -100,7 +100,7 @@ class Harm:
             pods.restart(full, now_s, np.full(full.size, 3.0), oom=True)
             self._killed_s[service] = now_s
             text = f"{full.size} containers killed for lack of memory"
-            self._journal.trouble("oom_kill", fault.service, now_s, text)
+            self._journal.trouble("oom_kill", service, now_s, text)
         pressure = np.clip(held / topology.memory_limit[service] - 0.75, 0.0, 0.25) / 0.25
         self.slower[service] = 1.0 + 1.5 * float(np.mean(pressure)) if rows.size else 1.0
 
@@ -116,7 +116,7 @@ class Harm:
             pods.restart(falls, now_s, pause, oom=False)
         most = int(pods.restarts[sick].max(initial=0))
         if most >= 2:
-            self._journal.trouble("crash_loop", fault.service, now_s, f"container restarted {most} times")
+            self._journal.trouble("crash_loop", service, now_s, f"container restarted {most} times")
         # Requests that were under way in a pod that falls are lost.
         self.errors[service] = 0.5 * falls.size / max(1, len(rows))
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import msgspec
 
 from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
+from hopline_mesh.simulate.topology import Topology
 
 #: How long ended changes and troubles are listed.
 KEEP_S = 900.0
 
 
 class Journal:
-    """Changes and troubles of a simulated mesh.
+    """Changes and troubles of a simulated mesh; services are numbers of its topology."""
 
-    Args:
-        also: workload -> another name, under which its changes and troubles are listed too.
-    """
-
-    def __init__(self, also: dict[str, str]) -> None:
-        self._also = also
-        self._open: dict[tuple[str, str], Change | KubernetesTrouble] = {}
+    def __init__(self, topology: Topology) -> None:
+        self._names = topology.names
+        rows = zip(topology.names, topology.services, strict=True)
+        # Workloads are listed under the names of their Services too, as by `kubernetes.feed`.
+        self._also = {name: service for name, service in rows if service not in topology.names}
+        self._open: dict[tuple[str, int], Change | KubernetesTrouble] = {}
         self._past: list[Change | KubernetesTrouble] = []
 
     def begin(
-        self, kind: ChangeKind, service: str, now_s: float, detail: str = "",
+        self, kind: ChangeKind, service: int, now_s: float, detail: str = "",
         pods: tuple[int | None, int | None] = (None, None),
     ) -> None:  # fmt: skip
         """Begin a change, or set another aim of an open one.
@@ -37,15 +37,16 @@ class Journal:
         if isinstance(known, Change) and known.before is not None:
             before = known.before
         detail = detail or f"{before} to {after} pods"
-        self._open[kind, service] = Change(kind, service, start_s, None, detail, before, after)
+        self._open[kind, service] = Change(kind, self._names[service], start_s, None, detail, before, after)
 
-    def trouble(self, kind: TroubleKind, service: str, now_s: float, detail: str) -> None:
+    def trouble(self, kind: TroubleKind, service: int, now_s: float, detail: str) -> None:
         """Begin or continue a trouble."""
         known = self._open.get((kind, service))
         start_s = now_s if known is None else known.start_s
-        self._open[kind, service] = KubernetesTrouble(kind, service, start_s, None, detail)
+        name = self._names[service]
+        self._open[kind, service] = KubernetesTrouble(kind, name, start_s, None, detail)
 
-    def end(self, now_s: float, service: str, *kinds: ChangeKind | TroubleKind) -> None:
+    def end(self, now_s: float, service: int, *kinds: ChangeKind | TroubleKind) -> None:
         """End changes and troubles of a service; those that are not open are ignored."""
         for kind in kinds:
             known = self._open.pop((kind, service), None)

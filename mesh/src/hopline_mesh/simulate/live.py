@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import BadRequest
+from hopline_mesh.changes import Change, KubernetesTrouble
 from hopline_mesh.simulate.cast import Cast
 from hopline_mesh.simulate.cluster.log import Log
 from hopline_mesh.simulate.cluster.mirror import Mirror
@@ -48,8 +49,7 @@ class Live:
         if not 0.01 <= speed <= 1000.0:
             raise BadRequest(f"the speed is {speed}, not within 0.01 to 1000")
         self._clock, self._speed = clock, speed
-        self._began_s = clock()
-        self._plan = plan = replace(plan, start_s=self._began_s)
+        self._plan = plan = replace(plan, start_s=clock())
         self._world = world = World(plan, seed)
         self._rng = np.random.default_rng([seed, 4])
         self._traffic = Traffic(world, np.random.default_rng([seed, 3]), per_pod=per_pod)
@@ -66,7 +66,7 @@ class Live:
 
     def wall(self, simulated_s: float) -> float:
         """Convert a simulated time to wall-clock time."""
-        return self._began_s + (simulated_s - self._plan.start_s) / self._speed
+        return self._plan.start_s + (simulated_s - self._plan.start_s) / self._speed
 
     def start(self) -> None:
         """Run on a thread until `close`."""
@@ -82,7 +82,7 @@ class Live:
 
     def catch_up(self) -> None:
         """Step until the simulated time is that of the clock; time never goes back and none is skipped."""
-        target_s = self._plan.start_s + (self._clock() - self._began_s) * self._speed
+        target_s = self._plan.start_s + (self._clock() - self._plan.start_s) * self._speed
         while (left_s := target_s - self._world.now_s) > 1e-6:
             with self._lock:
                 step_s = min(_LONGEST_STEP_S, left_s)
@@ -203,16 +203,8 @@ class Live:
                     }
                     for number, (fault, _, _) in world.harm.active.items()
                 ],
-                "changes": [
-                    {"kind": change.kind, "service": change.service, "detail": change.detail}
-                    for change in context.changes
-                    if change.end_s is None
-                ],
-                "troubles": [
-                    {"kind": trouble.kind, "service": trouble.service, "detail": trouble.detail}
-                    for trouble in context.troubles
-                    if trouble.end_s is None
-                ],
+                "changes": _under_way(context.changes),
+                "troubles": _under_way(context.troubles),
             }
 
     def _spare(self, *, running: bool) -> str:
@@ -227,3 +219,11 @@ class Live:
     def _run(self) -> None:
         while not self._stop.wait(_TICK_S):
             self.catch_up()
+
+
+def _under_way(items: tuple[Change, ...] | tuple[KubernetesTrouble, ...]) -> list[dict[str, str]]:
+    return [
+        {"kind": each.kind, "service": each.service, "detail": each.detail}
+        for each in items
+        if each.end_s is None
+    ]

@@ -54,13 +54,11 @@ class World:
         )
         self.now_s = plan.start_s - plan.warm_up_s
         self.pods = Pods(machines=max(6, plan.services))
-        names, services = self.topology.names, self.topology.services
-        rows = zip(names, services, strict=True)
-        self.journal = Journal({name: service for name, service in rows if service not in names})
+        self.journal = Journal(self.topology)
         self.fleet = Fleet(self.topology, self.pods, self.journal, self.now_s, rng, plan.autoscale_window_s)
         self.load = Load(plan, self.topology.entry_share, rng)
         self.flow = physics.start(self.topology)
-        s, e = len(names), len(self.topology.src)
+        s, e = len(self.topology.names), len(self.topology.src)
         self.harm = Harm(self.topology, self.pods, self.fleet, self.journal, rng)
         self._pace = np.zeros(s)
         self._mix = np.zeros(e)
