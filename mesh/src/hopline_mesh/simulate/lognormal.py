@@ -6,6 +6,7 @@ its quantiles and shares have closed forms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ class Latencies(NamedTuple):
         return np.stack([counts * mean, counts * (self.variance + mean**2), stuck, stuck * self.stuck_ms])
 
     @classmethod
-    def of_sums(cls, sums: Floats, counts: Floats) -> Latencies:
+    def of_sums(cls, sums: Sequence[Floats], counts: Floats) -> Latencies:
         """Return the distributions of which `sums` returned these values."""
         mean, square, stuck, stuck_ms = sums
         some = np.maximum(counts, 1e-12)

@@ -28,11 +28,10 @@ class Monitor:
     def __init__(self, world: World, rng: np.random.Generator) -> None:
         plan, topology = world.plan, world.topology
         self._world, self._roster, self._rng = world, Roster(), rng
-        self._kept: deque[tuple[float, dict[str, Floats]]] = deque()
+        self._kept: deque[tuple[float, Floats, Floats]] = deque()
         self._missing, self._noise = plan.missing, plan.noise
         self._slots = np.full(len(topology.names), -1, dtype=np.int32)
         self._seen_s = np.full(len(topology.src), -np.inf)
-        self._sums: dict[str, Floats] = {}
         # Container metrics have the workload's name; calls to a service without a proxy the Service's.
         is_named = np.array([a == b for a, b in zip(topology.names, topology.reported, strict=True)])
         proxy, timed = topology.sidecar, topology.sidecar & topology.durations
@@ -56,23 +55,17 @@ class Monitor:
         failed = counts * flow.errors if exact else rng.binomial(counts.astype(np.int64), flow.errors)
         edge_failed = sent * flow.failed if exact else rng.binomial(sent.astype(np.int64), flow.failed)
         got = sent * flow.received / np.maximum(flow.sent, 1e-12)
-        sums: dict[str, Floats] = {
-            "counts": counts,
-            "failed": failed.astype(np.float64),
-            "node": flow.server.sums(counts),
-            "cpu": world.cpu_cores * step_s,
-            "sent": sent,
-            "edge_failed": edge_failed.astype(np.float64),
-            "got": got,
-            "client": flow.client.sums(sent),
-            "server": flow.server.of(world.topology.dst).sums(got),
-        }
-        self._kept.append((step_s, sums))
-        length = sum(step for step, _ in self._kept)
+        # Sums that can be added over the window [7, s] and [11, e].
+        nodes = np.stack([counts, failed, world.cpu_cores * step_s, *flow.server.sums(counts)])
+        callee = flow.server.of(world.topology.dst)
+        edges = np.stack([sent, edge_failed, got, *flow.client.sums(sent), *callee.sums(got)])
+        self._kept.append((step_s, nodes, edges))
+        length = sum(step for step, *_ in self._kept)
         while len(self._kept) > 1 and length - self._kept[0][0] >= _WINDOW_S - 1e-6:
             length -= self._kept.popleft()[0]
         self._length_s = length
-        self._sums = {name: sum((kept[name] for _, kept in self._kept), np.zeros(1)) for name in sums}
+        self._node_sums = sum((kept for _, kept, _ in self._kept), np.zeros(1))
+        self._edge_sums = sum((kept for *_, kept in self._kept), np.zeros(1))
         self._seen_s[flow.sent > 1e-6] = world.now_s
 
     def snapshot(self) -> Snapshot:
@@ -106,8 +99,8 @@ class Monitor:
     def _nodes(self, alive: Ints) -> NDArray[np.float32]:
         """Return the values of these services [n, 7], as in `NODE_FEATURES`; draws in this order."""
         world = self._world
-        counts, failed, cpu = (self._sums[name][alive] for name in ("counts", "failed", "cpu"))
-        latencies = Latencies.of_sums(self._sums["node"][:, alive], counts)
+        counts, failed, cpu, *moments = self._node_sums[:, alive]
+        latencies = Latencies.of_sums(moments, counts)
         memory = np.bincount(world.pods.service, world.pods.memory_bytes, len(world.topology.names))
         flying = world.flow.in_flight[alive]
         columns = [
@@ -123,12 +116,12 @@ class Monitor:
 
     def _edges(self, paths: Ints) -> NDArray[np.float32]:
         """Return the values of these call paths [n, 4], as in `EDGE_FEATURES`; draws in this order."""
-        sent, got, failed = (self._sums[name][paths] for name in ("sent", "got", "edge_failed"))
+        sent, failed, got, *moments = self._edge_sums[:, paths]
         columns = [
             sent / self._length_s,
             _ratio(failed, sent),
-            self._quantile(Latencies.of_sums(self._sums["client"][:, paths], sent), sent, 0.99),
-            self._quantile(Latencies.of_sums(self._sums["server"][:, paths], got), got, 0.99),
+            self._quantile(Latencies.of_sums(moments[:4], sent), sent, 0.99),
+            self._quantile(Latencies.of_sums(moments[4:], got), got, 0.99),
         ]
         return np.where(self._of_path[paths], np.column_stack(columns), np.nan).astype(np.float32)
 
