@@ -55,13 +55,17 @@ class Ailments:
                 )
         self.pods.discard(key)
 
-    def of_pod(self, key: Key) -> tuple[Cause, str]:
-        """Return why a pod fails; a permanent cause comes first."""
-        pod = self._backends.pods[key]
-        where = f"pod {key[1]}"
-        if pod.unstartable:
-            return "unstartable", f"{where}, {pod.unstartable}"
-        return "sick", f"{where}, {self._evidence[key][0].detail}"
+    def of_pods(self, workload: WorkloadKey, since_s: float) -> tuple[Cause, str] | None:
+        """Return why a pod of a workload fails that was created since then; a permanent cause comes first."""
+        sick: tuple[Cause, str] | None = None
+        for key in sorted(self.pods & self._backends.pods_of(workload)):
+            pod = self._backends.pods[key]
+            if pod.created_s < since_s:
+                continue
+            if pod.unstartable:
+                return "unstartable", f"pod {key[1]}, {pod.unstartable}"
+            sick = sick or ("sick", f"pod {key[1]}, {self._evidence[key][0].detail}")
+        return sick
 
     def look(self, failed: Mapping[WorkloadKey, Failure], now_s: float) -> None:
         """Update the troubles.

@@ -216,11 +216,10 @@ class Operations:
         if self._done(operation, key, state, now_s):
             self._end((key, operation.kind), now_s)
             return
-        for pod in self._ailments.pods & self._backends.pods_of(key):
-            if self._backends.pods[pod].created_s >= operation.pods_since_s:
-                cause, detail = self._ailments.of_pod(pod)
-                self._fail(key, state, cause, detail, now_s)
-                return
+        failure = self._ailments.of_pods(key, operation.pods_since_s)
+        if failure is not None:
+            self._fail(key, state, *failure, now_s)
+            return
         if state is not None:
             operation.note(state.distance, now_s)
         limit_s = self._stuck_after_s if state is None else min(self._stuck_after_s, state.deadline_s)
