@@ -8,6 +8,7 @@ from hopline_mesh.kubernetes.resources import RESOURCES
 from hopline_mesh.simulate import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.cluster.web import selected
 from hopline_mesh.simulate.live import Live
+from tests.kubernetes.things import services
 
 START_S = 1_790_000_000.0
 PLAN = MeshPlan(services=8, rate=100.0, daily=0.0, bursts_per_hour=0.0, autoscale=False, warm_up_s=30.0)
@@ -98,4 +99,4 @@ def test_a_service_that_is_added_and_removed_is_recognised():
     watched.live.operate(Operation("remove", 0.0, spare))
     watched.after(90.0)
     assert ("removed", spare) in watched.changes
-    assert spare not in watched.feed.services
+    assert spare not in services(watched.feed)
