@@ -94,7 +94,7 @@ async def test_each_interval_is_judged_shown_told_and_kept(bench):
     verdicts = await bench.intervals(0.0, 5)
     assert [verdict.state for verdict in verdicts] == ["learning"] * 3 + ["normal"] * 2
     assert bench.board.verdict == verdicts[-1]
-    assert bench.board.snapshot.time_s == 60.0
+    assert bench.board.shown[0].time_s == 60.0
     assert len(bench.alerts.sent) == 5
     await bench.stop()
     state = StateFolder(bench.path, 2**20, 1e9)
