@@ -60,13 +60,10 @@ class MeshGrpc:
     Args:
         board: the data that it serves.
         gate: authenticates clients; None allows anonymous access.
-
-    Attributes:
-        draining: health is NOT_SERVING, and streams end.
     """
 
     def __init__(self, board: Board, gate: Gatekeeper | None = None) -> None:
-        self.draining = False
+        self._is_draining = False
         self._board = board
         self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._num_streams: Counter[str] = Counter()
@@ -84,6 +81,10 @@ class MeshGrpc:
         }
         health = {"Check": self._check, "Watch": self._watch}
         return [self._service(MESH, mesh), self._service(HEALTH, health)]
+
+    def drain(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self._is_draining = True
 
     def _service(self, name: str, behaviours: Mapping[str, Callable[[Any], Any]]) -> Any:
         table = {}
@@ -230,7 +231,7 @@ class MeshGrpc:
             await asyncio.sleep(_HEALTH_S)
 
     def _status(self) -> int:
-        is_serving = self._board.ready and self._board.alive and not self.draining
+        is_serving = self._board.ready and self._board.alive and not self._is_draining
         return _SERVING if is_serving else _NOT_SERVING
 
 
