@@ -24,11 +24,12 @@ class MeshMetrics:
     Label values never come from services, so a hostile or short-lived service creates no new series.
 
     Attributes:
+        families: all of them, in the order of the text.
         thresholds: returns the threshold of each column, in spreads; called whenever metrics are read.
     """
 
     def __init__(self) -> None:
-        self._families: list[Family] = []
+        self.families: list[Family] = []
         self._kinds_of_gaps: set[str] = set()
         self.step_seconds = self._histogram("step_seconds", "Time of each stage of a step.", ("stage",))
         self.collect_seconds = self._histogram("collect_seconds", "Time of all queries of a snapshot.")()
@@ -105,10 +106,6 @@ class MeshMetrics:
             if stage == "collect":
                 self.collect_seconds.observe(time.perf_counter() - start)
 
-    def names(self) -> list[str]:
-        """Return the names of all families, for the docs."""
-        return [family.name for family in self._families]
-
     def render(self) -> bytes:
         """Return the Prometheus text."""
         self._cpu.value = time.process_time()
@@ -116,7 +113,7 @@ class MeshMetrics:
             self._threshold(column).set(spreads)
         return "".join(
             render_family(family.name, family.help, family.kind, family.samples())
-            for family in self._families
+            for family in self.families
         ).encode()
 
     def _kind_of_gap(self, what: str) -> str:
@@ -140,7 +137,7 @@ class MeshMetrics:
         self, name: str, help: str, kind: Kind, labels: tuple[str, ...], make: Callable[[], ChildT]
     ) -> Callable[..., ChildT]:
         family = Family(f"hopline_mesh_{name}", help, kind, labels, make)
-        self._families.append(family)
+        self.families.append(family)
 
         def labelled(*values: str) -> ChildT:
             return family.child(values)  # type: ignore[return-value]
