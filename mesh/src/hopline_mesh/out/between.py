@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
+from hopline.transports.json_body import decode_body
 from hopline_mesh.detect.live import Event, LiveState, replay
 
 #: Maximum number of events of one request, and of services of one response.
@@ -109,10 +110,7 @@ def read_events(body: bytes) -> list[Event]:
     Raises:
         BadRequest: the body is invalid.
     """
-    try:
-        return _read(body).events
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f'the body must be a JSON object {{"events": […]}}: {error}') from None
+    return decode_body(body, _read, Events, example='{"events": [{"service": "…", "values": {…}}]}').events
 
 
 async def take_events(between: Between | None, events: Sequence[Event]) -> dict[str, Any]:

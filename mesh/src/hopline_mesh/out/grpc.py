@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from hopline.errors import HoplineError, ModelNotFound, Overloaded, Unavailable
+from hopline.errors import ModelNotFound, Overloaded, Unavailable
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import Asked, GrpcGuard
@@ -98,21 +98,15 @@ class MeshGrpc:
                 )
             else:
                 table[method.name] = grpc.unary_unary_rpc_method_handler(
-                    self._guarded(behaviour, method.name), request, response
+                    self._unary(behaviour, method.name), request, response
                 )
         return grpc.method_handlers_generic_handler(name, table)
 
-    def _guarded(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
+    def _unary(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
-            try:
-                self._admit(method, request, context)
+            async with self._call(method, request, context):
                 response = behaviour(request)
-                if inspect.isawaitable(response):
-                    response = await response
-            except Exception as error:
-                await self._abort(error, context)
-            self._count("OK")
-            return response
+                return await response if inspect.isawaitable(response) else response
 
         return call
 
@@ -120,38 +114,33 @@ class MeshGrpc:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             self._num_streams[method] += 1
             try:
-                if self._num_streams[method] > _MAX_STREAMS:
-                    raise Overloaded(f"{_MAX_STREAMS} streams of {method} are open; close some")
-                self._admit(method, request, context)
-                async for response in behaviour(request):
-                    yield response
-            except HoplineError as error:
-                await self._abort(error, context)
+                async with self._call(method, request, context):
+                    if self._num_streams[method] > _MAX_STREAMS:
+                        raise Overloaded(f"{_MAX_STREAMS} streams of {method} are open; close some")
+                    async for response in behaviour(request):
+                        yield response
             finally:
                 self._num_streams[method] -= 1
-            self._count("OK")
 
         return call
 
-    def _admit(self, method: str, request: Any, context: Any) -> None:
-        """Authenticate and authorise a call.
-
-        Raises:
-            Unauthenticated, PermissionDenied, RateLimited: see `GrpcGuard`.
-        """
-        if self._guard is None:
-            return
-        metadata = dict(context.invocation_metadata() or ())
-        client = self._guard.recognise(method, metadata.get("authorization"), metadata.get("x-api-key"))
-        if client is not None:
-            self._guard.check(method, request, client)
-            client.admit()
-
-    async def _abort(self, error: Exception, context: Any) -> None:
-        known = as_hopline_error(error, "(none)")
-        code = grpc_code(known, GRPC_CODE)
-        self._count(code.name)
-        await context.abort(grpc.StatusCode[code.name], str(known), (("hopline-error", known.code),))
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
+        """Authenticate and authorise a call, end it with the status of an error, and count it."""
+        try:
+            if self._guard is not None:
+                sent = dict(context.invocation_metadata() or ())
+                client = self._guard.recognise(method, sent.get("authorization"), sent.get("x-api-key"))
+                if client is not None:
+                    self._guard.check(method, request, client)
+                    client.admit()
+            yield
+        except Exception as error:
+            known = as_hopline_error(error, "(none)")
+            code = grpc_code(known, GRPC_CODE)
+            self._count(code.name)
+            await context.abort(grpc.StatusCode[code.name], str(known), (("hopline-error", known.code),))
+        self._count("OK")
 
     def _count(self, code: str) -> None:
         self._board.metrics.answers("grpc", code).inc()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import BadRequest
+from hopline.transports.json_body import decode_body
 from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.incident import Evidence, Incident
 from hopline_mesh.out.words import name_of
@@ -22,12 +22,9 @@ from hopline_mesh.snapshot import Snapshot
 #: Maximum number of series of one incident, and of points of each.
 MAX_SERIES = 8
 MAX_POINTS = 240
-#: Maximum length of the name of who set a mark.
-_LONGEST_BY = 100
 
 #: feature, service, caller of a series.
 Key: TypeAlias = tuple[str, str, str | None]
-
 
 #: `acknowledged`: someone looks after it. `muted`: its alert ends; the page still shows it.
 #: `not_an_incident`: as muted, and the next training learns from its time as normal.
@@ -52,7 +49,10 @@ class MarkRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request: a mark, or null to remove it."""
 
     mark: MarkKind | None
-    by: str = ""
+    by: Annotated[str, msgspec.Meta(max_length=100)] = ""
+
+
+_read = msgspec.json.Decoder(MarkRequest).decode
 
 
 def read_mark(body: bytes) -> MarkRequest:
@@ -61,15 +61,7 @@ def read_mark(body: bytes) -> MarkRequest:
     Raises:
         BadRequest: the body is invalid.
     """
-    try:
-        found = msgspec.json.decode(body, type=MarkRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(
-            f'the body must be such as {{"mark": "acknowledged", "by": "ada"}}: {error}'
-        ) from None
-    if len(found.by) > _LONGEST_BY:
-        raise BadRequest(f"by: longer than {_LONGEST_BY} characters")
-    return found
+    return decode_body(body, _read, MarkRequest, example='{"mark": "acknowledged", "by": "ada"}')
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
