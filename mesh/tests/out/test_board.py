@@ -37,6 +37,17 @@ def test_evidence_is_followed_from_before_the_incident_to_after_its_end() -> Non
     assert record.incident.end_s == 300.0
 
 
+def test_charts_of_a_large_mesh_begin_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, shown = Board(), snapshot(0.0)
+    size = shown.node_features.nbytes + shown.edge_features.nbytes
+    monkeypatch.setattr("hopline_mesh.out.board._LEAD_BYTES", 3 * size)
+    for number in range(10):
+        board.publish(verdict(15.0 * number), snapshot(15.0 * number))
+    board.publish(verdict(150.0, incident(start_s=150.0)), snapshot(150.0))
+    points = board.incident("i-1").series[0].points
+    assert [point.time_s for point in points] == [105.0, 120.0, 135.0, 150.0]
+
+
 def test_incident_that_a_verdict_no_longer_names_is_over_unless_it_is_blind() -> None:
     board = Board()
     board.publish(verdict(1000.0, incident()), snapshot(1000.0))

@@ -83,18 +83,22 @@ class Alerts:
             if alert is None:
                 if incident.end_s is not None or not self._has_room():
                     continue
-                alert = alert_of(incident, self._labels, self._page_url)
-                self._alerts[incident.id] = alert
-            alert.update(incident, self._page_url)
+                alert = self._alerts[incident.id] = alert_of(incident, self._labels)
+            alert.incident = incident
         named = {incident.id: incident.end_s is None for incident in verdict.incidents}
         is_unsure = verdict.state in ("blind", "learning")
-        for alert in self._alerts.values():
+        for id, alert in self._alerts.items():
             # An incident that a verdict does not name has ended, even if a restart lost it.
-            if named.get(alert.id, is_unsure and alert.end_s is None):
+            if named.get(id, is_unsure and alert.end_s is None):
                 alert.end_s = None
             elif alert.end_s is None:
                 alert.end_s, alert.end_accepted_by = now, set()
-        self._forget(now)
+        # Accepted alerts are kept for a while too: an incident that reopens keeps its labels.
+        self._alerts = {
+            id: alert
+            for id, alert in self._alerts.items()
+            if alert.end_s is None or 0 <= now - alert.end_s < _KEEP_END_S
+        }
         for sender in self._senders:
             sender.wake()
 
@@ -112,7 +116,7 @@ class Alerts:
             alerts = msgspec.convert(state["alerts"], list[Alert])
         except (msgspec.ValidationError, KeyError, TypeError) as error:
             raise StateDamaged(f"the saved alerts cannot be read: {error}") from None
-        self._alerts = {alert.id: alert for alert in alerts}
+        self._alerts = {alert.incident.id: alert for alert in alerts}
 
     async def close(self, wait_s: float = 0.0) -> None:
         """Stop posting. Open alerts are not resolved, because a restarted watch continues them.
@@ -132,12 +136,12 @@ class Alerts:
         """Return the body of a post."""
         now = self._clock()
         # The timeout starts at the verdict: retries must not prolong the alerts of a watch that hangs.
-        return [alert.posted(now, self._sent_s + self._timeout_s) for alert in alerts]
+        until = self._sent_s + self._timeout_s
+        return [alert.posted(now, until, self._page_url) for alert in alerts]
 
     def _has_room(self) -> bool:
         if len(self._alerts) >= MAX_ALERTS:
-            for alert in [each for each in self._alerts.values() if each.end_s is not None]:
-                del self._alerts[alert.id]
+            self._alerts = {id: alert for id, alert in self._alerts.items() if alert.end_s is None}
         if len(self._alerts) < MAX_ALERTS:
             self._too_many = False
             return True
@@ -145,12 +149,6 @@ class Alerts:
             logger.error("more than %d open incidents: further ones raise no alert", MAX_ALERTS)
         self._too_many = True
         return False
-
-    def _forget(self, now: float) -> None:
-        # Accepted alerts are kept for a while too: an incident that reopens keeps its labels.
-        for alert in list(self._alerts.values()):
-            if alert.end_s is not None and not 0 <= now - alert.end_s < _KEEP_END_S:
-                del self._alerts[alert.id]
 
 
 def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") -> Alerts:

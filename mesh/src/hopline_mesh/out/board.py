@@ -31,7 +31,7 @@ KEEP_S = 6 * 3600.0
 _MAX_OPEN_INCIDENTS = 2 * MAX_INCIDENTS
 #: Maximum number of stored planned changes.
 _MAX_CHANGES = 500
-#: Intervals before an incident that its charts show, and the maximum size of these snapshots in bytes.
+#: Intervals before an incident that its charts show, and the maximum size of their features in bytes.
 _LEAD = 40
 _LEAD_BYTES = 32 * 2**20
 #: Maximum number of verdicts that wait for a slow reader.
@@ -273,7 +273,8 @@ class Board:
         for each in followed:
             each.tail -= not each.is_open
         self._past.append(snapshot)
-        while len(self._past) > 1 and sum(map(_nbytes, self._past)) > _LEAD_BYTES:
+        size = max(1, snapshot.node_features.nbytes + snapshot.edge_features.nbytes)
+        while len(self._past) > max(1, _LEAD_BYTES // size):
             self._past.popleft()
 
     def _forget(self, now_s: float) -> None:
@@ -299,14 +300,3 @@ def _by_identity(
     items: Iterable[Change | KubernetesTrouble],
 ) -> dict[tuple[str, str, float], Change | KubernetesTrouble]:
     return {(each.kind, each.service, each.start_s): each for each in items}
-
-
-def _nbytes(snapshot: Snapshot) -> int:
-    arrays = (
-        snapshot.nodes,
-        snapshot.node_features,
-        snapshot.edge_src,
-        snapshot.edge_dst,
-        snapshot.edge_features,
-    )
-    return sum(array.nbytes for array in arrays)

@@ -189,8 +189,8 @@ class StateFolder:
         # During the replacement both files exist.
         wanted = PACKED * sum(array.nbytes for array in arrays.values())
         self._make_room(round(wanted) + len(msgspec.json.encode(header)), checkpoint=True)
-        path, most = self._next("checkpoint"), self._limit - self.size
-        size = self._with_room(lambda: write_checkpoint(path, header, arrays, most=most))
+        path = self._next("checkpoint")
+        size = self._with_room(lambda: write_checkpoint(path, header, arrays, most=self._limit - self.size))
         for old in self._files("checkpoint")[:-_KEPT_CHECKPOINTS]:
             old.unlink()
         return size
