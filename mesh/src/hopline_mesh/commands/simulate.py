@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -224,7 +223,4 @@ def _serve(
             typer.echo(
                 f'state: {url}/state; inject a fault: curl {url}/faults -d \'{{"kind": "memory_leak"}}\''
             )
-        end_s = None if seconds is None else time.monotonic() + seconds
-        while not stop.wait(0.5 if end_s is None else max(0.0, min(0.5, end_s - time.monotonic()))):
-            if end_s is not None and time.monotonic() >= end_s:
-                break
+        stop.wait(seconds)
