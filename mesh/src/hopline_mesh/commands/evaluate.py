@@ -44,15 +44,12 @@ def evaluate(
         typer.Option(
             metavar="DIR",
             help="Learn from this folder, without its labelled events, and judge all of the other one.",
-            show_default=False,
         ),
     ] = None,
     train: Annotated[
         str | None,
         typer.Option(
-            metavar="A..B",
-            help="Training period; all other time is the test. Unix seconds or ISO-8601.",
-            show_default=False,
+            metavar="A..B", help="Training period; all other time is the test. Unix seconds or ISO-8601."
         ),
     ] = None,
     grace: Annotated[
@@ -66,9 +63,7 @@ def evaluate(
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Write the report and plots of the anomaly scores to this folder.",
-            show_default=False,
+            metavar="FOLDER", help="Write the report and plots of the anomaly scores to this folder."
         ),
     ] = None,
 ) -> None:
@@ -207,9 +202,7 @@ def _judge(
 
     advance(name, 0.0, None)  # the time of the training is unknown
     done = judge(
-        detector(name, recording, min_duration),
-        recording,
-        progress=lambda share: advance(name, share, 1.0),
+        detector(name, recording, min_duration), recording, progress=lambda share: advance(name, share, 1.0)
     )
     scores = done.score(recording, grace_s=grace)
     unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)

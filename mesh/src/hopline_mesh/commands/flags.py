@@ -19,27 +19,17 @@ from hopline_mesh.settings import DEFAULT_FILE, MeshSettings, load_settings
 if TYPE_CHECKING:
     from hopline_mesh.evaluate.recording import Period
 
-PrometheusUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="URL of Prometheus.", show_default=False)
-]
+PrometheusUrl = Annotated[str | None, typer.Option(metavar="URL", help="URL of Prometheus.")]
 MeshKind = Annotated[
-    str | None,
-    typer.Option(
-        help="Source of the metrics: istio, linkerd or file (see --query-file).", show_default=False
-    ),
+    str | None, typer.Option(help="Source of the metrics: istio, linkerd or file (see --query-file).")
 ]
-QueryFile = Annotated[
-    Path | None,
-    typer.Option(help="File with a query for each column, for --mesh file.", show_default=False),
-]
+QueryFile = Annotated[Path | None, typer.Option(help="File with a query for each column, for --mesh file.")]
 SettingsFile = Annotated[
     Path | None, typer.Option(help="Settings file. Default: hopline-mesh.toml, if it exists.")
 ]
 AnySetting = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="Set any setting, such as --set window_size=60; repeatable.", show_default=False
-    ),
+    typer.Option("--set", help="Set any setting, such as --set window_size=60; repeatable."),
 ]
 
 

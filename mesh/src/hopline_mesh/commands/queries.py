@@ -32,8 +32,7 @@ _COLOURS = {"ok": "green", "empty": "yellow"}
 
 def queries(
     url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Send each query once to this Prometheus.", show_default=False),
+        str | None, typer.Option(metavar="URL", help="Send each query once to this Prometheus.")
     ] = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,

@@ -43,17 +43,11 @@ _NAMED = 5
 def train(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[DIR]", help="Learn from the training period of this recording.", show_default=False
-        ),
+        typer.Argument(metavar="[DIR]", help="Learn from the training period of this recording."),
     ] = None,
     from_prometheus: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Learn from the last TIME of Prometheus, such as 24h or 7d.",
-            show_default=False,
-        ),
+        typer.Option(metavar="TIME", help="Learn from the last TIME of Prometheus, such as 24h or 7d."),
     ] = None,
     without: Annotated[
         list[str] | None,
@@ -61,19 +55,15 @@ def train(
             "--except",
             metavar="A..B",
             help="Leave out the time from A to B: Unix seconds or ISO-8601; repeatable.",
-            show_default=False,
         ),
     ] = None,
     prometheus: PrometheusUrl = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,
     interval: Annotated[
-        float | None,
-        typer.Option(help="Seconds between snapshots, equal to those of the watch.", show_default=False),
+        float | None, typer.Option(help="Seconds between snapshots, equal to those of the watch.")
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the watch's saved state.", show_default=False)
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder of the watch's saved state.")] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Delete the state in the state folder first.")
     ] = False,
