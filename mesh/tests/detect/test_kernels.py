@@ -34,7 +34,7 @@ def observe(
 
 def judge(table: SeriesTable, step: int, *, hold: int, learn: int) -> tuple[list[tuple[int, int]], float]:
     """What of the table is out of bounds, and the largest score."""
-    found, largest = table.judge(step, warm_up=3, hold=hold, learn=learn)
+    found, _, largest = table.judge(step, warm_up=3, hold=hold, learn=learn)
     return [(slot, column) for slot, column in found.tolist()], largest
 
 

@@ -92,7 +92,7 @@ def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_ou
     for number, snapshot in enumerate(snapshots):
         paths = detector._observe_series(snapshot)
         predictors = regression.predictors(snapshot, paths)
-        fit.take(predictors, (snapshot.nodes, paths), number * FOLDS // 300)
+        fit.take(snapshot, paths, number * FOLDS // 300)
         rows.append(predictors[0][CART, regression._plans[0].of[RATE]])
         targets.append(float(np.clip(nodes.slow[CART, RATE], -12, 12)))
     apart = fit.solve()
@@ -173,3 +173,12 @@ def test_weights_of_other_predictors_are_refused_by_the_name_of_the_column(state
     arrays[f"left.weights.0.{RATE}"] = arrays[f"left.weights.0.{RATE}"][:, :2]
     with pytest.raises(StateDamaged, match="of column 'request_rate'"):
         MeshDetector.restore(meta, arrays)
+
+
+def test_a_time_too_short_to_learn_a_regression_from_gives_none():
+    snapshots = list(with_load(8))
+    detector = MeshDetector()
+    detector.fit(snapshots, [Context()] * len(snapshots))
+    for snapshot in with_load(30, seed=1, start_s=START_S + 8 * INTERVAL_S):
+        assert detector.step(snapshot, Context()).incidents == ()
+    assert np.isnan(detector._conditional.tables[0].slow).all()

@@ -5,14 +5,12 @@ Knows arrays over time, but no steps. Uses medians and quantiles, so single absu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect import kernels
-from hopline_mesh.detect.roles import role_of
 from hopline_mesh.detect.series import SeriesTable
 
 #: Fewest values that a series must have in the learned period to get its own level and spread.
@@ -101,7 +99,7 @@ def _slopes(
 
     load = deviations(table.load)
     for f in range(width):
-        if f == table.load or table.is_ratio[f]:
+        if f == table.load or table.roles[f] == "calls":
             continue
         other = deviations(f)
         both = np.isfinite(load) & np.isfinite(other)
@@ -156,7 +154,7 @@ def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) ->
     load = (history[:, :, table.load] - table.level[:size, table.load]) / table.spread[:size, table.load]
     for f in range(width):
         mine = np.flatnonzero(table.slope[:size, f])
-        if not len(mine) or role_of(table.columns[f]) != "resource":
+        if not len(mine) or table.roles[f] != "resource":
             continue
         spread = table.spread[mine, f]
         rest = history[:, mine, f] - table.level[mine, f] - table.slope[mine, f] * spread * load[:, mine]
@@ -167,43 +165,24 @@ def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) ->
 
 def discount(
     table: SeriesTable,
-    found: Sequence[tuple[int, int, float]],
+    found: NDArray[np.int64],
+    lasting: NDArray[np.float64],
+    shares: NDArray[np.float64],
     peak: NDArray[np.float32],
-    step: int,
-    hold: int,
 ) -> None:
     """Count what was found in an interval by what is left of it once it is explained as far as it can be.
 
     Args:
         table: whose `histogram` has it as it was measured.
-        found: slots, columns, and the shares that are left.
+        found, lasting: of `SeriesTable.judge`.
+        shares: float64 [found], what is left.
         peak: float32 [slots, F], what is left at most; result.
-        step: number of the interval; hold: intervals that a deviation has to last.
     """
-    if not found:
-        return
-    slots, columns = (np.array(each) for each in list(zip(*found, strict=True))[:2])
-    share = np.array([each[2] for each in found])
-    lasting = _lasting(table.held, slots, columns, step, hold)
-    left = lasting * share
+    slots, columns = found.T
+    left = lasting * shares
     np.subtract.at(table.histogram, (columns, np.minimum(lasting.astype(int), kernels.BINS - 1)), 1)
     np.add.at(table.histogram, (columns, np.minimum(left.astype(int), kernels.BINS - 1)), 1)
     np.maximum.at(peak, (slots, columns), left / 4.0)
-
-
-def _lasting(
-    held: NDArray[np.int8], slots: NDArray[np.int64], columns: NDArray[np.int64], step: int, hold: int
-) -> NDArray[np.float64]:
-    """How large deviations are that last, as `kernels.judge` has counted them, in quarters of a spread.
-
-    Args:
-        held: int8 [HOLD, slots, F], the last deviations.
-    """
-    last = held[[(step - k) % kernels.HOLD for k in range(hold)]][:, slots, columns].astype(np.float64)
-    sizes = np.where(np.sign(last) == np.sign(last[0]), np.abs(last), 0.0)
-    least = np.partition(sizes, 1, axis=0)[1] if hold >= 4 else sizes.min(axis=0)
-    result: NDArray[np.float64] = np.minimum(sizes.mean(axis=0), kernels.UNEVEN * least)
-    return result
 
 
 def set_thresholds(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import Any, Literal
 
@@ -22,14 +22,14 @@ from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import calibrate, expected, kernels
 from hopline_mesh.detect.abnormal import MAX_ABNORMAL_SHARE, Stretch, stretches
 from hopline_mesh.detect.calls import CallsPerRequest
-from hopline_mesh.detect.clues import Clue, Key, together
-from hopline_mesh.detect.conditional import CAUTION, Conditional, merged
+from hopline_mesh.detect.clues import Clue, Key, services_of, together
+from hopline_mesh.detect.conditional import CAUTION, Conditional
 from hopline_mesh.detect.live import LiveState
 from hopline_mesh.detect.paths import Pairs
-from hopline_mesh.detect.roles import role_of
+from hopline_mesh.detect.regression import FOLDS, Fit, Weights
 from hopline_mesh.detect.series import SeriesTable, part, prefixed
 from hopline_mesh.detect.tracker import TrackedIncident, Tracker
-from hopline_mesh.detect.witness import Place, Places, Witness
+from hopline_mesh.detect.witness import Places, Witness
 from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.roster import SlotArray
@@ -44,10 +44,12 @@ _REPORTED = 2.0
 _FORGOTTEN, _MANY, _BUSY = 1_000_000, 0.2, -2.0
 #: Number of windows in which a baseline moves to the mean of its window.
 _DRIFT_WINDOWS = 10.0
-#: Maximum number of values to learn baselines from, 200 MB; of more intervals every second, third … is
-#: used.
-_LEARN_VALUES = 50_000_000
+#: Maximum number of values to learn baselines from, 200 MB, and of series times intervals to learn a
+#: regression from; of more intervals every second, third … is used.
+_LEARN_VALUES, _LEARN_ROWS = 50_000_000, 10_000_000
 _FORMAT = "hopline-mesh-3"
+#: Number of an interval, and slots and values by table.
+_Interval = tuple[int, Sequence[SlotArray], Sequence[FloatArray]]
 #: An interval with less than this share of the known series is blind.
 _BLIND = 0.5
 
@@ -104,12 +106,9 @@ class MeshDetector:
             contexts = list(itertools.compress(contexts, kept))
         self._prepare(snapshots)
         self.left_out = left_out
-        self._learn_scales(snapshots, calibrate.TAIL)
-        if self._neighbours:
-            self._learn_neighbours(snapshots)
-        self._count(snapshots, contexts)
-        if self._conditional is not None:
-            self._conditional.learned()
+        self._learn_scales(self._tables, self._measured(snapshots), len(snapshots))
+        folds = self._learn_neighbours(snapshots) if self._neighbours else None
+        self._count(snapshots, contexts, folds)
         self._learnt = len(snapshots)
         self._fitted = True
         self._set_thresholds()
@@ -122,7 +121,7 @@ class MeshDetector:
         """
         scout = MeshDetector(self.settings, neighbours=False)
         scout._prepare(snapshots)
-        scout._learn_scales(snapshots, MAX_ABNORMAL_SHARE)
+        scout._learn_scales(scout._tables, scout._measured(snapshots), len(snapshots), MAX_ABNORMAL_SHARE)
         for table in scout._tables:
             table.threshold[:] = calibrate.HIGHEST
         beyond: list[list[Clue]] = []
@@ -145,98 +144,103 @@ class MeshDetector:
         self._nodes.grow(len(snapshots[0].roster))
         self._edges.grow(len(self._pairs))
 
-    def _learn_scales(self, snapshots: Sequence[Snapshot], tail: float) -> None:
-        for number, table in enumerate(self._tables):
-            every = self._every(len(snapshots), table)
-            some = snapshots[::every]
-            history = np.full((len(some), table.size, len(table.columns)), np.nan, np.float32)
-            for t, snapshot in enumerate(some):
-                if number == 0:
-                    history[t, snapshot.nodes] = snapshot.node_features
-                else:
-                    slots = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
-                    history[t, slots] = self._calls.of(snapshot)
+    def _learn_scales(
+        self,
+        tables: Sequence[SeriesTable],
+        intervals: Iterable[_Interval],
+        count: int,
+        tail: float = calibrate.TAIL,
+    ) -> None:
+        """Learn levels and spreads of tables from numbered intervals, of `count`."""
+        every = [max(1, -(-count * table.size * len(table.columns) // _LEARN_VALUES)) for table in tables]
+        histories = [
+            np.full((-(-count // each), table.size, len(table.columns)), np.nan, np.float32)
+            for table, each in zip(tables, every, strict=True)
+        ]
+        for number, slots, values in intervals:
+            for at, history in enumerate(histories):
+                if number % every[at] == 0:
+                    history[number // every[at], slots[at]] = values[at]
+        for table, history in zip(tables, histories, strict=True):
             calibrate.learn_scales(table, history, tail)
 
-    @staticmethod
-    def _every(count: int, table: SeriesTable) -> int:
-        """Return of how many intervals one is learned from."""
-        return max(1, -(-count * table.size * len(table.columns) // _LEARN_VALUES))
+    def _measured(self, snapshots: Sequence[Snapshot]) -> Iterator[_Interval]:
+        """Yield what was measured."""
+        for number, snapshot in enumerate(snapshots):
+            paths = self._pairs.slots(snapshot.edge_src, snapshot.edge_dst)
+            yield number, (snapshot.nodes, paths), (snapshot.node_features, self._calls.of(snapshot))
 
-    def _learn_neighbours(self, snapshots: Sequence[Snapshot]) -> None:
-        """Learn the regression, and levels and spreads of what it leaves; windows are empty afterwards."""
-        self._conditional = conditional = Conditional(self._nodes, self._edges)
-        count = len(snapshots)
+    def _replayed(self, snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, int, Snapshot, SlotArray]]:
+        """Observe the series from the start; after the warm-up yield number, fold, interval, path slots.
+
+        Windows are empty afterwards.
+        """
         for number, snapshot in enumerate(snapshots):
             paths = self._observe_series(snapshot)
             if number >= self.settings.warm_up:
-                conditional.learn(snapshot, paths, number, count)
-        conditional.solve()
-        self._rewind()
-        histories = [
-            np.full(
-                (-(-count // self._every(count, table)), table.size, len(table.columns)), np.nan, np.float32
-            )
-            for table in self._tables
-        ]
-        for number, snapshot in enumerate(snapshots):
-            paths = self._observe_series(snapshot)
-            if number < self.settings.warm_up:
-                continue
-            left = conditional.left(snapshot, paths, number, count)
-            for table, history, slots, rest in zip(
-                self._tables, histories, (snapshot.nodes, paths), left, strict=True
-            ):
-                at, other = divmod(number, self._every(count, table))
-                if not other:
-                    history[at, slots] = rest
-        for table, history, of in zip(conditional.tables, histories, self._tables, strict=True):
-            table.grow(of.size)
-            calibrate.learn_scales(table, history)
-        self._rewind()
-
-    def _rewind(self) -> None:
-        """Begin the time of learning again."""
-        for table in self._all_tables:
+                yield number, number * FOLDS // len(snapshots), snapshot, paths
+        for table in self._tables:
             table.forget_window()
         self.steps = 0
 
-    def _count(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
-        """Replay normal time, and count deviations that nothing explains."""
+    def _learn_neighbours(self, snapshots: Sequence[Snapshot]) -> list[Weights]:
+        """Learn the regression, and levels and spreads of what it leaves.
+
+        Returns: for each fold of the time, weights that were learned from the others.
+        """
+        conditional = Conditional(*self._tables)
+        sizes = [table.size for table in self._tables]
+        fit = Fit(conditional.regression, sizes)
+        every = max(1, -(-len(snapshots) * sum(sizes) // _LEARN_ROWS))
+        for number, fold, snapshot, paths in self._replayed(snapshots):
+            if number % every == 0:
+                fit.take(snapshot, paths, fold)
+        folds = fit.solve()
+        for table, size in zip(conditional.tables, sizes, strict=True):
+            table.grow(size)
+        left = (
+            (number, (snapshot.nodes, paths), conditional.regression.left(snapshot, paths, folds[fold]))
+            for number, fold, snapshot, paths in self._replayed(snapshots)
+        )
+        self._learn_scales(conditional.tables, left, len(snapshots))
+        self._conditional = conditional
+        return folds
+
+    def _count(
+        self, snapshots: Sequence[Snapshot], contexts: Sequence[Context], folds: Sequence[Weights] | None
+    ) -> None:
+        """Replay normal time, and count deviations that nothing explains.
+
+        Args:
+            folds: of `_learn_neighbours`.
+        """
         tables = self._all_tables
         for table in tables:
             table.threshold[:] = calibrate.LEAST_COUNTED
         peaks = [np.zeros_like(table.peak) for table in tables]
-        for time, (snapshot, context) in enumerate(zip(snapshots, contexts, strict=True)):
-            self._observe(snapshot, time, len(snapshots))
+        for number, (snapshot, context) in enumerate(zip(snapshots, contexts, strict=True)):
+            self._observe(snapshot, folds[number * FOLDS // len(snapshots)] if folds else None)
             self._forget_planned(snapshot, context)
-            found, _ = self._judge(snapshot, kernels.ALL)
-            shares = dict(self._unexplained(snapshot, context, found))
-            for number, table in enumerate(tables):
-                mine = [
-                    (slot, column, shares[(number % 2, slot, column)])
-                    for slot, column in self._found[number].tolist()
-                ]
-                calibrate.discount(table, mine, peaks[number], self.steps, self._hold)
+            self._judge(snapshot, kernels.ALL)
+            found = [places for places, _ in self._found]
+            shares = self._unexplained(snapshot, context, np.concatenate(found))
+            each = np.split(shares, np.cumsum([len(places) for places in found])[:-1])
+            for table, (places, lasting), left, peak in zip(tables, self._found, each, peaks, strict=True):
+                calibrate.discount(table, places[:, 1:], lasting, left, peak)
             self.steps += 1
         for table, peak in zip(tables, peaks, strict=True):
             table.peak[:] = peak
 
-    def _unexplained(
-        self, snapshot: Snapshot, context: Context, found: Places
-    ) -> list[tuple[Place, float]]:
-        """Return the found series with the share that neither load nor a planned change explains."""
+    def _unexplained(self, snapshot: Snapshot, context: Context, found: Places) -> NDArray[np.float64]:
+        """Return the share of each deviation that neither load nor a planned change explains."""
         if not len(found):
-            return []
+            return np.zeros(0)
+        shares = self._witness.shares(snapshot, found)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s)
-        quiet = [expected.shares(changes, snapshot.roster, roles) for roles in self._roles]
-        left = []
-        shares = self._witness.shares(snapshot, found).tolist()
-        for (number, slot, column), share in zip(found.tolist(), shares, strict=True):
-            ends = (slot,) if number == 0 else (int(self._pairs.src[slot]), int(self._pairs.dst[slot]))
-            excused = min((quiet[number][end][column] for end in ends if end in quiet[number]), default=1.0)
-            left.append(((number, slot, column), share * float(excused)))
-        return left
+        for number, factors in enumerate(self._factors(_with_slots(changes, snapshot))):
+            is_here = found[:, 0] == number
+            shares[is_here] *= factors[found[is_here, 1], found[is_here, 2]]
+        return shares
 
     def _set_thresholds(self) -> None:
         tables = self._all_tables
@@ -260,17 +264,14 @@ class MeshDetector:
         columns = (*schema.edge_features, *self._calls.columns)
         self._edges = SeriesTable(columns, window, calibrate.UNKNOWN)
         self._tables = (self._nodes, self._edges)
-        self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
         self._pairs = Pairs()
         self._witness = Witness(self._nodes, self._edges, self._pairs)
         self._conditional = None
-        #: of the newest interval, by table: slots and columns out of bounds, int64 [n, 2]
-        self._found: list[NDArray[np.int64]] = []
+        #: of the newest interval, by table: series out of bounds, and how far, as `SeriesTable.judge`
+        self._found: list[tuple[Places, NDArray[np.float64]]] = []
         self._fitted = False
         self._gaps: list[float] = []  # between the first intervals, to learn the interval
         self._excused: dict[int, expected.Excuse] = {}
-        self._excused_for: list[tuple[str, str, int, int]] = []
-        self._excused_at = 0
         self._reported: dict[Key, float] = {}
         self._absent = np.zeros(0, np.int32)
         self.left_out = []
@@ -368,11 +369,11 @@ class MeshDetector:
         if self.schema is None:
             self._begin(snapshot.schema)
         ended = self._check_time(snapshot.time_s)
-        changes = expected.under_way(context, snapshot.time_s, self.interval_s) if context.changes else []
+        changes = expected.under_way(context, snapshot.time_s, self.interval_s)
         learn = kernels.NOTHING if self._tracker.open or changes else kernels.USUAL
         measured, known = self._observe(snapshot)
         self._excuse(changes, snapshot)
-        troubles = expected.troubles(context, snapshot.time_s, self.interval_s) if context.troubles else []
+        troubles = expected.troubles(context, snapshot.time_s, self.interval_s)
         found, score = self._judge(snapshot, learn)
         self.steps += 1
         self._last_s = snapshot.time_s
@@ -390,7 +391,7 @@ class MeshDetector:
         incidents = [tracked.named(snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
         suppressed = tuple(sorted({each.service for each in changes if each.service in snapshot.roster}))
-        gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot)) if troubles else snapshot.gaps
+        gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot))
         return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, gaps)
 
     def scores(self, snapshot: Snapshot) -> NDArray[np.float32]:
@@ -423,11 +424,10 @@ class MeshDetector:
             self.interval_s = float(np.median(self._gaps))
         if abs(gone) <= max(20 * self.interval_s, 900.0):
             return []
-        for number, table in enumerate(self._tables):
-            still = [f for f, role in enumerate(self._roles[number]) if role == "memory"]
-            table.forget_window(also_levels_of=still)
-        for table in self._all_tables[2:]:
+        for table in self._all_tables:
             table.forget_window()
+        for table in self._tables:
+            table.level[:, table.still] = np.nan  # set again from the next measured value
         return self._tracker.close_all()
 
     @property
@@ -435,14 +435,14 @@ class MeshDetector:
         """Tables of services and call paths, then those of what neighbours leave of them."""
         return self._tables if self._conditional is None else (*self._tables, *self._conditional.tables)
 
-    def _observe(self, snapshot: Snapshot, number: int = 0, count: int = 1) -> tuple[int, int]:
-        """Observe an interval; see `Conditional.left`.
+    def _observe(self, snapshot: Snapshot, weights: Weights | None = None) -> tuple[int, int]:
+        """Observe an interval; see `NeighbourRegression.left`.
 
         Returns: how many values were measured, and how many there should have been.
         """
         paths = self._observe_series(snapshot)
         if self._conditional is not None:
-            left = self._conditional.left(snapshot, paths, number, count)
+            left = self._conditional.regression.left(snapshot, paths, weights)
             for table, of, values, slots in zip(
                 self._conditional.tables, self._tables, left, (snapshot.nodes, paths), strict=True
             ):
@@ -482,14 +482,14 @@ class MeshDetector:
         for number, table in enumerate(self._all_tables):
             if number >= 2:
                 table.quiet[: table.size] = self._tables[number - 2].quiet[: table.size]
-            found, largest = table.judge(
+            found, lasting, largest = table.judge(
                 self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn
             )
-            self._found.append(found)
+            self._found.append((np.insert(found, 0, number % 2, axis=1), lasting))
             most = max(most, largest)
         if self._conditional is not None:
             self._conditional.show()
-        return merged(self._found), most
+        return np.unique(np.concatenate([places for places, _ in self._found]), axis=0), most
 
     @property
     def _hold(self) -> int:
@@ -505,38 +505,29 @@ class MeshDetector:
 
     # Following
 
+    def _factors(self, changed: Sequence[tuple[int, Change]]) -> list[NDArray[np.float32]]:
+        """Return factors on deviations during planned changes by table, float32 [slots, columns]."""
+        nodes, of_ends = (expected.shares(changed, table.roles, self._nodes.size) for table in self._tables)
+        return [nodes, np.minimum(of_ends[self._pairs.src], of_ends[self._pairs.dst])]
+
     def _excuse(self, changes: Sequence[Change], snapshot: Snapshot) -> None:
         """Reduce deviations during planned changes; afterwards the new values become the baseline."""
-        shares = expected.shares(changes, snapshot.roster, self._roles[0]) if changes else {}
-        if not shares and not self._excused:
+        changed = _with_slots(changes, snapshot)
+        if not changed and not self._excused:
             return
-        known = sorted(
-            (change.service, str(change.kind), change.before or 0, change.after or 0) for change in changes
-        )
-        if known == self._excused_for and len(self._pairs) == self._excused_at:
-            return
-        self._excused_for, self._excused_at = known, len(self._pairs)
-        over_edges = expected.shares(changes, snapshot.roster, self._roles[1]) if changes else {}
-        for slot in self._excused.keys() - shares.keys():
+        slots = {slot for slot, _ in changed}
+        for slot in self._excused.keys() - slots:
             is_troubled = any(slot in trouble.services for trouble in self._tracker.open)
-            usual = expected.usual_now(
-                self._nodes, slot, self._roles[0], self._excused[slot], is_troubled=is_troubled
-            )
+            usual = expected.usual_now(self._nodes, slot, self._excused[slot], is_troubled=is_troubled)
             self._nodes.level[slot, usual] = np.nan
             if self._conditional is not None:
                 at_it = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
                 self._conditional.forget(slot, usual, at_it)
-        for table in self._tables:
-            table.quiet[:] = 1.0
-        for slot, row in shares.items():
-            self._nodes.quiet[slot] = row
-            touched = np.flatnonzero((self._pairs.src == slot) | (self._pairs.dst == slot))
-            self._edges.quiet[touched] = np.minimum(self._edges.quiet[touched], over_edges[slot])
-        self._excused = {slot: self._excused.get(slot, expected.Excuse()) for slot in shares}
-        for change in changes:
-            found = snapshot.roster.find(change.service)
-            if found is not None:
-                self._excused[found] = self._excused[found].also(change)
+        for table, factors in zip(self._tables, self._factors(changed), strict=True):
+            table.quiet[: table.size] = factors
+        self._excused = {slot: self._excused.get(slot, expected.Excuse()) for slot in slots}
+        for slot, change in changed:
+            self._excused[slot] = self._excused[slot].also(change)
 
     def _direct(
         self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
@@ -593,7 +584,7 @@ class MeshDetector:
         if not clues and not self._tracker.open:
             return []
         clues += self._witness.supporting(snapshot, found, [clue.service for clue in direct])
-        services = {clue.service for clue in clues} | {clue.caller for clue in clues if clue.caller >= 0}
+        services = services_of(clues)
         for trouble in self._tracker.open:
             services |= trouble.services
         paths = self._witness.paths(snapshot, services)
@@ -607,6 +598,12 @@ class MeshDetector:
         """Return the present anomaly scores of clues' series; None for one that was not measured."""
         measured = self._witness.scores(keys)
         return [self._reported.get(key, score) for key, score in zip(keys, measured, strict=True)]
+
+
+def _with_slots(changes: Sequence[Change], snapshot: Snapshot) -> list[tuple[int, Change]]:
+    """Return the changes of known services, with their slots."""
+    found = ((snapshot.roster.find(change.service), change) for change in changes)
+    return [(slot, change) for slot, change in found if slot is not None]
 
 
 def _unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:

@@ -9,7 +9,7 @@ autoscaler may be the effect of a fault.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,6 @@ from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
-from hopline_mesh.roster import Roster
 
 #: Factors on deviations, by role.
 _REPLACED: dict[Role, float] = {
@@ -99,23 +98,20 @@ def troubles(context: Context, time_s: float, interval_s: float) -> list[Kuberne
     ]
 
 
-def shares(
-    changes: Sequence[Change], roster: Roster, roles: Sequence[Role]
-) -> dict[int, NDArray[np.float32]]:
-    """Return factors on deviations for each slot with a change: float32 [columns]."""
-    found: dict[int, NDArray[np.float32]] = {}
-    for change in changes:
-        slot = roster.find(change.service)
-        if slot is None:
-            continue
+def shares(changed: Iterable[tuple[int, Change]], roles: Sequence[Role], size: int) -> NDArray[np.float32]:
+    """Return factors on deviations by slot, float32 [size, columns]; 1 without a change.
+
+    Args:
+        changed: changes, with the slots of their services.
+    """
+    factors = np.ones((size, len(roles)), np.float32)
+    for slot, change in changed:
         row = np.array([_SHARES[change.kind][role] for role in roles], np.float32)
-        found[slot] = np.minimum(found[slot], row) if slot in found else row
-    return found
+        factors[slot] = np.minimum(factors[slot], row)
+    return factors
 
 
-def usual_now(
-    table: SeriesTable, slot: int, roles: Sequence[Role], excuse: Excuse, *, is_troubled: bool
-) -> NDArray[np.bool_]:
+def usual_now(table: SeriesTable, slot: int, excuse: Excuse, *, is_troubled: bool) -> NDArray[np.bool_]:
     """Return columns of a service, bool [F], whose baseline must be learned again after its changes.
 
     Columns with more use than the changes explain are excluded. If only the number of pods changed during
@@ -124,16 +120,15 @@ def usual_now(
 
     Args:
         table: of services, after the newest interval, with `quiet` of the previous one.
-        roles: of the columns.
     """
     was_free: NDArray[np.bool_] = table.quiet[slot] == 0
     if excuse.is_new:
         return was_free
     load = float(table.slow[slot, table.load]) if table.load >= 0 else 0.0
     own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MAX_DEVIATION else 0.0)
-    is_amount = np.array([role == "resource" for role in roles]) & (table.kinds == kernels.AMOUNT)
+    is_amount = np.array([role == "resource" for role in table.roles]) & (table.kinds == kernels.AMOUNT)
     kept = is_amount & (own * table.spread[slot] > excuse.room)
     if is_troubled:
-        kept |= np.array([role in ("resource", "traffic") for role in roles])
+        kept |= np.array([role in ("resource", "traffic") for role in table.roles])
     was_free &= ~kept
     return was_free

@@ -80,7 +80,7 @@ class SeriesTable:
 
     Attributes:
         size: slots in use; arrays may have room for more.
-        is_ratio: bool [F], columns of which the load is a part, and which it does not explain.
+        roles: of the columns.
         threshold: float32 [F], in spreads.
         pooled: float32 [F], spread that a new series of a column begins with.
         typical: float32 [F], median value of a column over all services; 0 = not known yet.
@@ -121,10 +121,10 @@ class SeriesTable:
         else:
             self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
             self.least_spread = np.array([least_spread(column) for column in columns], np.float32)
+        self.roles = [role_of(column) for column in columns]
         self.load = -1 if are_plain else load_column(columns)
         self.polarity = polarity(columns)
-        self.is_ratio = np.array([role_of(column) == "calls" for column in columns], dtype=bool)
-        self.still = np.array([role_of(column) == "memory" for column in columns], dtype=bool)
+        self.still = np.array([role == "memory" for role in self.roles], dtype=bool)
         self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
         width = len(columns)
         self.pooled = self.least_spread.copy()
@@ -202,47 +202,45 @@ class SeriesTable:
         )  # fmt: skip
         return taken
 
-    def judge(self, step: int, *, warm_up: int, hold: int, learn: int) -> tuple[NDArray[np.int64], float]:
+    def judge(
+        self, step: int, *, warm_up: int, hold: int, learn: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
         """Compare the observed interval with what was expected; see `kernels.judge`.
 
         Args:
             learn: what is counted as normal time.
 
-        Returns: slot and column of each series that was out of bounds for long enough, int64 [found, 2],
-            and the largest score.
+        Returns: slot and column of each series that was out of bounds for long enough, int64 [found, 2];
+            their debounced deviations in quarters of a spread, float64 [found]; and the largest score.
         """
         size = self.size
-        found = np.empty((_MOST_FOUND, 2), np.int32)
+        found, lasting = np.empty((_MOST_FOUND, 2), np.int32), np.empty(_MOST_FOUND)
         number, largest = kernels.judge(
             self.slow[:size], self.near, self.moved, self.still, self.load, self.slope, self.sharp,
             self.polarity, self.threshold, self.factor, self.quiet, self.seen, self.fitted, warm_up,
             self.held, step % kernels.HOLD, min(hold, kernels.HOLD), hold >= 4, learn, self.score, self.dev,
-            self.histogram, self.peak, found,
+            self.histogram, self.peak, found, lasting,
         )  # fmt: skip
-        return found[: min(number, _MOST_FOUND)].astype(np.int64), float(largest)
+        return found[:number].astype(np.int64), lasting[:number], float(largest)
 
-    def forget_window(self, *, also_levels_of: Sequence[int] = ()) -> None:
-        """Empty the window, after a break in time.
-
-        Args:
-            also_levels_of: columns whose level is set again from the next measured value.
-        """
+    def forget_window(self) -> None:
+        """Empty the window, after a break in time."""
         self.ring[:] = kernels.ABSENT
         self.held[:] = 0
         self.total[:] = 0
         self.count[:] = 0
-        for column in also_levels_of:
-            self.level[:, column] = np.nan
+
+    def _kept(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the state, without the space to grow; no copies."""
+        size = self.size
+        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size] for name in _STATE}
+        kept |= {"ring": self.ring[:, :size], "held": self.held[:, :size]}
+        return kept | {"pooled": self.pooled, "typical": self.typical, "threshold": self.threshold,
+                       "histogram": self.histogram}  # fmt: skip
 
     def export(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the state, without the space to grow."""
-        size = self.size
-        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size].copy() for name in _STATE}
-        kept |= {"ring": self.ring[:, :size].copy(), "held": self.held[:, :size].copy()}
-        kept |= {
-            name: getattr(self, name).copy() for name in ("pooled", "typical", "threshold", "histogram")
-        }
-        return kept
+        """Return copies of the arrays of the state."""
+        return {name: array.copy() for name, array in self._kept().items()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the state of `export`.
@@ -251,14 +249,8 @@ class SeriesTable:
             StateDamaged: an array is missing, or does not match the columns or the window.
         """
         try:
-            size = len(arrays["level"])
-            self.grow(size)
-            for name in (*_STATE, "ring", "held", "pooled", "typical", "threshold", "histogram"):
-                into = getattr(self, name)
-                if name in ("ring", "held"):
-                    into = into[:, :size]
-                elif name in _STATE:
-                    into = into[:size]
+            self.grow(len(arrays["level"]))
+            for name, into in self._kept().items():
                 if into.shape != arrays[name].shape:
                     raise StateDamaged(
                         f"the state of the series: {name} is {arrays[name].shape}, not {into.shape}"
