@@ -51,12 +51,11 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         history: float32 [T, slots, F], as measured; NaN = not measured. Overwritten.
         tail: share of the values that may be any way out without a wider spread.
     """
-    size, width = history.shape[1:]
     pooled = table.least_spread.copy()
     with np.errstate(invalid="ignore"):
         history[~(np.abs(history) < kernels.ABSURD)] = np.nan
     enough = np.isfinite(history).sum(axis=0) >= _FEWEST
-    for f in range(width):
+    for f in range(len(table.columns)):
         own = np.flatnonzero(enough[:, f])
         if not len(own):
             continue
@@ -80,28 +79,36 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         table.fitted[own, f] = 1
         table.seen[own, f] = np.isfinite(values).sum(axis=0)
     table.pooled[:] = 1.5 * pooled
-    table.slope[:size] = _slopes(table, history, enough)
-    table.sharp[:size] = _sharpness(table, history, tail)
+    _learn_loads(table, history, enough, tail)
 
 
-def _slopes(
-    table: SeriesTable, history: NDArray[np.float32], enough: NDArray[np.bool_]
-) -> NDArray[np.float32]:
-    """How much of the load's deviation each series shares, in its own spreads; 0 where hardly any."""
-    size, width = history.shape[1:]
-    slope = np.zeros((size, width), np.float32)
+def _learn_loads(
+    table: SeriesTable, history: NDArray[np.float32], enough: NDArray[np.bool_], tail: float
+) -> None:
+    """Set how much of the load's deviation each series shares, and its spread over that of what is left.
+
+    The latter of what a service uses only: how long it takes and what it sends follow its load by no law
+    that would hold for other loads than those that were seen.
+
+    Args:
+        history: on the scales of the levels.
+        enough: bool [slots, F], series with own levels.
+    """
+    size = history.shape[1]
+    table.slope[:size], table.sharp[:size] = 0.0, 1.0
     if table.load < 0:
-        return slope
+        return
 
     def deviations(f: int) -> NDArray[np.float32]:
-        away = (history[:, :, f] - table.level[:size, f]) / table.spread[:size, f]
-        return np.where(np.isfinite(away), np.clip(away, -4, 4), np.nan)
+        away: NDArray[np.float32] = (history[:, :, f] - table.level[:size, f]) / table.spread[:size, f]
+        return away
 
-    load = deviations(table.load)
-    for f in range(width):
-        if f == table.load or table.roles[f] == "calls":
+    all_loads = deviations(table.load)
+    load = np.clip(all_loads, -4, 4)
+    for f, role in enumerate(table.roles):
+        if f == table.load or role == "calls":  # of which the load is a part
             continue
-        other = deviations(f)
+        other = np.clip(deviations(f), -4, 4)
         both = np.isfinite(load) & np.isfinite(other)
         number = np.maximum(both.sum(axis=0), 1)
         x, y = np.where(both, load, 0), np.where(both, other, 0)
@@ -109,8 +116,15 @@ def _slopes(
         xy, xx, yy = (x * y).sum(0), (x * x).sum(0), (y * y).sum(0)
         explained = xy * xy / np.maximum(xx * yy, 1e-9)
         usable = enough[:, f] & enough[:, table.load] & (explained > _FOLLOWS)
-        slope[:, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
-    return slope
+        table.slope[:size, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
+        mine = np.flatnonzero(table.slope[:size, f])
+        if role != "resource" or not len(mine):
+            continue
+        spread = table.spread[mine, f]
+        follows = table.slope[mine, f] * spread * all_loads[:, mine]
+        rest = history[:, mine, f] - table.level[mine, f] - follows
+        left = np.maximum(_spread(np.abs(rest - quantile(rest, 0.5)), tail), table.least_spread[f])
+        table.sharp[mine, f] = np.clip(spread / left, 1.0, _SHARPEST)
 
 
 def _spread(away: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
@@ -136,31 +150,6 @@ def quantile(values: NDArray[np.float32], share: float) -> NDArray[np.float32]:
     below, above = ordered[low, columns], ordered[np.minimum(low + 1, last), columns]
     found: NDArray[np.float32] = (below + (above - below) * (at - low)).astype(np.float32)
     return found
-
-
-def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
-    """The spread of each series over that of what its load leaves, [slots, F]; 1 where it follows none.
-
-    Of what a service uses only: how long it takes and what it sends follow its load by no law that would
-    hold for other loads than those that were seen.
-
-    Args:
-        history: on the scales of the levels.
-    """
-    size, width = history.shape[1:]
-    sharp = np.ones((size, width), np.float32)
-    if table.load < 0:
-        return sharp
-    load = (history[:, :, table.load] - table.level[:size, table.load]) / table.spread[:size, table.load]
-    for f in range(width):
-        mine = np.flatnonzero(table.slope[:size, f])
-        if not len(mine) or table.roles[f] != "resource":
-            continue
-        spread = table.spread[mine, f]
-        rest = history[:, mine, f] - table.level[mine, f] - table.slope[mine, f] * spread * load[:, mine]
-        left = np.maximum(_spread(np.abs(rest - quantile(rest, 0.5)), tail), table.least_spread[f])
-        sharp[mine, f] = np.clip(spread / left, 1.0, _SHARPEST)
-    return sharp
 
 
 def discount(

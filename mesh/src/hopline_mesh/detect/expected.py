@@ -15,24 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
 
-#: Factors on deviations, by role.
+#: Factors on deviations, by role, while pods are replaced; of a service that is added or removed all are 0.
 _REPLACED: dict[Role, float] = {
     "load": 0.5, "calls": 0.5, "traffic": 0.0, "latency": 0.5, "outgoing": 0.5, "errors": 0.6,
     "memory": 0.0, "resource": 0.0,
 }  # fmt: skip
-_GONE: dict[Role, float] = dict.fromkeys(_REPLACED, 0.0)
-_SHARES: dict[ChangeKind, dict[Role, float]] = {
-    "scale": _REPLACED,
-    "rollout": _REPLACED,
-    "drain": _REPLACED,
-    "added": _GONE,
-    "removed": _GONE,
-}
 #: Intervals, and seconds, in which a change has effects after its end, because rates cover a minute.
 _AFTER_INTERVALS, _AFTER_S = 2, 90.0
 #: Additional resource use of a service with more pods, as a logarithm: each pod has a base use, and is slow
@@ -106,7 +98,8 @@ def shares(changed: Iterable[tuple[int, Change]], roles: Sequence[Role], size: i
     """
     factors = np.ones((size, len(roles)), np.float32)
     for slot, change in changed:
-        row = np.array([_SHARES[change.kind][role] for role in roles], np.float32)
+        is_judged = change.kind not in ("added", "removed")
+        row = np.array([is_judged * _REPLACED[role] for role in roles], np.float32)
         factors[slot] = np.minimum(factors[slot], row)
     return factors
 

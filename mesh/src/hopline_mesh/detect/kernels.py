@@ -62,6 +62,15 @@ def transform(value, kind, offset):
 
 
 @njit(nogil=True, cache=True, inline="always")
+def doubted(width, level, kind, requests):
+    """The spread with which a value is compared: a share of few requests is known badly."""
+    if kind == SHARE and requests > 0:
+        share = min(max(level, 1.0 / requests), 0.5)
+        width = math.sqrt(width * width + share * (1 - share) / requests)
+    return width
+
+
+@njit(nogil=True, cache=True, inline="always")
 def nearer(a, b):
     """The one of two deviations that is closer to 0; 0 where they do not even agree in direction."""
     if a > 0 and b > 0:
@@ -126,9 +135,7 @@ def observe(
             if not fitted[i, f]:  # its own wobble so far, with room for how little is known of it
                 width = max(pooled[f], 1.25 * wobble[i, f] * (1.5 + 10.0 / (1.0 + seen[i, f])))
                 spread[i, f] = width
-            if kinds[f] == SHARE and requests > 0:  # of few requests a share is known badly
-                share = min(max(level[i, f], 1.0 / requests), 0.5)
-                width = math.sqrt(width * width + share * (1 - share) / requests)
+            width = doubted(width, level[i, f], kinds[f], requests)
             base = level[i, f]
             if count[i, f] >= MIN_WINDOW:
                 base = anchor[i, f] + STEP * total[i, f] / count[i, f]
