@@ -219,7 +219,7 @@ class _Side:
         if offset < 0:  # never measured before: the value is its baseline
             return 0.0
         requests = float(self._values[row, self._load]) * self._interval_s if self._load >= 0 else 0.0
-        return float(u - level) / _doubted(spread, level, kind, requests)
+        return float((u - level) / _doubted(spread, level, kind, requests))
 
 
 def replay(state: LiveState, events: Iterable[Event]) -> None:
