@@ -40,7 +40,7 @@ _REACHED = 0.95 * kernels.MAX_DEVIATION
 #: Deviations below it need no explanation: no threshold is as low, and no series' own is set by them.
 LEAST_COUNTED = LOWEST / _OWN
 #: Exceedances follow each other; so many are one false alarm.
-_RUN = 2.0
+RUN = 2.0
 
 
 def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float = TAIL) -> None:
@@ -207,7 +207,7 @@ def set_thresholds(
     if not intervals:
         return
     raised = 1.0 + _CAUTION * hold / intervals
-    allowed = _RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
+    allowed = RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
     known = intervals / (intervals + _HALF_KNOWN)
     for f in range(len(table.columns)):
         wanted = tail_level(table.histogram[f], allowed, percentile)

@@ -2,8 +2,8 @@
 
 Its `main` reads a `Task` as JSON from standard input, and writes a checkpoint to standard output. It has
 low CPU priority. A container that runs out of memory is killed as a whole under cgroup v2
-(`memory.oom.group`, which the kubelet sets), so this process allocates no more than is left there, and fails
-before.
+(`memory.oom.group`, which the kubelet sets), so this process allocates no more than is left there, and
+fails before.
 """
 
 from __future__ import annotations
