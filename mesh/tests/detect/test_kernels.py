@@ -169,7 +169,7 @@ def test_a_larger_budget_gives_lower_thresholds():
     for budget in (0.1, 10.0, 1000.0):
         table = table_after(numbers(3))
         table.histogram[:] = np.bincount(seen, minlength=kernels.BINS)
-        calibrate.set_thresholds(table, 1000, 15.0, budget, 99.0)
+        calibrate.set_thresholds(table, 1000, 15.0, budget, 99.0, hold=6)
         thresholds.append(table.threshold[0])
     assert thresholds[0] > thresholds[1] > thresholds[2]
 

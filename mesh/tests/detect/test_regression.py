@@ -154,7 +154,7 @@ def test_a_new_service_and_a_new_call_path_are_not_predicted(state):
             np.vstack([snapshot.edge_features, snapshot.edge_features[:1]]),
         )  # fmt: skip
         assert detector.step(wider, Context()).state == "normal"
-    nodes, edges = detector._conditional.tables
+    nodes, edges = detector._left
     assert np.isnan(nodes.slow[slot]).all()
     assert np.isnan(edges.slow[len(CALLS)]).all()
     assert np.isfinite(nodes.slow[0, RATE])
@@ -181,4 +181,4 @@ def test_a_time_too_short_to_learn_a_regression_from_gives_none():
     detector.fit(snapshots, [Context()] * len(snapshots))
     for snapshot in with_load(30, seed=1, start_s=START_S + 8 * INTERVAL_S):
         assert detector.step(snapshot, Context()).incidents == ()
-    assert np.isnan(detector._conditional.tables[0].slow).all()
+    assert np.isnan(detector._left[0].slow).all()

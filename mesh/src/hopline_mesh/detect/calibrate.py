@@ -25,7 +25,7 @@ _SHARPEST = 3.0
 #: Thresholds in spreads: no lower, no higher, and before anything is known.
 LOWEST, HIGHEST, UNKNOWN = 4.5, 14.0, 8.0
 #: The lowest threshold where levels and spreads were learnt on the way, anomalies among what they are from.
-LOWEST_UNFITTED = 5.5
+_LOWEST_UNFITTED = 5.5
 #: Intervals after which half of a threshold is what was measured rather than what is assumed.
 _HALF_KNOWN = 60.0
 #: Normal time, in times that a deviation has to last, in which deviations are half as large as after it.
@@ -180,8 +180,6 @@ def set_thresholds(
     interval_s: float,
     budget_per_day: float,
     percentile: float,
-    lowest: float = LOWEST,
-    highest: float = HIGHEST,
     *,
     hold: int = 0,
     times: float = 1.0,
@@ -198,10 +196,9 @@ def set_thresholds(
         intervals: how many there were.
         budget_per_day: false alarms that all columns of the table may give.
         percentile: of the deviations, from where on the tail is fitted.
-        lowest, highest: no threshold is below or above.
         hold: intervals that a deviation has to last, where levels and spreads are of the same time as the
             deviations. These are then too small, by the more the shorter that time was, and thresholds are
-            raised by so much; 0 where they are not.
+            raised by so much; 0 where they were learnt on the way.
         times: factor on all thresholds.
     """
     if not intervals:
@@ -209,6 +206,7 @@ def set_thresholds(
     raised = 1.0 + _CAUTION * hold / intervals
     allowed = RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
     known = intervals / (intervals + _HALF_KNOWN)
+    lowest, highest = (LOWEST, HIGHEST) if hold else (_LOWEST_UNFITTED, UNKNOWN)
     for f in range(len(table.columns)):
         wanted = tail_level(table.histogram[f], allowed, percentile)
         wanted = min(raised * max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)

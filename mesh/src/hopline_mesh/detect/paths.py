@@ -46,6 +46,10 @@ class Pairs:
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[place] == keys, self._slots[place], np.int32(-1))
 
+    def at(self, service: int) -> Ints:
+        """Return the slots of the paths from or to a service."""
+        return np.flatnonzero((self.src == service) | (self.dst == service))
+
     def restore(self, src: SlotArray, dst: SlotArray) -> None:
         """Set all paths, in the order of their slots."""
         self.src, self.dst = np.array(src, np.int32), np.array(dst, np.int32)

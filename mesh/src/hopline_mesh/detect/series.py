@@ -223,6 +223,19 @@ class SeriesTable:
         )  # fmt: skip
         return found[:number].astype(np.int64), lasting[:number], float(largest)
 
+    def show(self, left: SeriesTable) -> None:
+        """Show what the regression leaves of the series, where that is the more unusual.
+
+        Scores, and deviations as `Witness` reads them: their expected values are those of the regression.
+
+        Args:
+            left: what is left, with the same slots and columns.
+        """
+        size = self.size
+        more = left.score[:size] > self.score[:size]
+        self.score[:size][more] = left.score[:size][more]
+        self.dev[:size][more] = (left.dev[:size] * left.spread[:size] * self.sharp[:size])[more]
+
     def forget_window(self) -> None:
         """Empty the window, after a break in time."""
         self.ring[:] = kernels.ABSENT
