@@ -85,14 +85,19 @@ class Watch:
         self._at_work = asyncio.Lock()
         self.live = Between(judge.live, self._thread, self._at_work)
 
-    async def run(self, ticks: Ticks, stop: asyncio.Event) -> None:
-        """Run until `stop` is set."""
+    async def run(
+        self,
+        ticks: Ticks,
+        stop: asyncio.Event,
+        is_enough: Callable[[Verdict], bool] = lambda verdict: False,
+    ) -> None:
+        """Run until `stop` is set, or until a verdict is enough."""
         while not stop.is_set():
             try:
                 await asyncio.wait_for(stop.wait(), ticks.wait_s())
             except TimeoutError:
-                if ticks.wait_s() == 0:
-                    await self.interval(ticks.take())
+                if ticks.wait_s() == 0 and is_enough(await self.interval(ticks.take())):
+                    return
 
     async def interval(self, tick: Tick) -> Verdict:
         """Run one interval, from the collection to the alerts. Never raises."""
