@@ -101,8 +101,8 @@ def random_mesh(seed: int, services: int = 60, edges: int = 300):
     src, dst = (keys // services).astype(np.int32), (keys % services).astype(np.int32)
     pairs = Pairs()
     pairs.slots(src, dst)
-    nodes = SeriesTable(schema.node_features, 20, 6.0)
-    links = SeriesTable((*schema.edge_features, COLUMN), 20, 6.0)
+    nodes = SeriesTable(schema.node_features, 20, 10)
+    links = SeriesTable((*schema.edge_features, COLUMN), 20, 10)
     for table, size in ((nodes, services), (links, edges)):
         table.grow(size)
         shape = table.level.shape
@@ -145,7 +145,7 @@ def test_evidence_is_that_of_the_plain_form(seed, most, monkeypatch):
 
 def test_call_paths_without_columns_have_no_evidence():
     nodes, links, pairs, snapshot, found = random_mesh(1)
-    bare = SeriesTable((), 20, 6.0)
+    bare = SeriesTable((), 20, 10)
     bare.grow(links.size)
     fast, plain = Witness(nodes, bare, pairs), plain_incident.Witness(nodes, bare, pairs)
     found = [place for place in found if place[0] == 0]

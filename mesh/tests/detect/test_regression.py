@@ -10,7 +10,7 @@ import pytest
 
 from hopline_mesh.changes import Context
 from hopline_mesh.detect import MeshDetector
-from hopline_mesh.detect.regression import FOLDS, Fit, NeighbourRegression
+from hopline_mesh.detect.regression import FOLDS, NeighbourRegression
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.snapshot import Snapshot
 from tests.detect.meshes import CALLS, INTERVAL_S, SERVICES, START_S, edge, incidents, node, play, watch
@@ -87,15 +87,17 @@ def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_ou
     detector.fit(snapshots, [Context()] * 300)
     nodes, edges = detector._tables
     regression = NeighbourRegression(nodes, edges)
-    fit = Fit(regression, (nodes.size, edges.size))
     rows, targets = [], []
-    for number, snapshot in enumerate(snapshots):
-        paths = detector._observe_series(snapshot)
-        predictors = regression.predictors(snapshot, paths)
-        fit.take(snapshot, paths, number * FOLDS // 300)
-        rows.append(predictors[0][CART, regression._plans[0].of[RATE]])
-        targets.append(float(np.clip(nodes.slow[CART, RATE], -12, 12)))
-    apart = fit.solve()
+
+    def intervals():
+        for number, snapshot in enumerate(snapshots):
+            paths = detector._observe_series(snapshot)
+            predictors = regression.predictors(snapshot, paths)
+            rows.append(predictors[0][CART, regression._plans[0].of[RATE]])
+            targets.append(float(np.clip(nodes.slow[CART, RATE], -12, 12)))
+            yield snapshot, paths, number * FOLDS // 300
+
+    apart = regression.fit(intervals())
     x, y = np.array(rows, float), np.array(targets)
 
     def ridge(x, y):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect import kernels
-from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.detect.series import UNKNOWN, SeriesTable
 
 #: Fewest values that a series must have in the learned period to get its own level and spread.
 _FEWEST = 20
@@ -22,8 +22,8 @@ TAIL, _OUTER = 0.01, 3.0 / 2.5758
 _FOLLOWS = 0.1
 #: How much narrower the spread of what the load leaves may be taken: its law was learned at few loads.
 _SHARPEST = 3.0
-#: Thresholds in spreads: no lower, no higher, and before anything is known.
-LOWEST, HIGHEST, UNKNOWN = 4.5, 14.0, 8.0
+#: Thresholds in spreads: no lower, no higher.
+LOWEST, HIGHEST = 4.5, 14.0
 #: The lowest threshold where levels and spreads were learnt on the way, anomalies among what they are from.
 _LOWEST_UNFITTED = 5.5
 #: Intervals after which half of a threshold is what was measured rather than what is assumed.

@@ -27,7 +27,7 @@ from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.detect.clues import Clue, Key, services_of, together
 from hopline_mesh.detect.live import LiveState
 from hopline_mesh.detect.paths import Pairs
-from hopline_mesh.detect.regression import FOLDS, Fit, NeighbourRegression, Weights
+from hopline_mesh.detect.regression import FOLDS, NeighbourRegression, Weights
 from hopline_mesh.detect.series import SeriesTable, part, prefixed
 from hopline_mesh.detect.tracker import TrackedIncident, Tracker
 from hopline_mesh.detect.witness import Places, Witness
@@ -40,8 +40,6 @@ from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
 
 #: Anomaly score of a trouble, and of a missing service.
 _REPORTED = 2.0
-#: Number of windows in which a baseline moves to the mean of its window.
-_DRIFT_WINDOWS = 10.0
 #: Maximum number of values to learn baselines from, 200 MB, and of series times intervals to learn a
 #: regression from; of more intervals every second, third … is used.
 _LEARN_VALUES, _LEARN_ROWS = 50_000_000, 10_000_000
@@ -195,13 +193,13 @@ class MeshDetector:
         """
         regression = NeighbourRegression(self._nodes, self._edges)
         sizes = [table.size for table in self._tables]
-        fit = Fit(regression, sizes)
         every = max(1, -(-len(snapshots) * sum(sizes) // _LEARN_ROWS))
-        for number, fold, snapshot, paths in self._replayed(snapshots):
-            if number % every == 0:
-                fit.take(snapshot, paths, fold)
-        folds = fit.solve()
-        tables = self._tables_of_left()
+        folds = regression.fit(
+            (snapshot, paths, fold)
+            for number, fold, snapshot, paths in self._replayed(snapshots)
+            if number % every == 0
+        )
+        tables = self._new_tables([table.columns for table in self._tables], are_plain=True)
         for table, size in zip(tables, sizes, strict=True):
             table.grow(size)
         left = (
@@ -211,12 +209,6 @@ class MeshDetector:
         self._learn_scales(tables, left, len(snapshots))
         self._regression, self._left = regression, tables
         return folds
-
-    def _tables_of_left(self) -> tuple[SeriesTable, ...]:
-        window = self.settings.window_size
-        return tuple(
-            SeriesTable(table.columns, window, calibrate.UNKNOWN, are_plain=True) for table in self._tables
-        )
 
     def _count(
         self, snapshots: Sequence[Snapshot], contexts: Sequence[Context], folds: Sequence[Weights] | None
@@ -268,12 +260,9 @@ class MeshDetector:
             )
 
     def _begin(self, schema: Schema) -> None:
-        window = self.settings.window_size
         self._calls = CallsPerRequest(schema)
-        self._nodes = SeriesTable(schema.node_features, window, calibrate.UNKNOWN)
-        columns = (*schema.edge_features, *self._calls.columns)
-        self._edges = SeriesTable(columns, window, calibrate.UNKNOWN)
-        self._tables = (self._nodes, self._edges)
+        columns = schema.node_features, (*schema.edge_features, *self._calls.columns)
+        self._tables = self._nodes, self._edges = self._new_tables(columns)
         self._pairs = Pairs()
         self._witness = Witness(self._nodes, self._edges, self._pairs)
         self._regression, self._left = None, ()
@@ -288,6 +277,13 @@ class MeshDetector:
         self.steps = 0
         self._learnt = 0
         self.schema = schema  # last, because metrics are read on another thread and check it
+
+    def _new_tables(
+        self, columns: Sequence[Sequence[str]], *, are_plain: bool = False
+    ) -> tuple[SeriesTable, SeriesTable]:
+        window, warm_up = self.settings.window_size, self.settings.warm_up
+        nodes, edges = (SeriesTable(each, window, warm_up, are_plain=are_plain) for each in columns)
+        return nodes, edges
 
     # Keeping
 
@@ -354,7 +350,7 @@ class MeshDetector:
             if meta["neighbours"]:
                 self._regression = NeighbourRegression(self._nodes, self._edges)
                 self._regression.restore(part("left.weights.", arrays))
-                self._left = self._tables_of_left()
+                self._left = self._new_tables([table.columns for table in self._tables], are_plain=True)
             for name, table in zip(_NAMES, self._all_tables, strict=False):
                 table.restore(part(name, arrays))
         except (KeyError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
@@ -458,7 +454,7 @@ class MeshDetector:
                 self._left, self._tables, left, (snapshot.nodes, paths), strict=True
             ):
                 table.grow(of.size)
-                self._take_in(table, values, slots)
+                self._observe_table(table, values, slots)
         return self._taken
 
     def _observe_series(self, snapshot: Snapshot) -> SlotArray:
@@ -467,21 +463,13 @@ class MeshDetector:
         self._edges.grow(len(self._pairs))
         self._nodes.grow(len(snapshot.roster))
         self._absence.observe(snapshot)
-        nodes = self._take_in(self._nodes, snapshot.node_features, snapshot.nodes)
-        edges = self._take_in(self._edges, self._calls.of(snapshot), paths)
+        nodes = self._observe_table(self._nodes, snapshot.node_features, snapshot.nodes)
+        edges = self._observe_table(self._edges, self._calls.of(snapshot), paths)
         self._taken = nodes[0] + edges[0], nodes[1] + edges[1]
         return paths
 
-    def _take_in(self, table: SeriesTable, values: FloatArray, slots: SlotArray) -> tuple[int, int]:
-        return table.observe(
-            values,
-            slots,
-            self.steps,
-            interval_s=self.interval_s,
-            warm_up=self.settings.warm_up,
-            drift=1.0 / (_DRIFT_WINDOWS * self.settings.window_size),
-            hold=self._hold,
-        )
+    def _observe_table(self, table: SeriesTable, values: FloatArray, slots: SlotArray) -> tuple[int, int]:
+        return table.observe(values, slots, self.steps, interval_s=self.interval_s, hold=self._hold)
 
     def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:
         """Return series out of bounds in the newest observed interval, and the largest anomaly score."""
@@ -489,9 +477,7 @@ class MeshDetector:
         for table, left in zip(self._tables, self._left, strict=False):
             left.quiet[: table.size] = table.quiet[: table.size]
         for number, table in enumerate(self._all_tables):
-            found, lasting, largest = table.judge(
-                self.steps, warm_up=self.settings.warm_up, hold=self._hold, learn=learn
-            )
+            found, lasting, largest = table.judge(self.steps, hold=self._hold, learn=learn)
             self._found.append((np.insert(found, 0, number % 2, axis=1), lasting))
             most = max(most, largest)
         for table, left in zip(self._tables, self._left, strict=False):

@@ -8,7 +8,7 @@ not predicted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,6 +152,40 @@ class NeighbourRegression:
             sides.append(left)
         return sides[0], sides[1]
 
+    def fit(self, intervals: Iterable[tuple[Snapshot, SlotArray, int]]) -> list[Weights]:
+        """Learn the weights, in one pass over intervals.
+
+        Args:
+            intervals: arguments of `predictors`, and number of a fold. The tables have just observed each
+                when it is taken.
+
+        Returns: for each fold, weights that were learned from the others.
+        """
+        #: by table and target: products of predictors, and of predictors with the target, of each fold
+        sums: list[dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]] = [{}, {}]
+        for number, plan in enumerate(self._plans):
+            for f, places in plan.of.items():
+                shape = (FOLDS, self._tables[number].size, len(places))
+                sums[number][f] = np.zeros((*shape, len(places))), np.zeros(shape)
+        for snapshot, paths, fold in intervals:
+            predictors = self.predictors(snapshot, paths)
+            for number, mine in enumerate((snapshot.nodes, paths)):
+                for f, places in self._plans[number].of.items():
+                    target = np.clip(self._tables[number].slow[mine, f], -_MOST, _MOST)
+                    there = np.flatnonzero(~np.isnan(target))
+                    x = predictors[number][there][:, places].astype(np.float64)
+                    products, with_target = sums[number][f]
+                    products[fold, mine[there]] += x[:, :, None] * x[:, None, :]
+                    with_target[fold, mine[there]] += x * target[there, None]
+        folds: list[Weights] = [[{}, {}] for _ in range(FOLDS)]
+        for number, side in enumerate(sums):
+            for f, (products, with_target) in side.items():
+                total, total_with = products.sum(axis=0), with_target.sum(axis=0)
+                self.weights[number][f] = _solved(total, total_with)
+                for fold in range(FOLDS):
+                    folds[fold][number][f] = _solved(total - products[fold], total_with - with_target[fold])
+        return folds
+
     def export(self) -> dict[str, FloatArray]:
         """Return the learned weights."""
         return {
@@ -175,47 +209,6 @@ class NeighbourRegression:
                         f"{self._tables[number].columns[f]!r}"
                     )
                 self.weights[number][f] = np.array(weight, np.float32)
-
-
-class Fit:
-    """Learns the weights of a regression from intervals, in one pass.
-
-    Args:
-        regression: gets the weights.
-        sizes: numbers of services and of call paths.
-    """
-
-    def __init__(self, regression: NeighbourRegression, sizes: Sequence[int]) -> None:
-        self._regression = regression
-        #: by table and target: products of predictors, and of predictors with the target, of each fold
-        self._sums: list[dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]] = [{}, {}]
-        for number, plan in enumerate(regression._plans):
-            for f, places in plan.of.items():
-                shape = (FOLDS, sizes[number], len(places))
-                self._sums[number][f] = np.zeros((*shape, len(places))), np.zeros(shape)
-
-    def take(self, snapshot: Snapshot, paths: SlotArray, fold: int) -> None:
-        """Add an interval to a fold; see `NeighbourRegression.predictors`."""
-        predictors = self._regression.predictors(snapshot, paths)
-        for number, mine in enumerate((snapshot.nodes, paths)):
-            for f, places in self._regression._plans[number].of.items():
-                target = np.clip(self._regression._tables[number].slow[mine, f], -_MOST, _MOST)
-                there = np.flatnonzero(~np.isnan(target))
-                x = predictors[number][there][:, places].astype(np.float64)
-                products, with_target = self._sums[number][f]
-                products[fold, mine[there]] += x[:, :, None] * x[:, None, :]
-                with_target[fold, mine[there]] += x * target[there, None]
-
-    def solve(self) -> list[Weights]:
-        """Set the weights from all folds; returns for each fold those of the others."""
-        apart: list[Weights] = [[{}, {}] for _ in range(FOLDS)]
-        for number, side in enumerate(self._sums):
-            for f, (products, with_target) in side.items():
-                total, total_with = products.sum(axis=0), with_target.sum(axis=0)
-                self._regression.weights[number][f] = _solved(total, total_with)
-                for fold in range(FOLDS):
-                    apart[fold][number][f] = _solved(total - products[fold], total_with - with_target[fold])
-        return apart
 
 
 def _solved(products: NDArray[np.float64], with_target: NDArray[np.float64]) -> FloatArray:
