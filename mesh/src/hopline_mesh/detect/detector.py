@@ -132,7 +132,7 @@ class MeshDetector:
         for snapshot, context in zip(snapshots, contexts, strict=True):
             scout._observe(snapshot)
             scout._excuse(expected.under_way(context, snapshot.time_s, scout.interval_s), snapshot)
-            found, _ = scout._judge(snapshot, kernels.NOTHING)
+            found, _ = scout._judge(kernels.NOTHING)
             scout.steps += 1
             beyond.append(scout._witness.firm(snapshot, found))
         times_s = [snapshot.time_s for snapshot in snapshots]
@@ -224,8 +224,8 @@ class MeshDetector:
         peaks = [np.zeros_like(table.peak) for table in tables]
         for number, (snapshot, context) in enumerate(zip(snapshots, contexts, strict=True)):
             self._observe(snapshot, folds[number * FOLDS // len(snapshots)] if folds else None)
-            self._absence.forget_planned(_with_slots(context.changes, snapshot))
-            self._judge(snapshot, kernels.ALL)
+            self._absence.forget_planned(expected.with_slots(context.changes, snapshot))
+            self._judge(kernels.ALL)
             found = [places for places, _ in self._found]
             shares = self._unexplained(snapshot, context, np.concatenate(found))
             each = np.split(shares, np.cumsum([len(places) for places in found])[:-1])
@@ -241,7 +241,7 @@ class MeshDetector:
             return np.zeros(0)
         shares = self._witness.shares(snapshot, found)
         changes = expected.under_way(context, snapshot.time_s, self.interval_s)
-        for number, factors in enumerate(self._factors(_with_slots(changes, snapshot))):
+        for number, factors in enumerate(self._factors(expected.with_slots(changes, snapshot))):
             is_here = found[:, 0] == number
             shares[is_here] *= factors[found[is_here, 1], found[is_here, 2]]
         return shares
@@ -381,7 +381,7 @@ class MeshDetector:
         measured, known = self._observe(snapshot)
         self._excuse(changes, snapshot)
         troubles = expected.troubles(context, snapshot.time_s, self.interval_s)
-        found, score = self._judge(snapshot, learn)
+        found, score = self._judge(learn)
         self.steps += 1
         self._last_s = snapshot.time_s
         self._learnt += learn == kernels.USUAL and self.steps > self.settings.warm_up
@@ -398,7 +398,7 @@ class MeshDetector:
         incidents = [tracked.named(snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
         suppressed = tuple(sorted({each.service for each in changes if each.service in snapshot.roster}))
-        gaps = (*snapshot.gaps, *_unmatched(troubles, snapshot))
+        gaps = (*snapshot.gaps, *expected.unmatched(troubles, snapshot))
         return Verdict(snapshot.time_s, state, score, tuple(incidents), suppressed, gaps)
 
     def scores(self, snapshot: Snapshot) -> NDArray[np.float32]:
@@ -471,7 +471,7 @@ class MeshDetector:
     def _observe_table(self, table: SeriesTable, values: FloatArray, slots: SlotArray) -> tuple[int, int]:
         return table.observe(values, slots, self.steps, interval_s=self.interval_s, hold=self._hold)
 
-    def _judge(self, snapshot: Snapshot, learn: int) -> tuple[Places, float]:
+    def _judge(self, learn: int) -> tuple[Places, float]:
         """Return series out of bounds in the newest observed interval, and the largest anomaly score."""
         self._found, most = [], 0.0
         for table, left in zip(self._tables, self._left, strict=False):
@@ -505,7 +505,7 @@ class MeshDetector:
 
     def _excuse(self, changes: Sequence[Change], snapshot: Snapshot) -> None:
         """Reduce deviations during planned changes; afterwards the new values become the baseline."""
-        changed = _with_slots(changes, snapshot)
+        changed = expected.with_slots(changes, snapshot)
         if not changed and not self._excused:
             return
         slots = {slot for slot, _ in changed}
@@ -530,7 +530,7 @@ class MeshDetector:
         found = ((snapshot.roster.find(trouble.service), trouble.kind) for trouble in troubles)
         known = {(slot, str(kind)): "trouble" for slot, kind in found if slot is not None}
         if len(snapshot.nodes) < self._nodes.size:
-            self._absence.forget_planned(_with_slots(context.changes, snapshot))
+            self._absence.forget_planned(expected.with_slots(context.changes, snapshot))
             known |= {(slot, "gone"): "gone" for slot in self._absence.gone(snapshot, self._hold)}
         self._reported = {(-1, slot, kind): _REPORTED for slot, kind in known}
         return [
@@ -557,24 +557,3 @@ class MeshDetector:
         """Return the present anomaly scores of clues' series; None for one that was not measured."""
         measured = self._witness.scores(keys)
         return [self._reported.get(key, score) for key, score in zip(keys, measured, strict=True)]
-
-
-def _with_slots(changes: Sequence[Change], snapshot: Snapshot) -> list[tuple[int, Change]]:
-    """Return the changes of known services, with their slots."""
-    found = ((snapshot.roster.find(change.service), change) for change in changes)
-    return [(slot, change) for slot, change in found if slot is not None]
-
-
-def _unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:
-    """Return gaps for troubles that cannot become incidents, because no measurement has their names.
-
-    A trouble is listed once for each name of its workload; one that the mesh knows is enough.
-    """
-    names: dict[tuple[str, str], list[str]] = {}
-    for each in troubles:
-        names.setdefault((each.kind, each.detail), []).append(each.service)
-    return [
-        Gap(f"kubernetes.{kind}", f"{', '.join(some)}: {detail or kind}; no measurement has this name")
-        for (kind, detail), some in names.items()
-        if all(snapshot.roster.find(name) is None for name in some)
-    ]

@@ -19,6 +19,7 @@ from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.snapshot import Gap, Snapshot
 
 #: Factors on deviations, by role, while pods are replaced; of a service that is added or removed all are 0.
 _REPLACED: dict[Role, float] = {
@@ -87,6 +88,27 @@ def troubles(context: Context, time_s: float, interval_s: float) -> list[Kuberne
         for trouble in context.troubles
         if trouble.start_s <= time_s + interval_s
         and (trouble.end_s is None or time_s <= trouble.end_s + 1.5 * interval_s)
+    ]
+
+
+def with_slots(changes: Sequence[Change], snapshot: Snapshot) -> list[tuple[int, Change]]:
+    """Return the changes of known services, with their slots."""
+    found = ((snapshot.roster.find(change.service), change) for change in changes)
+    return [(slot, change) for slot, change in found if slot is not None]
+
+
+def unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:
+    """Return gaps for troubles that cannot become incidents, because no measurement has their names.
+
+    A trouble is listed once for each name of its workload; one that the mesh knows is enough.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in troubles:
+        names.setdefault((each.kind, each.detail), []).append(each.service)
+    return [
+        Gap(f"kubernetes.{kind}", f"{', '.join(some)}: {detail or kind}; no measurement has this name")
+        for (kind, detail), some in names.items()
+        if all(snapshot.roster.find(name) is None for name in some)
     ]
 
 

@@ -84,7 +84,7 @@ class SeriesTable:
     sharp: Annotated[FloatArray, np.float32(1)]
     factor: Annotated[FloatArray, np.float32(1)]
     peak: Annotated[FloatArray, np.float32(0)]
-    # The same of the present interval only, not kept across restarts.
+    # As above, of the present interval only: not kept across restarts.
     slow: Annotated[FloatArray, np.float32(np.nan)]
     near: Annotated[FloatArray, np.float32(np.nan)]
     moved: Annotated[FloatArray, np.float32(0)]

@@ -177,7 +177,7 @@ class Witness:
         return Paths(snapshot.edge_src[touched], snapshot.edge_dst[touched])
 
     def _read(self, found: Places) -> Iterator[tuple[NDArray[np.bool_], _Seen]]:
-        """Yield for each table which of the places are there, and what was seen of them."""
+        """Yield for each table which of the places it has, and what was seen of them."""
         for number in range(len(self._tables)):
             is_here = found[:, 0] == number
             yield is_here, self._see(number, *found[is_here, 1:].T)
