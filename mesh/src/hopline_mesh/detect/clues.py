@@ -62,7 +62,7 @@ def together(clues: Iterable[Clue], paths: Paths) -> list[list[Clue]]:
     on_path = ends[:, 1] >= 0
     size = 1 + max(int(ends.max()), int(paths.src.max(initial=0)), int(paths.dst.max(initial=0)))
     has_clue = np.zeros(size, bool)
-    has_clue[list(services_of(kept))] = True
+    has_clue[ends[ends >= 0]] = True
     src, dst = paths.src, paths.dst
     from_clue, to_clue = has_clue[src], has_clue[dst]
     above = np.full(size, -1)  # a caller with clues of a service without

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -91,14 +91,14 @@ class _Index:
         self._by_series: dict[Key, set[int]] = defaultdict(set)
         self._by_service: dict[int, set[int]] = defaultdict(set)
         for number, each in enumerate(incidents):
-            self.add(number, each.clues.values())
+            self.add(number, each.clues)
 
-    def add(self, number: int, clues: Iterable[Clue]) -> None:
+    def add(self, number: int, clues: Mapping[Key, Clue]) -> None:
         """Note evidence of an incident."""
-        for clue in clues:
-            self._by_series[clue.key].add(number)
-            for service in (clue.service, clue.caller):
-                self._by_service[service].add(number)
+        for key in clues:
+            self._by_series[key].add(number)
+        for service in services_of(clues.values()):
+            self._by_service[service].add(number)
 
     def find(self, group: Sequence[Clue], firm: Sequence[Clue], paths: Paths) -> int:
         """Return the number of the open incident that these clues belong to; -1 if there is none.
@@ -182,14 +182,15 @@ class Tracker:
                 )
                 index.alive.add(number)
             mine = self.open[number]
-            for clue in group:
-                before = mine.clues.get(clue.key)
+            clues = {clue.key: clue for clue in group}
+            for key, clue in clues.items():
+                before = mine.clues.get(key)
                 if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
-                    mine.clues[clue.key] = clue
+                    mine.clues[key] = clue
             if len(mine.clues) > _MOST_CLUES:
                 strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
                 mine.clues = {clue.key: clue for clue in strongest}
-            index.add(number, group)
+            index.add(number, clues)
             mine.peak = max(mine.peak, max(clue.score for clue in firm))
             mine.clean, mine.last_s = 0, time_s
             mine.blames = suspects(list(mine.clues.values()), paths)

@@ -5,6 +5,7 @@ Reads the tables of the present interval; changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -224,17 +225,19 @@ class Witness:
 
     def scores(self, keys: Sequence[Key]) -> list[float | None]:
         """Return the scores of series in this interval; None where one was not measured."""
-        ends = np.array([key[:2] for key in keys], np.int32).reshape(-1, 2)
-        paths = self._pairs.find(ends[:, 0], ends[:, 1]).tolist()
+        callers, services = (np.array([key[end] for key in keys], np.int32) for end in (0, 1))
+        paths = self._pairs.find(callers, services).tolist()
+        columns = [{name: f for f, name in enumerate(table.columns)} for table in self._tables]
         found: list[float | None] = []
         for (caller, service, feature), path in zip(keys, paths, strict=True):
-            table, slot = (self._nodes, service) if caller < 0 else (self._tables[1], path)
-            if feature not in table.columns:
+            number, slot = (0, service) if caller < 0 else (1, path)
+            table, f = self._tables[number], columns[number].get(feature)
+            if f is None:
                 found.append(0.0)  # reported before, but no longer
-                continue
-            f = table.columns.index(feature)
-            is_measured = 0 <= slot < table.size and not np.isnan(table.slow[slot, f])
-            found.append(float(table.score[slot, f]) if is_measured else None)
+            elif 0 <= slot < table.size and not math.isnan(table.slow.item(slot, f)):
+                found.append(table.score.item(slot, f))
+            else:
+                found.append(None)
         return found
 
 
