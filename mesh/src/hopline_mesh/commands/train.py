@@ -84,9 +84,9 @@ def train(
     resolved = resolve_settings(config, flags, settings)
     span_s = None if from_prometheus is None else _seconds(from_prometheus)
     excepted = [read_period(each, "--except") for each in without or []]
-    from hopline_mesh.watch.learn import TargetFolder, learn
+    from hopline_mesh.watch.learn import learn, target_folder
 
-    with TargetFolder(resolved, replace=replace) as target, bars(quiet=as_json) as advance:
+    with target_folder(resolved, replace=replace) as target, bars(quiet=as_json) as advance:
         if folder is not None:
             source, seen, notes = _recorded(folder, resolved)
         else:
