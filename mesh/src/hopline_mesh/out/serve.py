@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 from collections.abc import Callable
@@ -36,12 +37,16 @@ class Outputs:
     Args:
         board: the data that they serve.
         settings: addresses and authentication.
+        page_url: URL of the page for others, if the settings have one.
 
     Attributes:
         http_port, grpc_port: actual ports after the start; None if they are off.
     """
 
-    def __init__(self, board: Board, settings: ServeSettings) -> None:
+    def __init__(self, board: Board, settings: ServeSettings, page_url: str = "") -> None:
+        self._page_url = page_url
+        #: that the page listens on; 0.0.0.0 and :: are all interfaces, and lead nowhere
+        self._address: ipaddress.IPv4Address | ipaddress.IPv6Address | None = None
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self._board = board
@@ -54,11 +59,23 @@ class Outputs:
 
     @property
     def url(self) -> str:
-        """URL of the page; "" if HTTP is off."""
-        if self.http_port is None:
+        """URL of the page on this machine; "" if HTTP is off."""
+        if self._address is None:
             return ""
-        secure = "s" if self._config.tls.enabled else ""
-        return f"http{secure}://{url_host(self._settings.host)}:{self.http_port}"
+        host = self._settings.host
+        if self._address.is_unspecified:
+            host = "127.0.0.1" if self._address.version == 4 else "::1"
+        return self._url_of(host)
+
+    @property
+    def link(self) -> str:
+        """URL of the page for links in alerts; "" if none is known that leads to it."""
+        if self._address is None or self._page_url:
+            return self._page_url
+        return "" if self._address.is_unspecified else self.url
+
+    def _url_of(self, host: str) -> str:
+        return f"http{'s' if self._config.tls.enabled else ''}://{url_host(host)}:{self.http_port}"
 
     async def start(self) -> None:
         """Open all ports.
@@ -94,7 +111,14 @@ class Outputs:
 
         tls = tls_context(self._config.tls)
         bound = reserve(self._settings.host, self._settings.http_port, "http_port")
-        app = MeshHttp(self._board, self._gate, open_metrics=self._settings.open_metrics)
+        name, self.http_port = bound.getsockname()[:2]
+        self._address = ipaddress.ip_address(name.partition("%")[0])
+        app = MeshHttp(
+            self._board,
+            self._gate,
+            open_metrics=self._settings.open_metrics,
+            urls=(self._page_url, self._url_of(self._settings.host)),
+        )
         endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=_MAX_BODY)
         loop = asyncio.get_running_loop()
         endpoint.tick(loop.time())
@@ -102,7 +126,6 @@ class Outputs:
         self._open.callback(endpoint.abort)
         self._open.callback(endpoint.begin_close)
         self._open.callback((await loop.create_server(endpoint, sock=bound, ssl=tls)).close)
-        self.http_port = bound.getsockname()[1]
 
     async def _open_grpc(self) -> None:
         import grpc
