@@ -28,7 +28,7 @@ from hopline.transports.path_table import PathTable
 from hopline_mesh import __version__
 from hopline_mesh.out.between import deviations, read_events, take_events
 from hopline_mesh.out.board import Board
-from hopline_mesh.out.error_tables import HTTP_STATUS
+from hopline_mesh.out.error_tables import HTTP_STATUS, own_text
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline_mesh.out.record import Record, read_mark
 from hopline_mesh.out.wire import encode_json, shown
@@ -137,7 +137,7 @@ class MeshHttp:
 
     def refuse(self, status: int, text: str) -> Response:
         """Return the response to a request that was refused while it was read."""
-        return self._counted(_refusal(status, text))
+        return self._counted(_refusal(status, own_text(text)))
 
     def _answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         path, _, query = request.target.partition(b"?")

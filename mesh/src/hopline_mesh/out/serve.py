@@ -16,6 +16,7 @@ from hopline.errors import ConfigError
 from hopline.ingress.exposure import is_loopback
 from hopline.process.listeners import remove_dead_socket, reserve, tls_context, tls_pair, url_host
 from hopline_mesh.out.board import Board
+from hopline_mesh.out.error_tables import own_text
 from hopline_mesh.settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -86,18 +87,20 @@ class Outputs:
         """
         settings = self._settings
         check_exposure(settings)
-        if self._config.auth.enabled:
-            from hopline.ingress.gatekeeper import Gatekeeper
-
-            self._gate = Gatekeeper(self._config)
-            self._ticks.append(self._gate.tick)
         try:
+            if self._config.auth.enabled:
+                from hopline.ingress.gatekeeper import Gatekeeper
+
+                self._gate = Gatekeeper(self._config)
+                self._ticks.append(self._gate.tick)
             if settings.http_port >= 0:
                 await self._open_http()
             if settings.grpc_port >= 0 or settings.socket is not None:
                 await self._open_grpc()
-        except BaseException:
+        except BaseException as error:
             await self.stop()
+            if isinstance(error, ConfigError):
+                raise ConfigError(own_text(str(error))) from None
             raise
         self._open.callback(asyncio.create_task(self._tick(), name="timer of the ports").cancel)
 
