@@ -162,10 +162,9 @@ async def test_settings_say_who_is_told_and_how(tmp_path: Path) -> None:
                 "alertmanager_urls": (server.url,),
                 "alertmanager_token_file": token,
                 "alert_labels": ("severity=page", "team=a=b"),
-                "page_url": "https://mesh.example",
             }
         )
-        alerts = alerts_of(settings, MeshMetrics(), "http://127.0.0.1:9092")
+        alerts = alerts_of(settings, MeshMetrics(), "https://mesh.example")
         await alerts.send(verdict(0, incident()))
         ((alert,),) = await server.wait_for(1)
         assert "authorization: bearer s3cret" in server.headers.lower()
