@@ -141,7 +141,7 @@ class Traffic:
             (1 - lost) * failed,
             lost,
         )
-        ends[(world.ready[dst] == 0) & (sent > 0)] = (0.0, 0.0, 0.0, 1.0)
+        ends[(world.ready[dst] == 0) & (sent > 0)] = np.eye(4)[NOBODY]
         self.source.count(sent, ends, flow.client, rng)
         ends = np.zeros((len(self.dst), 4))
         ends[:, FINE], ends[:, FAILED] = 1.0 - flow.errors[self.dst], flow.errors[self.dst]
