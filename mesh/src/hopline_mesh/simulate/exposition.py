@@ -18,7 +18,7 @@ from hopline_mesh.simulate.world import World
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LE = (*(f"{bound:g}" if bound < 1e6 else f"{bound:.0f}" for bound in BOUNDS_MS), "+Inf")
-#: HTTP status, gRPC status and Envoy's flags, for each end of a request: FINE, FAILED, TIMED_OUT, NOBODY.
+#: HTTP status, gRPC status and Envoy's flags, for each end of a request: FINE, FAILED, TIMED_OUT, NO_POD.
 #: gRPC failures have HTTP status 200.
 _HTTP = (("200", "", "-"), ("500", "", "-"), ("504", "", "UT"), ("503", "", "UH"))
 _GRPC = (("200", "0", "-"), ("200", "13", "-"), ("200", "4", "UT"), ("200", "14", "UH"))

@@ -18,7 +18,7 @@ BOUNDS_MS = np.array(
     [0.5, 1, 5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 3e5, 6e5, 1.8e6, 3.6e6]
 )
 #: Ends of a request, as columns of `Counters.ends`.
-FINE, FAILED, TIMED_OUT, NOBODY = range(4)
+FINE, FAILED, TIMED_OUT, NO_POD = range(4)
 
 _COLUMNS = np.dtype(
     [
@@ -141,7 +141,7 @@ class Traffic:
             (1 - lost) * failed,
             lost,
         )
-        ends[(world.ready[dst] == 0) & (sent > 0)] = np.eye(4)[NOBODY]
+        ends[(world.ready[dst] == 0) & (sent > 0)] = np.eye(4)[NO_POD]
         self.source.count(sent, ends, flow.client, rng)
         ends = np.zeros((len(self.dst), 4))
         ends[:, FINE], ends[:, FAILED] = 1.0 - flow.errors[self.dst], flow.errors[self.dst]
