@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -19,7 +19,7 @@ from hopline_mesh.collect.answer import Answer, Matrix, read_answer, read_matrix
 from hopline_mesh.collect.builder import Failure, SnapshotBuilder
 from hopline_mesh.collect.collector import TOLERANCE_S
 from hopline_mesh.collect.options import CollectOptions
-from hopline_mesh.collect.prometheus import Prometheus
+from hopline_mesh.collect.prometheus import Prometheus, Reply
 from hopline_mesh.collect.query import Query, QuerySet
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
@@ -196,14 +196,9 @@ class Past:
         moved_s = (self._ahead_s or 0.0) - self._delay_s
         start_s, end_s = float(times[0]) + moved_s, float(times[-1]) + moved_s
         async with self._free:
-            try:
-                async with asyncio.timeout(_LONGEST_S):
-                    reply = await self._client.query_range(promql, start_s, end_s, step_s, _LONGEST_S)
-            except TimeoutError:
-                self._gave_up = True
-                raise SourceUnavailable(
-                    f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
-                ) from None
+            reply = await self._within_limit(
+                self._client.query_range(promql, start_s, end_s, step_s, _LONGEST_S)
+            )
         if self._ahead_s is None and reply.date_s is not None:
             ahead_s = reply.date_s + 0.5 - time.time()
             self._ahead_s = ahead_s if abs(ahead_s) > TOLERANCE_S else 0.0
@@ -214,11 +209,20 @@ class Past:
         known: list[Answer] = []
         for promql in self._builder.owner_queries:
             for moment in {float(times[0]), float(times[-1])}:
-                with suppress(QueryFailed, SourceUnavailable, TimeoutError):
-                    async with asyncio.timeout(_LONGEST_S):
-                        reply = await self._client.query(promql, moment, _LONGEST_S)
+                with suppress(QueryFailed, SourceUnavailable):
+                    reply = await self._within_limit(self._client.query(promql, moment, _LONGEST_S))
                     known.append(read_answer(reply.body))
         self._builder.learn_owners(known)
+
+    async def _within_limit(self, reply: Awaitable[Reply]) -> Reply:
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                return await reply
+        except TimeoutError:
+            self._gave_up = True
+            raise SourceUnavailable(
+                f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
+            ) from None
 
     def _built(self, first: int, count: int, answers: Sequence[Matrix | Failure]) -> list[Snapshot]:
         snapshots = []
