@@ -10,7 +10,6 @@ import email.utils
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 import msgspec
@@ -92,9 +91,7 @@ class Prometheus:
     async def __aenter__(self) -> Prometheus:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
