@@ -20,9 +20,6 @@ from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
 from hopline_mesh.snapshot import Gap, Snapshot
 
-#: Bytes of a response above which it is read on a thread, to keep the event loop responsive.
-_READ_ON_LOOP = 2**20
-
 #: Queries in parallel; Prometheus allows 20 by default.
 _PARALLEL = 8
 
@@ -145,12 +142,10 @@ class Collector:
             try:
                 reply = await self._client.query(one.promql, asked_s, self._options.deadline_s)
                 one.at_s, one.date_s = self._steady(), reply.date_s
-                if len(reply.body) < _READ_ON_LOOP:
-                    answer = read_answer(reply.body)
-                else:
-                    # One at a time: reading needs three times the memory of the response.
-                    async with self._reading:
-                        answer = await asyncio.to_thread(read_answer, reply.body)
+                # On a thread, to keep the event loop responsive; one at a time, because reading needs three
+                # times the memory of the response.
+                async with self._reading:
+                    answer = await asyncio.to_thread(read_answer, reply.body)
                 one.answer = answer if one.query is None else self._builder.read(one.query, answer)
             except SourceUnavailable as error:
                 one.answer = Failure("unavailable", str(error))

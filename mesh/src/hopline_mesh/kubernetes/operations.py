@@ -67,9 +67,6 @@ class Operations:
         self._unheard: dict[tuple[Resource, str | None], float] = {}
         self.failed: dict[WorkloadKey, Failure] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def workload_changed(
         self, key: WorkloadKey, old: Workload | None, new: Workload, now_s: float, listed: bool
     ) -> None:
