@@ -23,7 +23,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hopline"
-MESH_SOURCE = ROOT / "mesh" / "src" / "hopline_mesh" / "out" / "http.py"
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -248,32 +247,12 @@ def routes() -> list[str]:
     return [path.replace("{", "<").replace("}", ">") for path in dict.fromkeys(paths)]
 
 
-def mesh_routes(source: str) -> list[str]:
-    """Every path that the mesh watch resolves, from the patterns of its `_find`."""
-    functions = {
-        node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)
-    }
-    return [path for elements in _cases(functions["_find"]) for path in _paths(elements)]
+def mesh_routes() -> list[str]:
+    """Every path of the JSON API and the page of the mesh watch."""
+    from hopline_mesh.out.board import Board
+    from hopline_mesh.out.http import MeshHttp
 
-
-def _cases(function: ast.FunctionDef) -> Iterator[list[ast.pattern]]:
-    for node in ast.walk(function):
-        if isinstance(node, ast.match_case) and isinstance(node.pattern, ast.MatchSequence):
-            yield node.pattern.patterns
-
-
-def _paths(elements: list[ast.pattern]) -> list[str]:
-    """`["v2", "models", model]` -> ["/v2/models/<model>"]; alternatives make several."""
-    found = [""]
-    for element in elements:
-        names = []
-        for part in ast.walk(element):
-            if isinstance(part, ast.MatchValue) and isinstance(part.value, ast.Constant):
-                names.append(str(part.value.value))
-        if not names and isinstance(element, ast.MatchAs):
-            names = [f"<{element.name}>"]
-        found = [f"{path}/{name}" for path in found for name in names]
-    return found
+    return [path.replace("{", "<").replace("}", ">") for path in MeshHttp(Board()).routes]
 
 
 def _commands(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -380,14 +359,14 @@ def _mentioned() -> Iterator[tuple[str, str, Iterable[str]]]:
     # `/versions/<version>` is said once for all routes below a model.
     paths = [path for path in routes() if "/versions/<version>" not in path]
     yield "route", "docs/http-api.md", paths
-    paths = [path for path in mesh_routes(MESH_SOURCE.read_text()) if path != "/page/<name>"]
+    paths = [path for path in mesh_routes() if path != "/page/<name>"]
     yield "route", "mesh/docs/api.md", paths
     for service in (INFERENCE, HEALTH, REFLECTIONS[0]):
         yield "method", "docs/grpc-api.md", [method.name for method in proto.methods(service)]
     for service in (MESH, HEALTH):
         yield "method", "mesh/docs/api.md", [method.name for method in mesh_proto.methods(service)]
     yield "metric", "docs/operations.md", Metrics()._families
-    yield "metric", "mesh/docs/operations.md", MeshMetrics().names()
+    yield "metric", "mesh/docs/operations.md", MeshMetrics()._families
 
 
 def check_modules(texts: dict[str, str]) -> Iterator[str]:

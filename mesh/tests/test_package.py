@@ -11,13 +11,14 @@ import hopline
 import hopline_mesh
 from hopline.errors import HoplineError
 from hopline.jobs import kernels
-from hopline.transports.http_access import OPEN
+from hopline.transports.http_access import OPEN, Access
 from hopline_mesh import errors
 from hopline_mesh.commands import app
 from hopline_mesh.commands.warm import SIGNATURES
-from hopline_mesh.out.access import access_of, permission_of
+from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import GRPC_CODE, HTTP_STATUS
-from hopline_mesh.out.grpc import HEALTH, MESH
+from hopline_mesh.out.grpc import HEALTH, MESH, permission_of
+from hopline_mesh.out.http import MeshHttp, Route
 from hopline_mesh.proto import methods
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,12 +60,15 @@ def test_every_method_was_thought_about():
 
 
 def test_a_path_that_was_not_thought_about_is_closed():
-    assert access_of(["healthz"]) is access_of([""]) is access_of(["page", "app.js"]) is OPEN
-    assert access_of(["metrics"]) is not OPEN
-    assert access_of(["metrics"], open_metrics=True) is OPEN
-    assert access_of(["v1", "mesh", "events"]).change == "score"
-    found = access_of(["v1", "mesh", "new"])
-    assert (found.tell, found.change, found.open) == ("read", "admin", False)
+    access = {pattern: route.access for pattern, route in MeshHttp(Board()).routes.items()}
+    assert [pattern for pattern in access if access[pattern] is OPEN] == [
+        "/", "/page/{name}", "/healthz", "/readyz",
+    ]  # fmt: skip
+    events = access.pop("/v1/mesh/events")
+    assert (events.tell, events.change) == ("read", "score")
+    assert {each for each in access.values() if each is not OPEN} == {Access("read", "admin")}
+    assert MeshHttp(Board(), open_metrics=True).routes["/metrics"].access is OPEN
+    assert Route(lambda request, options: None).access == Access("read", "admin")
 
 
 def test_every_signature_is_of_a_kernel_that_is_there_and_has_a_type_for_each_argument():

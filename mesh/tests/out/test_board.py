@@ -30,12 +30,22 @@ def test_evidence_is_followed_from_before_the_incident_to_after_its_end() -> Non
         seen = 800.0 if going else 40.0
         board.publish(verdict(time_s, *going), snapshot(time_s, p99_ms=seen))
     record = board.incident("i-1")
-    assert record is not None
     points = record.series[0].points
     assert [point.time_s for point in points] == [15.0 * number for number in range(30)]
     assert [point.seen for point in points] == [40.0] * 10 + [800.0] * 11 + [40.0] * 9
     assert [point.expected for point in points] == [None] * 10 + [40.0] * 10 + [None] * 10
     assert record.incident.end_s == 300.0
+
+
+def test_charts_of_a_large_mesh_begin_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, shown = Board(), snapshot(0.0)
+    size = shown.node_features.nbytes + shown.edge_features.nbytes
+    monkeypatch.setattr("hopline_mesh.out.board._LEAD_BYTES", 3 * size)
+    for number in range(10):
+        board.publish(verdict(15.0 * number), snapshot(15.0 * number))
+    board.publish(verdict(150.0, incident(start_s=150.0)), snapshot(150.0))
+    points = board.incident("i-1").series[0].points
+    assert [point.time_s for point in points] == [105.0, 120.0, 135.0, 150.0]
 
 
 def test_incident_that_a_verdict_no_longer_names_is_over_unless_it_is_blind() -> None:
@@ -53,7 +63,6 @@ def test_service_or_call_path_that_is_gone_is_told_as_such() -> None:
     board.publish(verdict(1000.0, incident()), snapshot(1000.0, roster=roster))
     board.publish(verdict(1015.0, incident(seen=None)), snapshot(1015.0, SERVICES[:1], (), roster=roster))
     record = board.incident("i-1")
-    assert record is not None
     assert [series.points[-1].seen for series in record.series] == [None, None]
     assert [series.points[0].seen for series in record.series] == [40.0, 41.0]
 
@@ -66,12 +75,12 @@ def test_interval_in_which_nothing_was_collected_leaves_the_last_graph_up() -> N
     board.publish(verdict(1015.0, state="blind"), snapshot(1015.0, (), ()))
     graph = live_graph(board)
     assert graph is not None
-    assert (graph.time_s, len(graph.nodes)) == (1000.0, 4)
+    assert (graph["time_s"], len(graph["nodes"])) == (1000.0, 4)
     assert board.metrics.snapshots.value == 1
     board.publish(verdict(1030.0), snapshot(1030.0, (), ()))  # a mesh may be empty
     graph = live_graph(board)
     assert graph is not None
-    assert graph.nodes == []
+    assert graph["nodes"] == []
 
 
 @settings(deadline=None, max_examples=50)
@@ -110,7 +119,6 @@ def test_restart_keeps_incidents_and_their_evidence() -> None:
     assert after.ready
     after.publish(verdict(1015.0, incident()), snapshot(1015.0))
     record = after.incident("i-1")
-    assert record is not None
     assert [point.time_s for point in record.series[0].points] == [1000.0, 1015.0]
     assert after.metrics.incidents.value == 0, "it did not begin here"
 
@@ -149,6 +157,7 @@ def test_marks_mute_and_unmute_and_survive_a_restart() -> None:
     # From a checkpoint, and from the note, which is newer.
     restored, noted = Board(), Board()
     restored.restore(json.loads(json.dumps(board.export())))
+    noted.publish(verdict(1000.0, incident()), snapshot(1000.0))
     noted.restore_marks(json.loads(json.dumps(msgspec.to_builtins(board.marks()))))
     assert not restored.is_real("i-1")
     assert not noted.is_real("i-1")
@@ -159,12 +168,31 @@ def test_marks_mute_and_unmute_and_survive_a_restart() -> None:
         board.mark("absent", "muted")
 
 
+def test_marks_of_a_restart_are_the_newest_whether_in_the_checkpoint_or_the_note() -> None:
+    now = [0.0]
+    board = Board(clock=lambda: now[0])
+    board.publish(verdict(1000.0, incident()), snapshot(1000.0))
+    empty = msgspec.to_builtins(board.marks())
+    now[0] = 7.0
+    board.mark("i-1", "not_an_incident")  # after its end: no note is written any more
+    with_mark = board.export()
+    after = Board()
+    after.restore(with_mark)
+    after.restore_marks(empty)
+    assert not after.is_real("i-1")
+    now[0] = 9.0
+    board.mark("i-1", None)
+    after.restore(with_mark)
+    after.restore_marks(msgspec.to_builtins(board.marks()))
+    assert after.is_real("i-1")
+    assert after.incident("i-1").mark is None
+
+
 def test_the_name_of_an_incident_stays_where_another_service_is_suspected_later() -> None:
     board = Board()
     board.publish(verdict(1000.0, incident()), snapshot(1000.0))
     board.publish(verdict(1015.0, incident(service="shop/db")), snapshot(1015.0))
     record = board.incident("i-1")
-    assert record is not None
     assert (record.name, record.incident.suspects[0].service) == ("shop/cart", "shop/db")
 
 
@@ -175,7 +203,7 @@ def test_scores_come_in_the_order_of_services() -> None:
     board.publish(verdict(), shown, np.array([0.1, 0.2, 0.3, 0.4], np.float32))
     graph = live_graph(board)
     assert graph is not None
-    assert [node.score for node in graph.nodes] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [node["score"] for node in graph["nodes"]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
 def test_seen_in_reads_the_same_as_one_by_one() -> None:
@@ -221,17 +249,19 @@ def test_part_of_a_large_mesh_is_the_suspects_the_worst_and_what_is_around_them(
     board.publish(verdict(1000.0, suspected), snapshot(1000.0, names, calls), scores)
     graph = live_graph(board, limit=20)
     assert graph is not None
-    assert (graph.total_services, graph.total_edges, len(graph.nodes)) == (1000, 999, 20)
-    shown = [node.service for node in graph.nodes]
+    assert (graph["total_services"], graph["total_edges"], len(graph["nodes"])) == (1000, 999, 20)
+    shown = [node["service"] for node in graph["nodes"]]
     assert {"shop/s2", "shop/s3", "shop/s500", "shop/s499", "shop/s501", "shop/s999", "shop/s4"} <= set(
         shown
     )
-    by_name = {(shown[edge.caller], shown[edge.callee]): edge for edge in graph.edges}
-    assert by_name["shop/s2", "shop/s3"].blamed
-    assert by_name["shop/s2", "shop/s3"].share == 1.0
+    by_name = {(shown[edge["caller"]], shown[edge["callee"]]): edge for edge in graph["edges"]}
+    assert by_name["shop/s2", "shop/s3"]["blamed"]
+    assert by_name["shop/s2", "shop/s3"]["share"] == 1.0
     around = live_graph(board, limit=5, around="shop/s700")
     assert around is not None
-    assert {node.service for node in around.nodes} == {f"shop/s{number}" for number in range(698, 703)}
+    assert {node["service"] for node in around["nodes"]} == {
+        f"shop/s{number}" for number in range(698, 703)
+    }
     nothing = live_graph(board, limit=5, around="absent")
     assert nothing is not None
-    assert nothing.nodes == []
+    assert nothing["nodes"] == []

@@ -201,14 +201,30 @@ def test_socket_of_a_watch_that_died_is_taken_over_and_gone_at_the_end(tmp_path:
 def test_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(ConfigError, match="not a socket"), serving(http_port=-1, socket=path):
+    with pytest.raises(ConfigError, match="is no socket"), serving(http_port=-1, socket=path):
         pass
     assert path.read_text() == "data"
     taken = tmp_path / "taken.sock"
     with serving(http_port=-1, grpc_port=-1, socket=taken):
-        with pytest.raises(ConfigError, match="in use"), serving(http_port=-1, socket=taken):
+        with (
+            pytest.raises(ConfigError, match="another process listens at"),
+            serving(http_port=-1, socket=taken),
+        ):
             pass
         assert taken.exists()
+    # A process that listens, and accepts no connection at present, is alive.
+    busy = tmp_path / "busy.sock"
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as waiting:
+        listening.bind(str(busy))
+        listening.listen(0)
+        for _ in range(2):
+            client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(busy))
+        with pytest.raises(ConfigError, match="another process listens at"), serving(socket=busy):
+            pass
+        assert busy.exists()
     with pytest.raises(ConfigError, match="longer than"), serving(socket=tmp_path / ("x" * 200)):
         pass
 

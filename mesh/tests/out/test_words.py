@@ -60,9 +60,12 @@ def test_incident_is_told_in_one_line_and_in_full() -> None:
 
 
 def test_incident_without_suspects_is_an_alert_too() -> None:
-    alert = alert_of(Incident("i-1", 1000.0, None, 1.2, ()), {}, "")
+    alert = alert_of(Incident("i-1", 1000.0, None, 1.2, ()), {})
     assert alert.labels == {"alertname": "MeshAnomaly", "incident": "i-1"}
-    assert alert.annotations == {"summary": "The mesh behaves unusually", "peak_score": "1.20"}
+    assert alert.posted(1000.0, 1240.0, "")["annotations"] == {
+        "summary": "The mesh behaves unusually",
+        "peak_score": "1.20",
+    }
 
 
 @settings(deadline=None, max_examples=200)
@@ -77,8 +80,8 @@ def test_whatever_the_mesh_says_makes_an_alert_that_can_be_sent(
     name: str, feature: str, expected: float | None, seen: float | None
 ) -> None:
     evidence = (Evidence(feature, name, name, expected, seen, 1.0),)
-    alert = alert_of(Incident(name, 0.0, None, 1.0, (Suspect(name, 1.0, name, evidence),)), {}, "http://h")
-    for text in (*alert.labels.values(), *alert.annotations.values()):
+    alert = alert_of(Incident(name, 0.0, None, 1.0, (Suspect(name, 1.0, name, evidence),)), {})
+    for text in (*alert.labels.values(), *alert.posted(1.0, 2.0, "http://h")["annotations"].values()):
         assert text
         assert len(text.encode()) < 16_000
     assert clean(clean(name, 100), 100) == clean(name, 100)

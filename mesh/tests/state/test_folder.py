@@ -113,6 +113,19 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_the_old_one_stays(tmp_pat
     assert newest(folder(tmp_path)) == 1
 
 
+def test_a_checkpoint_that_packs_badly_costs_history_and_is_written(tmp_path):
+    state, roster = folder(tmp_path, limit=MIB), Roster()
+    for i in range(900):
+        state.append(snapshot(15.0 * i, roster, services=20, edges=60), Context())
+    noise = np.random.default_rng(1).integers(0, 2**63, 45_000)
+    assert PACKED * noise.nbytes < MIB / 4 < noise.nbytes
+    size = state.save({"number": 1}, {"noise": noise}, time_s=1.0, names=[], shape={})
+    assert size > PACKED * noise.nbytes
+    assert newest(state) == 1
+    assert state.size <= MIB
+    state.close()
+
+
 def test_a_full_disk_costs_history_first(tmp_path, monkeypatch):
     state, roster = folder(tmp_path, limit=MIB), Roster()
     for i in range(100):

@@ -76,10 +76,3 @@ def test_a_folder_that_does_not_last_is_said_all_the_time(tmp_path):
     keeper.keep(snapshot(0), Context())
     keeper.close()
     assert keeper.gaps[0].reason == "/var/tagae: Permission denied"
-
-
-def test_without_a_folder_it_says_why():
-    keeper = Keeper(None, "/var/tagae: Permission denied")
-    keeper.keep(snapshot(0), Context())
-    keeper.close()
-    assert keeper.gaps[0].reason == "/var/tagae: Permission denied"

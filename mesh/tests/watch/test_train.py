@@ -101,7 +101,7 @@ def taken_up(state, **flags):
     fresh = MeshDetector(settings.detector)
     found = resume(folder, lambda: fresh, MeshDetector.restore, schema=schema, shape=shape, board=board)
     assert board.ready
-    return Judge(found.detector, Keeper(None), shape=shape), found
+    return Judge(found.detector, Keeper(folder), shape=shape), found
 
 
 def in_roster(snapshot, roster):

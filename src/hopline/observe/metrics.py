@@ -177,11 +177,11 @@ class Family:
             labels = tuple(zip(self.label_names, values, strict=True))
             if isinstance(child, Histogram):
                 total = 0
-                bounds = (*child.bounds, float("inf"))
+                bounds = (*map(repr, child.bounds), "+Inf")
                 for bucket, (bound, count) in enumerate(zip(bounds, child.counts, strict=True)):
                     total += count
                     exemplar = child.exemplars.get(bucket)
-                    yield Sample("_bucket", (*labels, ("le", _bound_text(bound))), total, exemplar)
+                    yield Sample("_bucket", (*labels, ("le", bound)), total, exemplar)
                 yield Sample("_sum", labels, child.sum)
                 yield Sample("_count", labels, total)
             else:
@@ -266,8 +266,74 @@ class ModelMetrics:
             self._degraded_answers(self._labels[0], name).inc()
 
 
-class Metrics:
-    """All metrics of one process.
+class MetricFamilies:
+    """Metrics of one process; the names of all families begin with a prefix."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._families: dict[str, Family] = {}
+        self._before_reading: list[Callable[[], object]] = []
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Counter]:
+        """Declare a counter; the result maps label values to the child."""
+        return self._declare(Family(name, help, "counter", labels, Counter), Counter)
+
+    def gauge(
+        self, name: str, help: str, labels: tuple[str, ...] = (), *, merge: Literal["sum", "max"] = "sum"
+    ) -> Callable[..., Gauge]:
+        """Declare a gauge; its value is the sum over workers, or the largest."""
+        make = Gauge if merge == "sum" else MaxGauge
+        return self._declare(Family(name, help, "gauge", labels, make), Gauge)
+
+    def histogram(
+        self,
+        name: str,
+        help: str,
+        labels: tuple[str, ...] = (),
+        bounds: tuple[float, ...] = LATENCY_BUCKETS,
+    ) -> Callable[..., Histogram]:
+        """Declare a histogram with these upper bounds."""
+        return self._declare(Family(name, help, "histogram", labels, lambda: Histogram(bounds)), Histogram)
+
+    def before_reading(self, update: Callable[[], object]) -> None:
+        """Call `update` before numbers are read, to add counts that are stored elsewhere."""
+        self._before_reading.append(update)
+
+    def not_before_reading(self, update: Callable[[], object]) -> None:
+        """Stop calling `update`."""
+        if update in self._before_reading:
+            self._before_reading.remove(update)
+
+    def render(self, *, open_metrics: bool = False) -> bytes:
+        """The metrics, of all workers, in Prometheus' text format or in OpenMetrics."""
+        texts = [
+            render_family(each.name, each.help, each.kind, each.samples(), open_metrics=open_metrics)
+            for each in self._read()
+        ]
+        return "".join([*texts, END] if open_metrics else texts).encode()
+
+    def _read(self) -> Iterable[Family]:
+        self._update()
+        return self._families.values()
+
+    def _update(self) -> None:
+        for update in list(self._before_reading):
+            update()
+
+    def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:
+        family.name = self._prefix + family.name
+        known = self._families.setdefault(family.name, family)
+        if (known.kind, known.label_names) != (family.kind, family.label_names):
+            raise ValueError(f"{family.name} is already declared as {known.kind} of {known.label_names}")
+
+        def labelled(*values: str) -> ChildT:
+            return known.child(values)  # type: ignore[return-value]
+
+        return labelled
+
+
+class Metrics(MetricFamilies):
+    """All metrics of one process of a server.
 
     Args:
         directory: folder in which workers of one server share their states; None for one worker.
@@ -275,14 +341,13 @@ class Metrics:
     """
 
     def __init__(self, directory: str | Path | None = None, slot: int = 0) -> None:
-        self._families: dict[str, Family] = {}
+        super().__init__()
         self._directory = Path(directory) if directory else None
         self._slot = slot
         self._is_stuck = False
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         #: State of a predecessor for families that are not declared yet.
         self._left: dict[str, list[_Saved]] = {}
-        self._before_reading: list[Callable[[], object]] = []
         per_model = ("model", "version")
         self.requests = self.counter(
             "hopline_requests_total", "Finished requests by outcome.", (*per_model, "outcome")
@@ -341,42 +406,12 @@ class Metrics:
             # A worker that died left its totals here; counters must never decrease.
             self._restore(self._file(slot))
 
-    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Counter]:
-        """Declare a counter; the result maps label values to the child."""
-        return self._declare(Family(name, help, "counter", labels, Counter), Counter)
-
-    def gauge(
-        self, name: str, help: str, labels: tuple[str, ...] = (), *, merge: Literal["sum", "max"] = "sum"
-    ) -> Callable[..., Gauge]:
-        """Declare a gauge; its value is the sum over workers, or the largest."""
-        make = Gauge if merge == "sum" else MaxGauge
-        return self._declare(Family(name, help, "gauge", labels, make), Gauge)
-
-    def histogram(
-        self,
-        name: str,
-        help: str,
-        labels: tuple[str, ...] = (),
-        bounds: tuple[float, ...] = LATENCY_BUCKETS,
-    ) -> Callable[..., Histogram]:
-        """Declare a histogram with these upper bounds."""
-        return self._declare(Family(name, help, "histogram", labels, lambda: Histogram(bounds)), Histogram)
-
     def model(self, name: str, version: str) -> ModelMetrics:
         """The bound children of one model version."""
         found = self._models.get((name, version))
         if found is None:
             found = self._models[name, version] = ModelMetrics(self, name, version)
         return found
-
-    def before_reading(self, update: Callable[[], object]) -> None:
-        """Call `update` before numbers are read, to add counts that are stored elsewhere."""
-        self._before_reading.append(update)
-
-    def not_before_reading(self, update: Callable[[], object]) -> None:
-        """Stop calling `update`."""
-        if update in self._before_reading:
-            self._before_reading.remove(update)
 
     def flush(self) -> None:
         """Write this worker's numbers for the other workers; no effect with one worker.
@@ -402,20 +437,6 @@ class Metrics:
                 log.info("metrics can be written again")
             self._is_stuck = False
 
-    def render(self, *, open_metrics: bool = False) -> bytes:
-        """The metrics of all workers, in Prometheus' text format or in OpenMetrics."""
-        families: Iterable[Family] = self._families.values()
-        if self._directory is None:
-            self._update()
-        else:
-            self.flush()
-            families = self._merged()
-        texts = [
-            render_family(each.name, each.help, each.kind, each.samples(), open_metrics=open_metrics)
-            for each in families
-        ]
-        return "".join([*texts, END] if open_metrics else texts).encode()
-
     def exemplify(self, model: str, version: str, exemplar: Exemplar) -> None:
         """Make a request an example of its bucket in the latency histogram of a known model version.
 
@@ -425,24 +446,23 @@ class Metrics:
         if found is not None:
             found.total.exemplify(exemplar)
 
+    def _read(self) -> Iterable[Family]:
+        if self._directory is None:
+            return super()._read()
+        self.flush()
+        return self._merged()
+
     def _update(self) -> None:
         used = time.process_time()
         self._process_cpu.inc(used - self._process_cpu_seen)
         self._process_cpu_seen = used
-        for update in list(self._before_reading):
-            update()
+        super()._update()
 
     def _declare(self, family: Family, kind: type[ChildT]) -> Callable[..., ChildT]:
-        known = self._families.setdefault(family.name, family)
+        declared = super()._declare(family, kind)
         for saved in self._left.pop(family.name, ()) if family.kind != "gauge" else ():
-            saved.add_to(known.child(saved.labels))
-        if (known.kind, known.label_names) != (family.kind, family.label_names):
-            raise ValueError(f"{family.name} is already declared as {known.kind} of {known.label_names}")
-
-        def labelled(*values: str) -> ChildT:
-            return known.child(values)  # type: ignore[return-value]
-
-        return labelled
+            saved.add_to(declared(*saved.labels))
+        return declared
 
     def _file(self, slot: int) -> Path:
         assert self._directory is not None
@@ -476,7 +496,3 @@ def _read(file: Path) -> list[_Saved]:
 
 def _exemplars(child: Child) -> list[Exemplar]:
     return list(child.exemplars.values()) if isinstance(child, Histogram) else []
-
-
-def _bound_text(bound: float) -> str:
-    return "+Inf" if bound == float("inf") else repr(bound)

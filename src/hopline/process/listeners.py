@@ -71,7 +71,7 @@ async def listen_at(path: Path, talk: Talk, setting: str, listener: str) -> asyn
     Raises:
         ConfigError: the path cannot be a socket, or another process listens there.
     """
-    _remove_dead_socket(path, setting, listener)
+    remove_dead_socket(path, setting, listener)
     try:
         # The mode of a socket is the umask's: no other user may connect to it, even for a moment.
         before = os.umask(0o177)
@@ -83,7 +83,16 @@ async def listen_at(path: Path, talk: Talk, setting: str, listener: str) -> asyn
         raise ConfigError(f"{setting}: cannot listen at {path}: {error}") from None
 
 
-def _remove_dead_socket(path: Path, setting: str, listener: str) -> None:
+def remove_dead_socket(path: Path, setting: str, listener: str) -> None:
+    """Remove a Unix socket that a dead process left; nothing else is removed.
+
+    Args:
+        setting: where the path comes from, for errors.
+        listener: what may listen there, for errors.
+
+    Raises:
+        ConfigError: the path is no socket, or another process listens there.
+    """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise ConfigError(f"{setting}: {path} is there and is no socket; name another path")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -44,13 +43,12 @@ class Alertmanager:
         self._token_file, self._timeout_s = token_file, timeout_s
         try:
             address = httpx.URL(url)
-            parts = urlsplit(url)
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"alertmanager_urls: one of them is not a URL: {error}") from None
-        self.name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        # Send credentials in a header instead of the address, so that no log shows them.
+        self.name = str(address.copy_with(userinfo=b"", query=None, fragment=None)).rstrip("/")
         if address.scheme not in ("http", "https") or not address.host:
             raise ConfigError(f"alertmanager_urls: {self.name!r} is not a URL such as http://host:9093")
-        # Send credentials in a header instead of the address, so that no log shows them.
         auth = httpx.BasicAuth(address.username, address.password) if address.username else None
         self._url = str(address.copy_with(userinfo=b"", path=f"{address.path.rstrip('/')}/api/v2/alerts"))
         self._client = httpx.AsyncClient(

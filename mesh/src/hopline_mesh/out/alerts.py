@@ -40,13 +40,14 @@ class Alerts:
     Args:
         targets: each gets every alert; may be empty.
         interval_s: seconds from one verdict to the next.
-        timeout_s: Alertmanager resolves an alert this long after the last post, for a watch that died. At
-            least 3 intervals. None is 4 intervals or 4 minutes, as Prometheus does for its own rules, so a
-            restart within that time has no effect.
+        timeout_s: Alertmanager resolves an alert this long after the last post, for a watch that died; at
+            least 3 intervals. A restart within that time has no effect.
         labels: labels of every alert, in addition to `alertname`, `incident`, `service` and `namespace`.
         page_url: URL of the page; "" leaves links out.
-        metrics: counts posts.
         clock: Unix seconds.
+
+    Attributes:
+        metrics: count posts.
     """
 
     def __init__(
@@ -54,18 +55,16 @@ class Alerts:
         targets: Sequence[Alertmanager] = (),
         *,
         interval_s: float = 15.0,
-        timeout_s: float | None = None,
+        timeout_s: float = 240.0,
         labels: Mapping[str, str] | None = None,
         page_url: str = "",
         metrics: MeshMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._timeout_s = (
-            max(4 * interval_s, 240.0) if timeout_s is None else max(3 * interval_s, timeout_s)
-        )
-        self._labels = dict(labels or {})
+        self._timeout_s = max(3 * interval_s, timeout_s)
+        self._labels = labels or {}
         self._page_url = page_url
-        self._metrics = metrics or MeshMetrics()
+        self.metrics = metrics or MeshMetrics()
         self._clock = clock
         self._alerts: dict[str, Alert] = {}
         self._sent_s = 0.0
@@ -84,21 +83,22 @@ class Alerts:
             if alert is None:
                 if incident.end_s is not None or not self._has_room():
                     continue
-                alert = alert_of(incident, self._labels, self._page_url)
-                self._alerts[incident.id] = alert
-            alert.update(incident, self._page_url)
-            if incident.end_s is None:
-                alert.end_s = None  # the incident was reopened
-                alert.end_accepted_by.clear()
+                alert = self._alerts[incident.id] = alert_of(incident, self._labels)
+            alert.incident = incident
+        named = {incident.id: incident.end_s is None for incident in verdict.incidents}
+        is_unsure = verdict.state in ("blind", "learning")
+        for id, alert in self._alerts.items():
+            # An incident that a verdict does not name has ended, even if a restart lost it.
+            if named.get(id, is_unsure and alert.end_s is None):
+                alert.end_s = None
             elif alert.end_s is None:
-                alert.end_s = now
-        if verdict.state not in ("blind", "learning"):
-            # An incident that the verdict does not name has ended, even if a restart lost it.
-            named = {incident.id for incident in verdict.incidents}
-            for alert in self._alerts.values():
-                if alert.end_s is None and alert.id not in named:
-                    alert.end_s = now
-        self._forget(now)
+                alert.end_s, alert.end_accepted_by = now, set()
+        # Accepted alerts are kept for a while too: an incident that reopens keeps its labels.
+        self._alerts = {
+            id: alert
+            for id, alert in self._alerts.items()
+            if alert.end_s is None or 0 <= now - alert.end_s < _KEEP_END_S
+        }
         for sender in self._senders:
             sender.wake()
 
@@ -116,7 +116,7 @@ class Alerts:
             alerts = msgspec.convert(state["alerts"], list[Alert])
         except (msgspec.ValidationError, KeyError, TypeError) as error:
             raise StateDamaged(f"the saved alerts cannot be read: {error}") from None
-        self._alerts = {alert.id: alert for alert in alerts}
+        self._alerts = {alert.incident.id: alert for alert in alerts}
 
     async def close(self, wait_s: float = 0.0) -> None:
         """Stop posting. Open alerts are not resolved, because a restarted watch continues them.
@@ -136,23 +136,12 @@ class Alerts:
         """Return the body of a post."""
         now = self._clock()
         # The timeout starts at the verdict: retries must not prolong the alerts of a watch that hangs.
-        return [alert.posted(now, self._sent_s + self._timeout_s) for alert in alerts]
-
-    def accepted(self, name: str, alerts: list[Alert], ended: set[str]) -> None:
-        """Note that an Alertmanager accepted alerts; for ids in `ended` it accepted the end."""
-        for alert in alerts:
-            if alert.id in ended:
-                alert.end_accepted_by.add(name)
-        self._metrics.alerts_sent(name).inc(len(alerts))
-
-    def failed(self, name: str) -> None:
-        """Count a failed post."""
-        self._metrics.alerts_failed(name).inc()
+        until = self._sent_s + self._timeout_s
+        return [alert.posted(now, until, self._page_url) for alert in alerts]
 
     def _has_room(self) -> bool:
         if len(self._alerts) >= MAX_ALERTS:
-            for alert in [each for each in self._alerts.values() if each.end_s is not None]:
-                del self._alerts[alert.id]
+            self._alerts = {id: alert for id, alert in self._alerts.items() if alert.end_s is None}
         if len(self._alerts) < MAX_ALERTS:
             self._too_many = False
             return True
@@ -160,12 +149,6 @@ class Alerts:
             logger.error("more than %d open incidents: further ones raise no alert", MAX_ALERTS)
         self._too_many = True
         return False
-
-    def _forget(self, now: float) -> None:
-        # Accepted alerts are kept for a while too: an incident that reopens keeps its labels.
-        for alert in list(self._alerts.values()):
-            if alert.end_s is not None and not 0 <= now - alert.end_s < _KEEP_END_S:
-                del self._alerts[alert.id]
 
 
 def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") -> Alerts:
@@ -201,7 +184,7 @@ class _AlertSender:
     """Posts to one Alertmanager, in a separate task."""
 
     def __init__(self, alertmanager: Alertmanager, alerts: Alerts, interval_s: float) -> None:
-        self.name = alertmanager.name
+        self._name = alertmanager.name
         self._alertmanager = alertmanager
         self._alerts = alerts
         self._longest_pause_s = interval_s
@@ -213,16 +196,15 @@ class _AlertSender:
     def wake(self) -> None:
         """Post soon; there may be something to post."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"alerts to {self.name}")
+            self._task = asyncio.create_task(self._run(), name=f"alerts to {self._name}")
         self._idle.clear()
         self._due.set()
 
     async def close(self, wait_s: float) -> None:
         """Stop the task."""
         if self._task is not None:
-            if wait_s:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._idle.wait(), wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), wait_s)
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
@@ -231,38 +213,37 @@ class _AlertSender:
     async def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            if not self._due.is_set():
-                self._idle.set()
             await self._due.wait()
             self._due.clear()
-            try:
-                await self._post()
-            except HoplineError as error:
-                self._failed(str(error))
-            except Exception as error:  # the task must survive any failure of a post
-                logger.exception("posting to Alertmanager %s failed", self.name)
-                self._failed(str(error))
-            else:
+            if await self._post():
                 pause_s = _FIRST_PAUSE_S
+                if not self._due.is_set():
+                    self._idle.set()
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), pause_s)
             self._due.set()
             pause_s = min(2 * pause_s, self._longest_pause_s)
 
-    async def _post(self) -> None:
-        alerts = self._alerts.outstanding(self.name)
+    async def _post(self) -> bool:
+        """Post what is outstanding; returns whether it was accepted."""
+        alerts = self._alerts.outstanding(self._name)
         if not alerts:
-            return
-        ended = {alert.id for alert in alerts if alert.end_s is not None}
-        await self._alertmanager.post(self._alerts.posted(alerts))
-        self._alerts.accepted(self.name, alerts, ended)
+            return True
+        ended = [alert for alert in alerts if alert.end_s is not None]
+        try:
+            await self._alertmanager.post(self._alerts.posted(alerts))
+        except Exception as error:  # the task must survive any failure of a post
+            self._alerts.metrics.alerts_failed(self._name).inc()
+            if not self._is_down:  # logged once, not at every retry
+                known = isinstance(error, HoplineError)
+                logger.warning("%s; the watch keeps retrying", error, exc_info=not known)
+            self._is_down = True
+            return False
+        for alert in ended:
+            alert.end_accepted_by.add(self._name)
+        self._alerts.metrics.alerts_sent(self._name).inc(len(alerts))
         if self._is_down:
-            logger.info("Alertmanager %s accepts alerts again", self.name)
+            logger.info("Alertmanager %s accepts alerts again", self._name)
             self._is_down = False
-
-    def _failed(self, reason: str) -> None:
-        self._alerts.failed(self.name)
-        if not self._is_down:  # logged once, not at every retry
-            logger.warning("%s; the watch keeps retrying", reason)
-        self._is_down = True
+        return True

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
+from hopline.transports.json_body import decode_body
 from hopline_mesh.detect.live import Event, LiveState, replay
 
 #: Maximum number of events of one request, and of services of one response.
@@ -32,6 +33,9 @@ class Between:
         thread: the thread of the steps, on which it does.
         lock: held while the detector works, on any thread.
         clock: Unix seconds.
+
+    Attributes:
+        now: the state; None while no client uses it.
     """
 
     def __init__(
@@ -45,16 +49,9 @@ class Between:
         self._thread = thread
         self._lock = lock
         self._clock = clock
-        self._state: LiveState | None = None
+        self.now: LiveState | None = None
         self._left = 0
         self._events: deque[tuple[float, Event]] = deque(maxlen=_MAX_REPLAYED)
-
-    @property
-    def now(self) -> LiveState | None:
-        """The state, or None; reading it counts as use. `state` creates one."""
-        if self._state is not None:
-            self._left = _INTERVALS_IN_USE
-        return self._state
 
     async def state(self) -> LiveState:
         """Return the state; create it if it is missing.
@@ -62,38 +59,37 @@ class Between:
         Raises:
             ModelNotReady: there is no verdict yet.
         """
-        if self._state is None:
+        if self.now is None:
             async with self._lock:
-                if self._state is None:
-                    self._state = await self._make()
+                if self.now is None:
+                    self.now = await self._make()
         self._left = _INTERVALS_IN_USE
-        return self._state
+        return self.now
 
     def take(self, event: Event) -> list[str]:
-        """Apply an event to the state; it stays in effect until a later interval.
+        """Apply an event to the state, which exists; it stays in effect until a later interval.
 
-        Returns, raises: see `LiveState.take`; [] if there is no state.
+        Returns, raises: see `LiveState.take`.
         """
-        if self._state is None:
-            return []
-        touched = self._state.take(event)
+        assert self.now is not None
+        touched = self.now.take(event)
         self._events.append((self._clock(), event))
         return touched
 
     async def renew(self) -> None:
         """Update the state to the newest interval. Call it with the lock held."""
-        if self._state is None:
+        if self.now is None:
             return
         self._left -= 1
         if self._left < 0:
-            self._state = None
+            self.now = None
             self._events.clear()
             return
         state = await self._make()
         while self._events and self._events[0][0] <= state.time_s:
             self._events.popleft()
         replay(state, [event for _, event in self._events])
-        self._state = state
+        self.now = state
 
     async def _make(self) -> LiveState:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._make_state)
@@ -114,21 +110,7 @@ def read_events(body: bytes) -> list[Event]:
     Raises:
         BadRequest: the body is invalid.
     """
-    try:
-        return _read(body).events
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f'the body must be a JSON object {{"events": […]}}: {error}') from None
-
-
-async def state_of(between: Between | None) -> LiveState:
-    """Return the state; create it if it is missing.
-
-    Raises:
-        ModelNotReady: there is no verdict yet.
-    """
-    if between is None:
-        raise ModelNotReady("there are no deviations: the watch has not started", retry_after_s=15.0)
-    return between.now or await between.state()
+    return decode_body(body, _read, Events, example='{"events": [{"service": "…", "values": {…}}]}').events
 
 
 async def take_events(between: Between | None, events: Sequence[Event]) -> dict[str, Any]:
@@ -142,46 +124,46 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
     Raises:
         BadRequest: no events.
         RequestTooLarge: too many events.
-        ModelNotReady: see `state_of`.
+        ModelNotReady: there is no verdict yet.
     """
     if not events:
         raise BadRequest("events: the list is empty; at least one event is needed")
     if len(events) > MAX_EVENTS:
         raise RequestTooLarge(f"{len(events)} events in one request; at most {MAX_EVENTS} are allowed")
-    state = await state_of(between)
-    assert between is not None
+    between = _started(between)
+    state = await between.state()
     touched: dict[str, None] = {}
     refused = []
     taken_s = 0.0
-    for begin in range(0, len(events), _EVENTS_PER_TURN):
-        if begin:
+    for number, event in enumerate(events):
+        if number and number % _EVENTS_PER_TURN == 0:
             await asyncio.sleep(0)
         began = time.perf_counter()
-        for number, event in enumerate(events[begin : begin + _EVENTS_PER_TURN], begin):
-            try:
-                touched.update(dict.fromkeys(between.take(event)))
-            except BadRequest as error:
-                refused.append({"event": number, "reason": str(error)})
+        try:
+            touched.update(dict.fromkeys(between.take(event)))
+        except BadRequest as error:
+            refused.append({"event": number, "reason": str(error)})
         taken_s += time.perf_counter() - began
-    names = list(touched)
     return {
         "time_s": state.time_s,
         "accepted": len(events) - len(refused),
         "refused": refused,
-        "touched": len(names),
-        "services": names[:MAX_SERVICES],
+        "touched": len(touched),
+        "services": list(touched)[:MAX_SERVICES],
         "us": round(taken_s * 1e6),
     }
 
 
-def deviations(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
+async def deviations(between: Between | None, services: Sequence[str]) -> dict[str, Any]:
     """Return deviations of the named services and their calls; without names, of the first services.
 
     Raises:
         BadRequest: too many services, or one that was not in the last interval.
+        ModelNotReady: there is no verdict yet.
     """
     if len(services) > MAX_SERVICES:
         raise BadRequest(f"{len(services)} services in one request; at most {MAX_SERVICES} are allowed")
+    state = await _started(between).state()
     return {
         "time_s": state.time_s,
         "services": [
@@ -189,3 +171,9 @@ def deviations(state: LiveState, services: Sequence[str]) -> dict[str, Any]:
             for service in services or state.services[:MAX_SERVICES]
         ],
     }
+
+
+def _started(between: Between | None) -> Between:
+    if between is None:
+        raise ModelNotReady("there are no deviations: the watch has not started", retry_after_s=15.0)
+    return between

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ KEEP_S = 6 * 3600.0
 _MAX_OPEN_INCIDENTS = 2 * MAX_INCIDENTS
 #: Maximum number of stored planned changes.
 _MAX_CHANGES = 500
-#: Intervals before an incident that its charts show, and the maximum size of these snapshots in bytes.
+#: Intervals before an incident that its charts show, and the maximum size of their features in bytes.
 _LEAD = 40
 _LEAD_BYTES = 32 * 2**20
 #: Maximum number of verdicts that wait for a slow reader.
@@ -41,37 +41,34 @@ _HANGS_S, _HANGS_INTERVALS = 300.0, 4
 
 
 class Subscription:
-    """A bounded queue of verdicts that drops the oldest one when it is full.
+    """A bounded queue of verdicts that drops the oldest one when it is full; see `Board.subscribe`.
 
     Args:
-        depth: maximum number of waiting verdicts.
-        leave: called once, when the subscription is closed.
+        readers: all subscriptions; this one is among them until it is closed.
     """
 
-    def __init__(self, depth: int, leave: Callable[[Subscription], object]) -> None:
-        self._waiting: deque[Verdict] = deque(maxlen=depth)
-        self._came = asyncio.Event()
+    def __init__(self, readers: set[Subscription]) -> None:
+        self._waiting: asyncio.Queue[Verdict] = asyncio.Queue(_DEPTH)
         self._dropped = 0
-        self._leave = leave
+        self._readers = readers
+        readers.add(self)
 
     def put(self, verdict: Verdict) -> None:
         """Add a verdict; never waits."""
-        if len(self._waiting) == self._waiting.maxlen:
+        if self._waiting.full():
+            self._waiting.get_nowait()
             self._dropped += 1
-        self._waiting.append(verdict)
-        self._came.set()
+        self._waiting.put_nowait(verdict)
 
     async def get(self) -> tuple[Verdict, int]:
         """Return the oldest waiting verdict, and the number that was dropped since the last call."""
-        while not self._waiting:
-            self._came.clear()
-            await self._came.wait()
+        verdict = await self._waiting.get()
         dropped, self._dropped = self._dropped, 0
-        return self._waiting.popleft(), dropped
+        return verdict, dropped
 
     def close(self) -> None:
         """End the subscription."""
-        self._leave(self)
+        self._readers.discard(self)
 
 
 class Board:
@@ -114,9 +111,9 @@ class Board:
         self._monotonic = monotonic
         self._heard_at = monotonic()
         self._records: dict[str, Record] = {}
+        self._restored_s = 0.0
         self._past: deque[Snapshot] = deque(maxlen=_LEAD)
         self._readers: set[Subscription] = set()
-        self._marks: dict[str, Mark] = {}
         self._changes: dict[tuple[str, str, float], Change | KubernetesTrouble] = {}
 
     def publish(
@@ -136,7 +133,7 @@ class Board:
             context: planned changes and troubles at that time.
         """
         if context is not None:
-            self._note(context, verdict.time_s)
+            self._changes |= _by_identity((*context.changes, *context.troubles))
         self.verdict, self.published_s = verdict, self._clock()
         self._heard_at = self._monotonic()
         if snapshot is not None and not len(snapshot.nodes) and (snapshot.gaps or verdict.gaps):
@@ -149,11 +146,6 @@ class Board:
         self.metrics.saw(verdict, snapshot, len(self.open_incidents()))
         for reader in self._readers:
             reader.put(verdict)
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The newest collected snapshot."""
-        return self.shown[0]
 
     @property
     def silent_s(self) -> float:
@@ -178,9 +170,16 @@ class Board:
         """Return the open incidents, the newest first."""
         return [each for each in self.incidents() if each.is_open]
 
-    def incident(self, id: str) -> Record | None:
-        """Return one incident; None if it is not stored."""
-        return self._records.get(id)
+    def incident(self, id: str) -> Record:
+        """Return one incident.
+
+        Raises:
+            IncidentNotFound: it is not stored.
+        """
+        record = self._records.get(id)
+        if record is None:
+            raise IncidentNotFound(f"no incident {id[:100]!r} is stored: it may have ended hours ago")
+        return record
 
     def changes(self) -> list[Change | KubernetesTrouble]:
         """Return planned changes and troubles of the last hours, the newest first."""
@@ -192,47 +191,43 @@ class Board:
         Raises:
             IncidentNotFound: it is not stored.
         """
-        record = self._records.get(id)
-        if record is None:
-            raise IncidentNotFound(f"no incident {id[:100]!r} is stored: it may have ended hours ago")
-        self._marks.pop(id, None)
-        record.mark = None
-        if kind is not None:
-            record.mark = self._marks[id] = Mark(kind, by, self._clock())
+        record = self.incident(id)
+        record.mark = None if kind is None else Mark(kind, by, self._clock())
         return record
 
-    def marks(self) -> dict[str, Mark]:
-        """Return the marks by incident, JSON-compatible; a restart must not lose them."""
-        return {id: mark for id, mark in self._marks.items() if id in self._records}
+    def marks(self) -> tuple[float, dict[str, Mark]]:
+        """Return the time and the marks by incident for a restart, JSON-compatible."""
+        return self._clock(), {id: each.mark for id, each in self._records.items() if each.mark is not None}
 
-    def restore_marks(self, marks: Any) -> None:
-        """Restore `marks`; ignores what is something else."""
+    def restore_marks(self, saved: Any) -> None:
+        """Restore `marks` if they are newer than what `restore` got; ignores what is something else."""
         with contextlib.suppress(msgspec.ValidationError):
-            self._marks = msgspec.convert(marks, dict[str, Mark])
-        for id, mark in self._marks.items():
-            if id in self._records:
-                self._records[id].mark = mark
+            saved_s, marks = msgspec.convert(saved, tuple[float, dict[str, Mark]])
+            if saved_s >= self._restored_s:
+                for id, record in self._records.items():
+                    record.mark = marks.get(id)
 
     def is_muted(self, id: str) -> bool:
         """Whether an incident raises no alert, because of its mark."""
-        mark = self._marks.get(id)
-        return mark is not None and mark.kind != "acknowledged"
+        return self._mark_of(id) in ("muted", "not_an_incident")
 
     def is_real(self, id: str) -> bool:
         """Whether an incident is one: trainings leave its time out."""
-        mark = self._marks.get(id)
-        return mark is None or mark.kind != "not_an_incident"
+        return self._mark_of(id) != "not_an_incident"
+
+    def _mark_of(self, id: str) -> MarkKind | None:
+        record = self._records.get(id)
+        return None if record is None or record.mark is None else record.mark.kind
 
     def subscribe(self) -> Subscription:
         """Subscribe to all verdicts from now on; call `close` of the subscription at the end."""
-        reader = Subscription(_DEPTH, self._readers.discard)
-        self._readers.add(reader)
-        return reader
+        return Subscription(self._readers)
 
     def export(self) -> dict[str, Any]:
         """Return the state for a restart, JSON-compatible; see `restore`."""
-        changes = [msgspec.to_builtins(each) for each in self.changes() if isinstance(each, Change)]
-        return {"records": msgspec.to_builtins(self.incidents()), "changes": changes}
+        changes = [each for each in self.changes() if isinstance(each, Change)]
+        state = {"records": self.incidents(), "changes": changes, "saved_s": self._clock()}
+        return msgspec.to_builtins(state)  # type: ignore[no-any-return]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state of `export`.
@@ -243,22 +238,13 @@ class Board:
         try:
             records = msgspec.convert(state["records"], list[Record])
             changes = msgspec.convert(state.get("changes", []), list[Change])
+            restored_s = msgspec.convert(state.get("saved_s", 0.0), float)
         except (msgspec.ValidationError, KeyError, TypeError) as error:
             raise StateDamaged(f"the saved incidents cannot be read: {error}") from None
         self._records = {each.incident.id: each for each in records}
-        self._marks |= {each.incident.id: each.mark for each in records if each.mark is not None}
-        self._changes |= {(each.kind, each.service, each.start_s): each for each in changes}
+        self._changes |= _by_identity(changes)
+        self._restored_s = restored_s
         self.ready = True
-
-    def _note(self, context: Context, now_s: float) -> None:
-        """Keep planned changes and troubles, so that people see afterwards what was excused."""
-        items: list[Change | KubernetesTrouble] = [*context.changes, *context.troubles]
-        for each in items:
-            self._changes[each.kind, each.service, each.start_s] = each
-        recent = [each for each in self.changes() if now_s - (each.end_s or now_s) <= KEEP_S]
-        if len(recent) < len(self._changes) or len(recent) > _MAX_CHANGES:
-            kept = recent[:_MAX_CHANGES]
-            self._changes = {(each.kind, each.service, each.start_s): each for each in kept}
 
     def _record(self, verdict: Verdict, snapshot: Snapshot | None) -> None:
         named = {incident.id for incident in verdict.incidents}
@@ -287,7 +273,8 @@ class Board:
         for each in followed:
             each.tail -= not each.is_open
         self._past.append(snapshot)
-        while len(self._past) > 1 and sum(map(_nbytes, self._past)) > _LEAD_BYTES:
+        size = max(1, snapshot.node_features.nbytes + snapshot.edge_features.nbytes)
+        while len(self._past) > max(1, _LEAD_BYTES // size):
             self._past.popleft()
 
     def _forget(self, now_s: float) -> None:
@@ -298,8 +285,8 @@ class Board:
                 del self._records[each.incident.id]
         for each in records[_MAX_OPEN_INCIDENTS:]:
             self._records.pop(each.incident.id, None)
-        if len(self._marks) > len(self._records):
-            self._marks = self.marks()
+        recent = [each for each in self.changes() if now_s - (each.end_s or now_s) <= KEEP_S]
+        self._changes = _by_identity(recent[:_MAX_CHANGES])
 
 
 def _follow(snapshot: Snapshot, records: Sequence[Record]) -> None:
@@ -309,12 +296,7 @@ def _follow(snapshot: Snapshot, records: Sequence[Record]) -> None:
         each.follow(snapshot, seen)
 
 
-def _nbytes(snapshot: Snapshot) -> int:
-    arrays = (
-        snapshot.nodes,
-        snapshot.node_features,
-        snapshot.edge_src,
-        snapshot.edge_dst,
-        snapshot.edge_features,
-    )
-    return sum(array.nbytes for array in arrays)
+def _by_identity(
+    items: Iterable[Change | KubernetesTrouble],
+) -> dict[tuple[str, str, float], Change | KubernetesTrouble]:
+    return {(each.kind, each.service, each.start_s): each for each in items}

@@ -8,22 +8,13 @@ from hopline.transports.grpc_status import StatusCode
 from hopline.transports.http_errors import HTTP_STATUS as _HTTP_STATUS
 from hopline_mesh import errors
 
-HTTP_STATUS: dict[type[HoplineError], int] = {
-    **_HTTP_STATUS,
-    errors.MeshError: 500,
-    errors.SnapshotInvalid: 400,
-    errors.SourceUnavailable: 503,
-    errors.QueryFailed: 502,
-    errors.IncidentNotFound: 404,
-    errors.StateDamaged: 500,
+_OWN = {
+    errors.MeshError: (500, StatusCode.INTERNAL),
+    errors.SnapshotInvalid: (400, StatusCode.INVALID_ARGUMENT),
+    errors.SourceUnavailable: (503, StatusCode.UNAVAILABLE),
+    errors.QueryFailed: (502, StatusCode.INTERNAL),
+    errors.IncidentNotFound: (404, StatusCode.NOT_FOUND),
+    errors.StateDamaged: (500, StatusCode.INTERNAL),
 }
-
-GRPC_CODE: dict[type[HoplineError], StatusCode] = {
-    **_GRPC_CODE,
-    errors.MeshError: StatusCode.INTERNAL,
-    errors.SnapshotInvalid: StatusCode.INVALID_ARGUMENT,
-    errors.SourceUnavailable: StatusCode.UNAVAILABLE,
-    errors.QueryFailed: StatusCode.INTERNAL,
-    errors.IncidentNotFound: StatusCode.NOT_FOUND,
-    errors.StateDamaged: StatusCode.INTERNAL,
-}
+HTTP_STATUS: dict[type[HoplineError], int] = _HTTP_STATUS | {kind: row[0] for kind, row in _OWN.items()}
+GRPC_CODE: dict[type[HoplineError], StatusCode] = _GRPC_CODE | {kind: row[1] for kind, row in _OWN.items()}

@@ -6,6 +6,7 @@ Knows messages and calls; the guard authenticates clients, the board has the dat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
 from collections import Counter
@@ -14,28 +15,43 @@ from typing import Any
 
 import grpc
 
-from hopline.errors import HoplineError, ModelNotFound, Overloaded, Unavailable
+from hopline.errors import ModelNotFound, Overloaded, Unavailable
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.grpc_access import GrpcGuard
+from hopline.transports.grpc_access import Asked, GrpcGuard
 from hopline.transports.grpc_errors import grpc_code
 from hopline_mesh.detect.live import Event
-from hopline_mesh.errors import IncidentNotFound
-from hopline_mesh.out.access import permission_of
-from hopline_mesh.out.between import deviations, state_of, take_events
+from hopline_mesh.out.between import deviations, take_events
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import GRPC_CODE
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
-from hopline_mesh.out.wire import fields_of, graph_fields, record_fields
+from hopline_mesh.out.wire import fields_of, record_fields
 from hopline_mesh.proto import message, methods
 
 MESH = "hopline.mesh.v1.Mesh"
 HEALTH = "grpc.health.v1.Health"
 #: Maximum number of open streams of each method, so that health checks do not keep readers out.
 _MAX_STREAMS = 64
-_SERVING, _NOT_SERVING = 1, 2
+_SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
 #: Seconds between checks of readiness for `Watch`.
 _HEALTH_S = 0.5
+#: Methods that are missing here need `admin`.
+_PERMISSIONS: dict[str, Asked] = {
+    "Check": "open",
+    "Watch": "open",
+    "GetVerdict": "read",
+    "WatchVerdicts": "read",
+    "GetIncident": "read",
+    "GetIncidents": "read",
+    "GetGraph": "read",
+    "GetDeviations": "read",
+    "ReportEvents": "score",
+}
+
+
+def permission_of(method: str) -> Asked:
+    """Return the permission that a method of the watch needs, by its name."""
+    return _PERMISSIONS.get(method, "admin")
 
 
 class MeshGrpc:
@@ -44,13 +60,10 @@ class MeshGrpc:
     Args:
         board: the data that it serves.
         gate: authenticates clients; None allows anonymous access.
-
-    Attributes:
-        draining: health is NOT_SERVING, and streams end.
     """
 
     def __init__(self, board: Board, gate: Gatekeeper | None = None) -> None:
-        self.draining = False
+        self._is_draining = False
         self._board = board
         self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._num_streams: Counter[str] = Counter()
@@ -69,6 +82,10 @@ class MeshGrpc:
         health = {"Check": self._check, "Watch": self._watch}
         return [self._service(MESH, mesh), self._service(HEALTH, health)]
 
+    def drain(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self._is_draining = True
+
     def _service(self, name: str, behaviours: Mapping[str, Callable[[Any], Any]]) -> Any:
         table = {}
         for method in methods(name):
@@ -81,61 +98,49 @@ class MeshGrpc:
                 )
             else:
                 table[method.name] = grpc.unary_unary_rpc_method_handler(
-                    self._guarded(behaviour, method.name), request, response
+                    self._unary(behaviour, method.name), request, response
                 )
         return grpc.method_handlers_generic_handler(name, table)
 
-    def _guarded(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
+    def _unary(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:
-            try:
-                self._admit(method, request, context)
+            async with self._call(method, request, context):
                 response = behaviour(request)
-                if inspect.isawaitable(response):
-                    response = await response
-            except Exception as error:
-                await self._abort(error, context)
-            self._count("OK")
-            return response
+                return await response if inspect.isawaitable(response) else response
 
         return call
 
     def _streamed(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            if self._num_streams[method] >= _MAX_STREAMS:
-                error = Overloaded(f"{_MAX_STREAMS} streams of {method} are open; close some")
-                await self._abort(error, context)
             self._num_streams[method] += 1
             try:
-                self._admit(method, request, context)
-                async for response in behaviour(request):
-                    yield response
-            except HoplineError as error:
-                await self._abort(error, context)
+                async with self._call(method, request, context):
+                    if self._num_streams[method] > _MAX_STREAMS:
+                        raise Overloaded(f"{_MAX_STREAMS} streams of {method} are open; close some")
+                    async for response in behaviour(request):
+                        yield response
             finally:
                 self._num_streams[method] -= 1
-            self._count("OK")
 
         return call
 
-    def _admit(self, method: str, request: Any, context: Any) -> None:
-        """Authenticate and authorise a call.
-
-        Raises:
-            Unauthenticated, PermissionDenied, RateLimited: see `GrpcGuard`.
-        """
-        if self._guard is None:
-            return
-        metadata = dict(context.invocation_metadata() or ())
-        client = self._guard.recognise(method, metadata.get("authorization"), metadata.get("x-api-key"))
-        if client is not None:
-            self._guard.check(method, request, client)
-            client.admit()
-
-    async def _abort(self, error: Exception, context: Any) -> None:
-        known = as_hopline_error(error, "(none)")
-        code = grpc_code(known, GRPC_CODE)
-        self._count(code.name)
-        await context.abort(grpc.StatusCode[code.name], str(known), (("hopline-error", known.code),))
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
+        """Authenticate and authorise a call, end it with the status of an error, and count it."""
+        try:
+            if self._guard is not None:
+                sent = dict(context.invocation_metadata() or ())
+                client = self._guard.recognise(method, sent.get("authorization"), sent.get("x-api-key"))
+                if client is not None:
+                    self._guard.check(method, request, client)
+                    client.admit()
+            yield
+        except Exception as error:
+            known = as_hopline_error(error, "(none)")
+            code = grpc_code(known, GRPC_CODE)
+            self._count(code.name)
+            await context.abort(grpc.StatusCode[code.name], str(known), (("hopline-error", known.code),))
+        self._count("OK")
 
     def _count(self, code: str) -> None:
         self._board.metrics.answers("grpc", code).inc()
@@ -147,23 +152,16 @@ class MeshGrpc:
 
     async def _watch_verdicts(self, request: Any) -> AsyncIterator[Any]:
         update = message("hopline.mesh.v1.VerdictUpdate")
-        reader = self._board.subscribe()
-        try:
+        with contextlib.closing(self._board.subscribe()) as reader:
             if self._board.verdict is not None:
                 yield update(verdict=fields_of(self._board.verdict))
             while True:
                 verdict, dropped = await reader.get()
                 self._board.metrics.verdicts_dropped.inc(dropped)
                 yield update(verdict=fields_of(verdict), dropped=dropped)
-        finally:
-            reader.close()
 
     def _get_incident(self, request: Any) -> Any:
         record = self._board.incident(request.id)
-        if record is None:
-            raise IncidentNotFound(
-                f"no incident {request.id[:100]!r} is stored: it may have ended hours ago"
-            )
         return message("hopline.mesh.v1.IncidentRecord")(**record_fields(record))
 
     def _get_incidents(self, request: Any) -> Any:
@@ -179,7 +177,7 @@ class MeshGrpc:
                 raise Unavailable(
                     "there is no graph yet: no snapshot was collected since the watch started"
                 )
-            return message("hopline.mesh.v1.Graph")(**graph_fields(graph))
+            return message("hopline.mesh.v1.Graph")(**fields_of(graph))
 
         return response() if 0 < request.limit <= MAX_AT_ONCE else await asyncio.to_thread(response)
 
@@ -190,7 +188,7 @@ class MeshGrpc:
         )
 
     async def _get_deviations(self, request: Any) -> Any:
-        found = deviations(await state_of(self._board.live), list(request.services))
+        found = await deviations(self._board.live, list(request.services))
         services = [
             {
                 "service": each["service"],
@@ -215,14 +213,14 @@ class MeshGrpc:
     async def _watch(self, request: Any) -> AsyncIterator[Any]:
         last = None
         while True:
-            status = self._status() if request.service in ("", MESH) else 3
+            status = self._status() if request.service in ("", MESH) else _SERVICE_UNKNOWN
             if status != last:
                 last = status
                 yield message("grpc.health.v1.HealthCheckResponse")(status=status)
             await asyncio.sleep(_HEALTH_S)
 
     def _status(self) -> int:
-        is_serving = self._board.ready and self._board.alive and not self.draining
+        is_serving = self._board.ready and self._board.alive and not self._is_draining
         return _SERVING if is_serving else _NOT_SERVING
 
 

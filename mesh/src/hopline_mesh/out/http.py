@@ -9,27 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from hopline.errors import BadRequest, HoplineError
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.transports.failure import as_hopline_error
-from hopline.transports.http_access import Guard
+from hopline.transports.http_access import OPEN, Access, Guard
 from hopline.transports.http_errors import error_response, plain_error
 from hopline.transports.http_messages import JSON, Pending, Request, Response
+from hopline.transports.path_table import PathTable
 from hopline_mesh import __version__
-from hopline_mesh.errors import IncidentNotFound
-from hopline_mesh.out.access import access_of
-from hopline_mesh.out.between import deviations, read_events, state_of, take_events
-from hopline_mesh.out.board import Board, Subscription
+from hopline_mesh.out.between import deviations, read_events, take_events
+from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import HTTP_STATUS
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
-from hopline_mesh.out.record import read_mark
+from hopline_mesh.out.record import Record, read_mark
 from hopline_mesh.out.wire import encode_json, shown
 
 #: The page loads nothing from other hosts, runs only its own script files, and cannot be framed.
@@ -42,9 +42,7 @@ _POLICY = (
 )
 _NO_STORE = b"cache-control: no-store\r\n"
 _CHECK_AGAIN = b"cache-control: no-cache\r\n"
-_READ = (b"GET", b"HEAD")
-_EVENTS = ["v1", "mesh", "events"]
-_INCIDENTS = ["v1", "mesh", "incidents"]
+_NO_PATH = "no such path; the page is at /"
 #: Files of the page; no other file is served.
 _TYPES = {
     ".html": b"text/html; charset=utf-8",
@@ -70,6 +68,20 @@ def page_files() -> dict[str, tuple[bytes, bytes]]:
     return found
 
 
+class Route(NamedTuple):
+    """The handling of one path.
+
+    Attributes:
+        handle: called with the request, and the parameters of its query and its path by name.
+        methods: others are answered with 405.
+        access: required permissions if clients are authenticated.
+    """
+
+    handle: Callable[[Request, dict[str, str]], Response | Coroutine[Any, Any, Response]]
+    methods: tuple[bytes, ...] = (b"GET", b"HEAD")
+    access: Access = Access()
+
+
 class MeshHttp:
     """The application: a `Handler` for connections.
 
@@ -77,110 +89,95 @@ class MeshHttp:
         board: the data that it serves.
         gate: authenticates clients; None allows anonymous access.
         open_metrics: /metrics needs no key.
+
+    Attributes:
+        routes: by path pattern.
     """
 
     def __init__(self, board: Board, gate: Gatekeeper | None = None, *, open_metrics: bool = False) -> None:
+        self.routes = {
+            # The files of the page have no data; its requests need the permission.
+            "/": Route(lambda request, options: self._file("index.html"), access=OPEN),
+            "/page/{name}": Route(lambda request, options: self._file(options["name"]), access=OPEN),
+            "/healthz": Route(self._live, access=OPEN),
+            "/readyz": Route(self._ready, access=OPEN),
+            "/metrics": Route(self._metrics, access=OPEN if open_metrics else Access()),
+            "/v1/mesh/verdict": Route(self._verdict),
+            "/v1/mesh/graph": Route(self._graph),
+            "/v1/mesh/deviations": Route(self._deviations),
+            "/v1/mesh/changes": Route(self._changes),
+            "/v1/mesh/incidents": Route(self._incidents),
+            "/v1/mesh/incidents/{id}": Route(self._incident),
+            "/v1/mesh/incidents/{id}/mark": Route(self._mark, (b"POST",)),
+            # Events change no verdict.
+            "/v1/mesh/events": Route(self._events, (b"POST",), Access(change="score")),
+        }
+        self._paths = PathTable(self.routes.items())
         self._board = board
-        self._access_of = functools.partial(access_of, open_metrics=open_metrics)
         self._guard = None if gate is None else Guard(gate)
         self._num_waiting = 0
 
     def __call__(self, request: Request) -> Response | Pending:
         """Respond to a request; never raises."""
-        path, _, query = request.target.partition(b"?")
-        parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path[1:].split(b"/")]
         try:
-            if parts == _EVENTS:
-                answer = self._events(request, parts)
-                return answer if isinstance(answer, Pending) else self._counted(answer)
-            if len(parts) == 5 and parts[:3] == _INCIDENTS and parts[4] == "mark":
-                return self._counted(self._mark(request, parts))
-            handle = self._find(parts)
-            if handle is None:
-                return self._counted(
-                    plain_error(404, "no such path; the page is at /", _POLICY + _NO_STORE)
-                )
-            if request.method not in _READ:
-                lines = b"allow: GET, HEAD\r\n" + _POLICY + _NO_STORE
-                return self._counted(plain_error(405, "this path accepts only GET and HEAD", lines))
-            if self._guard is not None:
-                self._guard.admit(request, self._access_of(parts))
-            answer = handle(_options(query))
+            answer = self._answer(request)
         except Exception as error:
             return self._failed(error)
-        return answer if isinstance(answer, Pending) else self._counted(answer)
+        return self._counted(answer) if isinstance(answer, Response) else _Awaited(self, answer)
 
     def refuse(self, status: int, text: str) -> Response:
         """Return the response to a request that was refused while it was read."""
-        return self._counted(plain_error(status, text, _POLICY + _NO_STORE))
+        return self._counted(_refusal(status, text))
 
-    def _find(self, parts: list[str]) -> Callable[[dict[str, str]], Response | Pending] | None:
-        match parts:
-            case [""]:
-                return lambda options: self._file("index.html")
-            case ["page", name] if name in page_files():
-                return lambda options: self._file(name)
-            case ["healthz"]:
-                return self._live
-            case ["readyz"]:
-                return self._ready
-            case ["metrics"]:
-                return self._metrics
-            case ["v1", "mesh", "verdict"]:
-                return self._verdict
-            case ["v1", "mesh", "graph"]:
-                return self._graph
-            case ["v1", "mesh", "deviations"]:
-                return self._deviations
-            case ["v1", "mesh", "incidents"]:
-                return self._incidents
-            case ["v1", "mesh", "changes"]:
-                return lambda options: _json({"changes": self._board.changes()})
-            case ["v1", "mesh", "incidents", id]:
-                return lambda options: self._incident(id)
-        return None
+    def _answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        path, _, query = request.target.partition(b"?")
+        match = self._paths.find(
+            [unquote_to_bytes(part).decode("utf-8", "replace") for part in path[1:].split(b"/")]
+        )
+        if match is None:
+            return _refusal(404, _NO_PATH)
+        route = match.entries[0]
+        if request.method not in route.methods:
+            allowed = [method.decode() for method in route.methods]
+            lines = f"allow: {', '.join(allowed)}\r\n".encode()
+            return _refusal(405, f"this path accepts only {' and '.join(allowed)}", lines)
+        if self._guard is not None:
+            self._guard.admit(request, route.access)
+        return route.handle(request, {**_options(query), **match.values})
 
     def _file(self, name: str) -> Response:
+        if name not in page_files():
+            return _refusal(404, _NO_PATH)
         body, content_type = page_files()[name]
         return Response(body, 200, content_type, _POLICY + _CHECK_AGAIN)
 
-    def _live(self, options: dict[str, str]) -> Response:
+    def _live(self, request: Request, options: dict[str, str]) -> Response:
         if self._board.alive:
             return _json({"live": True})
         age_s = self._board.silent_s
         return _json({"live": False, "reasons": [f"no interval was completed for {age_s:.0f} s"]}, 503)
 
-    def _ready(self, options: dict[str, str]) -> Response:
+    def _ready(self, request: Request, options: dict[str, str]) -> Response:
         ready = self._board.ready
         reasons = [] if ready else ["no snapshot was collected yet, and no state was restored"]
         return _json({"ready": ready, "reasons": reasons}, 200 if ready else 503)
 
-    def _metrics(self, options: dict[str, str]) -> Response:
+    def _metrics(self, request: Request, options: dict[str, str]) -> Response:
         return Response(self._board.metrics.render(), 200, CONTENT_TYPE, _POLICY + _NO_STORE)
 
-    def _verdict(self, options: dict[str, str]) -> Response | Pending:
+    async def _verdict(self, request: Request, options: dict[str, str]) -> Response:
         """Return the newest verdict; with `after` (its time) and `wait` (seconds) wait for the next one."""
         board = self._board
         wait_s = min(_number(options, "wait", 0.0), _MAX_WAIT_S)
-        known = (
-            "after" in options
-            and board.verdict is not None
-            and board.verdict.time_s == _number(options, "after", 0.0)
-        )
-        if not known or not wait_s or self._num_waiting >= _MAX_WAITING:
-            return self._verdict_response()
-        # Subscribe now: a verdict that arrives before the task starts must not be missed.
-        reader = board.subscribe()
-        self._num_waiting += 1
-
-        def leave() -> None:
-            self._num_waiting -= 1
-            reader.close()
-
-        return _Awaited(self, self._next(reader, wait_s), leave)
-
-    def _verdict_response(self) -> Response:
-        board = self._board
+        after_s = _number(options, "after", math.nan)
+        known = board.verdict is not None and board.verdict.time_s == after_s
+        if known and wait_s and self._num_waiting < _MAX_WAITING:
+            self._num_waiting += 1
+            try:
+                with contextlib.closing(board.subscribe()) as reader, contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.get(), wait_s)
+            finally:
+                self._num_waiting -= 1
         return _json(
             {
                 "verdict": board.verdict,
@@ -192,73 +189,41 @@ class MeshHttp:
             }
         )
 
-    async def _next(self, reader: Subscription, wait_s: float) -> Response:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.get(), wait_s)
-        return self._verdict_response()
-
-    def _graph(self, options: dict[str, str]) -> Response | Pending:
+    async def _graph(self, request: Request, options: dict[str, str]) -> Response:
         limit, around = int(_number(options, "limit", 200)), options.get("around", "")
 
         def response() -> Response:
             return _json({"graph": live_graph(self._board, limit, around)})
 
-        if 0 < limit <= MAX_AT_ONCE:
-            return response()
-        return _Awaited(self, asyncio.to_thread(response))  # a large mesh takes half a second
+        # A large mesh takes half a second.
+        return response() if 0 < limit <= MAX_AT_ONCE else await asyncio.to_thread(response)
 
-    def _incidents(self, options: dict[str, str]) -> Response:
-        board = self._board
-        return _json({"incidents": [shown(each, board.links, board.now_s) for each in board.incidents()]})
+    def _changes(self, request: Request, options: dict[str, str]) -> Response:
+        return _json({"changes": self._board.changes()})
 
-    def _incident(self, id: str) -> Response:
-        record = self._board.incident(id)
-        if record is None:
-            raise IncidentNotFound(f"no incident {id[:100]!r} is stored: it may have ended hours ago")
-        incident = shown(record, self._board.links, self._board.now_s)
-        return _json({"incident": incident, "series": record.series})
+    def _incidents(self, request: Request, options: dict[str, str]) -> Response:
+        return _json({"incidents": [self._shown(each) for each in self._board.incidents()]})
 
-    def _posted(self, request: Request, parts: list[str]) -> Response | None:
-        """Check a request that changes something; returns a refusal of its method, or None."""
-        if request.method != b"POST":
-            lines = b"allow: POST\r\n" + _POLICY + _NO_STORE
-            return plain_error(405, "this path accepts only POST", lines)
-        if self._guard is not None:
-            self._guard.admit(request, self._access_of(parts))
-        if request.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/json":
-            # A page of another origin cannot send this type without a CORS preflight.
-            raise BadRequest("the request needs the header content-type: application/json")
-        return None
+    def _incident(self, request: Request, options: dict[str, str]) -> Response:
+        record = self._board.incident(options["id"])
+        return _json({"incident": self._shown(record), "series": record.series})
 
-    def _mark(self, request: Request, parts: list[str]) -> Response:
+    def _mark(self, request: Request, options: dict[str, str]) -> Response:
         """Set or remove the mark of an incident."""
-        refused = self._posted(request, parts)
-        if refused is not None:
-            return refused
-        asked = read_mark(request.body)
-        record = self._board.mark(parts[3], asked.mark, asked.by)
-        return _json({"incident": shown(record, self._board.links, self._board.now_s)})
+        asked = read_mark(_json_body(request))
+        return _json({"incident": self._shown(self._board.mark(options["id"], asked.mark, asked.by))})
 
-    def _events(self, request: Request, parts: list[str]) -> Response | Pending:
+    async def _events(self, request: Request, options: dict[str, str]) -> Response:
         """Apply events; the response names the services whose deviations were computed again."""
-        refused = self._posted(request, parts)
-        if refused is not None:
-            return refused
-        events = read_events(request.body)
+        return _json(await take_events(self._board.live, read_events(_json_body(request))))
 
-        async def response() -> Response:
-            return _json(await take_events(self._board.live, events))
-
-        return _Awaited(self, response())
-
-    def _deviations(self, options: dict[str, str]) -> Pending:
+    async def _deviations(self, request: Request, options: dict[str, str]) -> Response:
         """Return deviations of the services in `service`, comma-separated; without it of the first ones."""
         wanted = [name for name in options.get("service", "").split(",") if name]
+        return _json(await deviations(self._board.live, wanted))
 
-        async def response() -> Response:
-            return _json(deviations(await state_of(self._board.live), wanted))
-
-        return _Awaited(self, response())
+    def _shown(self, record: Record) -> dict[str, Any]:
+        return shown(record, self._board.links, self._board.now_s)
 
     def _counted(self, response: Response) -> Response:
         self._board.metrics.answers("http", str(response.status)).inc()
@@ -270,20 +235,15 @@ class MeshHttp:
 
 
 class _Awaited(Pending):
-    """A response that a coroutine creates.
-
-    Args:
-        leave: always called at the end; a task that is cancelled before it starts never runs its `finally`.
-    """
+    """A response that a coroutine creates."""
 
     __slots__ = ("_task",)
 
-    def __init__(self, app: MeshHttp, making: Any, leave: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, app: MeshHttp, making: Coroutine[Any, Any, Response]) -> None:
         super().__init__()
-        self._task: asyncio.Task[Response] = asyncio.ensure_future(making)
+        self._task = asyncio.ensure_future(making)
 
         def done(task: asyncio.Task[Response]) -> None:
-            leave()
             if not task.cancelled():
                 error = task.exception()
                 self.answer(app._counted(task.result()) if error is None else app._failed(error))
@@ -293,6 +253,18 @@ class _Awaited(Pending):
     def cancel(self) -> None:
         """Cancel the coroutine: the client is gone."""
         self._task.cancel()
+
+
+def _refusal(status: int, text: str, lines: bytes = b"") -> Response:
+    return plain_error(status, text, lines + _POLICY + _NO_STORE)
+
+
+def _json_body(request: Request) -> bytes:
+    """Return the body of a request that changes something."""
+    if request.headers.get(b"content-type", b"").partition(b";")[0].strip() != b"application/json":
+        # A page of another origin cannot send this type without a CORS preflight.
+        raise BadRequest("the request needs the header content-type: application/json")
+    return request.body
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,55 +28,8 @@ _SUSPECTED = np.float32(1e6)
 Rows = NDArray[np.int64]
 
 
-class GraphNode(msgspec.Struct, frozen=True):
-    """A service.
-
-    Attributes:
-        service: its name.
-        score: anomaly score; 1.0 is the threshold; None if it has none.
-        suppressed: it has a planned change, and its anomaly score is ignored.
-        incident: id of the open incident with this service as a likely suspect; None for none.
-        values: one for each of `LiveGraph.node_features`; None = not measured.
-    """
-
-    service: str
-    score: float | None
-    suppressed: bool
-    incident: str | None
-    values: list[float | None]
-
-
-class GraphEdge(msgspec.Struct, frozen=True):
-    """A call path.
-
-    Attributes:
-        caller, callee: positions in `LiveGraph.nodes`.
-        share: of the caller's requests; None if rates are not measured.
-        blamed: whether it is evidence against a likely suspect of an open incident.
-        values: one for each of `LiveGraph.edge_features`; None = not measured.
-    """
-
-    caller: int
-    callee: int
-    share: float | None
-    blamed: bool
-    values: list[float | None]
-
-
-class LiveGraph(msgspec.Struct, frozen=True):
-    """A mesh, or a part of it. `total_services` and `total_edges` count the whole."""
-
-    time_s: float
-    total_services: int
-    total_edges: int
-    node_features: tuple[str, ...]
-    edge_features: tuple[str, ...]
-    nodes: list[GraphNode]
-    edges: list[GraphEdge]
-
-
-def live_graph(board: Board, limit: int = 0, around: str = "") -> LiveGraph | None:
-    """Return the newest snapshot of the board as a graph.
+def live_graph(board: Board, limit: int = 0, around: str = "") -> dict[str, Any] | None:
+    """Return the newest snapshot of the board as a graph, with the fields of the message `Graph`.
 
     Args:
         board: to read.
@@ -85,7 +37,8 @@ def live_graph(board: Board, limit: int = 0, around: str = "") -> LiveGraph | No
         around: a service; the result has the services with the fewest calls between it and them. "" chooses
             the highest anomaly scores.
 
-    Returns: None before the first snapshot; no services if `around` is not in the mesh.
+    Returns: what mesh.proto describes; missing scores, shares and incidents are None. None before the first
+        snapshot; no services if `around` is not in the mesh.
     """
     snapshot, scores = board.shown
     if snapshot is None:
@@ -105,59 +58,59 @@ def live_graph(board: Board, limit: int = 0, around: str = "") -> LiveGraph | No
     return _drawn(board, snapshot, scores, rows)
 
 
-def _drawn(board: Board, snapshot: Snapshot, scores: FloatArray, rows: Rows) -> LiveGraph:
-    verdict, name = board.verdict, snapshot.roster.name
-    suppressed = set(verdict.suppressed if verdict is not None else ())
+def _drawn(board: Board, snapshot: Snapshot, scores: FloatArray, rows: Rows) -> dict[str, Any]:
     suspected: dict[str, str] = {}
     blamed: set[tuple[str, str]] = set()
     for record in board.open_incidents():
         for suspect in _likely(record.incident):
             suspected.setdefault(suspect.service, record.incident.id)
             blamed |= {(each.caller, each.service) for each in suspect.evidence if each.caller is not None}
-    nodes = [
-        GraphNode(service, score, service in suppressed, suspected.get(service), values)
-        for service, score, values in zip(
-            [name(slot) for slot in snapshot.nodes[rows].tolist()],
-            _listed(scores[rows]),
-            _listed(snapshot.node_features[rows]),
-            strict=True,
-        )
-    ]
+    suppressed = set(board.verdict.suppressed if board.verdict is not None else ())
+    services = [snapshot.roster.name(slot) for slot in snapshot.nodes[rows].tolist()]
     place = np.full(len(snapshot.roster), -1, np.int64)
     place[snapshot.nodes[rows]] = np.arange(len(rows))
     callers, callees = place[snapshot.edge_src], place[snapshot.edge_dst]
-    shown = np.flatnonzero((callers >= 0) & (callees >= 0))
+    paths = np.flatnonzero((callers >= 0) & (callees >= 0))
     shares = _shares(snapshot)
     most = _EDGES_PER_SERVICE * len(rows)
-    if len(rows) < len(snapshot.nodes) and len(shown) > most:
-        by_share = np.argsort(-np.nan_to_num(shares[shown], nan=0.0), kind="stable")
-        shown = np.sort(shown[by_share[:most]])
-    edges = [
-        GraphEdge(
-            caller,
-            callee,
-            share,
-            bool(blamed) and (nodes[caller].service, nodes[callee].service) in blamed,
-            values,
-        )
-        for caller, callee, share, values in zip(
-            callers[shown].tolist(),
-            callees[shown].tolist(),
-            _listed(shares[shown]),
-            _listed(snapshot.edge_features[shown]),
-            strict=True,
-        )
-    ]
-    schema = snapshot.schema
-    return LiveGraph(
-        snapshot.time_s,
-        len(snapshot.nodes),
-        len(snapshot.edge_src),
-        schema.node_features,
-        schema.edge_features,
-        nodes,
-        edges,
+    if len(rows) < len(snapshot.nodes) and len(paths) > most:
+        by_share = np.argsort(-np.nan_to_num(shares[paths], nan=0.0), kind="stable")
+        paths = np.sort(paths[by_share[:most]])
+    nodes = zip(services, _listed(scores[rows]), snapshot.node_features[rows].tolist(), strict=True)
+    edges = zip(
+        callers[paths].tolist(),
+        callees[paths].tolist(),
+        _listed(shares[paths]),
+        snapshot.edge_features[paths].tolist(),
+        strict=True,
     )
+    return {
+        "time_s": snapshot.time_s,
+        "total_services": len(snapshot.nodes),
+        "total_edges": len(snapshot.edge_src),
+        "node_features": snapshot.schema.node_features,
+        "edge_features": snapshot.schema.edge_features,
+        "nodes": [
+            {
+                "service": service,
+                "score": score,
+                "suppressed": service in suppressed,
+                "incident": suspected.get(service),
+                "values": values,
+            }
+            for service, score, values in nodes
+        ],
+        "edges": [
+            {
+                "caller": caller,
+                "callee": callee,
+                "share": share,
+                "blamed": (services[caller], services[callee]) in blamed,
+                "values": values,
+            }
+            for caller, callee, share, values in edges
+        ],
+    }
 
 
 def _likely(incident: Incident) -> list[Suspect]:
@@ -214,12 +167,6 @@ def _rank(board: Board, snapshot: Snapshot, scores: FloatArray) -> FloatArray:
     return rank
 
 
-def _listed(values: FloatArray) -> list[Any]:
-    """Return values as lists, with None for NaN and infinite values."""
-    missing = ~np.isfinite(values)
-    if missing.any():
-        boxed = values.astype(object)
-        boxed[missing] = None
-        values = boxed
-    listed: list[Any] = values.tolist()
-    return listed
+def _listed(values: FloatArray) -> list[float | None]:
+    """Return values as a list, with None for NaN."""
+    return [None if value != value else value for value in values.tolist()]

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
 
-from hopline.observe.exposition import render_family
-from hopline.observe.metrics import LATENCY_BUCKETS, Counter, Family, Gauge, Histogram, Kind
+from hopline.observe.metrics import MetricFamilies
 from hopline_mesh.collect.query import CollectReport
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 
 _MAX_KINDS = 40
 _STATES = ("learning", "blind", "normal", "anomalous")
-ChildT = TypeVar("ChildT", Counter, Gauge, Histogram)
 
 
-class MeshMetrics:
+class MeshMetrics(MetricFamilies):
     """All metrics of one watch.
 
     Label values never come from services, so a hostile or short-lived service creates no new series.
@@ -28,47 +25,47 @@ class MeshMetrics:
     """
 
     def __init__(self) -> None:
-        self._families: list[Family] = []
+        super().__init__("hopline_mesh_")
         self._kinds_of_gaps: set[str] = set()
-        self.step_seconds = self._histogram("step_seconds", "Time of each stage of a step.", ("stage",))
-        self.collect_seconds = self._histogram("collect_seconds", "Time of all queries of a snapshot.")()
-        self.snapshots = self._counter("snapshots_total", "Collected snapshots.")()
-        self.gaps = self._counter("gaps_total", "Missing measurements by kind.", ("what",))
-        self.services = self._gauge("services", "Services in the newest snapshot.")()
-        self.edges = self._gauge("edges", "Call paths in the newest snapshot.")()
-        self.score = self._gauge("score", "Largest anomaly score of the mesh; 1 is the threshold.")()
-        self._threshold = self._gauge(
+        self.step_seconds = self.histogram("step_seconds", "Time of each stage of a step.", ("stage",))
+        self.collect_seconds = self.histogram("collect_seconds", "Time of all queries of a snapshot.")()
+        self.snapshots = self.counter("snapshots_total", "Collected snapshots.")()
+        self.gaps = self.counter("gaps_total", "Missing measurements by kind.", ("what",))
+        self.services = self.gauge("services", "Services in the newest snapshot.")()
+        self.edges = self.gauge("edges", "Call paths in the newest snapshot.")()
+        self.score = self.gauge("score", "Largest anomaly score of the mesh; 1 is the threshold.")()
+        self._threshold = self.gauge(
             "threshold", "Deviation, in spreads, at which a column's anomaly score is 1.", ("column",)
         )
         self.thresholds: Callable[[], Mapping[str, float]] = dict
-        self.query_seconds = self._gauge("query_seconds", "Time of the newest response.", ("query",))
-        self.queries = self._counter("queries_total", "Queries to Prometheus.", ("query", "outcome"))
-        self.series = self._gauge(
+        self.query_seconds = self.gauge("query_seconds", "Time of the newest response.", ("query",))
+        self.queries = self.counter("queries_total", "Queries to Prometheus.", ("query", "outcome"))
+        self.series = self.gauge(
             "query_series", "Series of watched services in the newest response.", ("query",)
         )
-        self.left_out = self._gauge(
+        self.left_out = self.gauge(
             "left_out", "Services and call paths beyond the limits, in the newest snapshot."
         )()
-        self.state = self._gauge("state", "1 for the state of the newest verdict.", ("state",))
-        self.verdict_time = self._gauge(
+        self.state = self.gauge("state", "1 for the state of the newest verdict.", ("state",))
+        self.verdict_time = self.gauge(
             "verdict_time_seconds", "Time of the newest verdict, Unix seconds."
         )()
-        self.incidents = self._counter("incidents_total", "Incidents that began.")()
-        self.incidents_open = self._gauge("incidents_open", "Open incidents.")()
-        self.alerts_sent = self._counter(
+        self.incidents = self.counter("incidents_total", "Incidents that began.")()
+        self.incidents_open = self.gauge("incidents_open", "Open incidents.")()
+        self.alerts_sent = self.counter(
             "alerts_sent_total", "Alerts that an Alertmanager accepted.", ("alertmanager",)
         )
-        self.alerts_failed = self._counter(
+        self.alerts_failed = self.counter(
             "alerts_failed_total", "Failed posts to an Alertmanager.", ("alertmanager",)
         )
-        self.state_bytes = self._gauge("state_bytes", "Bytes of the saved state.")()
-        self.state_writes_failed = self._counter("state_writes_failed_total", "Failed writes of state.")()
-        self.fine_tunes = self._counter("fine_tunes_total", "Trainings on recent snapshots.", ("outcome",))
-        self.verdicts_dropped = self._counter(
+        self.state_bytes = self.gauge("state_bytes", "Bytes of the saved state.")()
+        self.state_writes_failed = self.counter("state_writes_failed_total", "Failed writes of state.")()
+        self.fine_tunes = self.counter("fine_tunes_total", "Trainings on recent snapshots.", ("outcome",))
+        self.verdicts_dropped = self.counter(
             "verdicts_dropped_total", "Verdicts that slow gRPC readers missed."
         )()
-        self.answers = self._counter("answers_total", "Responses by transport.", ("transport", "status"))
-        self._cpu = self._counter("cpu_seconds_total", "CPU seconds of the watch.")()
+        self.answers = self.counter("answers_total", "Responses by transport.", ("transport", "status"))
+        self._cpu = self.counter("cpu_seconds_total", "CPU seconds of the watch.")()
         for state in _STATES:
             self.state(state)
 
@@ -105,19 +102,10 @@ class MeshMetrics:
             if stage == "collect":
                 self.collect_seconds.observe(time.perf_counter() - start)
 
-    def names(self) -> list[str]:
-        """Return the names of all families, for the docs."""
-        return [family.name for family in self._families]
-
-    def render(self) -> bytes:
-        """Return the Prometheus text."""
+    def _update(self) -> None:
         self._cpu.value = time.process_time()
         for column, spreads in self.thresholds().items():
             self._threshold(column).set(spreads)
-        return "".join(
-            render_family(family.name, family.help, family.kind, family.samples())
-            for family in self._families
-        ).encode()
 
     def _kind_of_gap(self, what: str) -> str:
         """Return a gap's label: "node.cpu_cores" or "prometheus"; "other" if there are too many kinds."""
@@ -126,23 +114,3 @@ class MeshMetrics:
             return "other"
         known.add(what)
         return what
-
-    def _counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Counter]:
-        return self._declare(name, help, "counter", labels, Counter)
-
-    def _gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Gauge]:
-        return self._declare(name, help, "gauge", labels, Gauge)
-
-    def _histogram(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Callable[..., Histogram]:
-        return self._declare(name, help, "histogram", labels, lambda: Histogram(LATENCY_BUCKETS))
-
-    def _declare(
-        self, name: str, help: str, kind: Kind, labels: tuple[str, ...], make: Callable[[], ChildT]
-    ) -> Callable[..., ChildT]:
-        family = Family(f"hopline_mesh_{name}", help, kind, labels, make)
-        self._families.append(family)
-
-        def labelled(*values: str) -> ChildT:
-            return family.child(values)  # type: ignore[return-value]
-
-        return labelled

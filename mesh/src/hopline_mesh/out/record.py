@@ -5,13 +5,15 @@ Knows incidents and snapshots, and no readers. Everything is bounded, because an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from hopline.errors import BadRequest
+from hopline.transports.json_body import decode_body
 from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.incident import Evidence, Incident
 from hopline_mesh.out.words import name_of
@@ -20,12 +22,9 @@ from hopline_mesh.snapshot import Snapshot
 #: Maximum number of series of one incident, and of points of each.
 MAX_SERIES = 8
 MAX_POINTS = 240
-#: Maximum length of the name of who set a mark.
-_LONGEST_BY = 100
 
 #: feature, service, caller of a series.
 Key: TypeAlias = tuple[str, str, str | None]
-
 
 #: `acknowledged`: someone looks after it. `muted`: its alert ends; the page still shows it.
 #: `not_an_incident`: as muted, and the next training learns from its time as normal.
@@ -50,7 +49,10 @@ class MarkRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request: a mark, or null to remove it."""
 
     mark: MarkKind | None
-    by: str = ""
+    by: Annotated[str, msgspec.Meta(max_length=100)] = ""
+
+
+_read = msgspec.json.Decoder(MarkRequest).decode
 
 
 def read_mark(body: bytes) -> MarkRequest:
@@ -59,15 +61,7 @@ def read_mark(body: bytes) -> MarkRequest:
     Raises:
         BadRequest: the body is invalid.
     """
-    try:
-        found = msgspec.json.decode(body, type=MarkRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(
-            f'the body must be such as {{"mark": "acknowledged", "by": "ada"}}: {error}'
-        ) from None
-    if len(found.by) > _LONGEST_BY:
-        raise BadRequest(f"by: longer than {_LONGEST_BY} characters")
-    return found
+    return decode_body(body, _read, MarkRequest, example='{"mark": "acknowledged", "by": "ada"}')
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
@@ -131,7 +125,10 @@ class Record(msgspec.Struct):
         """Set the incident as of the newest verdict."""
         self.incident = incident
         self.name = self.name or name_of(incident)
-        self._follow_new()
+        known = {each.key for each in self.series}
+        for key in evidence_of(incident):
+            if key not in known and len(self.series) < MAX_SERIES:
+                self.series.append(Series(*key))
 
     def follow(self, snapshot: Snapshot, seen: Mapping[Key, float | None]) -> None:
         """Add the values of one interval.
@@ -140,30 +137,19 @@ class Record(msgspec.Struct):
             snapshot: the interval.
             seen: values of at least the series of this record; see `seen_in`.
         """
-        evidence = {(each.feature, each.service, each.caller): each for each in evidence_of(self.incident)}
+        is_current = self.is_open and snapshot.time_s >= self.incident.start_s
+        evidence = evidence_of(self.incident) if is_current else {}
         for series in self.series:
             found = evidence.get(series.key)
-            known = snapshot.time_s >= self.incident.start_s and self.is_open and found is not None
             # Evidence without a column of the snapshot (a trouble) has its value only in itself.
-            value = seen.get(series.key, found.seen if known and found is not None else None)
-            series.add(
-                Point(snapshot.time_s, found.expected if known and found is not None else None, value)
-            )
-
-    def _follow_new(self) -> None:
-        known = {each.key for each in self.series}
-        for each in evidence_of(self.incident):
-            key = each.feature, each.service, each.caller
-            if len(self.series) >= MAX_SERIES:
-                break
-            if key not in known:
-                known.add(key)
-                self.series.append(Series(*key))
+            value = seen.get(series.key, None if found is None else found.seen)
+            series.add(Point(snapshot.time_s, None if found is None else found.expected, value))
 
 
-def evidence_of(incident: Incident) -> list[Evidence]:
-    """Return all evidence of an incident, that of the first suspects first."""
-    return [each for suspect in incident.suspects for each in suspect.evidence]
+def evidence_of(incident: Incident) -> dict[Key, Evidence]:
+    """Return the evidence of an incident by series, that of the first suspects first."""
+    evidence = [each for suspect in incident.suspects for each in suspect.evidence]
+    return {(each.feature, each.service, each.caller): each for each in evidence}
 
 
 def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
@@ -176,35 +162,34 @@ def seen_in(snapshot: Snapshot, keys: set[Key]) -> dict[Key, float | None]:
     Returns: for each key whose feature is a column, or is computed from columns: the value, None if it was
         not measured or the service or call path is missing. Other keys are left out.
     """
-    found: dict[Key, float | None] = {}
-    schema, slots = snapshot.schema, {key: _slots(snapshot, key) for key in keys}
-    nodes = {slot for slot, caller in slots.values() if caller is None and slot is not None}
-    callers = {caller for _, caller in slots.values() if caller is not None}
-    # One pass over all services and call paths for any number of keys.
-    rows = np.flatnonzero(np.isin(snapshot.nodes, list(nodes)))
-    node_row = {int(snapshot.nodes[row]): int(row) for row in rows}
-    rows = np.flatnonzero(np.isin(snapshot.edge_src, list(callers)))
-    edge_row = {(int(snapshot.edge_dst[row]), int(snapshot.edge_src[row])): int(row) for row in rows}
+    schema, num_slots = snapshot.schema, len(snapshot.roster)
     calls = CallsPerRequest(schema)
-    is_counted = any(key[0] in calls.columns and key[2] is not None for key in keys)
-    edge_values = calls.of(snapshot) if is_counted else snapshot.edge_features
-    edge_columns = (*schema.edge_features, *calls.columns) if is_counted else schema.edge_features
-    for key, (slot, caller) in slots.items():
-        feature, of_edge = key[0], key[2] is not None
-        columns = edge_columns if of_edge else schema.node_features
-        if feature not in columns:
-            continue
-        if of_edge:
-            row = edge_row.get((slot, caller)) if slot is not None and caller is not None else None
-        else:
-            row = node_row.get(slot) if slot is not None else None
-        values = edge_values if of_edge else snapshot.node_features
-        value = float("nan") if row is None else float(values[row, columns.index(feature)])
-        found[key] = None if value != value else value
+    edge_columns, edge_values = schema.edge_features, snapshot.edge_features
+    if any(feature in calls.columns and caller is not None for feature, _, caller in keys):
+        edge_columns, edge_values = (*edge_columns, *calls.columns), calls.of(snapshot)
+
+    def number(service: str, caller: str | None) -> int:
+        """Return a number for a service, or for a call path; -1 for an unknown one."""
+        slot = snapshot.roster.find(service)
+        caller_slot = 0 if caller is None else snapshot.roster.find(caller)
+        return -1 if slot is None or caller_slot is None else caller_slot * num_slots + slot
+
+    numbers = {key: number(key[1], key[2]) for key in keys}
+    edges = snapshot.edge_src.astype(np.int64) * num_slots + snapshot.edge_dst
+    node_row = _rows(snapshot.nodes, [at for key, at in numbers.items() if key[2] is None])
+    edge_row = _rows(edges, [at for key, at in numbers.items() if key[2] is not None])
+    found: dict[Key, float | None] = {}
+    for key, at in numbers.items():
+        columns, values, row_of = schema.node_features, snapshot.node_features, node_row
+        if key[2] is not None:
+            columns, values, row_of = edge_columns, edge_values, edge_row
+        if key[0] in columns:
+            value = float(values[row_of[at], columns.index(key[0])]) if at in row_of else math.nan
+            found[key] = None if math.isnan(value) else value
     return found
 
 
-def _slots(snapshot: Snapshot, key: Key) -> tuple[int | None, int | None]:
-    """Return the slots of the service and of the caller."""
-    _, service, caller = key
-    return snapshot.roster.find(service), None if caller is None else snapshot.roster.find(caller)
+def _rows(numbers: NDArray[Any], wanted: list[int]) -> dict[int, int]:
+    """Return the row of each wanted number that is among the numbers."""
+    rows = np.flatnonzero(np.isin(numbers, wanted))
+    return dict(zip(numbers[rows].tolist(), rows.tolist(), strict=True))

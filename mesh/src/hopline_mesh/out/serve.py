@@ -6,22 +6,19 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
-import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import AuthConfig, Config, TlsConfig
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import is_loopback
-from hopline.process.listeners import reserve, tls_context, tls_pair, url_host
+from hopline.process.listeners import remove_dead_socket, reserve, tls_context, tls_pair, url_host
 from hopline_mesh.out.board import Board
 from hopline_mesh.settings import ServeSettings
 
 if TYPE_CHECKING:
     from hopline.ingress.gatekeeper import Gatekeeper
-    from hopline.transports.http_endpoint import HttpEndpoint
-    from hopline_mesh.out.grpc import MeshGrpc
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +48,9 @@ class Outputs:
         self._settings = settings
         self._config = _config(settings)
         self._gate: Gatekeeper | None = None
-        self._listener: asyncio.Server | None = None
-        self._endpoint: HttpEndpoint | None = None
-        self._grpc: Any = None
-        self._grpc_app: MeshGrpc | None = None
-        self._ticking: asyncio.Task[None] | None = None
-        #: The socket file that this process created; removed at the end.
-        self._socket: Path | None = None
+        #: called every second
+        self._ticks: list[Callable[[], object]] = []
+        self._open = contextlib.AsyncExitStack()
 
     @property
     def url(self) -> str:
@@ -80,6 +73,7 @@ class Outputs:
             from hopline.ingress.gatekeeper import Gatekeeper
 
             self._gate = Gatekeeper(self._config)
+            self._ticks.append(self._gate.tick)
         try:
             if settings.http_port >= 0:
                 await self._open_http()
@@ -88,28 +82,11 @@ class Outputs:
         except BaseException:
             await self.stop()
             raise
-        self._ticking = asyncio.create_task(self._tick(), name="timer of the ports")
+        self._open.callback(asyncio.create_task(self._tick(), name="timer of the ports").cancel)
 
     async def stop(self) -> None:
         """Close all of them."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticking
-            self._ticking = None
-        if self._listener is not None:
-            self._listener.close()
-        if self._endpoint is not None:
-            self._endpoint.begin_close()
-            self._endpoint.abort()
-        if self._grpc is not None:
-            assert self._grpc_app is not None
-            self._grpc_app.draining = True
-            await self._grpc.stop(_GRACE_S)
-            self._grpc = None
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.unlink()
+        await self._open.aclose()
 
     async def _open_http(self) -> None:
         from hopline.transports.http_endpoint import HttpEndpoint
@@ -118,10 +95,13 @@ class Outputs:
         tls = tls_context(self._config.tls)
         bound = reserve(self._settings.host, self._settings.http_port, "http_port")
         app = MeshHttp(self._board, self._gate, open_metrics=self._settings.open_metrics)
-        self._endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=_MAX_BODY)
+        endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=_MAX_BODY)
         loop = asyncio.get_running_loop()
-        self._endpoint.tick(loop.time())
-        self._listener = await loop.create_server(self._endpoint, sock=bound, ssl=tls)
+        endpoint.tick(loop.time())
+        self._ticks.append(lambda: endpoint.tick(loop.time()))
+        self._open.callback(endpoint.abort)
+        self._open.callback(endpoint.begin_close)
+        self._open.callback((await loop.create_server(endpoint, sock=bound, ssl=tls)).close)
         self.http_port = bound.getsockname()[1]
 
     async def _open_grpc(self) -> None:
@@ -129,71 +109,50 @@ class Outputs:
 
         from hopline_mesh.out.grpc import MeshGrpc
 
-        settings = self._settings
-        self._grpc_app = MeshGrpc(self._board, self._gate)
-        self._grpc = grpc.aio.server(
+        settings, app = self._settings, MeshGrpc(self._board, self._gate)
+        server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_BODY),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
             ]
         )
-        self._grpc.add_generic_rpc_handlers(self._grpc_app.handlers())
+        server.add_generic_rpc_handlers(app.handlers())
         if settings.grpc_port >= 0:
             address = f"{url_host(settings.host)}:{settings.grpc_port}"
             pair = tls_pair(self._config.tls)
             try:
                 if pair is None:
-                    self.grpc_port = self._grpc.add_insecure_port(address)
+                    self.grpc_port = server.add_insecure_port(address)
                 else:
-                    self.grpc_port = self._grpc.add_secure_port(
-                        address, grpc.ssl_server_credentials([pair])
-                    )
+                    self.grpc_port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
             except RuntimeError as error:
                 raise ConfigError(f"grpc_port: cannot listen on {address}: {error}") from None
         if settings.socket is not None:
-            self._add_socket(settings.socket)
-        await self._grpc.start()
+            self._add_socket(server, settings.socket.absolute())
+        self._open.push_async_callback(server.stop, _GRACE_S)
+        self._open.callback(app.drain)
+        await server.start()
         if settings.socket is not None:
             # Access is controlled by the folder and the group of the socket.
             settings.socket.chmod(0o660)
 
-    def _add_socket(self, path: Path) -> None:
-        path = path.absolute()
+    def _add_socket(self, server: Any, path: Path) -> None:
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
             raise ConfigError(f"socket: {str(path)!r} is longer than {_MAX_SOCKET_PATH} bytes")
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise ConfigError(f"socket: {str(path)!r} exists and is not a socket")
-            if _is_listening(path):
-                raise ConfigError(f"socket: {str(path)!r} is in use by another process")
-            path.unlink()  # of a watch that died
+        remove_dead_socket(path, "socket", "process")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._grpc.add_insecure_port(f"unix:{path}")
-            self._socket = path
+            server.add_insecure_port(f"unix:{path}")
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"socket: cannot listen on {str(path)!r}: {error}") from None
+        self._open.callback(path.unlink, missing_ok=True)
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._endpoint is not None:
-                self._endpoint.tick(loop.time())
-            if self._gate is not None:
-                self._gate.tick()
-
-
-def _is_listening(path: Path) -> bool:
-    """Whether a process listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
+            for tick in self._ticks:
+                tick()
 
 
 def check_exposure(settings: ServeSettings) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from hopline_mesh.out.links import links_of
-from hopline_mesh.out.live_graph import LiveGraph
 from hopline_mesh.out.record import Record
 from hopline_mesh.out.words import headline, name_of
 
@@ -26,7 +25,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return a struct as the keyword arguments of the message with its name."""
+    """Return a struct, or a dictionary, as the keyword arguments of a message with the same fields."""
     fields = _encodable(msgspec.to_builtins(value))
     if "state" in fields:
         fields["state"] = f"STATE_{fields['state'].upper()}"
@@ -53,14 +52,6 @@ def record_fields(record: Record) -> dict[str, Any]:
             for time_s, expected, seen in series["points"]
         ]
     return {"incident": fields["incident"], "series": fields["series"]}
-
-
-def graph_fields(graph: LiveGraph) -> dict[str, Any]:
-    """Return the keyword arguments of a `Graph`."""
-    fields = fields_of(graph)
-    for each in (*fields["nodes"], *fields["edges"]):
-        each["values"] = [float("nan") if value is None else value for value in each["values"]]
-    return fields
 
 
 def _encodable(value: Any) -> Any:

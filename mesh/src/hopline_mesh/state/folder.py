@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,8 @@ logger = logging.getLogger("hopline_mesh")
 
 Result = TypeVar("Result")
 
-_NAME = re.compile(r"(checkpoint|history)-(\d{10})\.(state|log)")
+#: Kinds of numbered files, and their endings.
+_ENDINGS = {"checkpoint": "state", "history": "log"}
 _NOTE = "note.state"
 _KEPT_CHECKPOINTS = 2
 #: Size of a checkpoint that room is made for, as a share of that of its arrays. The state of 2,000 services
@@ -102,11 +104,11 @@ class StateFolder:
     @property
     def size(self) -> int:
         """Size of all files in bytes."""
-        return sum(file.stat().st_size for _, file in self._files("checkpoint") + self._files("history"))
+        return sum(path.stat().st_size for kind in _ENDINGS for path in self._files(kind))
 
     def checkpoints(self) -> Iterator[Checkpoint]:
         """Yield intact checkpoints, newest first; the log names damaged ones."""
-        for _, path in reversed(self._files("checkpoint")):
+        for path in reversed(self._files("checkpoint")):
             try:
                 header, arrays = read_checkpoint(path)
                 yield Checkpoint(
@@ -123,17 +125,15 @@ class StateFolder:
     def history(self, roster: Roster, after_s: float = float("-inf")) -> Iterator[Seen]:
         """Yield the intervals after a time, oldest first, in this roster's slots, without damaged ones."""
         last = after_s
-        for _, path in self._files("history"):
-            if self._newest.get(path, float("inf")) <= after_s:
-                continue
+        for path in self._files("history"):
             reader = RecordReader(roster)
             newest = float("-inf")
             try:
                 for payload in read_segment(path):
                     seen = reader.decode(payload)
                     newest = seen.snapshot.time_s
-                    if seen.snapshot.time_s > last:
-                        last = seen.snapshot.time_s
+                    if newest > last:
+                        last = newest
                         yield seen
             except StateDamaged as error:
                 logger.warning("state: %s; the rest of the file is ignored", error)
@@ -151,19 +151,21 @@ class StateFolder:
         if segment is not None and (
             segment.records >= _SEGMENT_RECORDS or segment.size + most > self._limit * _SEGMENT_SHARE
         ):
-            self._end_segment()
-        self._prune(snapshot.time_s)
+            self.close()
+        for path in self._files("history")[:-1]:
+            if self._newest.get(path, math.inf) < snapshot.time_s - self._keep_s:
+                self._drop(path)
         self._make_room(most + self._reserve())
         self._with_room(lambda: self._append(snapshot, context))
 
     def _append(self, snapshot: Snapshot, context: Context) -> None:
         if self._segment is None:
-            self._segment = SegmentWriter(self._next("history", "log"))
+            self._segment = SegmentWriter(self._next("history"))
             self._records = RecordWriter()
         try:
             self._segment.append(self._records.encode(snapshot, context))
         except OSError:
-            self._end_segment()  # the next record starts an independent file
+            self.close()  # the next record starts an independent file
             raise
         self._newest[self._segment.path] = snapshot.time_s
 
@@ -187,10 +189,10 @@ class StateFolder:
         # During the replacement both files exist.
         wanted = PACKED * sum(array.nbytes for array in arrays.values())
         self._make_room(round(wanted) + len(msgspec.json.encode(header)), checkpoint=True)
-        path, most = self._next("checkpoint", "state"), self._limit - self.size
-        size = self._with_room(lambda: write_checkpoint(path, header, arrays, most=most))
-        for _, path in self._files("checkpoint")[:-_KEPT_CHECKPOINTS]:
-            path.unlink()
+        path = self._next("checkpoint")
+        size = self._with_room(lambda: write_checkpoint(path, header, arrays, most=self._limit - self.size))
+        for old in self._files("checkpoint")[:-_KEPT_CHECKPOINTS]:
+            old.unlink()
         return size
 
     def write_note(self, note: Mapping[str, Any]) -> None:
@@ -214,46 +216,31 @@ class StateFolder:
 
     def clear(self) -> None:
         """Delete all files of the state."""
-        self._end_segment()
-        for _, path in self._files("checkpoint") + self._files("history"):
-            path.unlink()
+        for kind in _ENDINGS:
+            for path in self._files(kind):
+                self._drop(path)
         (self.folder / _NOTE).unlink(missing_ok=True)
-        self._newest.clear()
 
     def close(self) -> None:
-        """Close the file that is being written."""
-        self._end_segment()
-
-    def _files(self, kind: str) -> list[tuple[int, Path]]:
-        """Return number and path of files, oldest first."""
-        found = []
-        for path in self.folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match is not None and match[1] == kind:
-                found.append((int(match[2]), path))
-        return sorted(found)
-
-    def _next(self, kind: str, ending: str) -> Path:
-        files = self._files(kind)
-        return self.folder / f"{kind}-{files[-1][0] + 1 if files else 1:010d}.{ending}"
-
-    def _end_segment(self) -> None:
+        """Close the file that is being written; later ones may follow."""
         if self._segment is not None:
             self._segment.close()
             self._segment = None
 
+    def _files(self, kind: str) -> list[Path]:
+        """Return the files of a kind, oldest first."""
+        name = re.compile(rf"{kind}-\d{{10}}\.{_ENDINGS[kind]}")
+        return sorted(path for path in self.folder.iterdir() if name.fullmatch(path.name))
+
+    def _next(self, kind: str) -> Path:
+        files = self._files(kind)
+        number = int(files[-1].stem.removeprefix(f"{kind}-")) + 1 if files else 1
+        return self.folder / f"{kind}-{number:010d}.{_ENDINGS[kind]}"
+
     def _reserve(self) -> int:
         """Return the space for the next checkpoint: the size of the newest, minus the files it replaces."""
-        sizes = [path.stat().st_size for _, path in self._files("checkpoint")]
+        sizes = [path.stat().st_size for path in self._files("checkpoint")]
         return max(0, sizes[-1] - sum(sizes[:-1])) if sizes else 0
-
-    def _prune(self, now_s: float) -> None:
-        """Delete history that is too old."""
-        for _, path in self._files("history")[:-1]:
-            newest = self._newest.get(path)
-            if newest is not None and newest < now_s - self._keep_s:
-                path.unlink()
-                del self._newest[path]
 
     def _make_room(self, wanted: int, *, checkpoint: bool = False) -> None:
         """Delete the least needed files until `wanted` more bytes fit.
@@ -262,8 +249,7 @@ class StateFolder:
             checkpoint: the space is for a checkpoint, which replaces the older one anyway.
         """
         over = self.size + wanted - self._limit
-        history = [path for _, path in self._files("history")]
-        older = [path for _, path in self._files("checkpoint")[:-1]]
+        history, older = self._files("history"), self._files("checkpoint")[:-1]
         order = [*older, *history] if checkpoint else [*history[:-1], *older, *history[-1:]]
         for path in order:
             if over <= 0:
@@ -282,14 +268,14 @@ class StateFolder:
             history = self._files("history")
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(history) < 2:
                 raise
-            for _, path in history[: len(history) // 2]:
+            for path in history[: len(history) // 2]:
                 self._drop(path)
             return write()
 
     def _drop(self, path: Path) -> int:
         """Delete a file; returns its size in bytes."""
         if self._segment is not None and path == self._segment.path:
-            self._end_segment()
+            self.close()
         size = path.stat().st_size
         path.unlink()
         self._newest.pop(path, None)

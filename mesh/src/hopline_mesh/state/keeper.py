@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hopline_mesh.changes import Context
@@ -27,7 +27,7 @@ class Keeper:
     """Writes state in order.
 
     Args:
-        folder: None saves nothing.
+        folder: not used by any other thread from now on.
         why_not: for people, the reason if the state is lost when this process ends; else "".
 
     Attributes:
@@ -35,13 +35,12 @@ class Keeper:
         size_bytes: of the saved state.
     """
 
-    def __init__(self, folder: StateFolder | None, why_not: str = "") -> None:
+    def __init__(self, folder: StateFolder, why_not: str = "") -> None:
         self.failures = 0
         self.size_bytes = 0
         self._folder = folder
         self._problem, self._why_not = "", why_not
-        self._waiting = 0
-        self._lock = threading.Lock()  # of _waiting
+        self._places = threading.BoundedSemaphore(_MAX_WAITING)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mesh-state")
 
     @property
@@ -52,9 +51,7 @@ class Keeper:
 
     def keep(self, snapshot: Snapshot, context: Context) -> None:
         """Save an interval. Returns immediately."""
-        folder = self._folder
-        if folder is not None:
-            self._submit("history", lambda: folder.append(snapshot, context))
+        self._submit("history", lambda: self._folder.append(snapshot, context))
 
     def checkpoint(
         self,
@@ -66,18 +63,14 @@ class Keeper:
         shape: Mapping[str, Any],
     ) -> None:
         """Save a checkpoint. Returns immediately; the arrays must not be changed later."""
-        folder = self._folder
-        if folder is not None:
-            self._submit(
-                "checkpoint",
-                lambda: folder.save(meta, arrays, time_s=time_s, names=names, shape=shape),
-            )
+        self._submit(
+            "checkpoint",
+            lambda: self._folder.save(meta, arrays, time_s=time_s, names=names, shape=shape),
+        )
 
     def note(self, note: Mapping[str, Any]) -> None:
         """Save something small that must not be older than the last interval. Returns immediately."""
-        folder = self._folder
-        if folder is not None:
-            self._submit("note", lambda: folder.write_note(note))
+        self._submit("note", lambda: self._folder.write_note(note))
 
     def settle(self, timeout_s: float = 10.0) -> None:
         """Wait until all previous writes are done.
@@ -89,9 +82,8 @@ class Keeper:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Finish waiting writes, up to a timeout."""
-        done: Future[None] = self._thread.submit(self._folder.close if self._folder else lambda: None)
         try:
-            done.result(timeout_s)
+            self._thread.submit(self._folder.close).result(timeout_s)
         except TimeoutError:
             logger.warning(
                 "state: the disk did not respond within %.0f s; waiting writes are lost", timeout_s
@@ -101,13 +93,10 @@ class Keeper:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, what: str, write: Callable[[], object]) -> None:
-        with self._lock:
-            late = self._waiting >= _MAX_WAITING
-            self._waiting += not late
-        if late:
+        if self._places.acquire(blocking=False):
+            self._thread.submit(self._write, what, write)
+        else:
             self._fail(f"the disk is too slow: {what} not saved")
-            return
-        self._thread.submit(self._write, what, write)
 
     def _write(self, what: str, write: Callable[[], object]) -> None:
         try:
@@ -115,14 +104,12 @@ class Keeper:
         except OSError as error:
             self._fail(f"{what}: {error.strerror or error}")
         else:
-            if self._folder is not None:
-                self.size_bytes = self._folder.size
+            self.size_bytes = self._folder.size
             if self._problem:
                 logger.info("state: is saved again")
             self._problem = ""
         finally:
-            with self._lock:
-                self._waiting -= 1
+            self._places.release()
 
     def _fail(self, problem: str) -> None:
         self.failures += 1

@@ -58,21 +58,21 @@ class RecordWriter:
         self._named = 0
         self._schema: Schema | None = None
         self._nodes: SlotArray | None = None
-        self._edges: tuple[SlotArray, SlotArray] | None = None
+        self._edges: SlotArray | None = None
 
     def encode(self, snapshot: Snapshot, context: Context) -> bytes:
         """Return the record of the next interval."""
         names = snapshot.roster.names[self._named :]
-        edges = (snapshot.edge_src, snapshot.edge_dst)
+        edges = np.stack((snapshot.edge_src, snapshot.edge_dst))
         same_nodes = self._nodes is not None and np.array_equal(self._nodes, snapshot.nodes)
-        same_edges = self._edges is not None and all(map(np.array_equal, self._edges, edges))
+        same_edges = self._edges is not None and np.array_equal(self._edges, edges)
         record = HistoryRecord(
             time_s=snapshot.time_s,
             schema=None if snapshot.schema == self._schema else snapshot.schema,
             first=self._named,
             names=[name.encode("utf-8", "surrogatepass") for name in names],
             nodes=None if same_nodes else _bytes(snapshot.nodes, np.int32),
-            edges=None if same_edges else b"".join(_bytes(slots, np.int32) for slots in edges),
+            edges=None if same_edges else _bytes(edges, np.int32),
             node_features=_bytes(snapshot.node_features, np.float32),
             edge_features=_bytes(snapshot.edge_features, np.float32),
             gaps=list(snapshot.gaps),
@@ -84,11 +84,8 @@ class RecordWriter:
             data = _encoder.encode(msgspec.structs.replace(record, gaps=[], context=Context()))
         self._named += len(names)
         self._schema = snapshot.schema
-        # Copy, because the caller may change its arrays later.
-        if not same_nodes:
-            self._nodes = snapshot.nodes.copy()
-        if not same_edges:
-            self._edges = (snapshot.edge_src.copy(), snapshot.edge_dst.copy())
+        self._nodes = snapshot.nodes.copy()  # the caller may change its array later
+        self._edges = edges
         return data
 
 
