@@ -101,7 +101,7 @@ class Keeper:
     def _write(self, what: str, write: Callable[[], object]) -> None:
         try:
             write()
-        except Exception as error:  # the thread must survive, and no state may be lost in silence
+        except Exception as error:  # at the boundary of the thread: reported as a gap
             self._fail(f"{what}: {getattr(error, 'strerror', None) or error}")
         else:
             self.size_bytes = self._folder.size
