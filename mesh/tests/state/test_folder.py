@@ -151,6 +151,25 @@ def test_a_full_disk_costs_history_first(tmp_path, monkeypatch):
     assert not [path for path in tmp_path.iterdir() if is_draft(path)]
 
 
+def test_a_disk_that_stays_full_leaves_no_files_without_an_interval(tmp_path, monkeypatch):
+    state, roster = folder(tmp_path), Roster()
+    state.append(snapshot(0.0, roster), Context())
+    with monkeypatch.context() as patch:
+
+        def full(handle):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "fdatasync", full)
+        for number in range(1, 6):
+            with pytest.raises(OSError, match="No space"):
+                state.append(snapshot(15.0 * number, roster), Context())
+    assert len(list(tmp_path.glob("history-*"))) == 1
+    state.append(snapshot(90.0, roster), Context())
+    state.close()
+    times = [seen.snapshot.time_s for seen in folder(tmp_path).history(Roster())]
+    assert (times[0], times[-1]) == (0.0, 90.0)
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "version", "other"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage, caplog):
     state = folder(tmp_path)

@@ -104,7 +104,7 @@ class Outputs:
 
         from hopline_mesh.out.grpc import MeshGrpc
 
-        settings, app = self._settings, MeshGrpc(self._board, self._gate)
+        settings = self._settings
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_BODY),
@@ -112,7 +112,7 @@ class Outputs:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        server.add_generic_rpc_handlers(app.handlers())
+        server.add_generic_rpc_handlers(MeshGrpc(self._board, self._gate).handlers())
         if settings.grpc_port >= 0:
             address = f"{url_host(settings.host)}:{settings.grpc_port}"
             pair = tls_pair(self._config.tls)
@@ -126,7 +126,6 @@ class Outputs:
         if settings.socket is not None:
             self._add_socket(server, settings.socket.absolute())
         self._open.push_async_callback(server.stop, _GRACE_S)
-        self._open.callback(app.drain)
         await server.start()
         if settings.socket is not None:
             # Access is controlled by the folder and the group of the socket.

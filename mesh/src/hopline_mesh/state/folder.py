@@ -166,7 +166,10 @@ class StateFolder:
         try:
             self._segment.append(self._records.encode(snapshot, context))
         except OSError:
+            failed = self._segment
             self.close()  # the next record starts an independent file
+            if not failed.records:
+                failed.path.unlink()
             raise
         self._newest[self._segment.path] = snapshot.time_s
 
