@@ -54,6 +54,14 @@ def test_checkpoints_come_back_newest_first_and_two_are_kept(tmp_path):
     found[0].arrays["level"][0] = 1  # is the reader's to change
 
 
+def test_a_checkpoint_may_have_any_name(tmp_path):
+    names = ("ns/\ud800", "ns/\x00\u202e", "ns/" + "x" * 5000)
+    state = folder(tmp_path)
+    state.save({"shown": names[0]}, {"level": np.ones(3)}, time_s=1.0, names=names, shape={})
+    found = next(iter(folder(tmp_path).checkpoints()))
+    assert (found.names, found.meta) == (names, {"shown": names[0]})
+
+
 def test_history_goes_over_many_files_and_comes_back_in_order(tmp_path):
     state, roster = folder(tmp_path, limit=MIB), Roster()
     written = [snapshot(15.0 * i, roster, services=20, edges=60) for i in range(100)]

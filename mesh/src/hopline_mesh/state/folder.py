@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import math
 import os
@@ -191,7 +192,10 @@ class StateFolder:
         """
         header = {"time_s": time_s, "names": list(names), "shape": dict(shape), "meta": dict(meta)}
         wanted = round(PACKED * sum(array.nbytes for array in arrays.values()))
-        wanted += len(msgspec.json.encode(header))
+        try:
+            wanted += len(msgspec.json.encode(header))
+        except UnicodeEncodeError:  # half of a surrogate pair in a name; this takes five times as long
+            wanted += len(json.dumps(header))
         # The new checkpoint replaces the older one anyway.
         self._make_room(wanted, [*self._files("checkpoint")[:-1], *self._files("history")])
         path = self._next("checkpoint")
