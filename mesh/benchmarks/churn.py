@@ -23,7 +23,8 @@ import numpy as np
 
 from hopline_mesh.detect import MeshDetector
 from hopline_mesh.evaluate import Period, Recording, Scores
-from hopline_mesh.evaluate.baselines import baseline, static
+from hopline_mesh.evaluate.baselines import static
+from hopline_mesh.evaluate.report import detector
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.schema import Schema
 from hopline_mesh.simulate import Simulation, high_churn
@@ -70,7 +71,7 @@ def measure(quick: bool) -> dict[str, Any]:
     static = _tally([_static(recording) for recording in rules])
     setting, tuned, best = _tuned(rules, ours.recall)
     others = {
-        name: _tally([judge(baseline(name, one), one).score(one) for one, _ in recordings])
+        name: _tally([judge(detector(name, one), one).score(one) for one, _ in recordings])
         for name in ("percentile", "sigma", "maximum")
     }
     return {
@@ -127,7 +128,7 @@ def recordings_of(run: Simulation, quiet_hours: float = QUIET_HOURS) -> tuple[Re
 def _for_rules(snapshot: Snapshot, world: World) -> Snapshot:
     columns = snapshot.schema.node_features
     given = np.maximum(world.ready, 1) * world.topology.cpu_request
-    services = [world.find(snapshot.roster.name(slot)) for slot in snapshot.nodes.tolist()]
+    services = [world.topology.find(snapshot.roster.name(slot)) for slot in snapshot.nodes.tolist()]
     features = snapshot.node_features[
         :, [columns.index(name) for name in ("p99_ms", "error_share", "cpu_cores")]
     ]

@@ -26,12 +26,19 @@ import numpy as np
 
 from hopline_mesh.detect import MeshDetector
 from hopline_mesh.evaluate import Recording, Scores
-from hopline_mesh.evaluate.baselines import BASELINES, baseline, maximum, percentile, sigma
+from hopline_mesh.evaluate.baselines import BASELINES, maximum, percentile, sigma
+from hopline_mesh.evaluate.report import detector
 from hopline_mesh.evaluate.run import Detector, judge
 from hopline_mesh.evaluate.scores import GRACE_S
 from mesh.benchmarks.online_boutique_data import EFFECT_S, Split, load
 
 __all__ = ["load", "measure"]
+
+#: Reported fields of `Scores`.
+_FIGURES = (
+    "found", "events", "under_way", "false_episodes", "false_per_hour", "hours", "minutes_to_detect",
+    "root_cause_top1", "root_cause_top3", "root_cause_top1_at_end",
+)  # fmt: skip
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -56,16 +63,17 @@ def _split(split: Split, names: list[str]) -> dict[str, Any]:
     }
     without = _figures(MeshDetector(neighbours=False), recording)
     return _figures(MeshDetector(), recording) | {
-        "baselines": {name: _figures(baseline(name, recording), recording) for name in names},
+        "baselines": {name: _figures(detector(name, recording), recording) for name in names},
         "without_neighbours": without,
         "baselines_without_errors": {name: _figures(make(), recording) for name, make in plain.items()},
     }
 
 
-def _figures(detector: Detector, recording: Recording) -> dict[str, Any]:
-    done = judge(detector, recording)
+def _figures(judged: Detector, recording: Recording) -> dict[str, Any]:
+    done = judge(judged, recording)
     scores = done.score(recording)
-    return scores.figures() | {
+    return {
+        **{name: _rounded(getattr(scores, name)) for name in _FIGURES},
         "false_without_slots": _outside_slots(scores, recording),
         "missed": [
             f"{one.event.kind} {one.event.service}" for one in scores.outcomes if one.episode is None
@@ -73,6 +81,10 @@ def _figures(detector: Detector, recording: Recording) -> dict[str, Any]:
         "fit_s": round(done.fit_s, 2),
         "step_ms": round(done.step_ms, 3),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
 
 
 def _outside_slots(scores: Scores, recording: Recording) -> int:

@@ -117,9 +117,3 @@ def test_bad_files_are_named(tmp_path, text, says):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.toml: no such file"):
         load_settings(tmp_path / "absent.toml")
-
-
-def test_a_copy_with_other_values():
-    settings = load_settings().replace(window_size=7, state_dir="/tmp/x")
-    assert settings.detector.window_size == 7
-    assert settings.state.state_dir == Path("/tmp/x")

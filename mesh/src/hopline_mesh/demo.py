@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from hopline.process.listeners import reserve
 from hopline_mesh.changes import Context
 from hopline_mesh.detect import MeshDetector
 from hopline_mesh.incident import Incident, Suspect, Verdict
+from hopline_mesh.schema import Schema
 from hopline_mesh.settings import (
     DetectorSettings,
     KubernetesSettings,
@@ -21,7 +22,7 @@ from hopline_mesh.settings import (
     ServeSettings,
     StateSettings,
 )
-from hopline_mesh.simulate import Fault, FaultKind, MeshPlan, Operation, simulate
+from hopline_mesh.simulate import Fault, FaultKind, MeshPlan, Operation, Simulation, simulate
 from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.watch import Started, run
 
@@ -72,8 +73,9 @@ class SimulatedFeed:
         faults, operations = _story()
         plan = MeshPlan(services=services, hours=_HOURS, faults=faults, operations=operations)
         self._run = simulate(plan, seed)
+        self._lines = list(_lines(self._run))
         self._pairs = iter(self._run)
-        self.schema = plan.schema
+        self.schema = Schema()
         self._began = time.monotonic()
         self._begins_s = time.time() - 3600 * _HOURS
         self._last: tuple[Snapshot, Context] | None = None
@@ -89,13 +91,8 @@ class SimulatedFeed:
         """Return a detector fitted to three calm hours."""
         self._say(f"learning from {_LEARNED_HOURS:g} calm hours, which takes some seconds ...")
         plan = self._run.plan
-        before = dataclasses.replace(
-            plan,
-            hours=_LEARNED_HOURS,
-            start_s=plan.start_s - 3600 * _LEARNED_HOURS,
-            faults=(),
-            operations=(),
-        )
+        start_s = plan.start_s - 3600 * _LEARNED_HOURS
+        before = replace(plan, hours=_LEARNED_HOURS, start_s=start_s, faults=(), operations=())
         snapshots, contexts = zip(*simulate(before, self._run.seed), strict=True)
         detector = MeshDetector(settings)
         detector.fit(snapshots, contexts)
@@ -112,7 +109,7 @@ class SimulatedFeed:
         snapshot = pair[0]
         self._moved_s = now_s - snapshot.time_s
         self._narrate(before_s, snapshot.time_s)
-        return dataclasses.replace(snapshot, time_s=now_s)
+        return replace(snapshot, time_s=now_s)
 
     def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
         """Return planned changes and troubles, with times moved to the present."""
@@ -133,16 +130,11 @@ class SimulatedFeed:
         return self._enough > 0 and (self._ended >= self._enough or len(self.found) > self._enough)
 
     def _narrate(self, before_s: float, now_s: float) -> None:
-        for fault in self._run.faults:
-            if before_s < fault.start_s <= now_s:
-                self.found[fault] = False
-                self._say(f"{_time(now_s + self._moved_s)}  {_words(fault.kind)} {_where(fault)}: begins")
-            if before_s < fault.end_s <= now_s:
-                self._say(f"{_time(now_s + self._moved_s)}  {_words(fault.kind)} {_where(fault)}: ends")
-        for operation in self._run.operations:
-            if before_s < operation.start_s <= now_s:
-                what = f"{_words(operation.kind)} of {operation.service}"
-                self._say(f"{_time(now_s + self._moved_s)}  {what}: planned, so no incident")
+        for at_s, fault, line in self._lines:
+            if before_s < at_s <= now_s:
+                if fault is not None:
+                    self.found.setdefault(fault, False)
+                self._say(f"{_time(now_s + self._moved_s)}  {line}")
 
     def _judge(self, incident: Incident, time_s: float) -> None:
         now_s = time_s - self._moved_s
@@ -184,21 +176,22 @@ def _story() -> tuple[tuple[Fault, ...], tuple[Operation, ...]]:
     count = int((3600 * _HOURS - _FIRST_S) // _EVERY_S)
     for number, kind in zip(range(count), itertools.cycle(_STORY), strict=False):
         at_s = _FIRST_S + number * _EVERY_S
-        if kind == "scale":
-            operations.append(Operation(kind, at_s, replicas=_PODS))
-        elif kind == "rollout" or kind == "drain":
-            operations.append(Operation(kind, at_s))
+        if kind == "scale" or kind == "rollout" or kind == "drain":
+            operations.append(Operation(kind, at_s, replicas=_PODS if kind == "scale" else 0))
         else:
             faults.append(Fault(kind, at_s, _FAULT_S, severity=0.8))
     return tuple(faults), tuple(operations)
 
 
-def _words(kind: str) -> str:
-    return kind.replace("_", " ")
-
-
-def _where(fault: Fault) -> str:
-    return f"from {fault.caller} to {fault.service}" if fault.caller else f"of {fault.service}"
+def _lines(run: Simulation) -> Iterator[tuple[float, Fault | None, str]]:
+    """Yield times and words of all events, with the fault of each that is one."""
+    for fault in run.faults:
+        where = f"from {fault.caller} to {fault.service}" if fault.caller else f"of {fault.service}"
+        what = f"{fault.kind.replace('_', ' ')} {where}"
+        yield fault.start_s, fault, f"{what}: begins"
+        yield fault.end_s, fault, f"{what}: ends"
+    for operation in run.operations:
+        yield operation.start_s, None, f"{operation.kind} of {operation.service}: planned, so no incident"
 
 
 def _suspect(suspect: Suspect) -> str:

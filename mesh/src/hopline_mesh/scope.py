@@ -9,9 +9,6 @@ from hopline.errors import ConfigError
 #: A name of a namespace, which matches only itself as a regular expression.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
-#: Maximum number of cached results; no cluster has more namespaces at the same time.
-KNOWN = 10_000
-
 
 class Scope:
     """Namespaces that match any of `wanted` (all, if it is empty) and none of `left_out`.
@@ -28,17 +25,12 @@ class Scope:
         self._left_out = left_out
         self._compiled = [_compile("namespaces", each) for each in wanted]
         self._excluded = [_compile("exclude_namespaces", each) for each in left_out]
-        # Services without a namespace are outside of the cluster, and are always watched.
-        self._known: dict[str, bool] = {"": True}
 
     def __contains__(self, namespace: str) -> bool:
-        known = self._known.get(namespace)
-        if known is None:
-            known = not self._compiled or any(each.fullmatch(namespace) for each in self._compiled)
-            known = known and not any(each.fullmatch(namespace) for each in self._excluded)
-            if len(self._known) < KNOWN:
-                self._known[namespace] = known
-        return known
+        if not namespace:
+            return True  # services without a namespace are outside of the cluster, and always watched
+        wanted = not self._compiled or any(each.fullmatch(namespace) for each in self._compiled)
+        return wanted and not any(each.fullmatch(namespace) for each in self._excluded)
 
     def places(self) -> tuple[str | None, ...]:
         """Return the namespaces for separate requests if all are plain names; else (None), for all."""

@@ -198,10 +198,6 @@ class MeshSettings:
     state: StateSettings = field(default_factory=StateSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
-    def replace(self, **values: Any) -> MeshSettings:
-        """Return a copy with other values, by key."""
-        return load_settings(flags=values, base=self)
-
 
 def settings_table() -> list[ConfigRow]:
     """Every setting in declaration order, for the docs."""
@@ -215,8 +211,6 @@ def load_settings(
     file: Path | str | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
-    *,
-    base: MeshSettings | None = None,
 ) -> MeshSettings:
     """Resolve all sources.
 
@@ -225,13 +219,12 @@ def load_settings(
         env: environment variables; None reads none. Those that Kubernetes sets for Services whose names
             begin with "tagae" (`TAGAE_PORT=tcp://...`) are ignored.
         flags: key -> value; None values are left out.
-        base: values below all sources, instead of the defaults.
 
     Raises:
         ConfigError: an unknown name (with the closest known one), an invalid value, or values that
             contradict each other; the message has the setting and its source.
     """
-    settings = base or MeshSettings()
+    settings = MeshSettings()
     if file is not None:
         settings = apply(settings, flatten(read_toml(Path(file)), str(file)))
     if env is not None:
@@ -257,40 +250,36 @@ def _path_of() -> dict[str, str]:
 
 
 def _of_env(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return path -> value and the name of the variable."""
+    """Return path -> value and the name of the variable.
+
+    Raises:
+        ConfigError: a variable has one of our prefixes and is not a setting, or two are the same setting.
+    """
+    paths = {f"{ENV_PREFIX}{path.replace('.', '__')}".upper(): path for path in fields(MeshSettings)}
+    paths |= {_env_of(path): path for path in fields(MeshSettings)}
     found: dict[str, tuple[str, str]] = {}
     for name, value in env.items():
-        path = _path_of_env(name, value)
+        path = paths.get(name.upper() if name.startswith(ENV_PREFIX) else name)
         if path is None:
-            continue
-        if path in found:
+            _check_unknown(name, value)
+        elif path in found:
             raise ConfigError(f"{name}: {found[path][1]} is the same setting; set only one of them")
-        found[path] = (value, name)
+        else:
+            found[path] = (value, name)
     return found
 
 
-def _path_of_env(name: str, value: str) -> str | None:
-    """Return the setting of a variable; None if it is not one of ours.
-
-    Raises:
-        ConfigError: it has our prefix, and no setting has this name.
-    """
-    paths = _path_of()
-    if name.startswith(ENV_PREFIX):
-        path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-        if path in fields(MeshSettings):
-            return path
-    elif name in OF_TAGAE.values():
-        return paths[name.removeprefix(_OLD_PREFIX).lower()]
-    elif name.startswith(_OLD_PREFIX):
+def _check_unknown(name: str, value: str) -> None:
+    """Refuse a variable that is not a setting, if it has one of our prefixes."""
+    if not name.startswith((ENV_PREFIX, _OLD_PREFIX)):
+        return
+    if name.startswith(_OLD_PREFIX):
         rest = name.removeprefix(_OLD_PREFIX)
         if _SERVICE_LINK.fullmatch(rest) or (rest.endswith("PORT") and _SERVICE_ADDRESS.match(value)):
-            return None
-        key = {"alertmanager_url": "alertmanager_urls"}.get(rest.lower(), rest.lower())
-        if key in paths:
-            raise ConfigError(f"{name}: renamed; set {_env_of(paths[key])}")
-    else:
-        return None
+            return
+        path = _path_of().get({"ALERTMANAGER_URL": "alertmanager_urls"}.get(rest, rest.lower()))
+        if path is not None:
+            raise ConfigError(f"{name}: renamed; set {_env_of(path)}")
     names = [row.env for row in settings_table()]
     raise ConfigError(f"{name}: unknown setting{did_you_mean(name, names)}")
 

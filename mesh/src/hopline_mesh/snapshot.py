@@ -5,6 +5,7 @@ Knows arrays, but no Prometheus, files or models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -97,37 +98,32 @@ class Snapshot:
             SnapshotInvalid: a wrong shape, a slot out of range, a duplicate service or call path, an edge
                 to a service that is not among `nodes`, an infinite value.
         """
-        n, e = len(self.nodes), len(self.edge_src)
+        problem = next(self._problems(), None)
+        if problem is not None:
+            raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: {problem}")
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong; later ones are only valid if there are no earlier ones."""
+        n, e, size = len(self.nodes), len(self.edge_src), len(self.roster)
         for what, array, shape in (
             ("node_features", self.node_features, (n, len(self.schema.node_features))),
             ("edge_dst", self.edge_dst, (e,)),
             ("edge_features", self.edge_features, (e, len(self.schema.edge_features))),
         ):
             if array.shape != shape:
-                raise SnapshotInvalid(
-                    f"snapshot at {self.time_s:.0f} s: {what} is {array.shape}, not {shape}"
-                )
+                yield f"{what} is {array.shape}, not {shape}"
             if np.isinf(array).any():
-                raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: {what} has infinite values")
-        present = np.zeros(len(self.roster), dtype=bool)
+                yield f"{what} has infinite values"
         for what, slots in (
             ("nodes", self.nodes),
             ("edge_src", self.edge_src),
             ("edge_dst", self.edge_dst),
         ):
-            if slots.size and (slots.min() < 0 or slots.max() >= len(self.roster)):
-                raise SnapshotInvalid(
-                    f"snapshot at {self.time_s:.0f} s: {what} has slots outside 0 to {len(self.roster) - 1}"
-                )
-            if what == "nodes":
-                present[slots] = True
-                if np.count_nonzero(present) != n:
-                    raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: a service is repeated")
-            elif not present[slots].all():
-                name = self.roster.name(int(slots[~present[slots]][0]))
-                raise SnapshotInvalid(
-                    f"snapshot at {self.time_s:.0f} s: edge of {name}, which is not among the nodes"
-                )
-        pairs = self.edge_src.astype(np.int64) * max(1, len(self.roster)) + self.edge_dst
-        if len(np.unique(pairs)) != e:
-            raise SnapshotInvalid(f"snapshot at {self.time_s:.0f} s: a call path is repeated")
+            if slots.size and (slots.min() < 0 or slots.max() >= size):
+                yield f"{what} has slots outside 0 to {size - 1}"
+        if len(np.unique(self.nodes)) != n:
+            yield "a service is repeated"
+        for slot in np.setdiff1d(np.concatenate([self.edge_src, self.edge_dst]), self.nodes).tolist():
+            yield f"edge of {self.roster.name(slot)}, which is not among the nodes"
+        if len(np.unique(self.edge_src.astype(np.int64) * size + self.edge_dst)) != e:
+            yield "a call path is repeated"

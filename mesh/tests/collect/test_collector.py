@@ -7,10 +7,8 @@ import httpx
 import numpy as np
 import pytest
 
-from hopline.errors import ConfigError
 from hopline_mesh.collect import Collector, Query, QuerySet
 from hopline_mesh.roster import Roster
-from hopline_mesh.schema import Schema
 from tests.collect.fake import (
     NOW,
     QUERIES,
@@ -452,14 +450,6 @@ async def test_when_our_clock_goes_back_the_right_moment_is_asked_for():
         snapshot = await one.collect(NOW + steady.now - 3600)
         assert fake.asked_s() == pytest.approx(NOW + steady.now, abs=1)
         assert names(snapshot) == {"a", "b", "c"}
-
-
-async def test_a_column_that_the_schema_lacks_is_refused():
-    queries = QuerySet("more", (Query("node", "queue_depth", "q", SERVICE),))
-    with pytest.raises(ConfigError, match=r"node.queue_depth is not a column of the mesh"):
-        Collector(client_of(Fake()), queries, Schema())
-    assert queries.schema().node_features[-1] == "queue_depth"
-    Collector(client_of(Fake()), queries)
 
 
 async def test_slots_stay_those_of_a_roster_that_was_kept():

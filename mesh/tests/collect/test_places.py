@@ -13,8 +13,8 @@ from hopline_mesh.collect.places import NAMELESS, NO_ROOM, UNWATCHED, Places
 from hopline_mesh.roster import Roster
 from hopline_mesh.scope import Scope
 
-PATHS = next(query for query in istio().queries if query.name == "edge.request_rate")
-SERVICES = istio().queries[0]
+PATHS = next(query for query in istio() if query.name == "edge.request_rate")
+SERVICES = istio()[0]
 
 
 def places(*, include=(), exclude=(), room=1000):

@@ -18,7 +18,7 @@ def ids(found):
 @given(intervals)
 def test_it_is_as_said(history):
     """Against the rule in sets."""
-    presence = Presence(keep_missing_s=100.0, lost_share=0.3)
+    presence = Presence(keep_missing_s=100.0)
     last_seen: dict[int, float] = {}
     now = 0.0
     for seen, whole, elapsed in history:
@@ -35,7 +35,7 @@ def test_it_is_as_said(history):
 
 
 def test_what_is_left_out_is_forgotten():
-    presence = Presence(keep_missing_s=100.0, lost_share=0.3)
+    presence = Presence(keep_missing_s=100.0)
     presence.settle(0.0, ids(range(10)), whole=True)
     presence.keep_only(ids([1, 2, 3]))
     there, held = presence.settle(1.0, ids([]), whole=False)

@@ -6,13 +6,14 @@ front ──► cart ──► store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from hopline_mesh.changes import Context
 from hopline_mesh.detect import MeshDetector
+from hopline_mesh.detect.paths import Paths
 from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
@@ -89,3 +90,8 @@ def without(snapshot: Snapshot, slot: int) -> Snapshot:
         edge_src=snapshot.edge_src[stays], edge_dst=snapshot.edge_dst[stays],
         edge_features=snapshot.edge_features[stays],
     )  # fmt: skip
+
+
+def paths_of(calls: Iterable[tuple[int, int]]) -> Paths:
+    """Call paths from pairs of caller and callee."""
+    return Paths(*np.array(list(calls), np.int64).reshape(-1, 2).T)

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from hopline_mesh.detect.blame import suspects
 from hopline_mesh.detect.clues import Clue
-from hopline_mesh.detect.paths import Paths
+from tests.detect.meshes import paths_of
 
 FRONT, CART, STORE, PAY = range(4)
 CALLS = [(FRONT, CART), (PAY, STORE), (CART, STORE), (FRONT, PAY)]
-PATHS = Paths.of(CALLS)
+PATHS = paths_of(CALLS)
 FEATURES = {
     "request_rate": "load",
     "error_share": "errors",

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hopline_mesh.detect.blame import suspects
 from hopline_mesh.detect.calls import COLUMN
 from hopline_mesh.detect.clues import Clue, together
-from hopline_mesh.detect.paths import Pairs, Paths
+from hopline_mesh.detect.paths import Pairs
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.detect.tracker import TrackedIncident, Tracker
 from hopline_mesh.detect.witness import Witness
 from hopline_mesh.schema import Schema
 from tests.detect import blame_rules, plain_incident
+from tests.detect.meshes import paths_of
 from tests.detect.test_blame import FEATURES
 
 SERVICES = 12
@@ -46,13 +47,10 @@ def calls_of(services):
     return st.lists(st.tuples(slots, slots), max_size=40, unique=True)
 
 
-_slots = st.integers(0, SERVICES - 1)
-
-
 @settings(max_examples=400, deadline=None)
 @given(clues_of(SERVICES), calls_of(SERVICES))
 def test_groups_are_those_of_the_plain_form(clues, calls):
-    found = together(clues, Paths.of(calls))
+    found = together(clues, paths_of(calls))
     assert found == plain_incident.together(clues, calls)
 
 
@@ -63,7 +61,7 @@ def score_of(blames):
 @settings(max_examples=400, deadline=None)
 @given(clues_of(FEW), calls_of(FEW))
 def test_suspects_are_those_of_the_rules(clues, calls):
-    found = suspects(clues, Paths.of(calls), most=50)
+    found = suspects(clues, paths_of(calls), most=50)
     assert score_of(found) == blame_rules.scores(clues, calls)
     assert [blame.score for blame in found] == sorted((blame.score for blame in found), reverse=True)
 
@@ -79,26 +77,20 @@ def test_suspects_of_much_evidence_are_those_of_the_rules(seed):
             is_up, is_firm = drawn.random() < 0.5, drawn.random() < 0.5
             clues.append(Clue(*ends, feature, FEATURES[feature], score, is_up, is_firm, 1.0, 2.0))
         calls = [(a, b) for a in range(FEW) for b in range(FEW) if drawn.random() < 0.3]
-        assert score_of(suspects(clues, Paths.of(calls), most=50)) == blame_rules.scores(clues, calls)
+        assert score_of(suspects(clues, paths_of(calls), most=50)) == blame_rules.scores(clues, calls)
 
 
 @settings(max_examples=200, deadline=None)
 @given(clues_of(FEW), calls_of(FEW), st.randoms())
 def test_suspects_do_not_depend_on_the_order_of_evidence(clues, calls, drawn):
     clues = list({clue.key: clue for clue in clues}.values())
-    before = suspects(clues, Paths.of(calls), most=50)
+    before = suspects(clues, paths_of(calls), most=50)
     shuffled = drawn.sample(clues, len(clues))
-    after = suspects(shuffled, Paths.of(drawn.sample(calls, len(calls))), most=50)
+    after = suspects(shuffled, paths_of(drawn.sample(calls, len(calls))), most=50)
     assert score_of(before) == {(blame.service, blame.caller): blame.score for blame in after}
     assert {(b.service, b.caller): [c.key for c in b.clues] for b in before} == {
         (b.service, b.caller): [c.key for c in b.clues] for b in after
     }
-
-
-@given(calls_of(SERVICES), st.sets(_slots), st.sets(_slots))
-def test_paths_connect_what_any_of_them_connects(calls, some, others):
-    expected = any((a in some and b in others) or (b in some and a in others) for a, b in calls)
-    assert Paths.of(calls).connect(some, others) == expected
 
 
 def random_mesh(seed: int, services: int = 60, edges: int = 300):
@@ -109,8 +101,8 @@ def random_mesh(seed: int, services: int = 60, edges: int = 300):
     src, dst = (keys // services).astype(np.int32), (keys % services).astype(np.int32)
     pairs = Pairs()
     pairs.slots(src, dst)
-    nodes = SeriesTable(schema.node_features, 20, 6.0)
-    links = SeriesTable((*schema.edge_features, COLUMN), 20, 6.0)
+    nodes = SeriesTable(schema.node_features, 20, 10)
+    links = SeriesTable((*schema.edge_features, COLUMN), 20, 10)
     for table, size in ((nodes, services), (links, edges)):
         table.grow(size)
         shape = table.level.shape
@@ -153,7 +145,7 @@ def test_evidence_is_that_of_the_plain_form(seed, most, monkeypatch):
 
 def test_call_paths_without_columns_have_no_evidence():
     nodes, links, pairs, snapshot, found = random_mesh(1)
-    bare = SeriesTable((), 20, 6.0)
+    bare = SeriesTable((), 20, 10)
     bare.grow(links.size)
     fast, plain = Witness(nodes, bare, pairs), plain_incident.Witness(nodes, bare, pairs)
     found = [place for place in found if place[0] == 0]
@@ -217,7 +209,7 @@ def test_a_group_joins_the_incident_that_shares_most_with_it(seed):
         def present(keys, is_alive=is_alive):
             return [2.0 if key in is_alive else 0.0 for key in keys]
 
-        tracker.update(15.0, 0.0, [group], Paths.of(calls), present, 99, str)
+        tracker.update(15.0, 0.0, [group], paths_of(calls), present, 99, str)
         keys = {each.key for each in group}
         if expected is None:
             assert all(set(each.clues) == before[each.id] for each in tracker.open if each.id in before)

@@ -15,7 +15,8 @@ WINDOW = 16
 
 def table_after(history: np.ndarray, *, fitted: bool = True) -> SeriesTable:
     """A table that knows the levels of `history`."""
-    table = SeriesTable(COLUMNS, WINDOW, threshold=5.0)
+    table = SeriesTable(COLUMNS, WINDOW, warm_up=3)
+    table.threshold[:] = 5.0
     table.grow(history.shape[1])
     if fitted:
         calibrate.learn_scales(table, history.astype(np.float32).copy())
@@ -27,14 +28,12 @@ def observe(
 ) -> tuple[int, int]:
     """Take in an interval of a table: of all slots, or of `slots`. Returns: measured, known."""
     slots = np.arange(len(values), dtype=np.int32) if slots is None else slots
-    return table.observe(
-        values.astype(np.float32), slots, step, interval_s=15.0, warm_up=3, drift=0.001, hold=2
-    )
+    return table.observe(values.astype(np.float32), slots, step, interval_s=15.0, hold=2)
 
 
 def judge(table: SeriesTable, step: int, *, hold: int, learn: int) -> tuple[list[tuple[int, int]], float]:
     """What of the table is out of bounds, and the largest score."""
-    found, largest = table.judge(step, warm_up=3, hold=hold, learn=learn)
+    found, _, largest = table.judge(step, hold=hold, learn=learn)
     return [(slot, column) for slot, column in found.tolist()], largest
 
 
@@ -95,7 +94,7 @@ def test_deviations_are_those_of_the_definition(seed):
 def test_deviations_that_are_plain_are_compared_as_they_are():
     rng = np.random.default_rng(2)
     values = rng.normal(0, 0.5, (80, 3, len(COLUMNS)))
-    table = SeriesTable(COLUMNS, WINDOW, threshold=5.0, are_plain=True)
+    table = SeriesTable(COLUMNS, WINDOW, warm_up=3, are_plain=True)
     table.grow(3)
     calibrate.learn_scales(table, values[:60].astype(np.float32))
     level, spread = table.level[:3].copy(), table.spread[:3].copy()
@@ -152,7 +151,7 @@ def test_what_the_load_leaves_of_a_processors_use_is_how_sharply_it_is_judged():
     values = np.exp(
         2 + 0.8 * load * [1 / 0.8, 1, 1, 1] + left * rng.normal(size=(4000, 4, 4)) * [0, 1, 1, 1]
     )
-    table = SeriesTable(columns, WINDOW, threshold=5.0)
+    table = SeriesTable(columns, WINDOW, warm_up=3)
     table.grow(4)
     calibrate.learn_scales(table, values.astype(np.float32))
     sharp = table.sharp[:4]
@@ -169,7 +168,7 @@ def test_a_larger_budget_gives_lower_thresholds():
     for budget in (0.1, 10.0, 1000.0):
         table = table_after(numbers(3))
         table.histogram[:] = np.bincount(seen, minlength=kernels.BINS)
-        calibrate.set_thresholds(table, 1000, 15.0, budget, 99.0)
+        calibrate.set_thresholds(table, 1000, 15.0, budget, 99.0, hold=6)
         thresholds.append(table.threshold[0])
     assert thresholds[0] > thresholds[1] > thresholds[2]
 

@@ -10,7 +10,7 @@ import pytest
 
 from hopline_mesh.changes import Context
 from hopline_mesh.detect import MeshDetector
-from hopline_mesh.detect.regression import FOLDS, Fit, NeighbourRegression
+from hopline_mesh.detect.regression import FOLDS, NeighbourRegression
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.snapshot import Snapshot
 from tests.detect.meshes import CALLS, INTERVAL_S, SERVICES, START_S, edge, incidents, node, play, watch
@@ -87,15 +87,17 @@ def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_ou
     detector.fit(snapshots, [Context()] * 300)
     nodes, edges = detector._tables
     regression = NeighbourRegression(nodes, edges)
-    fit = Fit(regression, (nodes.size, edges.size))
     rows, targets = [], []
-    for number, snapshot in enumerate(snapshots):
-        paths = detector._observe_series(snapshot)
-        predictors = regression.predictors(snapshot, paths)
-        fit.take(predictors, (snapshot.nodes, paths), number * FOLDS // 300)
-        rows.append(predictors[0][CART, regression._plans[0].of[RATE]])
-        targets.append(float(np.clip(nodes.slow[CART, RATE], -12, 12)))
-    apart = fit.solve()
+
+    def intervals():
+        for number, snapshot in enumerate(snapshots):
+            paths = detector._observe_series(snapshot)
+            predictors = regression.predictors(snapshot, paths)
+            rows.append(predictors[0][CART, regression._plans[0].of[RATE]])
+            targets.append(float(np.clip(nodes.slow[CART, RATE], -12, 12)))
+            yield snapshot, paths, number * FOLDS // 300
+
+    apart = regression.fit(intervals())
     x, y = np.array(rows, float), np.array(targets)
 
     def ridge(x, y):
@@ -154,7 +156,7 @@ def test_a_new_service_and_a_new_call_path_are_not_predicted(state):
             np.vstack([snapshot.edge_features, snapshot.edge_features[:1]]),
         )  # fmt: skip
         assert detector.step(wider, Context()).state == "normal"
-    nodes, edges = detector._conditional.tables
+    nodes, edges = detector._left
     assert np.isnan(nodes.slow[slot]).all()
     assert np.isnan(edges.slow[len(CALLS)]).all()
     assert np.isfinite(nodes.slow[0, RATE])
@@ -173,3 +175,12 @@ def test_weights_of_other_predictors_are_refused_by_the_name_of_the_column(state
     arrays[f"left.weights.0.{RATE}"] = arrays[f"left.weights.0.{RATE}"][:, :2]
     with pytest.raises(StateDamaged, match="of column 'request_rate'"):
         MeshDetector.restore(meta, arrays)
+
+
+def test_a_time_too_short_to_learn_a_regression_from_gives_none():
+    snapshots = list(with_load(8))
+    detector = MeshDetector()
+    detector.fit(snapshots, [Context()] * len(snapshots))
+    for snapshot in with_load(30, seed=1, start_s=START_S + 8 * INTERVAL_S):
+        assert detector.step(snapshot, Context()).incidents == ()
+    assert np.isnan(detector._left[0].slow).all()

@@ -1,6 +1,7 @@
 """Baselines on drawn data with known answers."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from hopline.errors import ConfigError
 from hopline_mesh.evaluate.baselines import (
     BASELINES,
-    baseline,
     isolation_forest,
     maximum,
     pca,
@@ -17,6 +17,7 @@ from hopline_mesh.evaluate.baselines import (
     sigma,
     static,
 )
+from hopline_mesh.evaluate.report import detector
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.evaluate.scores import episodes
 from tests.evaluate.drawn import START, recording
@@ -121,7 +122,7 @@ def test_static_knows_shares_and_limits_of_processors():
     cores = {"cpu_cores": [0.1] * 10 + [0.17] * 4}
     assert fired(static(), recording(cores, train=10)) == []
     limited = recording(cores, train=10, cpu_limits={"a": 0.2, "b": 0.2})
-    assert fired(baseline("static", limited), limited) == [(1, 3, "a")]
+    assert fired(detector("static", limited), limited) == [(1, 3, "a")]
 
 
 def test_static_looks_at_errors_where_it_is_told_to():
@@ -170,10 +171,38 @@ def test_two_runs_are_the_same():
 @pytest.mark.parametrize("name", sorted(BASELINES))
 def test_every_baseline_can_be_made_by_its_name(name):
     one = noisy([(10, 0.1)] * 3)
-    verdicts = judge(baseline(name, one), one).verdicts
+    verdicts = judge(detector(name, one), one).verdicts
     assert [verdict.time_s for verdict in verdicts] == [START + 60 * k for k in range(300, 303)]
 
 
 def test_an_unknown_baseline_is_named():
-    with pytest.raises(ConfigError, match=r"no simple detector 'statik'; choose from static, percentile"):
-        baseline("statik", noisy([]))
+    with pytest.raises(
+        ConfigError, match=r"no detector 'statik'; choose from watch, none, static, percentile"
+    ):
+        detector("statik", noisy([]))
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_a_second_training_forgets_the_incident_before(name):
+    one = noisy([(10, 0.1)] * 2 + [(3000, 3.0)] * 6)
+    made = detector(name, one)
+    first, second = (judge(made, one).verdicts for _ in range(2))
+    assert first[-1].incidents
+    assert first == second
+
+
+def test_static_has_the_limit_of_a_service_that_was_not_in_the_training():
+    one = recording({"cpu_cores": [math.nan] * 10 + [0.17] * 4}, train=10, cpu_limits={"a": 0.2})
+    assert fired(detector("static", one), one) == [(1, 3, "a")]
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_a_deviation_does_not_last_over_a_time_without_snapshots(name):
+    one = noisy([(3000, 3.0)] * 3)
+    made = detector(name, one)
+    made.fit(*one.training())
+    first, second, third = one.testing()[0]
+    context = one.contexts[0]
+    assert made.step(first, context).state == "normal"
+    assert made.step(replace(second, time_s=second.time_s + 600), context).state == "normal"
+    assert made.step(replace(third, time_s=third.time_s + 600), context).state == "anomalous"

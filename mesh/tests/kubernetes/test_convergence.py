@@ -6,7 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hopline_mesh.kubernetes.resources import DEPLOYMENTS, ENDPOINT_SLICES, PODS
-from tests.kubernetes.things import Story, T, container, deployment, endpoints, pod
+from tests.kubernetes.things import (
+    Story,
+    T,
+    container,
+    deployment,
+    endpoints,
+    names_of_workload,
+    pod,
+    services,
+    sizes,
+)
 
 APPS = ("cart", "web", "pay")
 KINDS = (DEPLOYMENTS, PODS, ENDPOINT_SLICES)
@@ -147,14 +157,14 @@ def fresh(cluster, order=KINDS):
 
 def knows(story):
     """All that follows from the objects as they are."""
-    sizes = story.feed.sizes()
+    kept = sizes(story.feed)
     return {
-        "services": story.feed.services,
+        "services": services(story.feed),
         "troubles": story.troubles(),
-        "pods": sizes["pods"],
-        "workloads": sizes["workloads"],
-        "slices": sizes["endpoint_slices"],
-        "ill": sizes["ill_pods"],
+        "pods": kept["pods"],
+        "workloads": kept["workloads"],
+        "slices": kept["endpoint_slices"],
+        "ill": kept["ill_pods"],
     }
 
 
@@ -191,7 +201,7 @@ def test_any_order_of_news_and_lists_ends_where_a_fresh_list_does(actions, data)
     for app in APPS:
         named = cluster.objects["endpointslices"].get(f"{app}-abc", {}).get("endpoints")
         if named and any(each["targetRef"]["name"] in cluster.objects["pods"] for each in named):
-            known = story.feed.names_of_workload("shop", app)
+            known = names_of_workload(story.feed, "shop", app)
             assert f"shop/{app}" in known
     # Nothing is left over once all is quiet.
     for app in APPS:
@@ -208,5 +218,5 @@ def test_any_order_of_news_and_lists_ends_where_a_fresh_list_does(actions, data)
     story.after(1300)
     assert story.changes() == set()
     assert story.troubles() == set()
-    assert story.feed.sizes()["operations"] == 0
-    assert story.feed.sizes()["ended"] == 0
+    assert sizes(story.feed)["operations"] == 0
+    assert sizes(story.feed)["ended"] == 0

@@ -23,7 +23,7 @@ from hopline_mesh.kubernetes.resources import PODS
 from hopline_mesh.kubernetes.watcher import kubernetes_watch
 from hopline_mesh.settings import load_settings
 from tests.kubernetes.api_server import api_server
-from tests.kubernetes.things import pod
+from tests.kubernetes.things import pod, sizes
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ async def test_settings_lead_to_a_server(tmp_path):
         ):
             async with connect(**way, account=tmp_path) as watched:
                 assert await watched.wait_listed(5)
-                assert watched.feed.sizes()["pods"] == 1
+                assert sizes(watched.feed)["pods"] == 1
 
 
 @pytest.mark.parametrize("url", ["http://kubernetes.default:8001", "http://10.0.0.1"])

@@ -21,7 +21,10 @@ from tests.kubernetes.things import (
     deployment,
     endpoints,
     event,
+    names_of_workload,
     pod,
+    services,
+    sizes,
     stateful_set,
     web,
 )
@@ -231,7 +234,7 @@ def test_a_service_is_added_and_removed():
     assert story.ended() == {("added", "shop/cart")}
     story.after(900).gone(ENDPOINT_SLICES, endpoints("cart", ["cart-1"]))
     assert story.changes() == {("removed", "shop/cart")}
-    assert story.feed.services == {"shop/web"}
+    assert services(story.feed) == {"shop/web"}
     assert story.after(900).context().changes == ()
 
 
@@ -264,7 +267,7 @@ def test_a_deleted_deployment_is_meant_to_leave_its_service_empty():
         ENDPOINT_SLICES, endpoints("web", ["green-1"])
     )
     assert story.changes() == set()
-    assert story.feed.sizes()["operations"] == 0
+    assert sizes(story.feed)["operations"] == 0
 
 
 def test_workloads_without_a_service_have_their_own_name():
@@ -316,7 +319,7 @@ def test_a_stateful_sets_next_pod_of_the_same_name_is_another_one():
     assert story.changes() == {("drain", "shop/db")}
     story.says(PODS, pod("db-0", owners=[owner], uid="second")).after(15)
     assert story.changes() == set()
-    assert story.feed.sizes()["pods"] == 1
+    assert sizes(story.feed)["pods"] == 1
 
 
 def test_daemon_sets_roll_and_follow_the_machines():
@@ -346,12 +349,12 @@ def test_what_ended_is_kept_for_some_minutes():
 
 def test_collectors_can_ask_whose_workload_it_is():
     story = web()
-    assert story.feed.names_of_workload("shop", "web") == ("shop/web",)
+    assert names_of_workload(story.feed, "shop", "web") == ("shop/web",)
     story.says(DEPLOYMENTS, deployment("cart-v2"), "ADDED")
-    assert story.feed.names_of_workload("shop", "cart-v2") == ("shop/cart-v2",)
+    assert names_of_workload(story.feed, "shop", "cart-v2") == ("shop/cart-v2",)
     story.says(PODS, pod("cart-1", "cart-v2"), "ADDED").says(ENDPOINT_SLICES, endpoints("cart", ["cart-1"]))
-    assert story.feed.names_of_workload("shop", "cart-v2") == ("shop/cart-v2", "shop/cart")
-    assert story.feed.names_of_workload("shop", "nobody") == ()
+    assert names_of_workload(story.feed, "shop", "cart-v2") == ("shop/cart-v2", "shop/cart")
+    assert names_of_workload(story.feed, "shop", "nobody") == ()
 
 
 def reviews(*workloads):
@@ -419,7 +422,7 @@ def test_constant_churn_takes_no_more_memory_than_there_are_services():
         story.gone(DEPLOYMENTS, deployment(brief, desired=1)).gone(PODS, pod(f"{brief}-1", brief))
         story.gone(ENDPOINT_SLICES, endpoints(brief, [f"{brief}-1"]))
         story.after(300)
-        kept = sum(story.feed.sizes().values())
+        kept = sum(sizes(story.feed).values())
         most = max(most, kept)
         if turn == 20:
             settled = most

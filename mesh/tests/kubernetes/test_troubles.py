@@ -73,6 +73,18 @@ def test_an_image_that_cannot_be_pulled_is_a_stuck_rollout_at_once():
     assert "ImagePullBackOff" in story.context().troubles[0].detail
 
 
+@pytest.mark.parametrize("crashing", ["web-a1", "web-z1"])
+def test_of_two_new_pods_that_fail_the_one_that_cannot_start_is_named(crashing):
+    story = web().after(60)
+    new = {"hash_": "77", "created_s": story.now_s}
+    killed = [container(restarts=1, last="OOMKilled", ended_s=story.now_s)]
+    story.says(PODS, pod(crashing, containers=killed, **new), "ADDED")
+    story.says(PODS, pod("web-m1", containers=[container(waiting="ImagePullBackOff")], **new), "ADDED")
+    story.says(DEPLOYMENTS, deployment(generation=2, observed=1, image=NEW))
+    assert story.changes() == set()
+    assert story.troubles() == {("oom_kill", "shop/web"), ("stuck_rollout", "shop/web")}
+
+
 @pytest.mark.parametrize("change", ["rollout", "scale", "drain"])
 def test_new_pods_that_fall_over_end_the_expected_change(change):
     story = web().after(60)

@@ -13,7 +13,7 @@ from hopline_mesh.kubernetes.resources import DEPLOYMENTS, ENDPOINT_SLICES, PODS
 from hopline_mesh.kubernetes.watcher import KubernetesWatch
 from hopline_mesh.scope import Scope
 from tests.kubernetes.api_server import api_server, status_line
-from tests.kubernetes.things import deployment, endpoints, pod
+from tests.kubernetes.things import deployment, endpoints, pod, services, sizes
 
 #: Quick, so that nobody waits; the order of events is what is tested.
 PACE = Pace(first=0.01, longest=0.05, refused=0.05, grace=0.0)
@@ -51,9 +51,9 @@ async def follows(api, watched):
     """The watch hears of what happens from now on."""
     body = endpoints("later", [])
     await api.put(ENDPOINT_SLICES, body)
-    await until(lambda: "shop/later" in watched.feed.services)
+    await until(lambda: "shop/later" in services(watched.feed))
     await api.delete(ENDPOINT_SLICES, body)
-    await until(lambda: "shop/later" not in watched.feed.services)
+    await until(lambda: "shop/later" not in services(watched.feed))
 
 
 async def test_lists_come_in_pages_and_changes_follow(token_file):
@@ -61,7 +61,7 @@ async def test_lists_come_in_pages_and_changes_follow(token_file):
         await a_shop(api)
         async with watch(url, token_file) as watched:
             assert await watched.wait_listed(5)
-            assert watched.feed.sizes()["pods"] == 3
+            assert sizes(watched.feed)["pods"] == 3
             assert watched.gaps() == ()
             # The pods came in two pages, and were asked for once.
             asked = [query for path, query in api.lists if path == PODS.path()]
@@ -98,6 +98,15 @@ async def test_after_a_cut_the_watch_goes_on_from_the_last_bookmark_without_a_li
             assert len(api.lists) == lists
 
 
+def lists_of(api, resource):
+    """How often all objects of a kind were asked for."""
+    return sum(path == resource.path() and "continue" not in query for path, query in api.lists)
+
+
+def unread(caplog):
+    return [each.getMessage() for each in caplog.records if "cannot be read" in each.getMessage()]
+
+
 @pytest.mark.parametrize("where", ["answer", "stream"])
 async def test_a_version_that_is_gone_is_listed_again(token_file, where):
     async with api_server() as (api, url):
@@ -126,7 +135,7 @@ async def test_a_list_whose_next_page_is_gone_begins_anew(token_file):
         await a_shop(api)
         async with watch(url, token_file) as watched:
             assert await watched.wait_listed(5)
-            assert watched.feed.sizes()["pods"] == 3
+            assert sizes(watched.feed)["pods"] == 3
             await follows(api, watched)
 
 
@@ -169,7 +178,7 @@ async def test_a_line_that_comes_again_and_again_is_got_around_by_a_list(token_f
             await follows(api, watched)
 
 
-async def test_an_object_that_cannot_be_read_spoils_no_other(token_file):
+async def test_an_object_that_cannot_be_read_spoils_no_other(token_file, caplog):
     async with api_server() as (api, url):
         await a_shop(api)
         odd = pod("web-odd")
@@ -177,12 +186,13 @@ async def test_an_object_that_cannot_be_read_spoils_no_other(token_file):
         await api.put(PODS, odd)
         async with watch(url, token_file) as watched:
             assert await watched.wait_listed(5)
-            assert watched.feed.sizes()["pods"] == 3
+            assert sizes(watched.feed)["pods"] == 3
             await api.put(PODS, odd)
-            await until(lambda: watched.counts()["pods"].unread == 2)
+            await until(lambda: len(unread(caplog)) == 2)
             await api.put(PODS, pod("web-d"))
-            await until(lambda: watched.feed.sizes()["pods"] == 4)
-            assert watched.counts()["pods"].lists == 1
+            await until(lambda: sizes(watched.feed)["pods"] == 4)
+            assert lists_of(api, PODS) == 1
+            assert all("kubernetes pods: 1 objects cannot be read" in text for text in unread(caplog))
 
 
 async def test_a_token_that_was_replaced_is_read_again(token_file):
@@ -279,7 +289,7 @@ async def test_a_server_that_is_too_slow_is_asked_again(token_file):
     async with api_server(slow=[0.3] * 4) as (api, url):
         await a_shop(api)
         async with watch(url, token_file, timeouts=Timeouts(answer=0.1)) as watched:
-            await until(lambda: any(each.failures for each in watched.counts().values()))
+            await until(lambda: any("ReadTimeout" in gap.reason for gap in watched.gaps()))
             assert await watched.wait_listed(5)
             await follows(api, watched)
 
@@ -307,8 +317,8 @@ async def test_what_nobody_thought_of_begins_anew(token_file, monkeypatch):
 
             monkeypatch.setattr(watched.feed, "changed", stumbles)
             await api.put(PODS, pod("web-d"))
-            await until(lambda: watched.feed.sizes()["pods"] == 4)
-            assert watched.counts()["pods"].lists == 2
+            await until(lambda: sizes(watched.feed)["pods"] == 4)
+            assert lists_of(api, PODS) == 2
             await until(lambda: watched.gaps() == ())
 
 
@@ -318,7 +328,7 @@ async def test_namespaces_that_are_named_are_asked_for_alone(token_file):
         await api.put(PODS, pod("other", namespace="bank"))
         async with watch(url, token_file, scope=Scope(("shop",))) as watched:
             assert await watched.wait_listed(5)
-            assert watched.feed.sizes()["pods"] == 3
+            assert sizes(watched.feed)["pods"] == 3
             assert all("/namespaces/shop/" in path for path, _ in api.lists)
 
 
@@ -329,10 +339,10 @@ async def test_namespaces_that_are_left_out_are_not_sent(token_file):
         await api.put(PODS, pod("ci", namespace="preview-7"))
         async with watch(url, token_file, scope=Scope((), ("kube-system", "preview-.*"))) as watched:
             assert await watched.wait_listed(5)
-            assert watched.feed.sizes()["pods"] == 3
+            assert sizes(watched.feed)["pods"] == 3
             asked = next(query for path, query in api.lists if path == PODS.path())
             assert "metadata.namespace!=kube-system" in asked["fieldSelector"]
             await api.put(PODS, pod("ci", namespace="preview-7"))
             await api.put(PODS, pod("web-d"))
-            await until(lambda: watched.feed.sizes()["pods"] >= 4)
-            assert watched.feed.sizes()["pods"] == 4
+            await until(lambda: sizes(watched.feed)["pods"] >= 4)
+            assert sizes(watched.feed)["pods"] == 4

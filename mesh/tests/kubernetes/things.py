@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from hopline_mesh.kubernetes import resources
+from hopline_mesh.kubernetes.backends import LASTING
 from hopline_mesh.kubernetes.feed import ChangeFeed
+from hopline_mesh.kubernetes.workload import WorkloadKey
 
 #: When the stories of these tests begin.
 T = 1_790_000_000.0
@@ -198,6 +200,35 @@ def event(reason, kind, name, message="", namespace="shop", seen_s=T):
 
 def decode(resource, body):
     return msgspec.json.decode(json.dumps(body), type=resource.type)
+
+
+def services(feed):
+    """Names of all services that the feed knows, as `namespace/service`."""
+    return {each.service for each in feed._backends.slices.values()}
+
+
+def names_of_workload(feed, namespace, name):
+    """The names that a mesh may have for a workload of any kind; nothing if there is no such workload."""
+    found = {}
+    for kind in sorted(LASTING):
+        key = WorkloadKey(namespace, kind, name)
+        if key in feed._workloads or feed._backends.pods_of(key):
+            found.update(dict.fromkeys(feed._backends.names_of(key)))
+    return tuple(found)
+
+
+def sizes(feed):
+    """The number of objects and notes that the feed stores, by kind."""
+    return {
+        "pods": len(feed._backends.pods),
+        "endpoint_slices": len(feed._backends.slices),
+        "workloads": len(feed._workloads),
+        "autoscalers": len(feed._autoscalers),
+        "operations": len(feed._operations),
+        "ended": len(feed._changes) + len(feed._troubles),
+        "ill_pods": len(feed._ailments.pods),
+        "words": len(feed._words),
+    }
 
 
 class Story:

@@ -8,6 +8,7 @@ from hopline_mesh.kubernetes.resources import RESOURCES
 from hopline_mesh.simulate import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.cluster.web import selected
 from hopline_mesh.simulate.live import Live
+from tests.kubernetes.things import services
 
 START_S = 1_790_000_000.0
 PLAN = MeshPlan(services=8, rate=100.0, daily=0.0, bursts_per_hour=0.0, autoscale=False, warm_up_s=30.0)
@@ -37,10 +38,12 @@ class Watched:
                 self.version = happening.version
                 for resource in RESOURCES:
                     fits = selected(",".join(resource.fields), "")(happening.body)
-                    if resource.plural == happening.plural and fits:
+                    if resource.plural == happening.key[0] and fits:
                         raw = msgspec.json.encode(happening.body)
                         body = msgspec.json.decode(raw, type=resource.type)
-                        self.feed.changed(resource, happening.type, body, self.now_s)
+                        what = "ADDED" if happening.before is None else "MODIFIED"
+                        what = "DELETED" if happening.deleted else what
+                        self.feed.changed(resource, what, body, self.now_s)
             context = self.feed.context(self.now_s)
             self.changes |= {(change.kind, change.service) for change in context.changes}
             self.troubles |= {(trouble.kind, trouble.service) for trouble in context.troubles}
@@ -64,12 +67,15 @@ def service() -> str:
     return max(live.state()["services"], key=lambda each: each["request_rate"])["service"]
 
 
-@pytest.mark.parametrize("kind", ["scale", "rollout", "drain"])
-def test_planned_changes_are_recognised_and_end(service, kind):
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [("scale", "scale"), ("rollout", "rollout"), ("drain", "drain"), ("shift", "rollout")],
+)
+def test_planned_changes_are_recognised_and_end(service, kind, told):
     watched = Watched()
     watched.live.operate(Operation(kind, 0.0, service, 7 if kind == "scale" else 0))
     watched.after(300.0)
-    assert {change for change in watched.changes if change[1] == service} == {(kind, service)}
+    assert {change for change in watched.changes if change[1] == service} == {(told, service)}
     assert watched.under_way() == []
     assert watched.troubles == set()
 
@@ -93,4 +99,4 @@ def test_a_service_that_is_added_and_removed_is_recognised():
     watched.live.operate(Operation("remove", 0.0, spare))
     watched.after(90.0)
     assert ("removed", spare) in watched.changes
-    assert spare not in watched.feed.services
+    assert spare not in services(watched.feed)

@@ -1,6 +1,7 @@
 """`hopline mesh simulate`: recordings, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from typer.testing import CliRunner
 from hopline import cli
 from hopline.errors import BadRequest, ConfigError
 from hopline_mesh.evaluate.folder import read_folder
-from hopline_mesh.simulate import high_churn
+from hopline_mesh.simulate import MeshPlan, Simulation, calm, high_churn, unkind_plan
 from hopline_mesh.simulate.orders import read_fault, read_operation
-from hopline_mesh.simulate.truth import recording
+from hopline_mesh.simulate.truth import events, periods
 
 
 def run(*arguments: object):
@@ -27,13 +28,40 @@ def test_a_recording_on_disk_is_that_in_memory(tmp_path):
     told = json.loads(done.output)
     assert told["snapshots"] == 240
     found = read_folder(tmp_path / "run")
-    expected = recording(high_churn(1.0, 8, seed=0, quiet_hours=0.25))
-    assert found.events == expected.events
-    assert found.train == expected.train
-    assert found.test == expected.test
-    for one, other in zip(found.snapshots, expected.snapshots, strict=True):
+    expected = high_churn(1.0, 8, seed=0, quiet_hours=0.25)
+    assert found.events == events(expected)
+    assert (*found.train, *found.test) == periods(expected)
+    for one, (other, _) in zip(found.snapshots, expected, strict=True):
         np.testing.assert_array_equal(one.node_features, other.node_features)
         np.testing.assert_array_equal(one.edge_features, other.edge_features)
+
+
+@pytest.mark.parametrize("preset", ["plain", "calm", "high-churn"])
+def test_options_of_the_mesh_hold_for_every_preset(tmp_path, preset):
+    options = ("--rate", 60, "--daily", 0, "--missing", 0, "--no-autoscale")
+    done = run("--record", tmp_path / "run", "--preset", preset, "--hours", 0.25, "--services", 6, *options)
+    assert done.exit_code == 0, done.output
+    given = {"rate": 60.0, "daily": 0.0, "missing": 0.0, "autoscale": False}
+    plans = {
+        "plain": MeshPlan(services=6, hours=0.25),
+        "calm": calm(0.25, 6).plan,
+        "high-churn": high_churn(0.25, 6, quiet_hours=0.0625).plan,
+    }
+    expected = Simulation(replace(plans[preset], **given), 0)
+    found = read_folder(tmp_path / "run")
+    for one, (other, _) in zip(found.snapshots, expected, strict=True):
+        np.testing.assert_array_equal(one.node_features, other.node_features)
+
+
+def test_an_option_goes_above_what_unkind_draws(tmp_path):
+    done = run(
+        "--record", tmp_path / "run", "--unkind", "--daily", 0.1, "--hours", 0.25, "--services", 6
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    plan = replace(unkind_plan(MeshPlan(services=6, hours=0.25, rate=150.0), 0), daily=0.1)
+    recorded = read_folder(tmp_path / "run").snapshots
+    for one, (other, _) in zip(recorded, Simulation(plan, 0), strict=True):
+        np.testing.assert_array_equal(one.node_features, other.node_features)
 
 
 def test_a_recording_has_the_faults_that_were_asked_for(tmp_path):

@@ -314,6 +314,21 @@ def test_faults_of_the_plan_come_and_go_by_themselves():
     assert mesh.live.state()["faults"] == []
 
 
+def test_two_equal_faults_end_one_after_the_other():
+    mesh = Mesh()
+    full = mesh.live.state()["services"][0]["service"]
+    fault = Fault("error_burst", 0.0, 600.0, full, severity=1.0)
+    (first, _), (second, _) = (mesh.live.begin(fault) for _ in range(2))
+    shares = []
+    for number in (first, second):
+        mesh.live.end(number)
+        mesh.after(5.0)
+        shares.append(mesh.live.state()["services"][0]["error_share"])
+    assert shares[0] > 0.3
+    assert shares[1] < 0.1
+    assert mesh.live.state()["faults"] == []
+
+
 def test_a_faster_mesh_lives_more_in_the_same_time():
     slow, fast = Mesh(), Mesh(speed=10.0)
     assert fast.live.state()["simulated_s"] == pytest.approx(10 * slow.live.state()["simulated_s"])
@@ -390,6 +405,7 @@ def test_orders_come_over_http(served):
         ("POST", "/nothing", b"{}", 404, "nothing"),
         ("GET", "/nothing", b"", 404, "nothing"),
         ("DELETE", "/faults/99", b"", 404, "no fault 99"),
+        ("DELETE", f"/faults/{'9' * 5000}", b"", 404, "unknown path"),
         ("DELETE", "/everything", b"", 404, "unknown path"),
     ],
 )
@@ -398,6 +414,18 @@ def test_orders_that_cannot_be_are_refused_with_a_reason(served, method, path, c
     answer = httpx.request(method, f"{url}{path}", content=content)
     assert answer.status_code == code
     assert says in answer.json()["error"]
+
+
+def test_a_body_that_nobody_needs_does_not_disturb_the_next_request(served):
+    _, url = served
+    with httpx.Client(base_url=url) as client:
+        for method, path, code in (
+            ("DELETE", "/faults", 200),
+            ("POST", "/no", 404),
+            ("GET", "/state", 200),
+        ):
+            assert client.request(method, path, content=b'{"a": 1}').status_code == code
+            assert client.get("/faults").json() == {"faults": []}
 
 
 def test_a_real_prometheus_scrapes_a_real_process(tmp_path):

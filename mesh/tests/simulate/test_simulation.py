@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import ConfigError
+from hopline_mesh.schema import EDGE_FEATURES, NODE_FEATURES
 from hopline_mesh.simulate import (
     EDGE_FAULTS,
     FAULTS,
@@ -30,7 +31,7 @@ def series(run, pairs, service, column):
     for snapshot, _ in pairs:
         slot = snapshot.roster.find(service)
         rows = np.flatnonzero(snapshot.nodes == (-1 if slot is None else slot))
-        place = run.plan.schema.node_features.index(column)
+        place = NODE_FEATURES.index(column)
         found.append(float(snapshot.node_features[rows[0], place]) if rows.size else math.nan)
     return np.array(found)
 
@@ -40,7 +41,7 @@ def edge_series(run, pairs, caller, callee, column):
     for snapshot, _ in pairs:
         ends = [snapshot.roster.find(name) for name in (caller, callee)]
         rows = np.flatnonzero((snapshot.edge_src == ends[0]) & (snapshot.edge_dst == ends[1]))
-        place = run.plan.schema.edge_features.index(column)
+        place = EDGE_FEATURES.index(column)
         found.append(float(snapshot.edge_features[rows[0], place]) if rows.size else math.nan)
     return np.array(found)
 

@@ -15,6 +15,7 @@ from hopline_mesh.simulate.flow import advance, start
 from hopline_mesh.simulate.orders import read_traits
 from hopline_mesh.simulate.topology import Topology, build
 from hopline_mesh.simulate.traits import RETRY_BUDGET, add, draw
+from tests.kubernetes.things import names_of_workload
 from tests.simulate.test_flow import RATE, settled, usual
 from tests.simulate.test_live import Mesh
 
@@ -94,7 +95,7 @@ def test_workloads_have_other_names_than_their_services():
     services = {each["metadata"]["name"] for each in mesh.objects("services")}
     assert deployments == {f"{name}-v1" for name in services}
     space, _, name = mesh.live.state()["services"][0]["service"].partition("/")
-    assert feed(mesh).names_of_workload(space, name) == (
+    assert names_of_workload(feed(mesh), space, name) == (
         f"{space}/{name}",
         f"{space}/{name.removesuffix('-v1')}",
     )
@@ -138,7 +139,7 @@ def test_the_endpoints_of_a_service_are_the_pods_of_all_its_workloads():
         assert len(each["endpoints"]) == pods[each["metadata"]["labels"]["kubernetes.io/service-name"]]
     two = next(each for each in mesh.live.state()["services"] if each["service"].endswith("-canary"))
     space, _, name = two["service"].partition("/")
-    assert feed(mesh).names_of_workload(space, name) == (two["service"],)
+    assert names_of_workload(feed(mesh), space, name) == (two["service"],)
 
 
 def test_calls_in_cycles_settle_at_the_rates_of_a_matrix_equation():
@@ -147,7 +148,7 @@ def test_calls_in_cycles_settle_at_the_rates_of_a_matrix_equation():
     now = usual(mesh)
     flow = start(mesh)
     for _ in range(60):
-        flow = advance(mesh, mesh.levels, now, flow)
+        flow = advance(mesh, now, flow)
     calls = np.zeros((len(mesh.names), len(mesh.names)))
     np.add.at(calls, (mesh.dst, mesh.src), now.calls)
     reach = np.linalg.matrix_power(calls > 0, 1).astype(float)
@@ -229,7 +230,7 @@ def test_faults_without_a_target_choose_paths_that_somebody_measures():
     faults = tuple(Fault("edge_latency", 60.0 * at) for at in range(20))
     run = simulate(replace(PLAN, hours=1.0, traits=traits, faults=faults), 7)
     mesh = run.world.topology
-    bare = {name for name, has in zip(mesh.names, mesh.visibility.sidecar, strict=True) if not has}
+    bare = {name for name, has in zip(mesh.names, mesh.sidecar, strict=True) if not has}
     assert bare
     assert not {fault.caller for fault in run.faults} & bare
 

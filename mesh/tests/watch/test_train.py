@@ -32,7 +32,7 @@ from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch import learn as learning
 from hopline_mesh.watch import parts
 from hopline_mesh.watch.judge import Judge
-from hopline_mesh.watch.learn import TargetFolder, learn
+from hopline_mesh.watch.learn import learn, target_folder
 from hopline_mesh.watch.resume import resume
 from tests.collect.history import History, istio_call
 from tests.prometheus_server import prometheus
@@ -218,7 +218,7 @@ def test_an_incident_among_what_is_learned_from_is_left_out_and_said(tmp_path):
 
     seen = [Seen(*each) for each in with_an_incident()]
     settings = load_settings(flags={"state_dir": tmp_path / "state", "window_size": 40})
-    with TargetFolder(settings, replace=False) as target:
+    with target_folder(settings, replace=False) as target:
         learned = learn(seen, settings, target, source="here")
     service = seen[0].snapshot.roster.name(int(seen[0].snapshot.nodes[2]))
     (out,) = learned.abnormal

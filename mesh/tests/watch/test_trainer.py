@@ -92,11 +92,10 @@ def test_trouble_that_never_ends_does_not_keep_what_was_learned_away(folder, pla
 def test_times_of_trouble_are_not_learned_from(folder, played):
     one, _ = trainer(folder)
     start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
-    for number, seen in enumerate(played[:60]):
+    for number, seen in enumerate(played[:59]):
         gone = Incident("x", start_s, end_s, 2.0, ())
         go(one, seen, [gone] if number == 26 else [])
-    assert one._task.without == [(start_s - 60, end_s + 60)]
-    one.close()
+    assert one.task([], played[59]).without == [(start_s - 60, end_s + 60)]
 
 
 def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
@@ -106,20 +105,18 @@ def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
         go(before, seen, [Incident("x", start_s, end_s, 2.0, ())] if number == 26 else [])
     note = json.loads(json.dumps(before.export()))
     after = Trainer(folder, replace(SETTINGS, train_at=20), 15.0, trained=False, abnormal=note)
-    for seen in played[40:60]:
+    for seen in played[40:59]:
         go(after, seen)
-    assert after._task.without == [(start_s - 60, end_s + 60)]
-    after.close()
+    assert after.task([], played[59]).without == [(start_s - 60, end_s + 60)]
 
 
 def test_what_people_say_is_no_incident_is_learned_from(folder, played):
     one = Trainer(folder, SETTINGS, 15.0, trained=False, is_real=lambda id: id != "x")
     start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s
     both = [Incident("x", start_s, end_s, 2.0, ()), Incident("y", end_s + 600, end_s + 660, 2.0, ())]
-    for number, seen in enumerate(played[:60]):
+    for number, seen in enumerate(played[:59]):
         go(one, seen, both if number == 26 else [])
-    assert one._task.without == [(end_s + 540, end_s + 720)]
-    one.close()
+    assert one.task([], played[59]).without == [(end_s + 540, end_s + 720)]
 
 
 def test_a_training_without_enough_memory_fails_alone_and_says_so(folder, played, monkeypatch, caplog):

@@ -39,7 +39,7 @@ class Answer:
     warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,12 +6,12 @@ A value that a rule leaves out becomes NaN and a `Gap`, because a missing number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline.errors import ConfigError
 from hopline_mesh.collect.answer import Answer
 from hopline_mesh.collect.containers import owner_queries
 from hopline_mesh.collect.options import CollectOptions
@@ -20,7 +20,7 @@ from hopline_mesh.collect.places import NO_ROOM, UNWATCHED, IdArray, Places, Rec
 from hopline_mesh.collect.presence import Presence
 from hopline_mesh.collect.query import Combine, Outcome, Query, QuerySet
 from hopline_mesh.roster import Roster
-from hopline_mesh.schema import Schema, kind_of
+from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Gap, Snapshot
 
 Column = NDArray[np.float64]
@@ -40,40 +40,21 @@ _NAMES_PER_SERVICE = 4
 _MAX_FAILURES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A failed query.
-
-    Attributes:
-        outcome: kind of the failure.
-        reason: for people.
-    """
+class Failure(NamedTuple):
+    """A failed query: the kind of failure, and the reason for people."""
 
     outcome: Outcome
     reason: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """A response whose labels were looked up, and are no longer stored.
-
-    Attributes:
-        recalled: the services of its series.
-        values, times, unreadable, warnings: as in `Answer`.
-    """
+class Reading(NamedTuple):
+    """The services of a response's series, and the response without its labels."""
 
     recalled: Recalled
-    values: Column
-    times: NDArray[np.float64]
-    unreadable: int
-    warnings: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.values)
+    answer: Answer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Built:
+class Built(NamedTuple):
     """A snapshot with its statistics.
 
     Attributes:
@@ -83,7 +64,7 @@ class Built:
     """
 
     snapshot: Snapshot
-    matched: tuple[int, ...]
+    matched: list[int]
     left_out: int
 
 
@@ -102,7 +83,6 @@ class _Found:
 
     parts: list[_Part] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
-    matched: list[int] = field(default_factory=list)
     whole: bool = True
     no_room: int = 0
 
@@ -112,38 +92,28 @@ class SnapshotBuilder:
 
     Args:
         queries: of the responses.
-        schema: columns of the snapshots; must include the columns of all queries.
         roster: of the snapshots.
         options: limits.
         matchers: for the queries for owners of pods; the other queries contain theirs.
 
     Raises:
-        ConfigError: a query for a column that the schema does not have, or invalid matchers.
+        ConfigError: invalid matchers, or an invalid regular expression of a namespace.
 
     Attributes:
         owner_queries: whose responses `learn_owners` gets; () if no series names a pod.
     """
 
-    def __init__(
-        self, queries: QuerySet, schema: Schema, roster: Roster, options: CollectOptions, matchers: str
-    ) -> None:
-        for of, columns in (("node", schema.node_features), ("edge", schema.edge_features)):
-            missing = sorted({q.column for q in queries.queries if q.of == of} - set(columns))
-            if missing:
-                raise ConfigError(
-                    f"queries {queries.name}: {', '.join(f'{of}.{name}' for name in missing)} "
-                    f"is not a column of the mesh, which has {', '.join(columns)}"
-                )
+    def __init__(self, queries: QuerySet, roster: Roster, options: CollectOptions, matchers: str) -> None:
         self._queries = queries.queries
-        self._schema = schema
+        self._schema = queries.schema()
         self._roster = roster
         self._options = options
         self.owner_queries = owner_queries(matchers) if queries.by_pod else ()
         self._owners = Owners()
         most_names = max(len(roster), _NAMES_PER_SERVICE * options.max_services)
         self._places = Places(roster, options.watched(), self._owners, most_names)
-        self._nodes = Presence(options.keep_missing_s, options.lost_share)
-        self._edges = Presence(options.keep_missing_s, options.lost_share)
+        self._nodes = Presence(options.keep_missing_s)
+        self._edges = Presence(options.keep_missing_s)
         self._usual: dict[str, float] = {}
         self._lacking: dict[str, int] = {}
 
@@ -159,8 +129,7 @@ class SnapshotBuilder:
 
     def read(self, query: Query, answer: Answer) -> Reading:
         """Look up the services of a response."""
-        recalled = self._places.recall(query, answer.labels)
-        return Reading(recalled, answer.values, answer.times, answer.unreadable, answer.warnings)
+        return Reading(self._places.recall(query, answer.labels), replace(answer, labels=[]))
 
     def build(self, time_s: float, asked_s: float, answers: Sequence[Reading | Failure]) -> Built:
         """Build the snapshot of one interval.
@@ -170,7 +139,7 @@ class SnapshotBuilder:
             asked_s: time of the queries, by Prometheus' clock.
             answers: one for each query, in order.
         """
-        self._places.begin(sum(len(answer) for answer in answers if isinstance(answer, Reading)))
+        self._places.begin(sum(len(each.answer) for each in answers if isinstance(each, Reading)))
         found = self._read(asked_s, answers)
         nodes, edges, left_out = self._present(time_s, found)
         node_table = self._table("node", nodes, found)
@@ -186,16 +155,11 @@ class SnapshotBuilder:
             edge_table,
             tuple(found.gaps),
         )
-        matched_rows = {
-            part.query.name: int(np.isin(part.ids, nodes if part.query.of == "node" else edges).sum())
-            for part in found.parts
-            if not part.query.reveals
-        }
-        matched = [
-            matched_rows.get(query.name, count)
-            for query, count in zip(self._queries, found.matched, strict=True)
-        ]
-        return Built(snapshot, tuple(matched), left_out + found.no_room)
+        matched = dict.fromkeys((query.name for query in self._queries), 0)
+        for part in found.parts:
+            present = nodes if part.query.of == "node" else edges
+            matched[part.query.name] = int(np.isin(part.ids, present).sum())
+        return Built(snapshot, list(matched.values()), left_out + found.no_room)
 
     def _read(self, asked_s: float, answers: Sequence[Reading | Failure]) -> _Found:
         found = _Found()
@@ -205,33 +169,31 @@ class SnapshotBuilder:
         if down:
             found.whole = False
             found.gaps.append(Gap("prometheus", failures[0].reason))
-        for query, answer in zip(self._queries, answers, strict=True):
-            if isinstance(answer, Failure):
+        for query, reading in zip(self._queries, answers, strict=True):
+            if isinstance(reading, Failure):
                 self._note_whole(query, found, whole=False)
-                found.matched.append(0)
                 if not down:
-                    found.gaps.append(Gap(query.name, answer.reason))
+                    found.gaps.append(Gap(query.name, reading.reason))
                 continue
+            recalled, answer = reading
             # Warnings of PromQL itself are the same in every interval; others mean that parts are missing.
             partial = [text for text in answer.warnings if not text.startswith("PromQL")]
             self._note_whole(query, found, whole=not partial)
-            found.gaps.extend(Gap(query.name, f"Prometheus warns: {text}") for text in answer.warnings)
-            ids = self._places.find(query, answer.recalled)
+            ids = self._places.find(query, recalled)
             found.no_room += int(np.count_nonzero(ids == NO_ROOM))
             fresh = np.abs(asked_s - answer.times) <= self._options.stale_s
             usable = (ids >= 0) & fresh
             part = _Part(query, ids[usable], answer.values[usable] * query.scale)
-            found.matched.append(len(part.ids))
-            reasons = _left_out(query, answer, ids, fresh)
-            reasons.extend(_only_numbers(part))
-            reasons.extend(self._few(query, len(part.ids)))
-            found.gaps.extend(Gap(query.name, text) for text in reasons)
             found.parts.append(part)
-        if not failures and not any(found.matched):
-            found.gaps = [
-                gap for gap in found.gaps if gap.reason not in ("no series", "no series any more")
-            ]
-            found.gaps.insert(0, Gap("prometheus", "it responds, but has no series of any watched service"))
+            reasons = [f"Prometheus warns: {text}" for text in answer.warnings]
+            reasons += _left_out(query, answer, ids, fresh)
+            reasons += _only_numbers(part)
+            reasons += self._few(query, len(part.ids))
+            found.gaps.extend(Gap(query.name, text) for text in reasons)
+        if not failures and not any(len(part.ids) for part in found.parts):
+            blind = Gap("prometheus", "it responds, but has no series of any watched service")
+            others = [gap for gap in found.gaps if gap.reason not in ("no series", "no series any more")]
+            found.gaps = [blind, *others]
         return found
 
     def _note_whole(self, query: Query, found: _Found, *, whole: bool) -> None:
@@ -272,23 +234,14 @@ class SnapshotBuilder:
             self._nodes.keep_only(nodes)
             edges = edges[np.isin(edges >> 32, nodes) & np.isin(edges & 0xFFFFFFFF, nodes)]
             self._edges.keep_only(edges)
-            found.gaps.append(
-                Gap(
-                    "services",
-                    f"{num_nodes - len(nodes)} of {num_nodes} are not watched: the limit is max_services",
-                )
-            )
+            left = f"{num_nodes - len(nodes)} of {num_nodes}"
+            found.gaps.append(Gap("services", f"{left} are not watched: the limit is max_services"))
         fitting = len(edges)
         edges = _at_most(self._options.max_edges, edges, edges_before)
         if len(edges) < fitting:
             self._edges.keep_only(edges)
-            found.gaps.append(
-                Gap(
-                    "edges",
-                    f"{fitting - len(edges)} of {num_edges} call paths are not watched: the limit is "
-                    "max_edges",
-                )
-            )
+            left = f"{fitting - len(edges)} of {num_edges} call paths"
+            found.gaps.append(Gap("edges", f"{left} are not watched: the limit is max_edges"))
         if found.no_room:
             found.gaps.append(
                 Gap(
@@ -297,59 +250,42 @@ class SnapshotBuilder:
                     "already, which is the limit; a restart forgets them",
                 )
             )
+        missing = ""
         if len(lost):
-            found.gaps.append(
-                Gap(
-                    "services",
-                    f"{len(lost)} of {num_nodes} services are in no response ({self._named(lost)}); "
-                    "implausibly many, or some queries failed: they stay as not measured",
-                )
-            )
+            missing = f"{len(lost)} of {num_nodes} services are in no response ({self._named(lost)})"
         elif len(edges_lost):
-            found.gaps.append(
-                Gap(
-                    "edges",
-                    f"{len(edges_lost)} of {num_edges} call paths are in no response "
-                    f"({self._named(edges_lost, 'edge')}); implausibly many, or some queries failed: they "
-                    "stay as not measured",
-                )
-            )
+            few = self._named(edges_lost, "edge")
+            missing = f"{len(edges_lost)} of {num_edges} call paths are in no response ({few})"
+        if missing:
+            why = "implausibly many, or some queries failed: they stay as not measured"
+            found.gaps.append(Gap("services" if len(lost) else "edges", f"{missing}; {why}"))
         return nodes, edges, num_nodes - len(nodes) + num_edges - len(edges)
 
     def _table(self, of: str, rows: IdArray, found: _Found) -> NDArray[np.float32]:
+        """Return the measurements: float32 [rows, columns of the schema]."""
         names = self._schema.node_features if of == "node" else self._schema.edge_features
-        columns: dict[str, Column] = {}
+        columns: dict[str, Column] = {name: np.full(len(rows), np.nan) for name in names}
         parts = [part for part in found.parts if part.query.of == of]
         for part in parts:
             if not part.query.ceiling_of:
                 columns[part.query.column] = fill(rows, part.ids, part.values, part.query.combine)
-        absent = np.full(len(rows), np.nan)
         for part in parts:
             if part.query.per:
-                whole = columns.get(part.query.per, absent)
-                columns[part.query.column] = share(columns[part.query.column], whole)
+                columns[part.query.column] = share(columns[part.query.column], columns[part.query.per])
             for column, quantile in part.query.ceiling_of:
-                above = part.ids[part.values < quantile]
-                self._note_ceiling(of, column, above, rows, columns.get(column, absent), found)
-        table = np.full((len(rows), len(names)), np.nan, np.float32)
+                # The values stay, as a lower bound.
+                measured = rows[~np.isnan(columns[column])]
+                above = np.intersect1d(part.ids[part.values < quantile], measured)
+                if len(above):
+                    text = (
+                        f"above the last bucket of the histogram for {len(above)} of {len(rows)} "
+                        f"({self._named(above, of)}): the values are a lower bound"
+                    )
+                    found.gaps.append(Gap(f"{of}.{column}", text))
+        table = np.empty((len(rows), len(names)), np.float32)
         for index, name in enumerate(names):
-            if name in columns:
-                table[:, index] = columns[name]
+            table[:, index] = columns[name]
         return table
-
-    def _note_ceiling(
-        self, of: str, column: str, above: IdArray, rows: IdArray, values: Column, found: _Found
-    ) -> None:
-        """Report latencies above the last bucket. The values stay, as a lower bound."""
-        above = np.intersect1d(above, rows[~np.isnan(values)])
-        if len(above):
-            found.gaps.append(
-                Gap(
-                    f"{of}.{column}",
-                    f"above the last bucket of the histogram for {len(above)} of {len(rows)} "
-                    f"({self._named(above, of)}): the values are a lower bound",
-                )
-            )
 
     def _named(self, ids: IdArray, of: str = "node") -> str:
         """Return the first three names, for people."""
@@ -362,7 +298,7 @@ class SnapshotBuilder:
         return ", ".join(names) + (", …" if len(ids) > len(names) else "")
 
 
-def _left_out(query: Query, answer: Reading, ids: IdArray, fresh: NDArray[np.bool_]) -> list[str]:
+def _left_out(query: Query, answer: Answer, ids: IdArray, fresh: NDArray[np.bool_]) -> list[str]:
     """Return reasons for the series that are left out of a response."""
     reasons = []
     if answer.unreadable:

@@ -17,11 +17,13 @@ from hopline_mesh.collect.prometheus import Prometheus
 from hopline_mesh.collect.query import CollectReport, Outcome, Query, QueryReport, QuerySet
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
-from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Gap, Snapshot
 
 #: Bytes of a response above which it is read on a thread, to keep the event loop responsive.
 _READ_ON_LOOP = 2**20
+
+#: Queries in parallel; Prometheus allows 20 by default.
+_PARALLEL = 8
 
 #: Differences of clocks below this are ignored, because a `Date` header has whole seconds and a delay.
 TOLERANCE_S = 2.0
@@ -48,7 +50,6 @@ class Collector:
     Args:
         client: of Prometheus; the caller closes it.
         queries: to send.
-        schema: columns of the snapshots; None: those of `queries.schema()`.
         roster: None: a new one.
         options: limits.
         matchers: for the queries for owners of pods; the other queries contain theirs.
@@ -56,7 +57,7 @@ class Collector:
         on_report: called with the report of each interval.
 
     Raises:
-        ConfigError: a query for a column that the schema does not have, or invalid matchers.
+        ConfigError: invalid matchers, or an invalid regular expression of a namespace.
 
     Attributes:
         report: of the last interval; None before the first.
@@ -66,7 +67,6 @@ class Collector:
         self,
         client: Prometheus,
         queries: QuerySet,
-        schema: Schema | None = None,
         roster: Roster | None = None,
         options: CollectOptions | None = None,
         *,
@@ -78,10 +78,9 @@ class Collector:
         self._client = client
         self._queries = queries
         self._options = options or CollectOptions()
-        self.schema = schema or queries.schema()
         self.roster = Roster() if roster is None else roster
         self.report: CollectReport | None = None
-        self._builder = SnapshotBuilder(queries, self.schema, self.roster, self._options, matchers)
+        self._builder = SnapshotBuilder(queries, self.roster, self._options, matchers)
         self._steady = steady
         #: how far Prometheus' clock is ahead of ours; 0.0 within the tolerance
         self._ahead_s = 0.0
@@ -130,7 +129,7 @@ class Collector:
         late = Failure("late", f"Prometheus did not respond within {deadline_s:g} s")
         asked = [_Asked(query.promql, query, late) for query in self._queries.queries]
         of_owners = [_Asked(text, None, late) for text in owners]
-        free = asyncio.Semaphore(self._options.parallel)
+        free = asyncio.Semaphore(_PARALLEL)
         tasks = [asyncio.ensure_future(self._ask_one(one, asked_s, free)) for one in (*asked, *of_owners)]
         try:
             await asyncio.wait(tasks, timeout=deadline_s)
@@ -180,8 +179,9 @@ class Collector:
                 reports.append(QueryReport(query.name, found.outcome, found.reason, one.duration_s))
                 continue
             reason = safe_text("; ".join(gap.reason for gap in snapshot.gaps if gap.what == query.name))
-            outcome: Outcome = "ok" if len(found) else "empty"
-            reports.append(QueryReport(query.name, outcome, reason, one.duration_s, len(found), matched))
+            count = len(found) if isinstance(found, Answer) else len(found.answer)
+            outcome: Outcome = "ok" if count else "empty"
+            reports.append(QueryReport(query.name, outcome, reason, one.duration_s, count, matched))
         return CollectReport(tuple(reports), built.left_out, self._ahead_s)
 
 

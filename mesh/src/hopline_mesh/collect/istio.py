@@ -7,8 +7,8 @@ from the callee's. Both proxies count each request, so every selector names the 
 
 from __future__ import annotations
 
-from hopline_mesh.collect.promql import Side, check_matchers, duration, selector, total_rate
-from hopline_mesh.collect.query import Labels, QuerySet
+from hopline_mesh.collect.promql import Side, check_matchers, duration, selector
+from hopline_mesh.collect.query import Labels, Query
 
 #: Statuses that are failures of the server. Envoy writes 0 if the caller disconnected before a response.
 #: gRPC failures have HTTP status 200. The codes are those that OpenTelemetry's semantic conventions define
@@ -16,12 +16,11 @@ from hopline_mesh.collect.query import Labels, QuerySet
 HTTP_FAILURES = "5..|0"
 GRPC_FAILURES = "2|4|12|13|14|15"
 
-_CALLEE = "destination_workload, destination_workload_namespace"
-_CALLED = "destination_service_name, destination_service_namespace"
-_CALLER = "source_workload, source_workload_namespace"
-_PATH = f"{_CALLER}, {_CALLEE}, {_CALLED}"
-
 _REQUESTS = "istio_requests_total"
+_FAILURES = (
+    f'response_code=~"{HTTP_FAILURES}"',
+    f'response_code!~"{HTTP_FAILURES}",grpc_response_status=~"{GRPC_FAILURES}"',
+)
 _BUCKETS = "istio_request_duration_milliseconds_bucket"
 
 _caller = Labels(("source_workload",), ("source_workload_namespace",))
@@ -34,7 +33,7 @@ _called = Labels(
 )
 
 
-def istio(window_s: float = 60.0, matchers: str = "") -> QuerySet:
+def istio(window_s: float = 60.0, matchers: str = "") -> tuple[Query, ...]:
     """Return queries for Istio.
 
     Args:
@@ -44,57 +43,32 @@ def istio(window_s: float = 60.0, matchers: str = "") -> QuerySet:
     Raises:
         ConfigError: an invalid window or matcher.
     """
-    matchers = check_matchers(matchers)
-    window = duration(window_s)
+    matchers, window = check_matchers(matchers), duration(window_s)
     at_caller, at_callee = (
         ",".join((f'reporter="{reporter}"', matchers)).rstrip(",") for reporter in ("source", "destination")
     )
-    services = Side(_CALLEE, at_callee, _callee)
-    paths = Side(_PATH, at_caller, _called, _caller)
-    at_server = Side(f"{_CALLER}, {_CALLEE}", at_callee, _callee, _caller, reveals=False)
-    queries = []
-    for side in (services, paths):
-        queries.append(side.query("request_rate", _rate(side, window)))
-        queries.append(side.query("error_share", _failures(side, window), per="request_rate"))
-    return QuerySet(
-        "istio",
-        (
-            *queries,
-            services.latency("p50_ms", 0.5, _BUCKETS, window),
-            services.latency("p99_ms", 0.99, _BUCKETS, window),
-            services.ceiling((("p50_ms", 0.5), ("p99_ms", 0.99)), _BUCKETS, window),
-            services.query("connections", _connections(at_callee, window)),
-            paths.latency("client_ms", 0.99, _BUCKETS, window),
-            paths.ceiling((("client_ms", 0.99),), _BUCKETS, window),
-            at_server.latency("server_ms", 0.99, _BUCKETS, window),
-            at_server.ceiling((("server_ms", 0.99),), _BUCKETS, window),
-        ),
+    services = Side(at_callee, _callee)
+    paths = Side(at_caller, _called, _caller)
+    at_server = Side(at_callee, _callee, _caller, reveals=False)
+    return (
+        *services.requests(_REQUESTS, _FAILURES, window),
+        *paths.requests(_REQUESTS, _FAILURES, window),
+        *services.latencies({"p50_ms": 0.5, "p99_ms": 0.99}, _BUCKETS, window),
+        services.query("connections", _connections(services, window)),
+        *paths.latencies({"client_ms": 0.99}, _BUCKETS, window),
+        *at_server.latencies({"server_ms": 0.99}, _BUCKETS, window),
     )
 
 
-def _rate(side: Side, window: str) -> str:
-    return total_rate(side.by, selector(_REQUESTS, side.matchers), window=window)
-
-
-def _failures(side: Side, window: str) -> str:
-    over_grpc = f'response_code!~"{HTTP_FAILURES}",grpc_response_status=~"{GRPC_FAILURES}"'
-    return total_rate(
-        side.by,
-        selector(_REQUESTS, side.matchers, f'response_code=~"{HTTP_FAILURES}"'),
-        selector(_REQUESTS, side.matchers, over_grpc),
-        window=window,
-    )
-
-
-def _connections(matchers: str, window: str) -> str:
+def _connections(services: Side, window: str) -> str:
     """Return a query for open TCP connections, from two counters; Envoy's own gauge is off by default.
 
     `last_over_time` drops a deleted pod after the window, not after Prometheus' five minutes. The counter
     of closed connections does not exist before the first one is closed; then it is 0.
     """
     opened, closed = (
-        f"sum by ({_CALLEE}) (last_over_time("
-        f"{selector(f'istio_tcp_connections_{what}_total', matchers)}[{window}]))"
+        f"sum by ({services.by}) (last_over_time("
+        f"{selector(f'istio_tcp_connections_{what}_total', services.matchers)}[{window}]))"
         for what in ("opened", "closed")
     )
     return f"{opened} - ({closed} or {opened} * 0)"

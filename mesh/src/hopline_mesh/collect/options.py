@@ -18,10 +18,8 @@ class CollectOptions:
         exclude_namespaces: regular expressions of whole namespaces to leave out.
         max_services: in one snapshot. Known ones stay, then the first new ones are added.
         max_edges: maximum number of call paths, as `max_services`.
-        parallel: number of queries in parallel; Prometheus allows 20 by default.
         keep_missing_s: how long missing services stay in the snapshot, as not measured, if an implausible
             number disappears at the same time or a query failed. Longer than the detector's window.
-        lost_share: the implausible number, as a share of all services (3 at least).
         stale_s: values that differ from the time of the query by more than this are left out.
     """
 
@@ -31,9 +29,7 @@ class CollectOptions:
     exclude_namespaces: tuple[str, ...] = ()
     max_services: int = 20_000
     max_edges: int = 200_000
-    parallel: int = 8
     keep_missing_s: float = 3600.0
-    lost_share: float = 0.3
     stale_s: float = 60.0
 
     def watched(self) -> Scope:

@@ -47,7 +47,7 @@ class Past:
         queries: to send.
         interval_s: from one snapshot to the next; they end at multiples of it, as in a watch.
         roster: of the snapshots.
-        options: limits; `deadline_s` and `parallel` are ignored.
+        options: limits; `deadline_s` is ignored.
         matchers: for the queries for owners of pods.
 
     Raises:
@@ -75,7 +75,7 @@ class Past:
         self._delay_s = options.delay_s
         self._pause_s = pause_s
         self._ahead_s: float | None = None
-        self._builder = SnapshotBuilder(queries, queries.schema(), roster, options, matchers)
+        self._builder = SnapshotBuilder(queries, roster, options, matchers)
         self._free = asyncio.Semaphore(_PARALLEL)
         self._gave_up = False
 

@@ -6,7 +6,7 @@ A service is a slot, a call path is `caller << 32 | callee`. Both are int64, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,8 +35,7 @@ _Name = tuple[str, str]
 _labels = msgspec.json.Decoder(dict[str, str])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recalled:
+class Recalled(NamedTuple):
     """The cached ids of a response's series.
 
     Attributes:

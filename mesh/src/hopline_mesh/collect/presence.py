@@ -6,7 +6,8 @@ import numpy as np
 
 from hopline_mesh.collect.places import IdArray
 
-_NONE = np.empty(0, np.int64)
+#: Services that are missing together are implausible from this share of all on, and at least this number.
+LOST_SHARE, LEAST_LOST = 0.3, 3
 
 
 class Presence:
@@ -17,21 +18,15 @@ class Presence:
 
     Args:
         keep_missing_s: how long a missing id stays.
-        lost_share: the implausible number, as a share of all.
-        least: minimum of the implausible number.
+
+    Attributes:
+        ids: int64 [n], those of the last interval, ascending.
     """
 
-    def __init__(self, keep_missing_s: float, lost_share: float, least: int = 3) -> None:
+    def __init__(self, keep_missing_s: float) -> None:
         self._keep_missing_s = keep_missing_s
-        self._lost_share = lost_share
-        self._least = least
-        self._ids: IdArray = _NONE
+        self.ids: IdArray = np.empty(0, np.int64)
         self._seen_s = np.empty(0, np.float64)
-
-    @property
-    def ids(self) -> IdArray:
-        """The ids of the last interval, ascending."""
-        return self._ids
 
     def settle(self, time_s: float, seen: IdArray, *, whole: bool) -> tuple[IdArray, IdArray]:
         """Judge one interval.
@@ -43,21 +38,18 @@ class Presence:
 
         Returns: the present ids, ascending; and those of them that were not seen.
         """
-        lost = np.setdiff1d(self._ids, seen, assume_unique=True)
-        last_s = self._seen_s[np.searchsorted(self._ids, lost)]
-        if whole and not (
-            len(lost) >= self._least and len(lost) >= self._lost_share * max(1, len(self._ids))
-        ):
-            lost, last_s = _NONE, last_s[:0]
-        kept = time_s - last_s <= self._keep_missing_s
+        lost = np.setdiff1d(self.ids, seen, assume_unique=True)
+        last_s = self._seen_s[np.searchsorted(self.ids, lost)]
+        plausible = len(lost) < max(LEAST_LOST, LOST_SHARE * len(self.ids))
+        kept = time_s - last_s <= (-np.inf if whole and plausible else self._keep_missing_s)
         lost, last_s = lost[kept], last_s[kept]
         ids = np.concatenate([seen, lost])
         order = np.argsort(ids, kind="stable")
-        self._ids = ids[order]
+        self.ids = ids[order]
         self._seen_s = np.concatenate([np.full(len(seen), time_s), last_s])[order]
-        return self._ids, lost
+        return self.ids, lost
 
     def keep_only(self, ids: IdArray) -> None:
         """Forget all other ids."""
-        kept = np.isin(self._ids, ids, assume_unique=True)
-        self._ids, self._seen_s = self._ids[kept], self._seen_s[kept]
+        kept = np.isin(self.ids, ids, assume_unique=True)
+        self.ids, self._seen_s = self.ids[kept], self._seen_s[kept]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from hopline.errors import ConfigError
 from hopline_mesh.collect.query import Labels, Query
 
 _MATCHER = re.compile(r'\s*[a-zA-Z_]\w*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\.)*"\s*')
+
+_FINITE, _INFINITE = 'le!="+Inf"', 'le="+Inf"'
 
 
 def check_matchers(text: str) -> str:
@@ -54,67 +57,70 @@ def selector(metric: str, matchers: str, further: str = "") -> str:
     return f"{metric}{{{','.join(part for part in (matchers, further) if part)}}}"
 
 
-def total_rate(labels: str, *selectors: str, window: str) -> str:
-    """Return the rate of all series of disjoint selectors, by these labels."""
-    return f"sum by ({labels}) ({' or '.join(f'rate({each}[{window}])' for each in selectors)})"
-
-
-def quantile(q: float, labels: str, buckets: str, *, window: str) -> str:
-    """Return a quantile of a classic histogram: NaN if nothing was observed."""
-    return f"histogram_quantile({q:g}, sum by ({labels}, le) (rate({buckets}[{window}])))"
-
-
-def beyond_last_bucket(q: float, labels: str, metric: str, matchers: str, *, window: str) -> str:
-    """Return the share within the last finite bucket, for series where it is less than `q`.
-
-    Buckets are cumulative, so the largest finite one is the last, for any limits of a service.
-    """
-    finite = selector(metric, matchers, 'le!="+Inf"')
-    infinite = selector(metric, matchers, 'le="+Inf"')
-    return (
-        f"max by ({labels}) (sum by ({labels}, le) (rate({finite}[{window}])))"
-        f" / sum by ({labels}) (rate({infinite}[{window}])) < {q:g}"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Side:
     """The series of one reporter: of services (without a caller), or of call paths.
 
     Attributes:
-        by: labels that tell its services or call paths apart, as in `sum by (…)`.
         matchers: of the reporter.
         service: labels of the service; for a call path, of the callee.
         caller: labels of the caller; None for services.
         reveals: see `Query`.
     """
 
-    by: str
     matchers: str
     service: Labels
     caller: Labels | None = None
     reveals: bool = True
 
     @property
-    def of(self) -> Literal["node", "edge"]:
-        """Whether these are services or call paths."""
-        return "node" if self.caller is None else "edge"
+    def by(self) -> str:
+        """Labels that tell its services or call paths apart, as in `sum by (…)`."""
+        of_caller = () if self.caller is None else self.caller.names
+        return ", ".join(dict.fromkeys((*of_caller, *self.service.names)))
 
-    def query(self, column: str, promql: str, *, per: str = "") -> Query:
-        """Return a query for a column of these series; for `per` see `Query`."""
-        return Query(self.of, column, promql, self.service, self.caller, per=per, reveals=self.reveals)
+    def query(self, column: str, promql: str, **more: Any) -> Query:
+        """Return a query for a column of these series; `more` are attributes of `Query`."""
+        more = {"reveals": self.reveals, **more}
+        return Query("edge" if self.caller else "node", column, promql, self.service, self.caller, **more)
 
-    def latency(self, column: str, q: float, buckets: str, window: str) -> Query:
-        """Return a query for a quantile, from a metric with buckets; of several series the largest."""
-        promql = quantile(q, self.by, selector(buckets, self.matchers), window=window)
-        return Query(
-            self.of, column, promql, self.service, self.caller, combine="max", reveals=self.reveals
+    def requests(self, counter: str, failures: Sequence[str], window: str) -> tuple[Query, Query]:
+        """Return queries for the rate of requests, and for the share of failures.
+
+        Args:
+            failures: disjoint lists of matchers; each selects some failures.
+        """
+
+        def total(*further: str) -> str:
+            rates = (self._rate(counter, window, each) for each in further)
+            return f"sum by ({self.by}) ({' or '.join(rates)})"
+
+        return (
+            self.query("request_rate", total("")),
+            self.query("error_share", total(*failures), per="request_rate"),
         )
 
-    def ceiling(self, quantiles: tuple[tuple[str, float], ...], buckets: str, window: str) -> Query:
-        """Return a check whether quantiles are above the last bucket; the last column names the query."""
-        column, q = quantiles[-1]
-        promql = beyond_last_bucket(q, self.by, buckets, self.matchers, window=window)
-        return Query(
-            self.of, column, promql, self.service, self.caller, reveals=False, ceiling_of=quantiles
-        )
+    def latencies(
+        self, quantiles: Mapping[str, float], metric: str, window: str, **more: Any
+    ) -> Iterator[Query]:
+        """Yield queries for quantiles of a classic histogram, and one for its last finite bucket.
+
+        A quantile is NaN if nothing was observed; of several series of a service the largest is used.
+
+        Args:
+            quantiles: by column.
+            metric: with buckets.
+            more: attributes of `Query`.
+        """
+        for column, q in quantiles.items():
+            buckets = f"sum by ({self.by}, le) ({self._rate(metric, window)})"
+            promql = f"histogram_quantile({q:g}, {buckets})"
+            yield self.query(column, promql, **{"combine": "max", **more})
+        # Buckets are cumulative, so the largest finite one is the last, for any limits of a service.
+        last = f"max by ({self.by}) (sum by ({self.by}, le) ({self._rate(metric, window, _FINITE)}))"
+        every = f"sum by ({self.by}) ({self._rate(metric, window, _INFINITE)})"
+        check = f"{last} / {every} < {q:g}"
+        yield self.query(column, check, reveals=False, ceiling_of=tuple(quantiles.items()))
+
+    def _rate(self, metric: str, window: str, further: str = "") -> str:
+        return f"rate({selector(metric, self.matchers, further)}[{window}])"

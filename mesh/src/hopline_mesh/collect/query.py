@@ -6,8 +6,7 @@ Plain values that are checked when they are created; knows no mesh and no HTTP.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from hopline.errors import ConfigError
@@ -35,6 +34,11 @@ class Labels:
     namespace: tuple[str, ...] = ()
     pod: bool = False
     otherwise: Labels | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All these labels, and those of `otherwise`."""
+        return (*self.service, *self.namespace, *(self.otherwise.names if self.otherwise else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,30 +127,13 @@ class QuerySet:
         return any(query.service.pod for query in self.queries)
 
     def columns(self, of: Literal["node", "edge"]) -> tuple[str, ...]:
-        """Return the columns of the queries; those of the default schema first, in its order."""
-        known = NODE_FEATURES if of == "node" else EDGE_FEATURES
-        asked = [query.column for query in self.queries if query.of == of and not query.ceiling_of]
-        return (*(name for name in known if name in asked), *(name for name in asked if name not in known))
+        """Return the columns of the queries, in their order."""
+        return tuple(query.column for query in self.queries if query.of == of and not query.ceiling_of)
 
     def schema(self) -> Schema:
         """Return the schema: all default columns, and other columns of the queries."""
-        return Schema(
-            (*NODE_FEATURES, *(name for name in self.columns("node") if name not in NODE_FEATURES)),
-            (*EDGE_FEATURES, *(name for name in self.columns("edge") if name not in EDGE_FEATURES)),
-        )
-
-    def plus(self, others: Iterable[Query], *, reveal: bool = True) -> QuerySet:
-        """Return these queries, plus others for columns without a query.
-
-        Args:
-            others: more queries.
-            reveal: False: services that only the others show are not part of the mesh.
-        """
-        asked = {query.name for query in self.queries}
-        new = [query for query in others if query.name not in asked]
-        if not reveal:
-            new = [replace(query, reveals=False) for query in new]
-        return QuerySet(self.name, (*self.queries, *new))
+        nodes, edges = (*NODE_FEATURES, *self.columns("node")), (*EDGE_FEATURES, *self.columns("edge"))
+        return Schema(tuple(dict.fromkeys(nodes)), tuple(dict.fromkeys(edges)))
 
 
 #: `ok` and `empty` succeeded; `late`: not within the deadline; `unavailable`: no connection, or a failing

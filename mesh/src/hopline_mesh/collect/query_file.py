@@ -6,7 +6,8 @@ import difflib
 import re
 import string
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -14,28 +15,26 @@ from hopline.errors import ConfigError
 from hopline_mesh.collect.containers import containers
 from hopline_mesh.collect.istio import istio
 from hopline_mesh.collect.linkerd import linkerd
-from hopline_mesh.collect.promql import (
-    beyond_last_bucket,
-    check_matchers,
-    duration,
-    quantile,
-    selector,
-)
-from hopline_mesh.collect.query import Combine, Labels, Query, QuerySet
+from hopline_mesh.collect.promql import Side, check_matchers, duration
+from hopline_mesh.collect.query import Labels, Query, QuerySet
 
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?", re.DOTALL)
 _TABLE = re.compile(r"\s*\[\[?\s*([\w.-]+)\s*\]\]?\s*(?:#.*)?")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|' r"'(?:[^'\\]|\\.)*'|`[^`]*`", re.DOTALL)
 
 _TOP = ("extends", "without", "labels", "node", "edge")
 _BOTH = ("column", "query", "histogram", "quantile", "scale", "combine", "per", "reveals")
-_KEYS = {
-    "node": ("service", "namespace", "pod", *_BOTH),
-    "edge": ("caller", "caller_namespace", "callee", "callee_namespace", *_BOTH),
+_PLACES = {
+    "node": ("service", "namespace", "pod"),
+    "edge": ("caller", "caller_namespace", "callee", "callee_namespace"),
 }
-_PLACE_KEYS = ("service", "namespace", "pod", "caller", "caller_namespace", "callee", "callee_namespace")
-_BUILT_IN = ("istio", "linkerd", "containers")
+_BUILT_IN: dict[str, Callable[[float, str], tuple[Query, ...]]] = {
+    "istio": istio,
+    "linkerd": linkerd,
+    "containers": containers,
+}
 
 
 def queries_for(
@@ -65,8 +64,9 @@ def queries_for(
         return read_query_file(query_file, window_s, matchers)
     if mesh not in ("istio", "linkerd"):
         raise ConfigError(f"mesh: {mesh!r} is not one of istio, linkerd, file")
-    found = istio(window_s, matchers) if mesh == "istio" else linkerd(window_s, matchers)
-    return found.plus(containers(window_s, matchers), reveal=False)
+    # Services that only container metrics show are not part of the mesh.
+    resources = (replace(query, reveals=False) for query in containers(window_s, matchers))
+    return QuerySet(mesh, (*_BUILT_IN[mesh](window_s, matchers), *resources))
 
 
 def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> QuerySet:
@@ -89,232 +89,208 @@ def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> Q
         raise ConfigError(f"{path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    return _QueryFile(path, text, tree, window_s, check_matchers(matchers)).read()
+    file = _Table(path, text.splitlines(), "", 0, tree)
+    file.check_keys(_TOP)
+    defaults = file.table("labels", 0, tree.get("labels", {}), _PLACES["node"] + _PLACES["edge"]).values
+    variables = {"window": duration(window_s), "matchers": check_matchers(matchers)}
+    own: dict[str, tuple[_Table, Query]] = {}
+    for of, places in _PLACES.items():
+        items = tree.get(of, [])
+        if not isinstance(items, list):
+            file.wrong(of, f"must be [[{of}]], once for each query")
+        for number, values in enumerate(items):
+            table = file.table(of, number, values, places + _BOTH)
+            for query in _queries(table, {**defaults, **values}, variables):
+                if query.name in own:
+                    table.wrong("column", f"{query.name} has two queries")
+                own[query.name] = table, query
+    base = [
+        query for query in _extended(file, window_s, matchers) if f"{query.of}.{query.column}" not in own
+    ]
+    queries = (*base, *(query for _, query in own.values()))
+    for table, query in own.values():
+        if query.per and f"{query.of}.{query.per}" not in {each.name for each in queries}:
+            table.wrong("per", f"there is no query for {query.of}.{query.per}")
+    if not queries:
+        raise ConfigError(f"{path}: it has no queries; add [[node]] and [[edge]], or extends")
+    try:
+        return QuerySet(path.name, queries)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
-class _QueryFile:
-    """The reader of one file."""
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of a file, or the file itself (without a name); reports errors with the line.
 
-    def __init__(self, path: Path, text: str, tree: dict[str, Any], window_s: float, matchers: str) -> None:
-        self._path = path
-        self._lines = text.splitlines()
-        self._tree = tree
-        self._window_s = window_s
-        self._matchers = matchers
+    Attributes:
+        path: of the file.
+        lines: of the file.
+        name, number: of tables of this name, the one with this number, from 0.
+        values: by key.
+    """
 
-    def read(self) -> QuerySet:
-        for key in self._tree:
-            if key not in _TOP:
-                self._wrong("", 0, key, f"unknown key{_closest(key, _TOP)}")
-        defaults = self._table("labels", 0, self._tree.get("labels", {}))
-        for key in defaults:
-            if key not in _PLACE_KEYS:
-                self._wrong("labels", 0, key, f"unknown key{_closest(key, _PLACE_KEYS)}")
-        queries: list[Query] = []
-        places: list[tuple[Literal["node", "edge"], int]] = []
-        kinds: tuple[Literal["node"], Literal["edge"]] = ("node", "edge")
-        for of in kinds:
-            items = self._tree.get(of, [])
-            if not isinstance(items, list):
-                self._wrong("", 0, of, f"must be [[{of}]], once for each query")
-            for number, item in enumerate(items):
-                for one in self._of_item(of, number, self._table(of, number, item), defaults):
-                    if any(one.name == other.name for other in queries):
-                        self._wrong(of, number, "column", f"{one.name} has two queries")
-                    queries.append(one)
-                    places.append((of, number))
-        base = [
-            query
-            for query in self._extended()
-            if f"{query.of}.{query.column}" not in {f"{own.of}.{own.column}" for own in queries}
-        ]
-        every = [*base, *queries]
-        for query, (of, number) in zip(queries, places, strict=True):
-            if query.per and not any(o.of == of and o.column == query.per for o in every):
-                self._wrong(of, number, "per", f"there is no query for {of}.{query.per}")
-        if not every:
-            raise ConfigError(f"{self._path}: it has no queries; add [[node]] and [[edge]], or extends")
-        try:
-            return QuerySet(self._path.name, tuple(every))
-        except ConfigError as error:
-            raise ConfigError(f"{self._path}: {error}") from None
+    path: Path
+    lines: list[str]
+    name: str
+    number: int
+    values: Mapping[str, Any]
 
-    def _extended(self) -> list[Query]:
-        """Return queries of the built-in sets that this file extends, minus those of `without`."""
-        named = self._tree.get("extends", [])
-        names = [named] if isinstance(named, str) else named
-        if not isinstance(names, list) or any(name not in _BUILT_IN for name in names):
-            self._wrong("", 0, "extends", f"must be a list of {', '.join(_BUILT_IN)}; got {named!r}")
-        queries: list[Query] = []
-        for name in names:
-            if name == "containers":
-                found: Sequence[Query] = containers(self._window_s, self._matchers)
-            else:
-                built_in = {"istio": istio, "linkerd": linkerd}[name]
-                found = built_in(self._window_s, self._matchers).queries
-            queries.extend(query for query in found if query.name not in {q.name for q in queries})
-        without = self._tree.get("without", [])
-        columns = {f"{query.of}.{query.column}" for query in queries}
-        if not isinstance(without, list) or any(name not in columns for name in without):
-            self._wrong(
-                "",
-                0,
-                "without",
-                f"must be a list of extended columns, such as node.connections; got {without!r}",
-            )
-        return [query for query in queries if f"{query.of}.{query.column}" not in without]
+    def table(self, name: str, number: int, values: Any, known: Sequence[str]) -> _Table:
+        """Return another table of the file, which may only have these keys."""
+        found = _Table(self.path, self.lines, name, number, values)
+        if not isinstance(values, Mapping):
+            found.wrong("", "not a table of keys and values")
+        found.check_keys(known)
+        return found
 
-    def _of_item(
-        self, of: Literal["node", "edge"], number: int, item: dict[str, Any], defaults: dict[str, Any]
-    ) -> list[Query]:
-        """Return the query of one table; for a histogram also the check of its last bucket."""
-        for key in item:
-            if key not in _KEYS[of]:
-                self._wrong(of, number, key, f"unknown key{_closest(key, _KEYS[of])}")
-        column = self._text(of, number, item, "column")
-        if not _COLUMN.fullmatch(column):
-            self._wrong(
-                of, number, "column", f"{column!r} may have only a-z, 0-9 and _, such as request_rate"
-            )
-        scale = item.get("scale", 1.0)
-        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < 1e30:
-            self._wrong(of, number, "scale", f"{scale!r} is not a number above 0")
-        latency = column.endswith("_ms")
-        combine: Combine = item.get("combine", "max" if latency else "sum")
-        if combine not in ("sum", "max"):
-            self._wrong(of, number, "combine", f"{combine!r} is neither sum nor max")
-        reveals = item.get("reveals", True)
-        if not isinstance(reveals, bool):
-            self._wrong(of, number, "reveals", f"{reveals!r} is neither true nor false")
-        per = item.get("per", "")
-        if not isinstance(per, str) or per == column:
-            self._wrong(of, number, "per", f"{per!r} is not another column")
-        merged = {**defaults, **item}
-        caller = None
-        if of == "node":
-            pod = "pod" in item or ("pod" in defaults and "service" not in item)
-            service = self._labels(of, number, merged, "pod" if pod else "service", "namespace", pod=pod)
-        else:
-            service = self._labels(of, number, merged, "callee", "callee_namespace")
-            caller = self._labels(of, number, merged, "caller", "caller_namespace")
-        if "histogram" not in item:
-            if "quantile" in item:
-                self._wrong(of, number, "quantile", "allowed only with histogram")
-            promql = self._promql(of, number, item, "query")
-            return [Query(of, column, promql, service, caller, float(scale), combine, per, reveals)]
-        if "query" in item or per:
-            self._wrong(of, number, "histogram", "not allowed together with query or per")
-        q = item.get("quantile")
-        if isinstance(q, bool) or not isinstance(q, (int, float)) or not 0 < q < 1:
-            self._wrong(of, number, "quantile", f"{q!r} is not a number between 0 and 1, such as 0.99")
-        found = _SELECTOR.fullmatch(self._promql(of, number, item, "histogram"))
-        if found is None or not found[1].endswith("_bucket"):
-            self._wrong(of, number, "histogram", 'must be like http_duration_seconds_bucket{job="shop"}')
-        metric, matchers = found[1], (found[2] or "").strip().removesuffix(",")
-        parts = [service] if caller is None else [caller, service]
-        labels = ", ".join(
-            dict.fromkeys(name for part in parts for name in (*part.service, *part.namespace))
+    def check_keys(self, known: Sequence[str]) -> None:
+        for key in self.values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                self.wrong(key, f"unknown key; {hint}")
+
+    def get(self, key: str, default: Any, is_valid: Callable[[Any], bool], otherwise: str) -> Any:
+        """Return a value; if it is not valid, the error has the value and this text."""
+        value = self.values.get(key, default)
+        if not is_valid(value):
+            self.wrong(key, f"{value!r} {otherwise}")
+        return value
+
+    def text(self, key: str) -> str:
+        if key not in self.values:
+            self.wrong("", f"{key} is missing")
+        text: str = self.get(
+            key, "", lambda value: isinstance(value, str) and value.strip() != "", "is not text"
         )
-        window = duration(self._window_s)
-        value = quantile(q, labels, selector(metric, matchers), window=window)
-        above = beyond_last_bucket(q, labels, metric, matchers, window=window)
-        return [
-            Query(of, column, value, service, caller, float(scale), combine, "", reveals),
-            Query(of, column, above, service, caller, reveals=False, ceiling_of=((column, float(q)),)),
-        ]
+        return text.strip()
 
-    def _promql(self, of: str, number: int, item: dict[str, Any], key: str) -> str:
-        text = self._text(of, number, item, key)
+    def promql(self, key: str, variables: Mapping[str, str]) -> str:
+        template = string.Template(self.text(key))
         try:
-            promql = string.Template(text).substitute(
-                window=duration(self._window_s), matchers=self._matchers
-            )
+            promql = template.substitute(variables)
         except (KeyError, ValueError):
-            self._wrong(of, number, key, "only $window and $matchers are known; write $$ for a literal $")
+            self.wrong(key, "only $window and $matchers are known; write $$ for a literal $")
         if problem := _unbalanced(promql):
-            self._wrong(of, number, key, problem)
+            self.wrong(key, problem)
         return promql
 
-    def _labels(
-        self, of: str, number: int, item: dict[str, Any], key: str, namespace: str, *, pod: bool = False
-    ) -> Labels:
-        if key not in item:
-            self._wrong(
-                of, number, "", f"{key} is missing: set the label with the name, here or under [labels]"
-            )
-        return Labels(self._names(of, number, item, key), self._names(of, number, item, namespace), pod=pod)
+    def labels(self, merged: Mapping[str, Any], key: str, namespace: str) -> Labels:
+        """Return the labels under two keys of this table, or of the defaults that are merged with it."""
+        if key not in merged:
+            self.wrong("", f"{key} is missing: set the label with the name, here or under [labels]")
+        found = []
+        for each in (key, namespace):
+            value = merged.get(each, [])
+            names = [value] if isinstance(value, str) else value
+            if not isinstance(names, list) or not all(
+                isinstance(name, str) and _LABEL.fullmatch(name) for name in names
+            ):
+                self.wrong(each, f"{value!r} is not the name of a label or a list of names")
+            found.append(tuple(names))
+        return Labels(found[0], found[1], pod=key == "pod")
 
-    def _names(self, of: str, number: int, item: dict[str, Any], key: str) -> tuple[str, ...]:
-        value = item.get(key, [])
-        names = [value] if isinstance(value, str) else value
-        if not isinstance(names, list) or not all(
-            isinstance(name, str) and _LABEL.fullmatch(name) for name in names
-        ):
-            self._wrong(of, number, key, f"{value!r} is not the name of a label or a list of names")
-        return tuple(names)
+    def wrong(self, key: str, reason: str) -> NoReturn:
+        where = ".".join(filter(None, (self.name, key)))
+        raise ConfigError(f"{self.path}:{self._line(key)}: {where}: {reason}")
 
-    def _text(self, of: str, number: int, item: dict[str, Any], key: str) -> str:
-        value = item.get(key)
-        if value is None:
-            self._wrong(of, number, "", f"{key} is missing")
-        if not isinstance(value, str) or not value.strip():
-            self._wrong(of, number, key, f"{value!r} is not text")
-        return value.strip()
-
-    def _table(self, of: str, number: int, item: Any) -> dict[str, Any]:
-        if not isinstance(item, Mapping):
-            self._wrong(of, number, "", "not a table of keys and values")
-        return dict(item)
-
-    def _wrong(self, table: str, number: int, key: str, reason: str) -> NoReturn:
-        where = f"{table}.{key}" if table and key else table or key
-        raise ConfigError(f"{self._path}:{self._line(table, number, key)}: {where}: {reason}")
-
-    def _line(self, table: str, number: int, key: str) -> int:
-        """Return the line of a key within the nth table of a name; if it is missing, that of the table."""
-        current, seen, start = "", -1, 1
-        for line, text in enumerate(self._lines, 1):
+    def _line(self, key: str) -> int:
+        """Return the line of a key; if it is missing, that of the table."""
+        inside, seen, start = not self.name, 0, 1
+        for line, text in enumerate(self.lines, 1):
             if header := _TABLE.fullmatch(text):
-                current = header[1]
-                if current == table:
-                    seen += 1
-                    if seen == number:
-                        start = line
-                if not key and current == table and seen == number:
+                inside = header[1] == self.name and seen == self.number
+                seen += header[1] == self.name
+                if inside:
+                    start = line
+                elif not self.name and header[1] == key:
                     return line
-            inside = current == table and (not table or seen == number)
-            if inside and key and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", text):
-                return line
-            if not table and header and header[1] == key:
+            elif inside and key and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", text):
                 return line
         return start
 
 
-def _closest(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+def _extended(file: _Table, window_s: float, matchers: str) -> list[Query]:
+    """Return queries of the built-in sets that a file extends, minus those of `without`."""
+    named = file.values.get("extends", [])
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or any(name not in _BUILT_IN for name in names):
+        file.wrong("extends", f"must be a list of {', '.join(_BUILT_IN)}; got {named!r}")
+    queries: dict[str, Query] = {}
+    for name in names:
+        for query in _BUILT_IN[name](window_s, matchers):
+            queries.setdefault(query.name, query)
+    without = file.values.get("without", [])
+    if not isinstance(without, list) or any(name not in queries for name in without):
+        file.wrong(
+            "without", f"must be a list of extended columns, such as node.connections; got {without!r}"
+        )
+    return [query for query in queries.values() if f"{query.of}.{query.column}" not in without]
+
+
+def _queries(table: _Table, merged: Mapping[str, Any], variables: Mapping[str, str]) -> list[Query]:
+    """Return the query of one table; for a histogram also the check of its last bucket.
+
+    Args:
+        merged: its values and the default labels.
+    """
+    column = table.text("column")
+    if not _COLUMN.fullmatch(column):
+        table.wrong("column", f"{column!r} may have only a-z, 0-9 and _, such as request_rate")
+    scale = table.get("scale", 1.0, lambda value: _is_between(0, value, 1e30), "is not a number above 0")
+    combine = table.get(
+        "combine",
+        "max" if column.endswith("_ms") else "sum",
+        lambda value: value in ("sum", "max"),
+        "is neither sum nor max",
+    )
+    reveals = table.get("reveals", True, lambda value: isinstance(value, bool), "is neither true nor false")
+    per = table.get(
+        "per", "", lambda value: isinstance(value, str) and value != column, "is not another column"
+    )
+    caller = None
+    if table.name == "node":
+        is_pod = "pod" in table.values or ("pod" in merged and "service" not in table.values)
+        service = table.labels(merged, "pod" if is_pod else "service", "namespace")
+    else:
+        service = table.labels(merged, "callee", "callee_namespace")
+        caller = table.labels(merged, "caller", "caller_namespace")
+    if "histogram" not in table.values:
+        if "quantile" in table.values:
+            table.wrong("quantile", "allowed only with histogram")
+        side, promql = Side("", service, caller, reveals), table.promql("query", variables)
+        return [side.query(column, promql, scale=float(scale), combine=combine, per=per)]
+    if "query" in table.values or per:
+        table.wrong("histogram", "not allowed together with query or per")
+    q = table.get(
+        "quantile",
+        None,
+        lambda value: _is_between(0, value, 1),
+        "is not a number between 0 and 1, such as 0.99",
+    )
+    found = _SELECTOR.fullmatch(table.promql("histogram", variables))
+    if found is None or not found[1].endswith("_bucket"):
+        table.wrong("histogram", 'must be like http_duration_seconds_bucket{job="shop"}')
+    side = Side((found[2] or "").strip().removesuffix(","), service, caller, reveals)
+    how = {"scale": float(scale), "combine": combine}
+    return list(side.latencies({column: float(q)}, found[1], variables["window"], **how))
+
+
+def _is_between(low: float, value: Any, high: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low < value < high
 
 
 def _unbalanced(promql: str) -> str:
     """Return the problem with brackets and quotes, or ""; Prometheus itself checks everything else."""
     pairs = {")": "(", "]": "[", "}": "{"}
     open_now: list[str] = []
-    quote = ""
-    escaped = False
-    for character in promql:
-        if quote:
-            if escaped:
-                escaped = False
-            elif character == "\\" and quote != "`":
-                escaped = True
-            elif character == quote:
-                quote = ""
-        elif character in "\"'`":
-            quote = character
-        elif character in "([{":
+    bare = _QUOTED.sub("", promql)
+    if quote := re.search("[\"'`]", bare):
+        return f"a text that starts with {quote[0]} has no end"
+    for character in bare:
+        if character in "([{":
             open_now.append(character)
         elif character in pairs and (not open_now or open_now.pop() != pairs[character]):
             return f"{character!r} has no opening bracket"
-    if quote:
-        return f"a text that starts with {quote} has no end"
     return f"{open_now[-1]!r} is not closed" if open_now else ""

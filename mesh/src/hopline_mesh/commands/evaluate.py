@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hopline.errors import BadRequest
-from hopline_mesh.commands.flags import bars, read_period
+from hopline_mesh.commands.flags import bars, numbers_table, read_period, say
 
 if TYPE_CHECKING:
     from hopline_mesh.evaluate import Recording
     from hopline_mesh.evaluate.report import Judged, Report
+    from hopline_mesh.evaluate.scores import Counts
     from hopline_mesh.incident import Verdict
-
 
 logger = logging.getLogger("hopline_mesh")
 
@@ -45,15 +44,12 @@ def evaluate(
         typer.Option(
             metavar="DIR",
             help="Learn from this folder, without its labelled events, and judge all of the other one.",
-            show_default=False,
         ),
     ] = None,
     train: Annotated[
         str | None,
         typer.Option(
-            metavar="A..B",
-            help="Training period; all other time is the test. Unix seconds or ISO-8601.",
-            show_default=False,
+            metavar="A..B", help="Training period; all other time is the test. Unix seconds or ISO-8601."
         ),
     ] = None,
     grace: Annotated[
@@ -67,9 +63,7 @@ def evaluate(
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Write the report and plots of the anomaly scores to this folder.",
-            show_default=False,
+            metavar="FOLDER", help="Write the report and plots of the anomaly scores to this folder."
         ),
     ] = None,
 ) -> None:
@@ -143,91 +137,57 @@ def show(report: Report, console: Console) -> None:
     from hopline_mesh.evaluate.times import clock, plain
 
     judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
-    console.print(Text(f"{plain(report.name)}: {judged}, {report.interval_s:g} s each"))
-    if report.events_in_training:
-        console.print(
-            f"{report.events_in_training} events begin in the training: detectors may learn them as normal",
-            style="yellow",
-            highlight=False,
-        )
+    say(console, f"{plain(report.name)}: {judged}, {report.interval_s:g} s each")
+    warnings = []
+    if number := report.events_in_training:
+        warnings.append(f"{number} events begin in the training: detectors may learn them as normal")
     for event in report.events_outside[:_NAMED]:
         where = plain(event.service if event.path is None else " → ".join(event.path))
-        text = (
-            f"outside of the recording, not counted: {plain(event.kind)} {where} at {clock(event.start_s)}"
-        )
-        console.print(Text(text, "yellow"), soft_wrap=True)
+        what = f"{plain(event.kind)} {where} at {clock(event.start_s)}"
+        warnings.append(f"outside of the recording, not counted: {what}")
     if more := len(report.events_outside[_NAMED:]):
-        console.print(f"and {more} more labels outside of the recording", style="yellow", highlight=False)
-    table = Table(
-        "detector",
-        "found",
-        "false",
-        "an hour",
-        "minutes",
-        "cause first",
-        "in three",
-        "fit s",
-        "step ms",
-        box=None,
-        collapse_padding=True,
+        warnings.append(f"and {more} more labels outside of the recording")
+    for text in warnings:
+        say(console, text, "yellow")
+    table = numbers_table(
+        "detector", "found", "false", "an hour", "minutes", "cause first", "in three", "fit s", "step ms"
     )
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table.collapse_padding = table.columns[0].no_wrap = True
     for one in report.detectors:
         scores = one.scores
-        table.add_row(
-            one.detector,
-            f"{scores.found}/{scores.events}",
-            str(scores.false_episodes),
-            _number(scores.false_per_hour, ".2f"),
-            _number(scores.minutes_to_detect, ".1f"),
-            _number(scores.root_cause_top1, ".0%"),
-            _number(scores.root_cause_top3, ".0%"),
-            f"{one.fit_s:.1f}",
-            f"{one.step_ms:.2f}",
-        )
+        found, *shares = _cells(scores)
+        false = str(scores.false_episodes), _number(scores.false_per_hour, ".2f")
+        table.add_row(one.detector, found, *false, *shares, f"{one.fit_s:.1f}", f"{one.step_ms:.2f}")
     if report.detectors:
         console.print(table)
     for each in report.failed:
-        console.print(Text(f"{each.detector} failed: {plain(each.reason)}", "red"), soft_wrap=True)
-    if text := _ablation(report):
-        console.print(Text(text), soft_wrap=True)
+        say(console, f"{each.detector} failed: {plain(each.reason)}", "red")
+    by_name = {one.detector: one.scores for one in report.detectors}
+    if "watch" in by_name and "none" in by_name:
+        both, none = by_name["watch"], by_name["none"]
+        more_found = f"found {both.found - none.found:+d} of {none.events}"
+        more_false = f"false {both.false_episodes - none.false_episodes:+d}"
+        say(console, f"the regression on neighbours changes: {more_found}, {more_false}")
     for one in report.detectors:
         if one.unjudged:
-            console.print(
-                f"{one.detector} did not judge {one.unjudged} intervals: learning, or too few measurements",
-                style="yellow",
-                highlight=False,
-            )
+            reason = "learning, or too few measurements"
+            say(console, f"{one.detector} did not judge {one.unjudged} intervals: {reason}", "yellow")
     for one in report.detectors:
-        if not one.scores.by_kind:
-            continue
-        kinds = Table(f"{one.detector}: kind", "found", "minutes", "cause first", "in three", box=None)
-        for column in kinds.columns[1:]:
-            column.justify = "right"
-        for kind in one.scores.by_kind:
-            kinds.add_row(
-                Text(plain(kind.kind) or "–"),
-                f"{kind.found}/{kind.events}",
-                _number(kind.minutes_to_detect, ".1f"),
-                _number(kind.root_cause_top1, ".0%"),
-                _number(kind.root_cause_top3, ".0%"),
-            )
-        console.print()
-        console.print(kinds)
+        if one.scores.by_kind:
+            kinds = numbers_table(f"{one.detector}: kind", "found", "minutes", "cause first", "in three")
+            for kind in one.scores.by_kind:
+                kinds.add_row(Text(plain(kind.kind) or "–"), *_cells(kind))
+            console.print()
+            console.print(kinds)
 
 
-def _ablation(report: Report) -> str:
-    """Return what the regression on neighbours adds, in words; "" if one of the two is missing."""
-    scores = {one.detector: one.scores for one in report.detectors}
-    if "none" not in scores or "watch" not in scores:
-        return ""
-    both, none = scores["watch"], scores["none"]
-    return (
-        f"the regression on neighbours changes: found {both.found - none.found:+d} of {none.events}, "
-        f"false {both.false_episodes - none.false_episodes:+d}"
-    )
+def _cells(counts: Counts) -> list[str]:
+    return [
+        f"{counts.found}/{counts.events}",
+        _number(counts.minutes_to_detect, ".1f"),
+        _number(counts.root_cause_top1, ".0%"),
+        _number(counts.root_cause_top3, ".0%"),
+    ]
 
 
 def _judge(
@@ -242,9 +202,7 @@ def _judge(
 
     advance(name, 0.0, None)  # the time of the training is unknown
     done = judge(
-        detector(name, recording, min_duration),
-        recording,
-        progress=lambda share: advance(name, share, 1.0),
+        detector(name, recording, min_duration), recording, progress=lambda share: advance(name, share, 1.0)
     )
     scores = done.score(recording, grace_s=grace)
     unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
@@ -253,22 +211,21 @@ def _judge(
 
 def _trained_on(recording: Recording, text: str) -> Recording:
     """Return the recording with this training period, and all other time as its test period."""
-    from hopline_mesh.evaluate.recording import Period, without
+    from hopline_mesh.evaluate.recording import without
     from hopline_mesh.evaluate.times import clock
 
-    train = read_period(text, "--train")
-    times = [snapshot.time_s for snapshot in recording.snapshots]
-    whole = Period(times[0], times[-1] + max(recording.interval_s, 1.0))
-    test = without(whole, [train])
-    for what, inside in (
-        ("no snapshot is in this period", any(moment in train for moment in times)),
-        ("no snapshot is left for the test", any(moment in period for moment in times for period in test)),
+    train, whole = read_period(text, "--train"), recording.period()
+    recording = replace(recording, train=(train,), test=without(whole, [train]))
+    for what, (snapshots, _) in (
+        ("no snapshot is in this period", recording.training()),
+        ("no snapshot is left for the test", recording.testing()),
     ):
-        if not inside:
+        if not snapshots:
+            last = recording.snapshots[-1].time_s
             raise BadRequest(
-                f"--train {text}: {what}; the recording is from {clock(times[0])} to {clock(times[-1])}"
+                f"--train {text}: {what}; the recording is from {clock(whole.start_s)} to {clock(last)}"
             )
-    return replace(recording, train=(train,), test=test)
+    return recording
 
 
 def _number(value: float | None, form: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from hopline.errors import BadRequest
 from hopline_mesh.settings import DEFAULT_FILE, MeshSettings, load_settings
@@ -16,27 +19,17 @@ from hopline_mesh.settings import DEFAULT_FILE, MeshSettings, load_settings
 if TYPE_CHECKING:
     from hopline_mesh.evaluate.recording import Period
 
-PrometheusUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="URL of Prometheus.", show_default=False)
-]
+PrometheusUrl = Annotated[str | None, typer.Option(metavar="URL", help="URL of Prometheus.")]
 MeshKind = Annotated[
-    str | None,
-    typer.Option(
-        help="Source of the metrics: istio, linkerd or file (see --query-file).", show_default=False
-    ),
+    str | None, typer.Option(help="Source of the metrics: istio, linkerd or file (see --query-file).")
 ]
-QueryFile = Annotated[
-    Path | None,
-    typer.Option(help="File with a query for each column, for --mesh file.", show_default=False),
-]
+QueryFile = Annotated[Path | None, typer.Option(help="File with a query for each column, for --mesh file.")]
 SettingsFile = Annotated[
     Path | None, typer.Option(help="Settings file. Default: hopline-mesh.toml, if it exists.")
 ]
 AnySetting = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="Set any setting, such as --set window_size=60; repeatable.", show_default=False
-    ),
+    typer.Option("--set", help="Set any setting, such as --set window_size=60; repeatable."),
 ]
 
 
@@ -82,13 +75,30 @@ def read_period(text: str, flag: str) -> Period:
     return Period(start_s, end_s)
 
 
+def few(names: Sequence[str], count: int = 5) -> str:
+    """Return the first of some names, with a sign if there are more."""
+    return ", ".join(names[:count]) + (", …" if len(names) > count else "")
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print text without markup, highlights or line breaks."""
+    console.print(Text(text, style), soft_wrap=True)
+
+
+def numbers_table(*headings: str) -> Table:
+    """Return a table whose first column has names, and all others numbers."""
+    table = Table(*headings, box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
 @contextlib.contextmanager
 def bars(*, quiet: bool) -> Iterator[Callable[[str, float, float | None], None]]:
     """Show a progress bar for each name on stderr; nothing if stderr is not a terminal.
 
     Yields: a function of a name, what is done, and the total (None: unknown).
     """
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)

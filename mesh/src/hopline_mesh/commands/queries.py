@@ -11,21 +11,28 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hopline_mesh.collect import QuerySet
 from hopline_mesh.collect.probe import Findings, probe
-from hopline_mesh.commands.flags import AnySetting, MeshKind, QueryFile, SettingsFile, resolve_settings
+from hopline_mesh.commands.flags import (
+    AnySetting,
+    MeshKind,
+    QueryFile,
+    SettingsFile,
+    few,
+    resolve_settings,
+    say,
+)
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.watch.parts import collector_of, prometheus_of, queries_of
 
-_NAMED = 5
 _COLOURS = {"ok": "green", "empty": "yellow"}
 
 
 def queries(
     url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Send each query once to this Prometheus.", show_default=False),
+        str | None, typer.Option(metavar="URL", help="Send each query once to this Prometheus.")
     ] = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,
@@ -79,7 +86,7 @@ def _described(asked: QuerySet, found: Findings, settings: MeshSettings) -> dict
     snapshot = found.snapshot
     return {
         "queries": rows,
-        "services": [snapshot.roster.name(slot) for slot in snapshot.nodes.tolist()],
+        "services": _names(found),
         "edges": len(snapshot.edge_src),
         "scrape_s": found.scrape_s,
         "window_s": settings.source.rate_window_s,
@@ -93,24 +100,22 @@ def _show(asked: QuerySet, found: Findings, settings: MeshSettings) -> None:
     console, snapshot, report = Console(), found.snapshot, found.report
     table = Table("column", "series", "of the mesh", "ms", "", box=None)
     for query, each in zip(asked.queries, report.queries, strict=True):
-        colour = _COLOURS.get(each.outcome, "red")
         note = found.hints.get(query.name) or each.reason
         if each.outcome == "empty" and query.ceiling_of and not each.reason:
             note = "no latency is above the last bucket"
+        name = Text(query.name, _COLOURS.get(each.outcome, "red"))
         numbers = (str(each.series), str(each.matched), f"{1000 * each.duration_s:.0f}")
-        table.add_row(f"[{colour}]{query.name}[/]", *numbers, _plain(note))
+        table.add_row(name, *numbers, Text(note))
     console.print(table)
-    names = [snapshot.roster.name(slot) for slot in snapshot.nodes.tolist()]
-    few = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
-    console.print(_plain(f"\n{len(names)} services ({few}), {len(snapshot.edge_src)} call paths"))
+    names = _names(found)
+    say(console, f"\n{len(names)} services ({few(names)}), {len(snapshot.edge_src)} call paths")
     if found.scrape_s is not None:
         window = settings.source.rate_window_s
-        console.print(f"scraped every {found.scrape_s:.3g} s; window of rates {window:g} s")
+        say(console, f"scraped every {found.scrape_s:.3g} s; window of rates {window:g} s")
     known = {query.name for query in asked.queries}
     for note in (*found.notes, *(gap.reason for gap in snapshot.gaps if gap.what not in known)):
-        console.print(f"[yellow]{_plain(note)}[/]")
+        say(console, note, "yellow")
 
 
-def _plain(text: str) -> str:
-    """Escape characters that rich would parse as markup."""
-    return text.replace("[", "\\[")
+def _names(found: Findings) -> list[str]:
+    return [found.snapshot.roster.name(slot) for slot in found.snapshot.nodes.tolist()]

@@ -6,17 +6,16 @@ import contextlib
 import json
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hopline.errors import BadRequest
 
 if TYPE_CHECKING:
-    from hopline_mesh.simulate import MeshPlan, Simulation
+    from hopline_mesh.simulate import Fault, MeshPlan, Operation, Simulation
     from hopline_mesh.simulate.live import Live
 
 _PRESETS = ("plain", "calm", "high-churn")
@@ -32,13 +31,24 @@ def simulate(
         int, typer.Option(help="Port of the simulated Kubernetes API; 0 chooses a free one.")
     ] = 9401,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    rate: Annotated[float, typer.Option(help="Requests per second that enter the mesh.")] = 150.0,
-    daily: Annotated[float, typer.Option(help="Amplitude of the load over a day, 0 to 0.9.")] = 0.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests per second that enter the mesh. Default: 150; for the other presets 300."
+        ),
+    ] = None,
+    daily: Annotated[
+        float | None,
+        typer.Option(help="Amplitude of the load over a day, 0 to 0.9. Default: 0; in a recording 0.35."),
+    ] = None,
     autoscale: Annotated[bool, typer.Option(help="Scale the number of pods with the load.")] = True,
     missing: Annotated[
-        float,
-        typer.Option(help="Share of scrapes that fail; in a recording, share of missing measurements."),
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Share of scrapes that fail. Default: 0. In a recording, share of missing measurements; "
+            "default: 0.001."
+        ),
+    ] = None,
     unkind: Annotated[
         bool,
         typer.Option(
@@ -53,7 +63,6 @@ def simulate(
         typer.Option(
             metavar="NAME=SHARE",
             help="Set one of these properties, such as without_sidecar=0.2 or tcp=0; repeatable.",
-            show_default=False,
         ),
     ] = None,
     speed: Annotated[float, typer.Option(help="Simulated seconds per second.")] = 1.0,
@@ -70,7 +79,6 @@ def simulate(
             metavar="KIND@T[+SECONDS][:TARGET]",
             help="Inject a fault T simulated seconds after the start, such as memory_leak@300+600:cart or "
             "edge_latency@300:web>cart; repeatable.",
-            show_default=False,
         ),
     ] = None,
     operation: Annotated[
@@ -78,26 +86,21 @@ def simulate(
         typer.Option(
             metavar="KIND@T[:SERVICE][=PODS]",
             help="Make a planned change, such as scale@300:cart=7 or rollout@300:cart; repeatable.",
-            show_default=False,
         ),
     ] = None,
     prometheus_config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a configuration for a Prometheus that scrapes the mesh.", show_default=False
-        ),
+        Path | None, typer.Option(help="Write a configuration for a Prometheus that scrapes the mesh.")
     ] = None,
     scrape_interval: Annotated[
         float, typer.Option(help="Seconds between scrapes, for --prometheus-config.")
     ] = 15.0,
     seconds: Annotated[
-        float | None, typer.Option("--for", help="Stop after this number of seconds.", show_default=False)
+        float | None, typer.Option("--for", help="Stop after this number of seconds.")
     ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
-            help="Do not serve; write a recording for `hopline mesh evaluate` to this new folder.",
-            show_default=False,
+            help="Do not serve; write a recording for `hopline mesh evaluate` to this new folder."
         ),
     ] = None,
     hours: Annotated[float, typer.Option(help="Length of the recording in hours.")] = 24.0,
@@ -113,27 +116,28 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a service mesh: metrics of Istio, cAdvisor and kube-state-metrics, pods, and faults."""
-    from hopline_mesh.simulate import MeshPlan, unkind_plan
+    from hopline_mesh.simulate import Simulation, unkind_plan
     from hopline_mesh.simulate.orders import read_fault, read_operation, read_traits
 
-    plan = MeshPlan(
-        services=services,
-        hours=hours,
-        rate=rate,
-        daily=daily,
-        missing=missing,
-        autoscale=autoscale,
-        faults=tuple(read_fault(each) for each in fault or []),
-        operations=tuple(read_operation(each) for each in operation or []),
-    )
+    faults = tuple(read_fault(each) for each in fault or [])
+    operations = tuple(read_operation(each) for each in operation or [])
+    plan = _plan(preset, services, hours, seed, faults, operations)
+    if record is None:
+        if preset != "plain":
+            raise BadRequest(f"--preset {preset} needs --record; use --fault for faults of a running mesh")
+        plan = replace(plan, daily=0.0, missing=0.0)
     if unkind:
         plan = unkind_plan(plan, seed)
-    plan = replace(plan, traits=read_traits(trait or [], plan.traits))
+    given: dict[str, Any] = {"rate": rate, "daily": daily, "missing": missing}
+    plan = replace(
+        plan,
+        autoscale=autoscale,
+        traits=read_traits(trait or [], plan.traits),
+        **{name: value for name, value in given.items() if value is not None},
+    )
     if record is not None:
-        _record(_run(preset, plan, seed), record, as_json)
+        _record(Simulation(plan, seed), record, as_json)
         return
-    if preset != "plain":
-        raise BadRequest(f"--preset {preset} needs --record; use --fault for faults of a running mesh")
     if not scrape_interval >= 0.001 or (seconds is not None and not seconds >= 0.0):
         raise BadRequest("--scrape-interval must be at least 0.001 s, and --for at least 0 s")
     from hopline_mesh.simulate.live import Live
@@ -142,23 +146,28 @@ def simulate(
     _serve(live, host, port, kubernetes_port, prometheus_config, scrape_interval, seconds, as_json)
 
 
-def _run(preset: str, plan: MeshPlan, seed: int) -> Simulation:
-    from hopline_mesh.simulate import calm, high_churn
-    from hopline_mesh.simulate import simulate as simulated
+def _plan(
+    preset: str,
+    services: int,
+    hours: float,
+    seed: int,
+    faults: tuple[Fault, ...],
+    operations: tuple[Operation, ...],
+) -> MeshPlan:
+    """Return the plan of a preset."""
+    from hopline_mesh.simulate import MeshPlan, calm, high_churn
 
     if preset not in _PRESETS:
         raise BadRequest(f"--preset {preset} is not one of {', '.join(_PRESETS)}")
     if preset == "plain":
-        return simulated(replace(plan, daily=plan.daily or 0.35, missing=plan.missing or 0.001), seed)
-    if plan.faults or plan.operations:
+        return MeshPlan(services, hours=hours, rate=150.0, faults=faults, operations=operations)
+    if faults or operations:
         raise BadRequest(
             f"--preset {preset} defines its faults and operations; remove --fault and --operation"
         )
     if preset == "calm":
-        run = calm(plan.hours, plan.services, seed=seed)
-    else:
-        run = high_churn(plan.hours, plan.services, seed=seed, quiet_hours=min(4.0, plan.hours / 4))
-    return simulated(replace(run.plan, traits=plan.traits, daily=plan.daily or run.plan.daily), seed)
+        return calm(hours, services, seed=seed).plan
+    return high_churn(hours, services, seed=seed, quiet_hours=min(4.0, hours / 4)).plan
 
 
 def _record(run: Simulation, folder: Path, as_json: bool) -> None:
@@ -224,7 +233,4 @@ def _serve(
             typer.echo(
                 f'state: {url}/state; inject a fault: curl {url}/faults -d \'{{"kind": "memory_leak"}}\''
             )
-        end_s = None if seconds is None else time.monotonic() + seconds
-        while not stop.wait(0.5 if end_s is None else max(0.0, min(0.5, end_s - time.monotonic()))):
-            if end_s is not None and time.monotonic() >= end_s:
-                break
+        stop.wait(seconds)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hopline.errors import BadRequest
@@ -23,8 +22,11 @@ from hopline_mesh.commands.flags import (
     QueryFile,
     SettingsFile,
     bars,
+    few,
+    numbers_table,
     read_period,
     resolve_settings,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -41,17 +43,11 @@ _NAMED = 5
 def train(
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[DIR]", help="Learn from the training period of this recording.", show_default=False
-        ),
+        typer.Argument(metavar="[DIR]", help="Learn from the training period of this recording."),
     ] = None,
     from_prometheus: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Learn from the last TIME of Prometheus, such as 24h or 7d.",
-            show_default=False,
-        ),
+        typer.Option(metavar="TIME", help="Learn from the last TIME of Prometheus, such as 24h or 7d."),
     ] = None,
     without: Annotated[
         list[str] | None,
@@ -59,19 +55,15 @@ def train(
             "--except",
             metavar="A..B",
             help="Leave out the time from A to B: Unix seconds or ISO-8601; repeatable.",
-            show_default=False,
         ),
     ] = None,
     prometheus: PrometheusUrl = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,
     interval: Annotated[
-        float | None,
-        typer.Option(help="Seconds between snapshots, equal to those of the watch.", show_default=False),
+        float | None, typer.Option(help="Seconds between snapshots, equal to those of the watch.")
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the watch's saved state.", show_default=False)
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder of the watch's saved state.")] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Delete the state in the state folder first.")
     ] = False,
@@ -92,9 +84,9 @@ def train(
     resolved = resolve_settings(config, flags, settings)
     span_s = None if from_prometheus is None else _seconds(from_prometheus)
     excepted = [read_period(each, "--except") for each in without or []]
-    from hopline_mesh.watch.learn import TargetFolder, learn
+    from hopline_mesh.watch.learn import learn, target_folder
 
-    with TargetFolder(resolved, replace=replace) as target, bars(quiet=as_json) as advance:
+    with target_folder(resolved, replace=replace) as target, bars(quiet=as_json) as advance:
         if folder is not None:
             source, seen, notes = _recorded(folder, resolved)
         else:
@@ -112,17 +104,10 @@ def show(learned: Learned, console: Console) -> None:
     """Print the result of a training: one line for each column."""
     from hopline_mesh.evaluate.times import clock
 
-    def say(text: str, style: str = "") -> None:
-        console.print(Text(text, style), highlight=False, soft_wrap=True)
-
-    say(f"{learned.source}: {clock(learned.since_s)} to {clock(learned.until_s)} UTC")
-    say(
-        f"{learned.intervals:,} intervals of {learned.interval_s:g} s, {learned.services} services, "
-        f"{learned.call_paths} call paths"
-    )
-    table = Table("column", "learned", "left out", "threshold", "false alarms a day", box=None)
-    for heading in table.columns[1:]:
-        heading.justify = "right"
+    say(console, f"{learned.source}: {clock(learned.since_s)} to {clock(learned.until_s)} UTC")
+    intervals = f"{learned.intervals:,} intervals of {learned.interval_s:g} s"
+    say(console, f"{intervals}, {learned.services} services, {learned.call_paths} call paths")
+    table = numbers_table("column", "learned", "left out", "threshold", "false alarms a day")
     for each in learned.columns:
         alarms = f"{each.false_alarms_per_day:.2f}" if each.series else "–"
         table.add_row(
@@ -134,23 +119,20 @@ def show(learned: Learned, console: Console) -> None:
         alarms = f"about {learned.false_alarms_per_day:.2g} false alarms a day are expected"
     else:
         alarms = "almost no deviation came near a threshold"
-    say(f"from {hours:.1f} hours: {alarms}; the limit is {learned.calibrated_to:g} a day")
-    for count, what in (
-        (learned.not_measured, "without any measurement"),
-        (learned.excepted, "by --except"),
-    ):
-        if count:
-            say(f"{count:,} intervals left out: {what}", "yellow")
-    for out in learned.abnormal[:_NAMED]:
-        say(f"left out as abnormal: {out.text()}", "yellow")
+    say(console, f"from {hours:.1f} hours: {alarms}; the limit is {learned.calibrated_to:g} a day")
+    warnings = []
+    if learned.not_measured:
+        warnings.append(f"{learned.not_measured:,} intervals left out: without any measurement")
+    if learned.excepted:
+        warnings.append(f"{learned.excepted:,} intervals left out: by --except")
+    warnings += [f"left out as abnormal: {out.text()}" for out in learned.abnormal[:_NAMED]]
     if more := len(learned.abnormal[_NAMED:]):
-        say(f"and {more} more abnormal times", "yellow")
+        warnings.append(f"and {more} more abnormal times")
     if rare := learned.rare_services:
-        few = ", ".join(rare[:_NAMED]) + (", …" if len(rare) > _NAMED else "")
-        say(f"too few measurements to learn from: {few}", "yellow")
-    for note in learned.notes:
-        say(note, "yellow")
-    say(f"saved in {learned.state_dir}: the next watch with the same settings starts with it")
+        warnings.append(f"too few measurements to learn from: {few(rare)}")
+    for warning in (*warnings, *learned.notes):
+        say(console, warning, "yellow")
+    say(console, f"saved in {learned.state_dir}: the next watch with the same settings starts with it")
 
 
 def _recorded(folder: Path, settings: MeshSettings) -> tuple[str, list[Seen], list[str]]:

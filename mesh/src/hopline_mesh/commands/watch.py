@@ -21,18 +21,12 @@ def watch(
     prometheus: PrometheusUrl = None,
     alertmanager: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL", help="URL of an Alertmanager; repeatable. Default: none.", show_default=False
-        ),
+        typer.Option(metavar="URL", help="URL of an Alertmanager; repeatable. Default: none."),
     ] = None,
     mesh: MeshKind = None,
     query_file: QueryFile = None,
-    interval: Annotated[
-        float | None, typer.Option(help="Seconds between snapshots.", show_default=False)
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the saved state.", show_default=False)
-    ] = None,
+    interval: Annotated[float | None, typer.Option(help="Seconds between snapshots.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder for the saved state.")] = None,
     config: SettingsFile = None,
     settings: AnySetting = None,
 ) -> None:

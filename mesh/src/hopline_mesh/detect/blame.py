@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect.clues import Clue
-from hopline_mesh.detect.paths import Paths
+from hopline_mesh.detect.paths import Pairs, Paths
 
 Floats = NDArray[np.float64]
 
@@ -193,49 +193,35 @@ def _passed_on(
     """
     is_call = paths.src != paths.dst
     src, dst = paths.src[is_call], paths.dst[is_call]
-    size = 1 + max(
-        int(src.max(initial=0)), int(dst.max(initial=0)), *symptom, *flooded, *flooded.values(), 0
-    )
+    known = {*symptom, *slow, *own, *stops, *flooded, *flooded.values()}
+    size = 1 + max(int(src.max(initial=0)), int(dst.max(initial=0)), *known, 0)
 
     def spread(values: Mapping[int, float]) -> Floats:
         out = np.zeros(size)
-        known = [(at, value) for at, value in values.items() if at < size]
-        if known:
-            at, value = zip(*known, strict=True)
-            out[list(at)] = value
+        out[list(values)] = list(values.values())
         return out
 
     slows, stopped = spread(slow), spread(stops)
     mass = spread(symptom)
     has_symptom = np.zeros(size, bool)
     has_symptom[list(symptom)] = True
-    counts = has_symptom[src]
-    if flooded:
-        flooder = np.full(size, -1)
-        flooder[list(flooded)] = list(flooded.values())
-        counts &= flooder[dst] != src
+    flooder = np.full(size, -1)
+    flooder[list(flooded)] = list(flooded.values())
+    counts = has_symptom[src] & (flooder[dst] != src)
     src, dst = src[counts], dst[counts]
     reason = np.maximum(np.maximum(slows[dst], spread(own)[dst]), stopped[dst])
-    waits = {edge: weight for edge, weight in wait.items() if edge[1] < size}
-    if waits:
-        at_caller = np.array([caller * size + callee for caller, callee in waits])
-        weights = np.array(list(waits.values()))
-        order = np.argsort(at_caller)
-        keys = src * size + dst
-        place = np.minimum(np.searchsorted(at_caller, keys, sorter=order), len(order) - 1)
-        is_there = at_caller[order[place]] == keys
-        reason = np.maximum(reason, np.where(is_there, weights[order[place]], 0.0))
+    waiting = Pairs()
+    waiting.restore(*np.array(list(wait), np.int32).reshape(-1, 2).T)
+    weights = np.array([*wait.values(), 0.0])  # the last one for paths on which no one waits: slot -1
+    reason = np.maximum(reason, weights[waiting.find(src, dst)])
     strongest = np.zeros(size)
     np.maximum.at(strongest, src, reason)
     shown = np.maximum(np.maximum(slows, stopped), 0.1)
     share = _PASSED * np.clip((strongest / shown - 0.25) / 0.35, 0.0, 1.0)
     goes = (strongest[src] > 0) & (reason >= 0.7 * strongest[src])
     share[strongest <= 0] = 0.0
-    if flooded:
-        share[list(flooded)] = _PASSED
-        is_flooded = np.zeros(size, bool)
-        is_flooded[list(flooded)] = True
-        goes &= ~is_flooded[src]
+    share[list(flooded)] = _PASSED
+    goes &= flooder[src] < 0
     src = np.concatenate([src[goes], np.array(list(flooded), np.int64)])
     dst = np.concatenate([dst[goes], np.array(list(flooded.values()), np.int64)])
     each = _KEPT * share / np.maximum(np.bincount(src, minlength=size), 1)

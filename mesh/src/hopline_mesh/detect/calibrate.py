@@ -5,15 +5,13 @@ Knows arrays over time, but no steps. Uses medians and quantiles, so single absu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect import kernels
-from hopline_mesh.detect.roles import role_of
-from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.detect.series import UNKNOWN, SeriesTable
 
 #: Fewest values that a series must have in the learned period to get its own level and spread.
 _FEWEST = 20
@@ -24,10 +22,10 @@ TAIL, _OUTER = 0.01, 3.0 / 2.5758
 _FOLLOWS = 0.1
 #: How much narrower the spread of what the load leaves may be taken: its law was learned at few loads.
 _SHARPEST = 3.0
-#: Thresholds in spreads: no lower, no higher, and before anything is known.
-LOWEST, HIGHEST, UNKNOWN = 4.5, 14.0, 8.0
+#: Thresholds in spreads: no lower, no higher.
+LOWEST, HIGHEST = 4.5, 14.0
 #: The lowest threshold where levels and spreads were learnt on the way, anomalies among what they are from.
-LOWEST_UNFITTED = 5.5
+_LOWEST_UNFITTED = 5.5
 #: Intervals after which half of a threshold is what was measured rather than what is assumed.
 _HALF_KNOWN = 60.0
 #: Normal time, in times that a deviation has to last, in which deviations are half as large as after it.
@@ -42,7 +40,7 @@ _REACHED = 0.95 * kernels.MAX_DEVIATION
 #: Deviations below it need no explanation: no threshold is as low, and no series' own is set by them.
 LEAST_COUNTED = LOWEST / _OWN
 #: Exceedances follow each other; so many are one false alarm.
-_RUN = 2.0
+RUN = 2.0
 
 
 def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float = TAIL) -> None:
@@ -53,12 +51,11 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         history: float32 [T, slots, F], as measured; NaN = not measured. Overwritten.
         tail: share of the values that may be any way out without a wider spread.
     """
-    size, width = history.shape[1:]
     pooled = table.least_spread.copy()
     with np.errstate(invalid="ignore"):
         history[~(np.abs(history) < kernels.ABSURD)] = np.nan
     enough = np.isfinite(history).sum(axis=0) >= _FEWEST
-    for f in range(width):
+    for f in range(len(table.columns)):
         own = np.flatnonzero(enough[:, f])
         if not len(own):
             continue
@@ -82,28 +79,36 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         table.fitted[own, f] = 1
         table.seen[own, f] = np.isfinite(values).sum(axis=0)
     table.pooled[:] = 1.5 * pooled
-    table.slope[:size] = _slopes(table, history, enough)
-    table.sharp[:size] = _sharpness(table, history, tail)
+    _learn_loads(table, history, enough, tail)
 
 
-def _slopes(
-    table: SeriesTable, history: NDArray[np.float32], enough: NDArray[np.bool_]
-) -> NDArray[np.float32]:
-    """How much of the load's deviation each series shares, in its own spreads; 0 where hardly any."""
-    size, width = history.shape[1:]
-    slope = np.zeros((size, width), np.float32)
+def _learn_loads(
+    table: SeriesTable, history: NDArray[np.float32], enough: NDArray[np.bool_], tail: float
+) -> None:
+    """Set how much of the load's deviation each series shares, and its spread over that of what is left.
+
+    The latter of what a service uses only: how long it takes and what it sends follow its load by no law
+    that would hold for other loads than those that were seen.
+
+    Args:
+        history: on the scales of the levels.
+        enough: bool [slots, F], series with own levels.
+    """
+    size = history.shape[1]
+    table.slope[:size], table.sharp[:size] = 0.0, 1.0
     if table.load < 0:
-        return slope
+        return
 
     def deviations(f: int) -> NDArray[np.float32]:
-        away = (history[:, :, f] - table.level[:size, f]) / table.spread[:size, f]
-        return np.where(np.isfinite(away), np.clip(away, -4, 4), np.nan)
+        away: NDArray[np.float32] = (history[:, :, f] - table.level[:size, f]) / table.spread[:size, f]
+        return away
 
-    load = deviations(table.load)
-    for f in range(width):
-        if f == table.load or table.is_ratio[f]:
+    all_loads = deviations(table.load)
+    load = np.clip(all_loads, -4, 4)
+    for f, role in enumerate(table.roles):
+        if f == table.load or role == "calls":  # of which the load is a part
             continue
-        other = deviations(f)
+        other = np.clip(deviations(f), -4, 4)
         both = np.isfinite(load) & np.isfinite(other)
         number = np.maximum(both.sum(axis=0), 1)
         x, y = np.where(both, load, 0), np.where(both, other, 0)
@@ -111,8 +116,15 @@ def _slopes(
         xy, xx, yy = (x * y).sum(0), (x * x).sum(0), (y * y).sum(0)
         explained = xy * xy / np.maximum(xx * yy, 1e-9)
         usable = enough[:, f] & enough[:, table.load] & (explained > _FOLLOWS)
-        slope[:, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
-    return slope
+        table.slope[:size, f] = np.where(usable, np.clip(xy / np.maximum(xx, 1e-9), -2, 2), 0)
+        mine = np.flatnonzero(table.slope[:size, f])
+        if role != "resource" or not len(mine):
+            continue
+        spread = table.spread[mine, f]
+        follows = table.slope[mine, f] * spread * all_loads[:, mine]
+        rest = history[:, mine, f] - table.level[mine, f] - follows
+        left = np.maximum(_spread(np.abs(rest - quantile(rest, 0.5)), tail), table.least_spread[f])
+        table.sharp[mine, f] = np.clip(spread / left, 1.0, _SHARPEST)
 
 
 def _spread(away: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
@@ -140,70 +152,26 @@ def quantile(values: NDArray[np.float32], share: float) -> NDArray[np.float32]:
     return found
 
 
-def _sharpness(table: SeriesTable, history: NDArray[np.float32], tail: float) -> NDArray[np.float32]:
-    """The spread of each series over that of what its load leaves, [slots, F]; 1 where it follows none.
-
-    Of what a service uses only: how long it takes and what it sends follow its load by no law that would
-    hold for other loads than those that were seen.
-
-    Args:
-        history: on the scales of the levels.
-    """
-    size, width = history.shape[1:]
-    sharp = np.ones((size, width), np.float32)
-    if table.load < 0:
-        return sharp
-    load = (history[:, :, table.load] - table.level[:size, table.load]) / table.spread[:size, table.load]
-    for f in range(width):
-        mine = np.flatnonzero(table.slope[:size, f])
-        if not len(mine) or role_of(table.columns[f]) != "resource":
-            continue
-        spread = table.spread[mine, f]
-        rest = history[:, mine, f] - table.level[mine, f] - table.slope[mine, f] * spread * load[:, mine]
-        left = np.maximum(_spread(np.abs(rest - quantile(rest, 0.5)), tail), table.least_spread[f])
-        sharp[mine, f] = np.clip(spread / left, 1.0, _SHARPEST)
-    return sharp
-
-
 def discount(
     table: SeriesTable,
-    found: Sequence[tuple[int, int, float]],
+    found: NDArray[np.int64],
+    lasting: NDArray[np.float64],
+    shares: NDArray[np.float64],
     peak: NDArray[np.float32],
-    step: int,
-    hold: int,
 ) -> None:
     """Count what was found in an interval by what is left of it once it is explained as far as it can be.
 
     Args:
         table: whose `histogram` has it as it was measured.
-        found: slots, columns, and the shares that are left.
+        found, lasting: of `SeriesTable.judge`.
+        shares: float64 [found], what is left.
         peak: float32 [slots, F], what is left at most; result.
-        step: number of the interval; hold: intervals that a deviation has to last.
     """
-    if not found:
-        return
-    slots, columns = (np.array(each) for each in list(zip(*found, strict=True))[:2])
-    share = np.array([each[2] for each in found])
-    lasting = _lasting(table.held, slots, columns, step, hold)
-    left = lasting * share
+    slots, columns = found.T
+    left = lasting * shares
     np.subtract.at(table.histogram, (columns, np.minimum(lasting.astype(int), kernels.BINS - 1)), 1)
     np.add.at(table.histogram, (columns, np.minimum(left.astype(int), kernels.BINS - 1)), 1)
     np.maximum.at(peak, (slots, columns), left / 4.0)
-
-
-def _lasting(
-    held: NDArray[np.int8], slots: NDArray[np.int64], columns: NDArray[np.int64], step: int, hold: int
-) -> NDArray[np.float64]:
-    """How large deviations are that last, as `kernels.judge` has counted them, in quarters of a spread.
-
-    Args:
-        held: int8 [HOLD, slots, F], the last deviations.
-    """
-    last = held[[(step - k) % kernels.HOLD for k in range(hold)]][:, slots, columns].astype(np.float64)
-    sizes = np.where(np.sign(last) == np.sign(last[0]), np.abs(last), 0.0)
-    least = np.partition(sizes, 1, axis=0)[1] if hold >= 4 else sizes.min(axis=0)
-    result: NDArray[np.float64] = np.minimum(sizes.mean(axis=0), kernels.UNEVEN * least)
-    return result
 
 
 def set_thresholds(
@@ -212,8 +180,6 @@ def set_thresholds(
     interval_s: float,
     budget_per_day: float,
     percentile: float,
-    lowest: float = LOWEST,
-    highest: float = HIGHEST,
     *,
     hold: int = 0,
     times: float = 1.0,
@@ -230,17 +196,17 @@ def set_thresholds(
         intervals: how many there were.
         budget_per_day: false alarms that all columns of the table may give.
         percentile: of the deviations, from where on the tail is fitted.
-        lowest, highest: no threshold is below or above.
         hold: intervals that a deviation has to last, where levels and spreads are of the same time as the
             deviations. These are then too small, by the more the shorter that time was, and thresholds are
-            raised by so much; 0 where they are not.
+            raised by so much; 0 where they were learnt on the way.
         times: factor on all thresholds.
     """
     if not intervals:
         return
     raised = 1.0 + _CAUTION * hold / intervals
-    allowed = _RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
+    allowed = RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
     known = intervals / (intervals + _HALF_KNOWN)
+    lowest, highest = (LOWEST, HIGHEST) if hold else (_LOWEST_UNFITTED, UNKNOWN)
     for f in range(len(table.columns)):
         wanted = tail_level(table.histogram[f], allowed, percentile)
         wanted = min(raised * max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)

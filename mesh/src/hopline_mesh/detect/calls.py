@@ -26,19 +26,17 @@ class CallsPerRequest:
 
     Attributes:
         columns: its name; () if it cannot be computed, or is measured already.
-        width: number of columns of call paths, including this one.
     """
 
     def __init__(self, schema: Schema) -> None:
         self._received, self._sent = load_column(schema.node_features), load_column(schema.edge_features)
         can_tell = self._received >= 0 and self._sent >= 0 and COLUMN not in schema.edge_features
         self.columns: tuple[str, ...] = (COLUMN,) if can_tell else ()
-        self.width = len(schema.edge_features) + len(self.columns)
 
     def of(self, snapshot: Snapshot) -> NDArray[np.float32]:
         """Return the call paths' columns, with calls per request.
 
-        Returns: float32 [e, width]; only the measured ones if it cannot be computed.
+        Returns: float32 [e, columns]; only the measured ones if it cannot be computed.
         """
         if not self.columns:
             return snapshot.edge_features

@@ -44,6 +44,11 @@ class Clue(msgspec.Struct, array_like=True):
         return self.caller, self.service, self.feature
 
 
+def services_of(clues: Iterable[Clue]) -> set[int]:
+    """Return the slots of all services with evidence, callers included."""
+    return {end for clue in clues for end in (clue.service, clue.caller) if end >= 0}
+
+
 def together(clues: Iterable[Clue], paths: Paths) -> list[list[Clue]]:
     """Return clues in groups that call paths connect.
 
@@ -57,8 +62,7 @@ def together(clues: Iterable[Clue], paths: Paths) -> list[list[Clue]]:
     on_path = ends[:, 1] >= 0
     size = 1 + max(int(ends.max()), int(paths.src.max(initial=0)), int(paths.dst.max(initial=0)))
     has_clue = np.zeros(size, bool)
-    has_clue[ends[:, 0]] = True
-    has_clue[ends[on_path, 1]] = True
+    has_clue[ends[ends >= 0]] = True
     src, dst = paths.src, paths.dst
     from_clue, to_clue = has_clue[src], has_clue[dst]
     above = np.full(size, -1)  # a caller with clues of a service without

@@ -9,31 +9,23 @@ autoscaler may be the effect of a fault.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
-from hopline_mesh.roster import Roster
+from hopline_mesh.snapshot import Gap, Snapshot
 
-#: Factors on deviations, by role.
+#: Factors on deviations, by role, while pods are replaced; of a service that is added or removed all are 0.
 _REPLACED: dict[Role, float] = {
     "load": 0.5, "calls": 0.5, "traffic": 0.0, "latency": 0.5, "outgoing": 0.5, "errors": 0.6,
     "memory": 0.0, "resource": 0.0,
 }  # fmt: skip
-_GONE: dict[Role, float] = dict.fromkeys(_REPLACED, 0.0)
-_SHARES: dict[ChangeKind, dict[Role, float]] = {
-    "scale": _REPLACED,
-    "rollout": _REPLACED,
-    "drain": _REPLACED,
-    "added": _GONE,
-    "removed": _GONE,
-}
 #: Intervals, and seconds, in which a change has effects after its end, because rates cover a minute.
 _AFTER_INTERVALS, _AFTER_S = 2, 90.0
 #: Additional resource use of a service with more pods, as a logarithm: each pod has a base use, and is slow
@@ -99,23 +91,42 @@ def troubles(context: Context, time_s: float, interval_s: float) -> list[Kuberne
     ]
 
 
-def shares(
-    changes: Sequence[Change], roster: Roster, roles: Sequence[Role]
-) -> dict[int, NDArray[np.float32]]:
-    """Return factors on deviations for each slot with a change: float32 [columns]."""
-    found: dict[int, NDArray[np.float32]] = {}
-    for change in changes:
-        slot = roster.find(change.service)
-        if slot is None:
-            continue
-        row = np.array([_SHARES[change.kind][role] for role in roles], np.float32)
-        found[slot] = np.minimum(found[slot], row) if slot in found else row
-    return found
+def with_slots(changes: Sequence[Change], snapshot: Snapshot) -> list[tuple[int, Change]]:
+    """Return the changes of known services, with their slots."""
+    found = ((snapshot.roster.find(change.service), change) for change in changes)
+    return [(slot, change) for slot, change in found if slot is not None]
 
 
-def usual_now(
-    table: SeriesTable, slot: int, roles: Sequence[Role], excuse: Excuse, *, is_troubled: bool
-) -> NDArray[np.bool_]:
+def unmatched(troubles: Sequence[KubernetesTrouble], snapshot: Snapshot) -> list[Gap]:
+    """Return gaps for troubles that cannot become incidents, because no measurement has their names.
+
+    A trouble is listed once for each name of its workload; one that the mesh knows is enough.
+    """
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in troubles:
+        names.setdefault((each.kind, each.detail), []).append(each.service)
+    return [
+        Gap(f"kubernetes.{kind}", f"{', '.join(some)}: {detail or kind}; no measurement has this name")
+        for (kind, detail), some in names.items()
+        if all(snapshot.roster.find(name) is None for name in some)
+    ]
+
+
+def shares(changed: Iterable[tuple[int, Change]], roles: Sequence[Role], size: int) -> NDArray[np.float32]:
+    """Return factors on deviations by slot, float32 [size, columns]; 1 without a change.
+
+    Args:
+        changed: changes, with the slots of their services.
+    """
+    factors = np.ones((size, len(roles)), np.float32)
+    for slot, change in changed:
+        is_judged = change.kind not in ("added", "removed")
+        row = np.array([is_judged * _REPLACED[role] for role in roles], np.float32)
+        factors[slot] = np.minimum(factors[slot], row)
+    return factors
+
+
+def usual_now(table: SeriesTable, slot: int, excuse: Excuse, *, is_troubled: bool) -> NDArray[np.bool_]:
     """Return columns of a service, bool [F], whose baseline must be learned again after its changes.
 
     Columns with more use than the changes explain are excluded. If only the number of pods changed during
@@ -124,16 +135,15 @@ def usual_now(
 
     Args:
         table: of services, after the newest interval, with `quiet` of the previous one.
-        roles: of the columns.
     """
     was_free: NDArray[np.bool_] = table.quiet[slot] == 0
     if excuse.is_new:
         return was_free
     load = float(table.slow[slot, table.load]) if table.load >= 0 else 0.0
     own = table.slow[slot] - table.slope[slot] * (load if abs(load) < kernels.MAX_DEVIATION else 0.0)
-    is_amount = np.array([role == "resource" for role in roles]) & (table.kinds == kernels.AMOUNT)
+    is_amount = np.array([role == "resource" for role in table.roles]) & (table.kinds == kernels.AMOUNT)
     kept = is_amount & (own * table.spread[slot] > excuse.room)
     if is_troubled:
-        kept |= np.array([role in ("resource", "traffic") for role in roles])
+        kept |= np.array([role in ("resource", "traffic") for role in table.roles])
     was_free &= ~kept
     return was_free

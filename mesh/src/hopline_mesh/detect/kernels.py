@@ -62,6 +62,15 @@ def transform(value, kind, offset):
 
 
 @njit(nogil=True, cache=True, inline="always")
+def doubted(width, level, kind, requests):
+    """The spread with which a value is compared: a share of few requests is known badly."""
+    if kind == SHARE and requests > 0:
+        share = min(max(level, 1.0 / requests), 0.5)
+        width = math.sqrt(width * width + share * (1 - share) / requests)
+    return width
+
+
+@njit(nogil=True, cache=True, inline="always")
 def nearer(a, b):
     """The one of two deviations that is closer to 0; 0 where they do not even agree in direction."""
     if a > 0 and b > 0:
@@ -126,9 +135,7 @@ def observe(
             if not fitted[i, f]:  # its own wobble so far, with room for how little is known of it
                 width = max(pooled[f], 1.25 * wobble[i, f] * (1.5 + 10.0 / (1.0 + seen[i, f])))
                 spread[i, f] = width
-            if kinds[f] == SHARE and requests > 0:  # of few requests a share is known badly
-                share = min(max(level[i, f], 1.0 / requests), 0.5)
-                width = math.sqrt(width * width + share * (1 - share) / requests)
+            width = doubted(width, level[i, f], kinds[f], requests)
             base = level[i, f]
             if count[i, f] >= MIN_WINDOW:
                 base = anchor[i, f] + STEP * total[i, f] / count[i, f]
@@ -167,7 +174,7 @@ def observe(
 @njit(nogil=True, cache=True)
 def judge(
     slow, near, moved, still, load, slope, sharp, polarity, threshold, factor, quiet, seen, fitted, warm_up,
-    held, at, hold, slack, learn, score, dev, histogram, peak, found,
+    held, at, hold, slack, learn, score, dev, histogram, peak, found, lasting,
 ):  # fmt: skip
     """Compare each series of all slots with all that was expected of it.
 
@@ -188,6 +195,7 @@ def judge(
         learn: NOTHING, USUAL (what is within bounds) or ALL: what is counted as normal time.
         histogram: int64 [F, BINS], of debounced deviations; peak: float32 [slots, F], their largest.
         found: int32 [room, 2], results: slot and column of debounced scores above 1.
+        lasting: float64 [room], results: their debounced deviations, in quarters of a spread.
 
     Returns: how many were found (may exceed the room), and the largest debounced score.
     """
@@ -248,11 +256,11 @@ def judge(
                 mean += size
             least = second if slack and second < 127 else least
             # As much on average, and each nearly as much: one that is far out cannot speak for all.
-            lasting = min(mean / hold, UNEVEN * least)
-            steady = lasting / 4.0
+            quarters = min(mean / hold, UNEVEN * least)
+            steady = quarters / 4.0
             lasting_score = steady / (threshold[f] * factor[i, f])
             if learn == ALL or (learn == USUAL and lasting_score < 1.0):
-                histogram[f, min(int(lasting), BINS - 1)] += 1
+                histogram[f, min(int(quarters), BINS - 1)] += 1
                 peak[i, f] = max(peak[i, f], steady)
             if lasting_score > largest:
                 largest = lasting_score
@@ -260,5 +268,6 @@ def judge(
                 if num_found < len(found):
                     found[num_found, 0] = i
                     found[num_found, 1] = f
+                    lasting[num_found] = quarters
                 num_found += 1
     return num_found, largest

@@ -8,8 +8,9 @@ the interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -21,10 +22,7 @@ from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    Values = Mapping[str, float | None]
-
-_transform = kernels.transform.py_func
+_transform, _doubted = kernels.transform.py_func, kernels.doubted.py_func
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +72,7 @@ class LiveState:
 
     Attributes:
         time_s: of the interval.
+        services: names of its services.
     """
 
     def __init__(
@@ -85,24 +84,17 @@ class LiveState:
         interval_s: float,
     ) -> None:
         self.time_s = snapshot.time_s
-        self._roster = snapshot.roster
-        self._row_of = {slot: row for row, slot in enumerate(snapshot.nodes.tolist())}
-        self._slots = snapshot.nodes
+        name = snapshot.roster.name
+        self.services = [name(slot) for slot in snapshot.nodes.tolist()]
+        self._row_of = {service: row for row, service in enumerate(self.services)}
         self._services = _Side(nodes, snapshot.nodes, snapshot.node_features, interval_s)
         self._calls = _Side(edges, paths, snapshot.edge_features, interval_s)
-        #: call path -> its row in `_calls`, of the interval
-        self._row_of_call: dict[tuple[int, int], int] = {}
-        #: caller -> callee -> that row, of present call paths; None: it was not in the interval
-        self._calls_of: dict[int, dict[int, int | None]] = {}
+        #: caller -> callee -> row in `_calls`; None: the call path was not in the interval
+        self._calls_of: dict[str, dict[str, int | None]] = defaultdict(dict)
         ends = zip(snapshot.edge_src.tolist(), snapshot.edge_dst.tolist(), strict=True)
         for row, (src, dst) in enumerate(ends):
-            self._row_of_call[src, dst] = row
-            self._calls_of.setdefault(src, {})[dst] = row
-
-    @property
-    def services(self) -> Sequence[str]:
-        """Names of the services of the last interval."""
-        return [self._roster.name(slot) for slot in self._slots.tolist()]
+            self._calls_of[name(src)][name(dst)] = row
+        self._gone: set[tuple[str, str]] = set()
 
     def deviations(self, service: str) -> dict[str, float | None]:
         """Return column -> deviation from the baseline in spreads, without correction for load.
@@ -120,10 +112,11 @@ class LiveState:
         Raises:
             BadRequest: no such service in the last interval.
         """
-        slot = int(self._slots[self._row(service)])
+        self._row(service)
         return {
-            self._roster.name(callee): {} if row is None else self._calls.deviations(row)
-            for callee, row in self._calls_of.get(slot, {}).items()
+            callee: {} if row is None else self._calls.deviations(row)
+            for callee, row in self._calls_of[service].items()
+            if (service, callee) not in self._gone
         }
 
     def take(self, event: Event) -> list[str]:
@@ -139,26 +132,23 @@ class LiveState:
         if event.service:
             self._services.change(self._row(event.service), event.values, event.service)
             return [event.service]
-        src, dst = (int(self._slots[self._row(end)]) for end in (event.caller, event.callee))
-        present = self._calls_of.setdefault(src, {})
-        ends = list(dict.fromkeys((event.caller, event.callee)))
+        path = caller, callee = event.caller, event.callee
+        self._row(caller)
+        self._row(callee)
+        rows = self._calls_of[caller]
         if event.gone:
-            if dst not in present:
-                raise BadRequest(f"gone: there is no call path from {event.caller!r} to {event.callee!r}")
-            del present[dst]
-            return ends
-        row = self._row_of_call.get((src, dst))
-        name = f"{event.caller} → {event.callee}"
-        if row is None:  # without a history
-            self._calls.check(event.values, name)
+            if callee not in rows or path in self._gone:
+                raise BadRequest(f"gone: there is no call path from {caller!r} to {callee!r}")
+            self._gone.add(path)
         else:
-            self._calls.change(row, event.values, name)
-        present[dst] = row
-        return ends
+            row = rows.get(callee)
+            self._calls.change(row, event.values, f"{caller} → {callee}")
+            rows[callee] = row
+            self._gone.discard(path)
+        return list(dict.fromkeys(path))
 
     def _row(self, service: str) -> int:
-        slot = self._roster.find(service)
-        row = None if slot is None else self._row_of.get(slot)
+        row = self._row_of.get(service)
         if row is None:
             raise BadRequest(
                 f"service {service[:200]!r} was not in the last interval; names are namespace/service, and "
@@ -175,7 +165,6 @@ class _Side:
     ) -> None:
         width = values.shape[1]  # without what is derived
         self._columns = table.columns[:width]
-        self._place = {column: place for place, column in enumerate(self._columns)}
         self._kinds = table.kinds[:width].tolist()
         self._load = table.load
         self._interval_s = interval_s
@@ -190,36 +179,29 @@ class _Side:
             for column, spreads in zip(self._columns, self._slow[row].tolist(), strict=True)
         }
 
-    def change(self, row: int, values: Values, whose: str) -> None:
-        """Compute a row again after some values have changed.
+    def change(self, row: int | None, values: Mapping[str, float | None], whose: str) -> None:
+        """Compute a row again after some values have changed; None: only check them.
 
         Raises:
             BadRequest: an unknown column, or an invalid value.
         """
-        places = self.check(values, whose)
-        shown = self._values[row]
+        places = [self._place(column, value, whose) for column, value in values.items()]
+        if row is None:
+            return
         for place, value in zip(places, values.values(), strict=True):
-            shown[place] = math.nan if value is None else value
+            self._values[row, place] = math.nan if value is None else value
         again = set(places)
         if self._load in again:  # a share of few requests is uncertain
             again |= {place for place, kind in enumerate(self._kinds) if kind == kernels.SHARE}
         for place in again:
             self._slow[row, place] = self._deviation(row, place)
 
-    def check(self, values: Values, whose: str) -> list[int]:
-        """Return the places of the columns.
-
-        Raises:
-            BadRequest: an unknown column, or an invalid value.
-        """
-        return [self._checked(column, value, whose) for column, value in values.items()]
-
-    def _checked(self, column: str, value: float | None, whose: str) -> int:
-        place = self._place.get(column)
-        if place is None:
+    def _place(self, column: str, value: float | None, whose: str) -> int:
+        if column not in self._columns:
             raise BadRequest(
                 f"{whose!r} has no column {column[:100]!r}; its columns are {', '.join(self._columns)}"
             )
+        place = self._columns.index(column)
         if value is not None and math.isnan(_transform(value, self._kinds[place], 1.0)):
             wanted = "a share, 0 to 1" if self._kinds[place] == kernels.SHARE else "an amount, 0 or more"
             raise BadRequest(f"{column} of {whose!r} is {value!r}; it must be {wanted}")
@@ -227,28 +209,21 @@ class _Side:
 
     def _deviation(self, row: int, place: int) -> float:
         """Return the deviation as in `kernels.observe`, for a series with a baseline; NaN is none."""
-        value, level = float(self._values[row, place]), float(self._level[row, place])
+        value, level, offset, spread = (
+            float(values[row, place]) for values in (self._values, self._level, self._offset, self._spread)
+        )
         kind = self._kinds[place]
-        offset = max(float(self._offset[row, place]), 1e-9)
-        u = _transform(value, kind, offset)
+        u = _transform(value, kind, max(offset, 1e-9))
         if math.isnan(u) or math.isnan(level):
             return math.nan
-        if self._offset[row, place] < 0:  # never measured before: the value is its baseline
+        if offset < 0:  # never measured before: the value is its baseline
             return 0.0
-        width = float(self._spread[row, place])
-        requests = 0.0
-        if self._load >= 0 and self._values[row, self._load] > 0:
-            requests = float(self._values[row, self._load]) * self._interval_s
-        if kind == kernels.SHARE and requests > 0:
-            share = min(max(level, 1.0 / requests), 0.5)
-            width = math.sqrt(width * width + share * (1 - share) / requests)
-        return float(u - level) / width
+        requests = float(self._values[row, self._load]) * self._interval_s if self._load >= 0 else 0.0
+        return float((u - level) / _doubted(spread, level, kind, requests))
 
 
 def replay(state: LiveState, events: Iterable[Event]) -> None:
     """Apply events again that arrived after the state's interval; skips those that are no longer valid."""
     for event in events:
-        try:
+        with suppress(BadRequest):
             state.take(event)
-        except BadRequest:
-            continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,6 +46,10 @@ class Pairs:
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where(self._keys[place] == keys, self._slots[place], np.int32(-1))
 
+    def at(self, service: int) -> Ints:
+        """Return the slots of the paths from or to a service."""
+        return np.flatnonzero((self.src == service) | (self.dst == service))
+
     def restore(self, src: SlotArray, dst: SlotArray) -> None:
         """Set all paths, in the order of their slots."""
         self.src, self.dst = np.array(src, np.int32), np.array(dst, np.int32)
@@ -76,12 +78,6 @@ class Paths:
         self._of_caller = _index(self.src[is_call], self.dst[is_call])
         self._of_callee = _index(self.dst[is_call], self.src[is_call])
 
-    @classmethod
-    def of(cls, pairs: Iterable[tuple[int, int]]) -> Paths:
-        """Return those of pairs of caller and callee."""
-        ends = np.array(list(pairs), np.int64).reshape(-1, 2)
-        return cls(ends[:, 0], ends[:, 1])
-
     def callees(self, service: int) -> list[int]:
         """Return the services that a service calls."""
         return _of(self._of_caller, service)
@@ -89,16 +85,6 @@ class Paths:
     def callers(self, service: int) -> list[int]:
         """Return the services that call a service."""
         return _of(self._of_callee, service)
-
-    def connect(self, some: set[int], others: set[int]) -> bool:
-        """Whether a path leads from one set of services to the other, in any direction."""
-        if not len(self.src) or not some or not others:
-            return False
-        size = 1 + max(int(self.src.max()), int(self.dst.max()), max(some), max(others))
-        in_some, in_others = np.zeros(size, bool), np.zeros(size, bool)
-        in_some[list(some)], in_others[list(others)] = True, True
-        leads = (in_some[self.src] & in_others[self.dst]) | (in_some[self.dst] & in_others[self.src])
-        return bool(leads.any())
 
 
 #: Starts of the rows of each service, and the rows: the other ends.

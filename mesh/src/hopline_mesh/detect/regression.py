@@ -1,37 +1,48 @@
 """Predicts the deviation of each series from its neighbours, its load and its own past.
 
-One ridge regression for each series, on few predictors that its role suggests:
-
-    load of a service       calls that it gets and makes, load of its callers and callees
-    latency of a service    its load, latencies of its callees and of its calls
-    errors of a service     its load, errors of its callees and of its calls
-    load of a call path     load of its caller and of its callee
-    latency of a call path  of the caller's view: the callee's view; else load and latency of the callee
-    errors of a call path   errors of its callee
-    calls per request       load of the caller
-
-and for each a constant and the mean of its window. Means over call paths are weighted by traffic. What
-a service uses (CPU, memory, connections) follows no law that would hold for other loads than those that
-were seen, and is not predicted.
+One ridge regression for each series, on a constant, the mean of its window and few predictors that its role
+suggests: `_OF_SERVICES` and `_OF_PATHS`. Means over call paths are weighted by traffic. What a service uses
+(CPU, memory, connections) follows no law that would hold for other loads than those that were seen, and is
+not predicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.detect.roles import role_of
+from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot
 
 FloatArray = NDArray[np.float32]
+#: By table and target: float32 [slots, predictors]; NaN where nothing was learned.
+Weights = list[dict[int, FloatArray]]
 #: A predictor: its source, and a column of that.
 _Predictor = tuple[str, int]
+#: Role of a target -> its predictors: source (see `NeighbourRegression.predictors`), and roles of columns.
+_Rules = Mapping[Role, Sequence[tuple[str, ...]]]
+_LATENCY = [("own", "load"), ("callees", "latency", "outgoing"), ("calls", "latency", "outgoing")]
+_OF_SERVICES: _Rules = {
+    "load": [("calls to it", "load"), ("calls", "load"), ("callers", "load"), ("callees", "load")],
+    "latency": _LATENCY,
+    "outgoing": _LATENCY,
+    "errors": [("own", "load"), ("callees", "errors"), ("calls", "errors")],
+}
+_OF_PATHS: _Rules = {
+    "load": [("caller", "load"), ("callee", "load")],
+    "latency": [("callee", "load"), ("callee", "latency")],
+    "outgoing": [("path", "latency")],  # as "latency", if the callee's view is not measured
+    "errors": [("callee", "errors")],
+    "calls": [("caller", "load")],
+}
+#: Sources that are columns of call paths; the others are columns of services.
+_READ_PATHS = ("calls to it", "calls", "path")
 #: Deviations are clipped to it, as inputs and as targets.
 _MOST = np.float32(12.0)
 #: Weight of the prior, in intervals: that a standardised predictor has no effect.
@@ -63,14 +74,11 @@ class NeighbourRegression:
 
     def __init__(self, nodes: SeriesTable, edges: SeriesTable) -> None:
         self._tables = (nodes, edges)
-        self._plans = (_plan_of_services(nodes, edges), _plan_of_paths(nodes, edges))
-        #: by table and target: float32 [slots, predictors]; NaN where nothing was learned
-        self.weights: list[dict[int, FloatArray]] = [{}, {}]
-
-    @property
-    def targets(self) -> tuple[list[int], list[int]]:
-        """Predicted columns of services, and of call paths."""
-        return list(self._plans[0].of), list(self._plans[1].of)
+        self._plans = (
+            _plan(nodes, _OF_SERVICES, "past", self._tables),
+            _plan(edges, _OF_PATHS, "path's past", self._tables),
+        )
+        self.weights: Weights = [{}, {}]
 
     def predictors(self, snapshot: Snapshot, paths: SlotArray) -> tuple[FloatArray, FloatArray]:
         """Return the predictors of an interval, float32 [n, predictors] and [e, predictors].
@@ -120,21 +128,18 @@ class NeighbourRegression:
         return sides[0], sides[1]
 
     def left(
-        self,
-        predictors: tuple[FloatArray, FloatArray],
-        slots: tuple[SlotArray, SlotArray],
-        weights: Sequence[Mapping[int, FloatArray]] | None = None,
+        self, snapshot: Snapshot, paths: SlotArray, weights: Weights | None = None
     ) -> tuple[FloatArray, FloatArray]:
         """Return what the regressions leave of the present deviations, in spreads; NaN = not predicted.
 
         Args:
-            predictors: of `predictors`.
-            slots: of services and of call paths.
+            snapshot, paths: see `predictors`.
             weights: instead of the learned ones.
 
         Returns: float32 [n, F], and [e, Fe].
         """
         sides = []
+        slots, predictors = (snapshot.nodes, paths), self.predictors(snapshot, paths)
         for number, table in enumerate(self._tables):
             mine, matrix = slots[number], predictors[number]
             left = np.full((len(mine), len(table.columns)), np.nan, np.float32)
@@ -146,6 +151,40 @@ class NeighbourRegression:
                 left[:, f] = np.clip(table.slow[mine, f], -_MOST, _MOST) - expected
             sides.append(left)
         return sides[0], sides[1]
+
+    def fit(self, intervals: Iterable[tuple[Snapshot, SlotArray, int]]) -> list[Weights]:
+        """Learn the weights, in one pass over intervals.
+
+        Args:
+            intervals: arguments of `predictors`, and number of a fold. The tables have just observed each
+                when it is taken.
+
+        Returns: for each fold, weights that were learned from the others.
+        """
+        #: by table and target: products of predictors, and of predictors with the target, of each fold
+        sums: list[dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]] = [{}, {}]
+        for number, plan in enumerate(self._plans):
+            for f, places in plan.of.items():
+                shape = (FOLDS, self._tables[number].size, len(places))
+                sums[number][f] = np.zeros((*shape, len(places))), np.zeros(shape)
+        for snapshot, paths, fold in intervals:
+            predictors = self.predictors(snapshot, paths)
+            for number, mine in enumerate((snapshot.nodes, paths)):
+                for f, places in self._plans[number].of.items():
+                    target = np.clip(self._tables[number].slow[mine, f], -_MOST, _MOST)
+                    there = np.flatnonzero(~np.isnan(target))
+                    x = predictors[number][there][:, places].astype(np.float64)
+                    products, with_target = sums[number][f]
+                    products[fold, mine[there]] += x[:, :, None] * x[:, None, :]
+                    with_target[fold, mine[there]] += x * target[there, None]
+        folds: list[Weights] = [[{}, {}] for _ in range(FOLDS)]
+        for number, side in enumerate(sums):
+            for f, (products, with_target) in side.items():
+                total, total_with = products.sum(axis=0), with_target.sum(axis=0)
+                self.weights[number][f] = _solved(total, total_with)
+                for fold in range(FOLDS):
+                    folds[fold][number][f] = _solved(total - products[fold], total_with - with_target[fold])
+        return folds
 
     def export(self) -> dict[str, FloatArray]:
         """Return the learned weights."""
@@ -172,48 +211,6 @@ class NeighbourRegression:
                 self.weights[number][f] = np.array(weight, np.float32)
 
 
-class Fit:
-    """Learns the weights of a regression from intervals, in one pass.
-
-    Args:
-        regression: gets the weights.
-        sizes: numbers of services and of call paths.
-    """
-
-    def __init__(self, regression: NeighbourRegression, sizes: tuple[int, int]) -> None:
-        self._regression = regression
-        self._sums: list[dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]] = [{}, {}]
-        for number, plan in enumerate(regression._plans):
-            for f, places in plan.of.items():
-                shape = (FOLDS, sizes[number], len(places))
-                self._sums[number][f] = np.zeros((*shape, len(places))), np.zeros(shape)
-
-    def take(
-        self, predictors: tuple[FloatArray, FloatArray], slots: tuple[SlotArray, SlotArray], fold: int
-    ) -> None:
-        """Add an interval, which the tables observed last, to a fold."""
-        for number, table in enumerate(self._regression._tables):
-            mine = slots[number]
-            for f, places in self._regression._plans[number].of.items():
-                target = np.clip(table.slow[mine, f], -_MOST, _MOST)
-                there = np.flatnonzero(~np.isnan(target))
-                x = predictors[number][there][:, places].astype(np.float64)
-                products, with_target = self._sums[number][f]
-                products[fold, mine[there]] += x[:, :, None] * x[:, None, :]
-                with_target[fold, mine[there]] += x * target[there, None]
-
-    def solve(self) -> list[list[dict[int, FloatArray]]]:
-        """Set the weights from all folds; returns for each fold those of the others, as `weights`."""
-        apart: list[list[dict[int, FloatArray]]] = [[{}, {}] for _ in range(FOLDS)]
-        for number, side in enumerate(self._sums):
-            for f, (products, with_target) in side.items():
-                total, total_with = products.sum(axis=0), with_target.sum(axis=0)
-                self._regression.weights[number][f] = _solved(total, total_with)
-                for fold in range(FOLDS):
-                    apart[fold][number][f] = _solved(total - products[fold], total_with - with_target[fold])
-        return apart
-
-
 def _solved(products: NDArray[np.float64], with_target: NDArray[np.float64]) -> FloatArray:
     """Return the weights of series, float32 [slots, P], from sums [slots, P, P] and [slots, P].
 
@@ -238,56 +235,30 @@ def _moved(table: SeriesTable, deviations: FloatArray, slots: Any) -> FloatArray
     return moved
 
 
+def _plan(table: SeriesTable, rules: _Rules, past: str, tables: tuple[SeriesTable, SeriesTable]) -> _Plan:
+    """Return the predictors of each column of a table; a column without any neighbour or load has none."""
+
+    def wanted(role: Role) -> list[_Predictor]:
+        return [
+            (source, f)
+            for source, *roles in rules[role]
+            for f in _columns(tables[source in _READ_PATHS], *roles)
+        ]
+
+    numbers: dict[_Predictor, int] = {}
+    of = {}
+    for f in _columns(table, *rules):
+        some = wanted(table.roles[f])
+        if not some and table.roles[f] == "outgoing":
+            some = wanted("latency")
+        if some:
+            each = [("one", 0), (past, f), *some]
+            of[f] = np.array([numbers.setdefault(one, len(numbers)) for one in each], np.int64)
+    return _Plan(list(numbers), of)
+
+
 def _columns(table: SeriesTable, *roles: str) -> list[int]:
     """Return the columns with one of the roles; of loads the one that others follow."""
     return [
-        f
-        for f, name in enumerate(table.columns)
-        if role_of(name) in roles and (role_of(name) != "load" or f == table.load)
+        f for f, role in enumerate(table.roles) if role in roles and (role != "load" or f == table.load)
     ]
-
-
-def _plan_of_services(nodes: SeriesTable, edges: SeriesTable) -> _Plan:
-    wanted: dict[int, list[_Predictor]] = {}
-    load = _columns(nodes, "load")
-    path_load = _columns(edges, "load")
-    slow, slow_paths = _columns(nodes, "latency", "outgoing"), _columns(edges, "latency", "outgoing")
-    errors, failed_paths = _columns(nodes, "errors"), _columns(edges, "errors")
-    for f in load:
-        wanted[f] = [("calls to it", k) for k in path_load] + [("calls", k) for k in path_load]
-        wanted[f] += [("callers", f), ("callees", f)]
-    for f in slow:
-        wanted[f] = [("own", k) for k in load] + [("callees", k) for k in slow]
-        wanted[f] += [("calls", k) for k in slow_paths]
-    for f in errors:
-        wanted[f] = [("own", k) for k in load] + [("callees", k) for k in errors]
-        wanted[f] += [("calls", k) for k in failed_paths]
-    return _plan(wanted, "past")
-
-
-def _plan_of_paths(nodes: SeriesTable, edges: SeriesTable) -> _Plan:
-    wanted: dict[int, list[_Predictor]] = {}
-    load, slow, errors = (_columns(nodes, role) for role in ("load", "latency", "errors"))
-    own = _columns(edges, "latency")
-    for f in _columns(edges, "load"):
-        wanted[f] = [("caller", k) for k in load] + [("callee", k) for k in load]
-    for f in _columns(edges, "outgoing"):
-        wanted[f] = [("path", k) for k in own] or [("callee", k) for k in load + slow]
-    for f in own:
-        wanted[f] = [("callee", k) for k in load + slow]
-    for f in _columns(edges, "errors"):
-        wanted[f] = [("callee", k) for k in errors]
-    for f in _columns(edges, "calls"):
-        wanted[f] = [("caller", k) for k in load]
-    return _plan(wanted, "path's past")
-
-
-def _plan(wanted: Mapping[int, Sequence[_Predictor]], past: str) -> _Plan:
-    """Number the predictors; those without any neighbour or load are left out."""
-    each = {f: [("one", 0), (past, f), *some] for f, some in wanted.items() if some}
-    numbers: dict[_Predictor, int] = {}
-    of = {
-        f: np.array([numbers.setdefault(one, len(numbers)) for one in some], np.int64)
-        for f, some in sorted(each.items())
-    }
-    return _Plan(list(numbers), of)

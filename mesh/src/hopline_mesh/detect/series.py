@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from hopline_mesh.detect import kernels
 from hopline_mesh.detect.roles import load_column, polarity, role_of
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.schema import kind_of
+from hopline_mesh.snapshot import FloatArray
 
 #: Series out of bounds in an interval that a table can note.
 _MOST_FOUND = 4096
@@ -35,31 +36,10 @@ _LOOKS = 10
 #: larger it is the later.
 _CLIP = 6.0
 
-#: Arrays by slot and column: type, and the value of a series that was never seen.
-_STATE: dict[str, tuple[Any, float]] = {
-    "offset": (np.float32, -1.0),
-    "anchor": (np.float32, 0.0),
-    "level": (np.float32, 0.0),
-    "spread": (np.float32, 1.0),
-    "wobble": (np.float32, 0.0),
-    "seen": (np.int32, 0),
-    "fitted": (np.int8, 0),
-    "total": (np.int32, 0),
-    "count": (np.int32, 0),
-    "slope": (np.float32, 0.0),
-    "sharp": (np.float32, 1.0),
-    "factor": (np.float32, 1.0),
-    "peak": (np.float32, 0.0),
-}
-#: The same, of the present interval only: not kept across restarts.
-_PRESENT: dict[str, tuple[Any, float]] = {
-    "slow": (np.float32, np.nan),
-    "near": (np.float32, np.nan),
-    "moved": (np.float32, 0.0),
-    "quiet": (np.float32, 1.0),
-    "score": (np.float32, 0.0),
-    "dev": (np.float32, 0.0),
-}
+#: Number of windows in which a baseline moves to the mean of its window.
+_DRIFT_WINDOWS = 10.0
+#: Threshold of a column before anything is known, in spreads.
+UNKNOWN = 8.0
 
 
 def least_spread(column: str) -> float:
@@ -76,11 +56,12 @@ class SeriesTable:
     Args:
         columns: their names; kind and role follow from them.
         window: intervals that are looked back.
+        warm_up: intervals before a series without learned state is judged.
         are_plain: whether values are deviations already, in spreads: compared without a scale and a load.
 
     Attributes:
         size: slots in use; arrays may have room for more.
-        is_ratio: bool [F], columns of which the load is a part, and which it does not explain.
+        roles: of the columns.
         threshold: float32 [F], in spreads.
         pooled: float32 [F], spread that a new series of a column begins with.
         typical: float32 [F], median value of a column over all services; 0 = not known yet.
@@ -89,31 +70,34 @@ class SeriesTable:
         held: int8 [HOLD, room, F], the last deviations.
     """
 
-    offset: NDArray[np.float32]
-    anchor: NDArray[np.float32]
-    level: NDArray[np.float32]
-    spread: NDArray[np.float32]
-    wobble: NDArray[np.float32]
-    seen: NDArray[np.int32]
-    fitted: NDArray[np.int8]
-    total: NDArray[np.int32]
-    count: NDArray[np.int32]
-    slope: NDArray[np.float32]
-    sharp: NDArray[np.float32]
-    factor: NDArray[np.float32]
-    peak: NDArray[np.float32]
-    slow: NDArray[np.float32]
-    near: NDArray[np.float32]
-    moved: NDArray[np.float32]
-    quiet: NDArray[np.float32]
-    score: NDArray[np.float32]
-    dev: NDArray[np.float32]
+    # Each array by slot and column, with the value of a series that was never seen.
+    offset: Annotated[FloatArray, np.float32(-1)]
+    anchor: Annotated[FloatArray, np.float32(0)]
+    level: Annotated[FloatArray, np.float32(0)]
+    spread: Annotated[FloatArray, np.float32(1)]
+    wobble: Annotated[FloatArray, np.float32(0)]
+    seen: Annotated[NDArray[np.int32], np.int32(0)]
+    fitted: Annotated[NDArray[np.int8], np.int8(0)]
+    total: Annotated[NDArray[np.int32], np.int32(0)]
+    count: Annotated[NDArray[np.int32], np.int32(0)]
+    slope: Annotated[FloatArray, np.float32(0)]
+    sharp: Annotated[FloatArray, np.float32(1)]
+    factor: Annotated[FloatArray, np.float32(1)]
+    peak: Annotated[FloatArray, np.float32(0)]
+    # As above, of the present interval only: not kept across restarts.
+    slow: Annotated[FloatArray, np.float32(np.nan)]
+    near: Annotated[FloatArray, np.float32(np.nan)]
+    moved: Annotated[FloatArray, np.float32(0)]
+    quiet: Annotated[FloatArray, np.float32(1)]
+    score: Annotated[FloatArray, np.float32(0)]
+    dev: Annotated[FloatArray, np.float32(0)]
 
     def __init__(
-        self, columns: Sequence[str], window: int, threshold: float, *, are_plain: bool = False
+        self, columns: Sequence[str], window: int, warm_up: int, *, are_plain: bool = False
     ) -> None:
         self.columns = tuple(columns)
         self.window = window
+        self._warm_up = warm_up
         self.size = 0
         if are_plain:
             self.kinds = np.full(len(columns), kernels.PLAIN, np.int8)
@@ -121,34 +105,29 @@ class SeriesTable:
         else:
             self.kinds = np.array([_KINDS[kind_of(column)] for column in columns], dtype=np.int8)
             self.least_spread = np.array([least_spread(column) for column in columns], np.float32)
+        self.roles = [role_of(column) for column in columns]
         self.load = -1 if are_plain else load_column(columns)
         self.polarity = polarity(columns)
-        self.is_ratio = np.array([role_of(column) == "calls" for column in columns], dtype=bool)
-        self.still = np.array([role_of(column) == "memory" for column in columns], dtype=bool)
+        self.still = np.array([role == "memory" for role in self.roles], dtype=bool)
         self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
         width = len(columns)
         self.pooled = self.least_spread.copy()
         self.typical = np.zeros(width, np.float32)
         self._looks = _LOOKS
-        self.threshold = np.full(width, threshold, np.float32)
+        self.threshold = np.full(width, UNKNOWN, np.float32)
         self.histogram = np.zeros((width, kernels.BINS), np.int64)
         self.ring = np.full((window, 0, width), kernels.ABSENT, np.int16)
         self.held = np.zeros((kernels.HOLD, 0, width), np.int8)
-        for name, (dtype, first) in (_STATE | _PRESENT).items():
-            setattr(self, name, np.full((0, width), first, dtype))
-
-    @property
-    def room(self) -> int:
-        """Slots that fit before the arrays have to grow."""
-        return len(self.level)
+        for name, first in _FIRST.items():
+            setattr(self, name, np.full((0, width), first))
 
     def grow(self, size: int) -> None:
         """Have at least `size` slots in use."""
-        if size > self.room:
+        if size > len(self.level):
             room = max(64, size + size // 4)
-            for name, (dtype, first) in (_STATE | _PRESENT).items():
+            for name, first in _FIRST.items():
                 old = getattr(self, name)
-                new = np.full((room, len(self.columns)), first, dtype)
+                new = np.full((room, len(self.columns)), first)
                 new[: len(old)] = old
                 setattr(self, name, new)
             for name, empty in (("ring", int(kernels.ABSENT)), ("held", 0)):
@@ -158,7 +137,7 @@ class SeriesTable:
                 setattr(self, name, wider)
         self.size = max(self.size, size)
 
-    def look(self, values: NDArray[np.float32]) -> None:
+    def look(self, values: FloatArray) -> None:
         """Learn what is typical of each column, where that is not known, from the first intervals."""
         if not self._looks or not len(values):
             return
@@ -170,13 +149,11 @@ class SeriesTable:
 
     def observe(
         self,
-        values: NDArray[np.float32],
+        values: FloatArray,
         slots: NDArray[np.int32],
         step: int,
         *,
         interval_s: float,
-        warm_up: int,
-        drift: float,
         hold: int,
     ) -> tuple[int, int]:
         """Take one interval in; see `kernels.observe`.
@@ -190,59 +167,70 @@ class SeriesTable:
         Returns: how many values were measured, and how many there should have been.
         """
         self.look(values)
-        size, window = self.size, self.window
-        rows = np.full(size, -1, np.int32)
+        window = self.window
+        rows = np.full(self.size, -1, np.int32)
         rows[slots] = np.arange(len(slots), dtype=np.int32)
+        drift, ago, recent = 1.0 / (_DRIFT_WINDOWS * window), 2 * hold, max(1, hold - 2)
         taken: tuple[int, int] = kernels.observe(
             np.ascontiguousarray(values, np.float32), rows, self.kinds, self.load, self.clip, interval_s,
-            warm_up, drift, step % window, min(2 * hold, window - 1), min(max(1, hold - 2), window - 1),
-            window, self.offset, self.anchor, self.level, self.spread, self.wobble, self.pooled,
-            self.typical, self.seen, self.fitted, self.ring, self.total, self.count, self.slow, self.near,
-            self.moved,
+            self._warm_up, drift, step % window, min(ago, window - 1), min(recent, window - 1), window,
+            self.offset, self.anchor, self.level, self.spread, self.wobble, self.pooled, self.typical,
+            self.seen, self.fitted, self.ring, self.total, self.count, self.slow, self.near, self.moved,
         )  # fmt: skip
         return taken
 
-    def judge(self, step: int, *, warm_up: int, hold: int, learn: int) -> tuple[NDArray[np.int64], float]:
+    def judge(
+        self, step: int, *, hold: int, learn: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], float]:
         """Compare the observed interval with what was expected; see `kernels.judge`.
 
         Args:
             learn: what is counted as normal time.
 
-        Returns: slot and column of each series that was out of bounds for long enough, int64 [found, 2],
-            and the largest score.
+        Returns: slot and column of each series that was out of bounds for long enough, int64 [found, 2];
+            their debounced deviations in quarters of a spread, float64 [found]; and the largest score.
         """
         size = self.size
-        found = np.empty((_MOST_FOUND, 2), np.int32)
+        found, lasting = np.empty((_MOST_FOUND, 2), np.int32), np.empty(_MOST_FOUND)
         number, largest = kernels.judge(
             self.slow[:size], self.near, self.moved, self.still, self.load, self.slope, self.sharp,
-            self.polarity, self.threshold, self.factor, self.quiet, self.seen, self.fitted, warm_up,
-            self.held, step % kernels.HOLD, min(hold, kernels.HOLD), hold >= 4, learn, self.score, self.dev,
-            self.histogram, self.peak, found,
+            self.polarity, self.threshold, self.factor, self.quiet, self.seen, self.fitted, self._warm_up,
+            self.held, step % kernels.HOLD, hold, hold >= 4, learn, self.score, self.dev,
+            self.histogram, self.peak, found, lasting,
         )  # fmt: skip
-        return found[: min(number, _MOST_FOUND)].astype(np.int64), float(largest)
+        return found[:number].astype(np.int64), lasting[:number], float(largest)
 
-    def forget_window(self, *, also_levels_of: Sequence[int] = ()) -> None:
-        """Empty the window, after a break in time.
+    def show(self, left: SeriesTable) -> None:
+        """Show what the regression leaves of the series, where that is the more unusual.
+
+        Scores, and deviations as `Witness` reads them: their expected values are those of the regression.
 
         Args:
-            also_levels_of: columns whose level is set again from the next measured value.
+            left: what is left, with the same slots and columns.
         """
+        size = self.size
+        more = left.score[:size] > self.score[:size]
+        self.score[:size][more] = left.score[:size][more]
+        self.dev[:size][more] = (left.dev[:size] * left.spread[:size] * self.sharp[:size])[more]
+
+    def forget_window(self) -> None:
+        """Empty the window, after a break in time."""
         self.ring[:] = kernels.ABSENT
         self.held[:] = 0
         self.total[:] = 0
         self.count[:] = 0
-        for column in also_levels_of:
-            self.level[:, column] = np.nan
+
+    def _kept(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the state, without the space to grow; no copies."""
+        size = self.size
+        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size] for name in _STATE}
+        kept |= {"ring": self.ring[:, :size], "held": self.held[:, :size]}
+        return kept | {"pooled": self.pooled, "typical": self.typical, "threshold": self.threshold,
+                       "histogram": self.histogram}  # fmt: skip
 
     def export(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the state, without the space to grow."""
-        size = self.size
-        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size].copy() for name in _STATE}
-        kept |= {"ring": self.ring[:, :size].copy(), "held": self.held[:, :size].copy()}
-        kept |= {
-            name: getattr(self, name).copy() for name in ("pooled", "typical", "threshold", "histogram")
-        }
-        return kept
+        """Return copies of the arrays of the state."""
+        return {name: array.copy() for name, array in self._kept().items()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the state of `export`.
@@ -251,14 +239,8 @@ class SeriesTable:
             StateDamaged: an array is missing, or does not match the columns or the window.
         """
         try:
-            size = len(arrays["level"])
-            self.grow(size)
-            for name in (*_STATE, "ring", "held", "pooled", "typical", "threshold", "histogram"):
-                into = getattr(self, name)
-                if name in ("ring", "held"):
-                    into = into[:, :size]
-                elif name in _STATE:
-                    into = into[:size]
+            self.grow(len(arrays["level"]))
+            for name, into in self._kept().items():
                 if into.shape != arrays[name].shape:
                     raise StateDamaged(
                         f"the state of the series: {name} is {arrays[name].shape}, not {into.shape}"
@@ -266,6 +248,13 @@ class SeriesTable:
                 into[...] = arrays[name]
         except KeyError as error:
             raise StateDamaged(f"the state of the series lacks {error}") from None
+
+
+#: The first value of each array by slot and column, with its type; and the names of those that are kept.
+_FIRST = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(SeriesTable, include_extras=True).items()
+}
+_STATE = [name for name in _FIRST if name not in ("slow", "near", "moved", "quiet", "score", "dev")]
 
 
 def prefixed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

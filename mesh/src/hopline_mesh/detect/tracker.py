@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from hopline_mesh.detect.blame import Blame, suspects
-from hopline_mesh.detect.clues import Clue, Key
+from hopline_mesh.detect.clues import Clue, Key, services_of
 from hopline_mesh.detect.paths import Paths
 from hopline_mesh.incident import Evidence, Incident, Suspect
 from hopline_mesh.roster import Roster
@@ -51,9 +51,7 @@ class TrackedIncident(msgspec.Struct):
     @property
     def services(self) -> set[int]:
         """Slots of all services with evidence."""
-        return {clue.service for clue in self.clues.values()} | {
-            clue.caller for clue in self.clues.values() if clue.caller >= 0
-        }
+        return services_of(self.clues.values())
 
     def named(self, roster: Roster) -> Incident:
         """Return the incident as of now, with names instead of slots."""
@@ -78,33 +76,32 @@ class TrackedIncident(msgspec.Struct):
 
 
 class _Index:
-    """The open incidents by series and by service, so that no group is compared with each incident."""
+    """The open incidents by series and by service, so that no group is compared with each incident.
 
-    def __init__(self, incidents: Sequence[TrackedIncident]) -> None:
-        self._incidents: list[TrackedIncident] = []
-        self._numbers: dict[int, int] = {}  # by the object's `id`
-        self._alive: set[int] = set()
-        self._by_series: dict[Key, set[int]] = {}
-        self._by_service: dict[int, set[int]] = {}
-        for each in incidents:
-            self.add(each, each.clues.values())
+    Args:
+        incidents: the open ones; new ones are appended. Numbers are positions in this list.
 
-    def add(self, incident: TrackedIncident, clues: Iterable[Clue]) -> None:
-        """Add an incident, or more evidence of one."""
-        number = self._numbers.setdefault(id(incident), len(self._numbers))
-        if number == len(self._incidents):
-            self._incidents.append(incident)
-        for clue in clues:
-            self._by_series.setdefault(clue.key, set()).add(number)
-            for service in (clue.service, clue.caller):
-                self._by_service.setdefault(service, set()).add(number)
+    Attributes:
+        alive: numbers of those with present evidence.
+    """
 
-    def has_evidence(self, incident: TrackedIncident) -> None:
-        """Note that an incident has present evidence."""
-        self._alive.add(self._numbers[id(incident)])
+    def __init__(self, incidents: list[TrackedIncident]) -> None:
+        self._incidents = incidents
+        self.alive: set[int] = set()
+        self._by_series: dict[Key, set[int]] = defaultdict(set)
+        self._by_service: dict[int, set[int]] = defaultdict(set)
+        for number, each in enumerate(incidents):
+            self.add(number, each.clues)
 
-    def find(self, group: Sequence[Clue], firm: Sequence[Clue], paths: Paths) -> TrackedIncident | None:
-        """Return the open incident that these clues belong to, if any.
+    def add(self, number: int, clues: Mapping[Key, Clue]) -> None:
+        """Note evidence of an incident."""
+        for key in clues:
+            self._by_series[key].add(number)
+        for service in services_of(clues.values()):
+            self._by_service[service].add(number)
+
+    def find(self, group: Sequence[Clue], firm: Sequence[Clue], paths: Paths) -> int:
+        """Return the number of the open incident that these clues belong to; -1 if there is none.
 
         An incident without present evidence continues only with the same series; evidence of another
         service is another incident. A trouble of a service counts as the same series as its measurements,
@@ -117,13 +114,13 @@ class _Index:
         for at in {at for service in reported for at in self._by_service.get(service, ())}:
             clues = self._incidents[at].clues.values()
             shared[at] += any(clue.caller < 0 and clue.service in reported for clue in clues)
-        services = {clue.service for clue in group} | {clue.caller for clue in group if clue.caller >= 0}
+        services = services_of(group)
         near = set(services)
         for service in services:
             near.update(paths.callees(service), paths.callers(service))
-        shared.update(self._alive & {at for service in near for at in self._by_service.get(service, ())})
+        shared.update(self.alive & {at for service in near for at in self._by_service.get(service, ())})
         best = max(shared, key=lambda at: (shared[at], -at), default=-1)
-        return self._incidents[best] if shared[best] else None
+        return best if shared[best] else -1
 
 
 class Tracker:
@@ -156,12 +153,11 @@ class Tracker:
 
         Returns: incidents that ended.
         """
-        ended = []
         index = _Index(self.open)
-        for trouble in self.open:
+        for number, trouble in enumerate(self.open):
             measured = [score for score in present(list(trouble.clues)) if score is not None]
             if any(score >= _OVER for score in measured):
-                index.has_evidence(trouble)
+                index.alive.add(number)
                 trouble.clean = trouble.blind = 0
                 trouble.last_s = time_s
             elif measured:
@@ -172,35 +168,33 @@ class Tracker:
             firm = [clue for clue in group if clue.is_firm]
             if not firm:
                 continue
-            mine = index.find(group, firm, paths)
-            if mine is None:
+            number = index.find(group, firm, paths)
+            if number < 0:
                 blames = suspects(group, paths)
                 if not blames:
                     continue  # nothing is worse than usual; faster responses are not an incident
                 first = blames[0]
                 path = f"{name(first.caller)} " if first.caller >= 0 else ""
                 text = f"{path}{name(first.service)} {first_s:.0f}"
-                mine = TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], first_s, time_s)
-                self.open.append(mine)
-                index.add(mine, ())
-                index.has_evidence(mine)
-            for clue in group:
-                before = mine.clues.get(clue.key)
+                number = len(self.open)
+                self.open.append(
+                    TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], first_s, time_s)
+                )
+                index.alive.add(number)
+            mine = self.open[number]
+            clues = {clue.key: clue for clue in group}
+            for key, clue in clues.items():
+                before = mine.clues.get(key)
                 if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
-                    mine.clues[clue.key] = clue
+                    mine.clues[key] = clue
             if len(mine.clues) > _MOST_CLUES:
                 strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
                 mine.clues = {clue.key: clue for clue in strongest}
-            index.add(mine, group)
+            index.add(number, clues)
             mine.peak = max(mine.peak, max(clue.score for clue in firm))
             mine.clean, mine.last_s = 0, time_s
             mine.blames = suspects(list(mine.clues.values()), paths)
-        for trouble in list(self.open):
-            if trouble.clean >= patience or trouble.blind >= 5 * patience:
-                trouble.end_s = trouble.last_s
-                self.open.remove(trouble)
-                ended.append(trouble)
-        return ended
+        return self._end(lambda each: each.clean >= patience or each.blind >= 5 * patience)
 
     def adopt(self, others: Sequence[TrackedIncident]) -> None:
         """Continue the open incidents of another tracker with the same slots.
@@ -219,10 +213,15 @@ class Tracker:
             mine.peak = max(mine.peak, other.peak)
 
     def close_all(self) -> list[TrackedIncident]:
-        """End all incidents, at the time when they were last out of bounds."""
-        ended, self.open = self.open, []
-        for trouble in ended:
-            trouble.end_s = trouble.last_s
+        """End all incidents."""
+        return self._end(lambda each: True)
+
+    def _end(self, is_over: Callable[[TrackedIncident], bool]) -> list[TrackedIncident]:
+        """End incidents, at the time when they were last out of bounds."""
+        ended = [each for each in self.open if is_over(each)]
+        for each in ended:
+            each.end_s = each.last_s
+        self.open = [each for each in self.open if each.end_s is None]
         return ended
 
     def export(self) -> dict[str, Any]:

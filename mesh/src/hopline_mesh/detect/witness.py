@@ -5,6 +5,7 @@ Reads the tables of the present interval; changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.clues import Clue, Key
 from hopline_mesh.detect.paths import Pairs, Paths
-from hopline_mesh.detect.roles import Role, role_of
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.snapshot import Snapshot
 
 #: Table (0 services, 1 call paths), slot and column of a series; many of them are int64 [n, 3].
 Place = tuple[int, int, int]
 Places = NDArray[np.int64]
+_Surges = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 #: Maximum number of clues of an interval: the strongest. More would only make the step slow.
 _MOST_FIRM = 1024
@@ -49,19 +50,16 @@ class Witness:
         self._nodes = nodes
         self._tables = (nodes, edges)
         self._pairs = pairs
-        self._roles = [[role_of(column) for column in table.columns] for table in self._tables]
-        self._columns = [{name: at for at, name in enumerate(table.columns)} for table in self._tables]
-        self._surges: tuple[Snapshot | None, NDArray[np.float64], NDArray[np.float64]] = (
-            None,
-            np.zeros(0),
-            np.zeros(0),
-        )
 
     def firm(self, snapshot: Snapshot, found: Places) -> list[Clue]:
         """Return the strongest clues that lasted, without those that more load explains."""
+        found = self._strongest(found)
+        surges = self._surges(snapshot)
         clues: list[Clue] = []
-        for seen in self._read(self._strongest(found), is_firm=True):
-            clues += seen.clues(seen.score * self._shares(seen, snapshot) >= 1.0)
+        for _, seen in self._read(found):
+            score = np.maximum(seen.score, 1.0)
+            is_left = score * self._shares(seen, surges) >= 1.0
+            clues += self._clues(seen, score, is_left, is_firm=True)
         return clues
 
     def _strongest(self, found: Places) -> Places:
@@ -98,38 +96,34 @@ class Witness:
             mine = found[found[:, 0] == number]
             is_firm[mine[:, 1], mine[:, 2]] = True
             others = np.flatnonzero(~is_firm[slots, columns])[:_MOST_SUPPORTS]
-            seen = self._see(number, slots[others], columns[others], is_firm=False)
-            clues += seen.clues(np.ones(len(others), bool))
+            seen = self._see(number, slots[others], columns[others])
+            clues += self._clues(seen, seen.score, np.ones(len(others), bool), is_firm=False)
         return clues
 
-    def _all_surges(self, snapshot: Snapshot) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _surges(self, snapshot: Snapshot) -> _Surges:
         """Return, by slot, how much more each service has to do than expected, and how much of it is usual.
 
         Both are logarithms, 0 where there is no more. Usual is what callers, or those outside, account for.
         """
-        if self._surges[0] is snapshot:
-            return self._surges[1:]
         table, size = self._nodes, max(1, self._nodes.size)
         surge = np.zeros(size)
         if table.load >= 0:
-            slow, near = (
-                values[:size, table.load].astype(np.float64) for values in (table.slow, table.near)
-            )
-            least = np.where(np.abs(slow) < np.abs(near), slow, near)
-            away = np.where(slow * near > 0, least, 0.0)  # as `kernels.nearer`; 0 also if not measured
+            slow, near = table.slow[:size, table.load], table.near[:size, table.load]
+            away = _nearer(slow.astype(np.float64), near.astype(np.float64))
             surge[: len(away)] = np.maximum(away * table.spread[:size, table.load], 0.0)
         above = np.full(size, -1.0)  # the largest surge of a caller; -1 without callers
         np.maximum.at(above, snapshot.edge_dst, surge[snapshot.edge_src])
         usual = np.where(above < 0, surge, np.minimum(surge, _AMPLIFIED * above + _NOISE))
-        self._surges = snapshot, surge, usual
         return surge, usual
 
     def shares(self, snapshot: Snapshot, found: Places) -> NDArray[np.float64]:
         """How much of each deviation more load leaves to be explained, 0 to 1."""
-        each = [self._shares(seen, snapshot) for seen in self._read(found, is_firm=True)]
-        return np.concatenate(each)
+        surges, shares = self._surges(snapshot), np.ones(len(found))
+        for is_here, seen in self._read(found):
+            shares[is_here] = self._shares(seen, surges)
+        return shares
 
-    def _shares(self, seen: _Seen, snapshot: Snapshot) -> NDArray[np.float64]:
+    def _shares(self, seen: _Seen, surges: _Surges) -> NDArray[np.float64]:
         """What the scores are multiplied by since there is more load, float64 [n].
 
         More load comes from callers who have more, or from outside; a caller that sends more than it gets
@@ -137,11 +131,11 @@ class Witness:
         per request do not; where there are only fewer requests, they are no clue.
         """
         rise = np.log(np.maximum(seen.seen, 1e-9) / np.maximum(seen.expected, 1e-9))
-        all_surges, usual = self._all_surges(snapshot)
+        all_surges, usual = surges
         surge = usual[seen.service]
         shares = 1.0 / (1.0 + surge / _DOUBLING)
         is_load, is_call, is_unexplained, follows = (
-            np.array([role in some for role in self._roles[seen.number]], bool)[seen.columns]
+            np.array([role in some for role in self._tables[seen.number].roles], bool)[seen.columns]
             for some in (("load",), ("calls",), ("errors",), ("resource", "traffic"))
         )
         shares[follows & (rise <= _AMPLIFIED * surge)] = 0.0
@@ -160,10 +154,8 @@ class Witness:
         table = self._tables[1]
         if table.load < 0 or seen.number == 0:
             return np.zeros(len(rise), bool)
-        near, spread = (
-            values[seen.slots, table.load].astype(np.float64) for values in (table.near, table.spread)
-        )
-        return np.asarray(near * spread > 0.5 * rise, bool)
+        near = table.near[seen.slots, table.load].astype(np.float64)
+        return np.asarray(near * table.spread[seen.slots, table.load] > 0.5 * rise, bool)
 
     def _services_near(self, snapshot: Snapshot, found: Places) -> NDArray[np.bool_]:
         """bool [slots]: services of what was found, and those that they call or are called by."""
@@ -185,15 +177,13 @@ class Witness:
         touched = np.flatnonzero(there[snapshot.edge_src] | there[snapshot.edge_dst])[:_MOST_CALLS]
         return Paths(snapshot.edge_src[touched], snapshot.edge_dst[touched])
 
-    def _read(self, found: Places, *, is_firm: bool) -> Iterator[_Seen]:
-        """Yield what was seen of the places, by table."""
+    def _read(self, found: Places) -> Iterator[tuple[NDArray[np.bool_], _Seen]]:
+        """Yield for each table which of the places it has, and what was seen of them."""
         for number in range(len(self._tables)):
-            mine = found[found[:, 0] == number]
-            yield self._see(number, mine[:, 1], mine[:, 2], is_firm=is_firm)
+            is_here = found[:, 0] == number
+            yield is_here, self._see(number, *found[is_here, 1:].T)
 
-    def _see(
-        self, number: int, slots: NDArray[np.int64], columns: NDArray[np.int64], *, is_firm: bool
-    ) -> _Seen:
+    def _see(self, number: int, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> _Seen:
         table, where = self._tables[number], (slots, columns)
         dev, width, offset = (
             values[where].astype(np.float64) for values in (table.dev, table.spread, table.offset)
@@ -203,10 +193,8 @@ class Witness:
         weight = table.polarity[columns, np.where(is_up, 0, 1)] * table.quiet[where]
         counted = weight.astype(np.float64) * table.sharp[where].astype(np.float64)
         away = np.divide(dev, counted, out=np.zeros(len(dev)), where=counted != 0)
-        least = np.where(np.abs(slow) < np.abs(near), slow, near)
-        away = np.where(  # a deviation ends at the largest one
-            np.abs(away) > 0.9 * kernels.MAX_DEVIATION, np.where(slow * near > 0, least, 0.0), away
-        )
+        # A deviation ends at the largest one.
+        away = np.where(np.abs(away) > 0.9 * kernels.MAX_DEVIATION, _nearer(slow, near), away)
         u = table.level[where].astype(np.float64) + width * slow
         kinds = table.kinds[columns]
         caller = np.full(len(slots), -1) if number == 0 else self._pairs.src[slots].astype(np.int64)
@@ -216,43 +204,40 @@ class Witness:
             columns=columns,
             service=slots if number == 0 else self._pairs.dst[slots].astype(np.int64),
             caller=caller,
-            score=np.maximum(table.score[where].astype(np.float64), 1.0 if is_firm else 0.0),
+            score=table.score[where].astype(np.float64),
             is_up=is_up,
             seen=_back(u, kinds, offset),
             expected=_back(u - width * away, kinds, offset),
-            is_firm=is_firm,
-            names=table.columns,
-            roles=self._roles[number],
         )
+
+    def _clues(
+        self, seen: _Seen, score: NDArray[np.float64], which: NDArray[np.bool_], *, is_firm: bool
+    ) -> list[Clue]:
+        """Return clues from the series for which `which` is true."""
+        table = self._tables[seen.number]
+        arrays = (seen.service, seen.caller, seen.columns, score, seen.is_up, seen.expected, seen.seen)
+        return [
+            Clue(service, caller, table.columns[f], table.roles[f], value, is_up, is_firm, expected, now)
+            for service, caller, f, value, is_up, expected, now in zip(
+                *(values[which].tolist() for values in arrays), strict=True
+            )
+        ]
 
     def scores(self, keys: Sequence[Key]) -> list[float | None]:
         """Return the scores of series in this interval; None where one was not measured."""
-        found: list[float | None] = [None] * len(keys)
-        for number, table in enumerate(self._tables):
-            known = self._columns[number]
-            mine = [at for at, (caller, _, _) in enumerate(keys) if (caller >= 0) == (number == 1)]
-            if not mine:
-                continue
-            columns = np.array([known.get(keys[at][2], -1) for at in mine])
-            service = np.array([keys[at][1] for at in mine], np.int32)
-            slots = service.astype(np.int64)
-            if number == 1:
-                caller = np.array([keys[at][0] for at in mine], np.int32)
-                slots = self._pairs.find(caller, service).astype(np.int64)
-            is_there = (slots >= 0) & (slots < table.size)
-            where = np.where(is_there, slots, 0), np.maximum(columns, 0)
-            if table.size and table.columns:
-                score, slow = table.score[where].astype(np.float64), table.slow[where]
-                is_there &= ~np.isnan(slow)
+        callers, services = (np.array([key[end] for key in keys], np.int32) for end in (0, 1))
+        paths = self._pairs.find(callers, services).tolist()
+        columns = [{name: f for f, name in enumerate(table.columns)} for table in self._tables]
+        found: list[float | None] = []
+        for (caller, service, feature), path in zip(keys, paths, strict=True):
+            number, slot = (0, service) if caller < 0 else (1, path)
+            table, f = self._tables[number], columns[number].get(feature)
+            if f is None:
+                found.append(0.0)  # reported before, but no longer
+            elif 0 <= slot < table.size and not math.isnan(table.slow.item(slot, f)):
+                found.append(table.score.item(slot, f))
             else:
-                score = np.zeros(len(mine))
-            for at, there, value, column in zip(
-                mine, is_there.tolist(), score.tolist(), columns.tolist(), strict=True
-            ):
-                if column < 0:
-                    found[at] = 0.0  # reported before, but no longer
-                elif there:
-                    found[at] = value
+                found.append(None)
         return found
 
 
@@ -264,8 +249,6 @@ class _Seen:
         number: of the table.
         slots, columns: of the series.
         service, caller, score, is_up, seen, expected: see `Clue`.
-        is_firm: whether they lasted.
-        names, roles: of the table's columns.
     """
 
     number: int
@@ -277,21 +260,11 @@ class _Seen:
     is_up: NDArray[np.bool_]
     seen: NDArray[np.float64]
     expected: NDArray[np.float64]
-    is_firm: bool
-    names: Sequence[str]
-    roles: Sequence[Role]
 
-    def clues(self, which: NDArray[np.bool_]) -> list[Clue]:
-        """Return those for which `which` is true."""
-        arrays = (self.service, self.caller, self.columns, self.score, self.is_up, self.expected, self.seen)
-        rows = zip(*(values[which].tolist() for values in arrays), strict=True)
-        return [
-            Clue(
-                service, caller, self.names[column], self.roles[column], score, is_up, self.is_firm,
-                expected, seen,
-            )
-            for service, caller, column, score, is_up, expected, seen in rows
-        ]  # fmt: skip
+
+def _nearer(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what `kernels.nearer` returns, of arrays; 0 also where one is NaN."""
+    return np.where(a * b > 0, np.where(np.abs(a) < np.abs(b), a, b), 0.0)
 
 
 def _back(

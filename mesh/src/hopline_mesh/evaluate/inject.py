@@ -6,8 +6,8 @@ severities. Which, when and how strongly is drawn from a seed, so every detector
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -38,79 +38,54 @@ DURATION_S, EVERY_S, FIRST_S = 480.0, 1800.0, 900.0
 #: Draws of a target until one fits.
 _TRIES = 50
 
-#: Changes the columns of services and of call paths in the snapshot at a position.
-_Change = Callable[[int, FloatArray, FloatArray], None]
 
-
-@dataclass(frozen=True)
-class _Slot:
-    """A time in which a fault is injected: positions of its snapshots, and who is in all of them."""
-
-    first: int
-    last: int
-    nodes: frozenset[int]
-    paths: frozenset[tuple[int, int]]
-
-
-def inject(recording: Recording, seed: int, *, every_s: float = EVERY_S) -> Recording:
+def inject(recording: Recording, seed: int) -> Recording:
     """Return the recording with faults in its test, each with a label; the training is unchanged.
 
     Kinds and severities come in turn, so each occurs as often as every other.
 
     Args:
         recording: its test must be normal time.
-        every_s: from the start of one fault to the next.
 
     Raises:
         SnapshotInvalid: the test has labelled events, or is too short for one fault.
     """
     if recording.test_events():
         raise SnapshotInvalid(f"{recording.name}: faults are injected into normal time, and it has events")
-    slots = _slots(recording, every_s)
-    if not slots:
+    times = _times(recording)
+    if not times:
         raise SnapshotInvalid(f"{recording.name}: its test is too short for a fault")
     faults = _Faults(recording, np.random.default_rng([seed, 33]))
     snapshots = list(recording.snapshots)
     order = [(kind, severity) for severity in range(3) for kind in KINDS]
     events = []
     start = int(faults.rng.integers(len(order)))
-    for number, slot in enumerate(slots):
+    for number, time in enumerate(times):
         kind, severity = order[(start + number) % len(order)]
-        made = faults.draw(kind, _SIZES[kind][severity], slot)
-        if made is None:
+        stretch = _Stretch(snapshots, time)
+        target = faults.draw(kind, _SIZES[kind][severity], stretch)
+        if target is None:
             continue
-        change, service, caller = made
-        for at in range(slot.first, slot.last + 1):
-            one = snapshots[at]
-            nodes, edges = one.node_features.copy(), one.edge_features.copy()
-            change(at, nodes, edges)
-            snapshots[at] = replace(one, node_features=nodes, edge_features=edges)
-        name = snapshots[slot.first].roster.name
-        events.append(
-            Event(
-                snapshots[slot.first].time_s,
-                snapshots[slot.last].time_s,
-                name(service),
-                None if caller is None else name(caller),
-                f"{kind} {SEVERITIES[severity]}",
-            )
-        )
+        snapshots[time] = stretch.snapshots
+        first, last = stretch.snapshots[0], stretch.snapshots[-1]
+        caller, service = (None if slot is None else first.roster.name(slot) for slot in target)
+        assert service is not None
+        kind_and_severity = f"{kind} {SEVERITIES[severity]}"
+        events.append(Event(first.time_s, last.time_s, service, caller, kind_and_severity))
     return replace(recording, snapshots=snapshots, events=events)
 
 
-def _slots(recording: Recording, every_s: float) -> list[_Slot]:
+def _times(recording: Recording) -> list[slice]:
+    """Return the positions of the snapshots of each fault."""
     found = []
-    times = np.array([snapshot.time_s for snapshot in recording.snapshots])
+    times = [snapshot.time_s for snapshot in recording.snapshots]
     for period in recording.test:
-        at_s = max(period.start_s, float(times[0])) + FIRST_S
-        while at_s + DURATION_S + FIRST_S <= min(period.end_s, float(times[-1])):
-            inside = np.flatnonzero((times >= at_s) & (times < at_s + DURATION_S))
-            if len(inside) >= 2:
-                some = [recording.snapshots[at] for at in inside.tolist()]
-                nodes = frozenset.intersection(*(frozenset(each.nodes.tolist()) for each in some))
-                paths = frozenset.intersection(*(frozenset(_paths(each)) for each in some))
-                found.append(_Slot(int(inside[0]), int(inside[-1]), nodes, paths))
-            at_s += every_s
+        at_s = max(period.start_s, times[0]) + FIRST_S
+        while at_s + DURATION_S + FIRST_S <= min(period.end_s, times[-1]):
+            first, end = np.searchsorted(times, [at_s, at_s + DURATION_S]).tolist()
+            if end - first >= 2:
+                found.append(slice(first, end))
+            at_s += EVERY_S
     return found
 
 
@@ -118,12 +93,38 @@ def _paths(snapshot: Snapshot) -> list[tuple[int, int]]:
     return list(zip(snapshot.edge_src.tolist(), snapshot.edge_dst.tolist(), strict=True))
 
 
-def _place(columns: Sequence[str], name: str) -> int | None:
-    return columns.index(name) if name in columns else None
+class _Stretch:
+    """The snapshots of one fault, with numbers that can be changed.
+
+    Args:
+        snapshots: of the recording; numbers are copied.
+
+    Attributes:
+        time: positions of the snapshots in the recording.
+        snapshots: with the changed numbers.
+        services, paths: that are in all of them.
+    """
+
+    def __init__(self, snapshots: Sequence[Snapshot], time: slice) -> None:
+        self.time = time
+        self.snapshots = [
+            replace(one, node_features=one.node_features.copy(), edge_features=one.edge_features.copy())
+            for one in snapshots[time]
+        ]
+        self.services = set.intersection(*({*one.nodes.tolist()} for one in self.snapshots))
+        self.paths = set.intersection(*({*_paths(one)} for one in self.snapshots))
+
+    def of_service(self, service: int) -> list[FloatArray]:
+        """Return the row of a service in each snapshot, float32 [columns]; changes are kept."""
+        return [one.node_features[np.flatnonzero(one.nodes == service)[0]] for one in self.snapshots]
+
+    def of_path(self, path: tuple[int, int]) -> list[FloatArray]:
+        """Return the row of a call path in each snapshot, float32 [columns]; changes are kept."""
+        return [one.edge_features[_paths(one).index(path)] for one in self.snapshots]
 
 
 class _Faults:
-    """Draws faults for a recording. Slots do not overlap, so no fault is drawn from another one's numbers.
+    """Draws faults for a recording. They do not overlap, so none is drawn from another one's numbers.
 
     Args:
         recording: normal time.
@@ -135,6 +136,7 @@ class _Faults:
         self._snapshots, self._contexts = recording.snapshots, recording.contexts
         schema = self._snapshots[0].schema
         self._columns, self._edge_columns = schema.node_features, schema.edge_features
+        self._load = _place(self._columns, "request_rate")
         training, _ = recording.training()
         values = np.full((len(training), len(training[0].roster), len(self._columns)), np.nan)
         for at, snapshot in enumerate(training):
@@ -144,44 +146,33 @@ class _Faults:
             self._middle = np.nanmedian(filled, axis=0)
             self._spread = 1.4826 * np.nanmedian(np.abs(filled - self._middle), axis=0)
 
-    def draw(self, kind: InjectedKind, size: float, slot: _Slot) -> tuple[_Change, int, int | None] | None:
-        """Return what changes the numbers of a snapshot, the root cause, and the caller of a path."""
-        roster = self._snapshots[slot.first].roster
-        busy = {
-            change.service
-            for at in (slot.first, slot.last)
-            for change in self._contexts[at].changes
-        }  # fmt: skip
-        quiet = sorted(node for node in slot.nodes if roster.name(node) not in busy)
-        paths = sorted(path for path in slot.paths if {*path} <= set(quiet) and path[0] != path[1])
-        for _ in range(_TRIES):
-            if kind in ("delay", "dropped"):
-                if not paths:
-                    return None
-                path = paths[int(self.rng.integers(len(paths)))]
-                made = self._of_path(kind, size, path, slot)
-                if made is not None:
-                    return made, path[1], path[0]
-            elif quiet:
-                service = quiet[int(self.rng.integers(len(quiet)))]
-                if kind == "swapped":
-                    made = self._swapped(size, service, slot)
-                elif kind == "errors":
-                    made = self._errors(size, service, slot)
-                else:
-                    made = self._one_column(kind, size, service, slot)
-                if made is not None:
-                    return made, service, None
+    def draw(self, kind: InjectedKind, size: float, stretch: _Stretch) -> tuple[int | None, int] | None:
+        """Change numbers of a drawn service or call path.
+
+        Returns: the caller of a path or None, and the root cause; None if no target fits.
+        """
+        name = self._snapshots[0].roster.name
+        ends = self._contexts[stretch.time.start], self._contexts[stretch.time.stop - 1]
+        busy = {change.service for context in ends for change in context.changes}
+        quiet = sorted(service for service in stretch.services if name(service) not in busy)
+        paths = sorted(path for path in stretch.paths if {*path} <= {*quiet} and path[0] != path[1])
+        of_path = kind in ("delay", "dropped")
+        targets: list[tuple[int | None, int]] = [*paths] if of_path else [(None, each) for each in quiet]
+        for _ in range(_TRIES if targets else 0):
+            caller, service = targets[int(self.rng.integers(len(targets)))]
+            if caller is not None:
+                fits = self._of_path(kind, size, (caller, service), stretch)
+            elif kind == "swapped":
+                fits = self._swapped(size, service, stretch)
+            elif kind == "errors":
+                fits = self._errors(size, service, stretch)
+            else:
+                fits = self._one_column(kind, size, service, stretch)
+            if fits:
+                return caller, service
         return None
 
-    def _rows(self, slot: _Slot, service: int) -> dict[int, int]:
-        """Return position of a snapshot -> the service's row in it."""
-        return {
-            at: int(np.flatnonzero(self._snapshots[at].nodes == service)[0])
-            for at in range(slot.first, slot.last + 1)
-        }
-
-    def _one_column(self, kind: str, size: float, service: int, slot: _Slot) -> _Change | None:
+    def _one_column(self, kind: str, size: float, service: int, stretch: _Stretch) -> bool:
         """One number of a service is out of place, and no other follows."""
         usable = [
             column
@@ -189,104 +180,94 @@ class _Faults:
             if name.endswith("_ms") or name == "cpu_cores"
         ]
         if not usable:
-            return None
+            return False
         column = usable[int(self.rng.integers(len(usable)))]
-        rows = self._rows(slot, service)
+        rows = stretch.of_service(service)
         middle, spread = self._middle[service, column], self._spread[service, column]
-        seen = np.mean([self._snapshots[at].node_features[row, column] for at, row in rows.items()])
+        seen = np.mean([row[column] for row in rows])
         if not seen > 0 or not spread > 0 or seen > 5 * middle:
-            return None
+            return False
+        for row in rows:
+            row[column] = row[column] * size if kind == "scale" else row[column] + size * spread
+        return True
 
-        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
-            if kind == "scale":
-                nodes[rows[at], column] *= size
-            else:
-                nodes[rows[at], column] += size * spread
-
-        return change
-
-    def _swapped(self, size: float, service: int, slot: _Slot) -> _Change | None:
+    def _swapped(self, size: float, service: int, stretch: _Stretch) -> bool:
         """A service has the numbers of another time, in which its load was as different as `size` says."""
-        load = _place(self._columns, "request_rate")
-        if load is None:
-            return None
-        snapshots = self._snapshots
-        times = np.array([each.time_s for each in snapshots])
-        rates = np.full(len(snapshots), np.nan)
-        where = np.full(len(snapshots), -1)
-        for at, one in enumerate(snapshots):
-            row = np.flatnonzero(one.nodes == service)
-            if len(row):
-                where[at], rates[at] = row[0], one.node_features[row[0], load]
-        count = slot.last - slot.first + 1
-        now = np.nanmean(rates[slot.first : slot.last + 1])
+        if self._load is None:
+            return False
+        snapshots, time = self._snapshots, stretch.time
+        times = [each.time_s for each in snapshots]
+        rows = [each.node_features[each.nodes == service] for each in snapshots]  # one, or none
+        rates = np.array([row[0, self._load] if len(row) else np.nan for row in rows])
+        count = time.stop - time.start
+        now = np.nanmean(rates[time])
         begins = [
             begin
             for begin in range(0, len(snapshots) - count, max(1, count // 2))
-            if abs(begin - slot.first) > count
+            if abs(begin - time.start) > count
             and (rates[begin : begin + count] > 0).all()
             and times[begin + count - 1] - times[begin] < 2 * DURATION_S
         ]
         if not begins or not now > 0:
-            return None
+            return False
         away = [abs(np.log(np.mean(rates[begin : begin + count]) / now)) for begin in begins]
         begin = begins[int(np.argsort(away)[round(size * (len(away) - 1))])]
-        rows = self._rows(slot, service)
+        for at, numbers in enumerate(stretch.of_service(service), start=begin):
+            numbers[:] = rows[at][0]
+        return True
 
-        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
-            other = begin + at - slot.first
-            nodes[rows[at]] = snapshots[other].node_features[where[other]]
-
-        return change
-
-    def _errors(self, size: float, service: int, slot: _Slot) -> _Change | None:
+    def _errors(self, size: float, service: int, stretch: _Stretch) -> bool:
         """Responses of a service fail, as its callers see too."""
         column = _place(self._columns, "error_share")
         on_edge = _place(self._edge_columns, "error_share")
         if column is None:
-            return None
-        rows = self._rows(slot, service)
-        before = [self._snapshots[at].node_features[row, column] for at, row in rows.items()]
+            return False
+        rows = stretch.of_service(service)
+        before = [row[column] for row in rows]
         if not np.isfinite(before).all() or np.mean(before) > 0.5:
-            return None
-
-        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
-            nodes[rows[at], column] = min(1.0, nodes[rows[at], column] + size)
+            return False
+        for row, one in zip(rows, stretch.snapshots, strict=True):
+            row[column] = min(1.0, row[column] + size)
             if on_edge is not None:
-                called = self._snapshots[at].edge_dst == service
-                edges[called, on_edge] = np.minimum(1.0, edges[called, on_edge] + size)
+                called = one.edge_dst == service
+                one.edge_features[called, on_edge] = np.minimum(
+                    1.0, one.edge_features[called, on_edge] + size
+                )
+        return True
 
-        return change
-
-    def _of_path(self, kind: str, size: float, path: tuple[int, int], slot: _Slot) -> _Change | None:
+    def _of_path(self, kind: str, size: float, path: tuple[int, int], stretch: _Stretch) -> bool:
         """Calls of one path take longer, or a share of them gets lost."""
-        wanted = "client" if kind == "delay" else "request_rate"
-        fits = [
-            column
-            for column, name in enumerate(self._edge_columns)
-            if name == wanted or (kind == "delay" and wanted in name)
-        ]
-        if not fits:
-            return None
-        column = fits[0]
-        at_callers, at_callees = (self._rows(slot, each) for each in path)
-        rows = {at: _paths(self._snapshots[at]).index(path) for at in at_callers}
-        usual = float(np.mean([self._snapshots[at].edge_features[row, column] for at, row in rows.items()]))
+        column = next(
+            (
+                column
+                for column, name in enumerate(self._edge_columns)
+                if ("client" in name if kind == "delay" else name == "request_rate")
+            ),
+            None,
+        )
+        if column is None:
+            return False
+        calls, callers, callees = (
+            stretch.of_path(path),
+            stretch.of_service(path[0]),
+            stretch.of_service(path[1]),
+        )
+        usual = float(np.mean([call[column] for call in calls]))
         if not usual > 0:
-            return None
+            return False
         slower = [at for at, name in enumerate(self._columns) if name.endswith("_ms")]
-        load = _place(self._columns, "request_rate")
-
-        def change(at: int, nodes: FloatArray, edges: FloatArray) -> None:
-            row = rows[at]
+        for call, caller, callee in zip(calls, callers, callees, strict=True):
             if kind == "delay":
-                edges[row, column] += size * usual
-                nodes[at_callers[at], slower] += size * usual
-                return
-            lost = size * edges[row, column]
-            edges[row, column] -= lost
-            if load is not None:
-                rate = nodes[at_callees[at], load]
-                nodes[at_callees[at], load] = max(rate - lost, 0.05 * rate)
+                call[column] += size * usual
+                caller[slower] += size * usual
+                continue
+            lost = size * call[column]
+            call[column] -= lost
+            if self._load is not None:
+                rate = callee[self._load]
+                callee[self._load] = max(rate - lost, 0.05 * rate)
+        return True
 
-        return change
+
+def _place(columns: Sequence[str], name: str) -> int | None:
+    return columns.index(name) if name in columns else None

@@ -9,63 +9,58 @@ from typing import TypeVar, get_args
 import msgspec
 import numpy as np
 
+from hopline.config.setting import did_you_mean
 from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
 from hopline_mesh.evaluate.recording import Event
-from hopline_mesh.evaluate.table import Problems, Table, find, has_columns, read
+from hopline_mesh.evaluate.table import Problems, Table, read
 
 #: How long ended changes and troubles are listed, as in the watch.
 KEPT_S = 600.0
 
 _LABEL_COLUMNS = ("start", "end", "service", "source", "destination", "kind")
 _ITEM_COLUMNS = ("start", "end", "service", "kind", "detail")
-_CHANGE_COLUMNS = (*_ITEM_COLUMNS, "before", "after")
+_PODS = ("before", "after")
 _Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 def read_events(folder: Path, services: Collection[str], problems: Problems) -> list[Event]:
     """Read `labels.csv`, ordered by start; `services` are those of the nodes."""
-    path = find(
+    table = read(
         folder,
         "labels",
         problems,
-        needed=True,
-        of="it has the events that went wrong (a header alone: none)",
+        ("start", "end", "kind"),
+        known=_LABEL_COLUMNS,
+        missing="it has the events that went wrong (a header alone: none)",
     )
-    table = None if path is None else read(path, problems)
-    if table is None or not has_columns(table, ("start", "end", "kind"), problems):
+    if table is None:
         return []
-    _only(table, _LABEL_COLUMNS, problems)
-    start, end = table.times("start", problems), table.times("end", problems)
+    starts, ends = table.times("start"), table.times("end")
+    named = {column: table.cells(column) for column in ("service", "source", "destination")}
     events = []
-    for row in range(len(table)):
-        service, source, destination = (
-            table.columns[column][row] if column in table.columns else "" for column in _LABEL_COLUMNS[2:5]
-        )
-        if end[row] <= start[row]:
-            problems.add(table.where(row, "end"), "is not after the start")
+    for row, (service, source, destination) in enumerate(zip(*named.values(), strict=True)):
+        if ends[row] <= starts[row]:
+            table.wrong(row, "end", "is not after the start")
         if bool(source) != bool(destination):
             missing = "destination" if source else "source"
-            problems.add(
-                table.where(row, missing), "is empty; a call path needs a source and a destination"
-            )
+            table.wrong(row, missing, "is empty; a call path needs a source and a destination")
         elif not (service or destination):
-            problems.add(table.where(row, "service"), "is empty; a label needs a service, or a call path")
+            table.wrong(row, "service", "is empty; a label needs a service, or a call path")
         if service and source and destination and service not in (source, destination):
-            problems.add(
-                table.where(row, "service"),
+            table.wrong(
+                row,
+                "service",
                 f"is {service!r}; for a call path it must be the root cause, {source!r} or "
                 f"{destination!r}; empty means the destination",
             )
-        for column, name in (("service", service), ("source", source), ("destination", destination)):
-            if name and name not in services:
-                problems.add(
-                    table.where(row, column),
-                    f"{name!r} is not a service of the nodes{_near(name, services)}",
-                )
+        for column, cells in named.items():
+            if cells[row] and cells[row] not in services:
+                hint = did_you_mean(cells[row], services)
+                table.wrong(row, column, f"{cells[row]!r} is not a service of the nodes{hint}")
         events.append(
             Event(
-                start_s=float(start[row]),
-                end_s=float(end[row]),
+                start_s=float(starts[row]),
+                end_s=float(ends[row]),
                 service=service or destination,
                 caller=source or None,
                 kind=table.columns["kind"][row],
@@ -92,10 +87,9 @@ def contexts_at(
 
     Those that ended more than `KEPT_S` before are left out.
     """
-    by_change, by_trouble = _at(times, changes), _at(times, troubles)
     return [
-        Context(tuple(some), tuple(others)) if some or others else Context()
-        for some, others in zip(by_change, by_trouble, strict=True)
+        Context(tuple(some), tuple(others))
+        for some, others in zip(_at(times, changes), _at(times, troubles), strict=True)
     ]
 
 
@@ -114,56 +108,38 @@ def _at(times: Sequence[float], items: Sequence[_Item]) -> list[list[_Item]]:
 def _items(
     folder: Path, stem: str, of: type[_Item], kinds: Sequence[str], problems: Problems
 ) -> list[_Item]:
-    path = find(folder, stem, problems, needed=False, of="")
-    table = None if path is None else read(path, problems)
+    pods: tuple[str, ...] = _PODS if of is Change else ()
+    table = read(
+        folder,
+        stem,
+        problems,
+        ("start", "service", "kind"),
+        known=(*_ITEM_COLUMNS, *pods),
+        synonyms={"time": "start"},
+    )
     if table is None:
         return []
-    if "start" not in table.columns and "time" in table.columns:
-        table.columns["start"] = table.columns.pop("time")
-    if not has_columns(table, ("start", "service", "kind"), problems):
-        return []
-    _only(table, _CHANGE_COLUMNS if of is Change else _ITEM_COLUMNS, problems)
-    starts = table.times("start", problems)
-    services = table.names("service", problems)
-    blank = [""] * len(table)
-    ends = table.columns.get("end", blank)
-    details = table.columns.get("detail", blank)
-    closed = [row for row in range(len(table)) if ends[row]]
-    ended = Table(table.name, {"end": [ends[row] for row in closed]}, [table.lines[row] for row in closed])
-    end_of = dict(zip(closed, ended.times("end", problems).tolist(), strict=True))
-    counts = [_counts(table, column, problems) for column in _CHANGE_COLUMNS[len(_ITEM_COLUMNS) :]]
+    starts, services = table.times("start"), table.names("service")
+    ends, details = table.times("end", optional=True), table.cells("detail")
+    counts = [_counts(table, column) for column in pods]
     items = []
     for row, kind in enumerate(table.columns["kind"]):
         if kind not in kinds:
-            problems.add(table.where(row, "kind"), f"{kind!r} is not one of {', '.join(kinds)}")
-        if row in end_of and end_of[row] < starts[row]:
-            problems.add(table.where(row, "end"), "is before the start")
-        pods = [count[row] for count in counts] if of is Change else []
-        items.append(of(kind, services[row], float(starts[row]), end_of.get(row), details[row], *pods))  # type: ignore[arg-type]
+            table.wrong(row, "kind", f"{kind!r} is not one of {', '.join(kinds)}")
+        if ends[row] < starts[row]:
+            table.wrong(row, "end", "is before the start")
+        end_s = None if np.isnan(ends[row]) else float(ends[row])
+        more = [count[row] for count in counts]
+        items.append(of(kind, services[row], float(starts[row]), end_s, details[row], *more))  # type: ignore[arg-type]
     return items
 
 
-def _counts(table: Table, column: str, problems: Problems) -> list[int | None]:
+def _counts(table: Table, column: str) -> list[int | None]:
     """Return a column of numbers of pods; None if a cell is empty, or the column is missing."""
-    counts: list[int | None] = []
-    for row, text in enumerate(table.columns.get(column, [""] * len(table))):
+    cells = table.cells(column)
+    for row, text in enumerate(cells):
         if text and not text.isdecimal():
-            problems.add(
-                table.where(row, column),
-                f"{text!r} is not a number of pods; leave the cell empty if it is unknown",
+            table.wrong(
+                row, column, f"{text!r} is not a number of pods; leave the cell empty if it is unknown"
             )
-        counts.append(int(text) if text.isdecimal() else None)
-    return counts
-
-
-def _only(table: Table, known: Sequence[str], problems: Problems) -> None:
-    for column in table.columns:
-        if column not in known:
-            problems.add(f"{table.name}, {column}", f"unknown column; allowed are {', '.join(known)}")
-
-
-def _near(name: str, services: Collection[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, services, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return [int(text) if text.isdecimal() else None for text in cells]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +73,13 @@ def read(folder: Path, problems: Problems) -> Manifest:
 
 def write(folder: Path, manifest: Manifest) -> None:
     """Write `mesh.toml` with the known keys."""
-    lines = []
-    if manifest.name is not None:
-        lines.append(f"name = {_quoted(manifest.name)}")
-    if manifest.interval_s is not None:
-        lines.append(f"interval_s = {manifest.interval_s!r}")
+    values: dict[str, Any] = {"name": manifest.name, "interval_s": manifest.interval_s}
     for key, periods in (("train", manifest.train), ("test", manifest.test)):
-        if periods is not None:
-            pairs = ", ".join(f"[{period.start_s!r}, {period.end_s!r}]" for period in periods)
-            lines.append(f"{key} = [{pairs}]")
+        values[key] = periods and [[period.start_s, period.end_s] for period in periods]
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
     if manifest.cpu_limits:
         lines.append("\n[cpu_limits]")
-        lines += [f"{_quoted(name)} = {cores!r}" for name, cores in manifest.cpu_limits.items()]
+        lines += [f"{_toml(name)} = {_toml(cores)}" for name, cores in manifest.cpu_limits.items()]
     (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -94,42 +87,30 @@ def _periods(found: dict[str, Any], key: str, problems: Problems) -> tuple[Perio
     if key not in found:
         return None
     value = found[key]
-    periods = []
+    periods: list[Period] = []
     for pair in value if isinstance(value, list) else [value]:
-        ends = [_seconds(end) for end in pair] if isinstance(pair, list) and len(pair) == 2 else []
-        if len(ends) == 2 and ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:
-            periods.append(Period(ends[0], ends[1]))
-        else:
-            problems.add(
-                f"{FILE}, {key}",
-                f"{_shown(pair)} is not a period; it must be [[start, end], ...], with start before end",
-            )
-    for before, after in itertools.pairwise(periods):
-        if after.start_s < before.end_s:
-            problems.add(
-                f"{FILE}, {key}",
-                f"the period from {clock(after.start_s)} begins before the previous one ends, "
-                f"{clock(before.end_s)}; put them in order",
-            )
+        match [parse(str(end)) for end in pair] if isinstance(pair, list) else pair:
+            case [float(start_s), float(end_s)] if start_s < end_s:
+                if periods and start_s < periods[-1].end_s:
+                    problems.add(
+                        f"{FILE}, {key}",
+                        f"the period from {clock(start_s)} begins before the previous one ends, "
+                        f"{clock(periods[-1].end_s)}; put them in order",
+                    )
+                periods.append(Period(start_s, end_s))
+            case _:
+                shown = [str(end) for end in pair] if isinstance(pair, list) else pair
+                problems.add(
+                    f"{FILE}, {key}",
+                    f"{shown!r} is not a period; it must be [[start, end], ...], with start before end",
+                )
     return tuple(periods)
-
-
-def _seconds(value: object) -> float | None:
-    if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
-    if isinstance(value, (bool, date, time)):
-        return None
-    return parse(str(value))
-
-
-def _shown(value: object) -> str:
-    return repr(value) if not isinstance(value, list) else str([str(item) for item in value])
 
 
 def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
-def _quoted(text: str) -> str:
-    """Return a TOML basic string; JSON's escapes are valid in it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _toml(value: object) -> str:
+    """Return text, a number or a list as TOML; JSON's forms are valid in it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, Self, TextIO
 
 from hopline.errors import ConfigError
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
@@ -15,8 +15,6 @@ from hopline_mesh.evaluate import manifest
 from hopline_mesh.evaluate.recording import Event
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import FloatArray, Snapshot
-
-_Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 class Recorder:
@@ -41,6 +39,7 @@ class Recorder:
         self._folder = folder
         self._schema = schema
         self._events: list[Event] = []
+        #: the newest of each change and trouble, by kind, service and start
         self._changes: dict[tuple[str, str, float], Change] = {}
         self._troubles: dict[tuple[str, str, float], KubernetesTrouble] = {}
         self._files: list[TextIO] = []
@@ -57,8 +56,7 @@ class Recorder:
             raise SnapshotInvalid(
                 f"snapshot at {snapshot.time_s:.0f} s: other columns than the recording's"
             )
-        moment = repr(float(snapshot.time_s))
-        name = snapshot.roster.name
+        moment, name = float(snapshot.time_s), snapshot.roster.name
         self._nodes.writerows(
             [moment, name(slot), *values]
             for slot, values in zip(snapshot.nodes.tolist(), _cells(snapshot.node_features), strict=True)
@@ -87,10 +85,11 @@ class Recorder:
         labels = self._open("labels", ["start", "end", "service", "source", "destination", "kind"])
         for event in sorted(self._events, key=lambda event: event.start_s):
             path = event.path or ("", "")
-            labels.writerow([repr(event.start_s), repr(event.end_s), event.service, *path, event.kind])
-        for stem, items in (("changes", self._changes.values()), ("troubles", self._troubles.values())):
-            if items:
-                self._items(stem, items)
+            labels.writerow([event.start_s, event.end_s, event.service, *path, event.kind])
+        if self._changes:
+            self._items("changes", self._changes.values(), "before", "after")
+        if self._troubles:
+            self._items("troubles", self._troubles.values())
         for file in self._files:
             file.close()
         if settings is not None:
@@ -106,13 +105,11 @@ class Recorder:
         if not all(file.closed for file in self._files):
             self.close()
 
-    def _items(self, stem: str, items: Iterable[Change | KubernetesTrouble]) -> None:
-        more = ["before", "after"] if stem == "changes" else []
-        writer = self._open(stem, ["start", "end", "service", "kind", "detail", *more])
+    def _items(self, stem: str, items: Iterable[Change | KubernetesTrouble], *pods: str) -> None:
+        writer = self._open(stem, ["start", "end", "service", "kind", "detail", *pods])
         for item in sorted(items, key=lambda item: item.start_s):
-            end = "" if item.end_s is None else repr(item.end_s)
-            pods = ["" if getattr(item, name) is None else getattr(item, name) for name in more]
-            writer.writerow([repr(item.start_s), end, item.service, item.kind, item.detail, *pods])
+            counts = [getattr(item, name) for name in pods]  # the writer makes "" of None
+            writer.writerow([item.start_s, item.end_s, item.service, item.kind, item.detail, *counts])
 
     def _open(self, stem: str, header: Sequence[str]) -> Any:
         # Line ends of RFC 4180, so that the module quotes names with any kind of line break.

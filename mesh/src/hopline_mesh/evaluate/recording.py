@@ -53,6 +53,10 @@ class Event(msgspec.Struct, frozen=True):
         """Caller and callee of a fault of a call path; else None."""
         return None if self.caller is None else (self.caller, self.callee or self.service)
 
+    def moved(self, by_s: float) -> Event:
+        """Return a copy with its times moved by this number of seconds."""
+        return msgspec.structs.replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
+
 
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -95,13 +99,16 @@ class Recording:
                     f"{self.name}: the snapshot at {after:.0f} s follows the one at {before:.0f} s; "
                     "they must be in order, without duplicate times"
                 )
-        for one in self.train:
-            for other in self.test:
-                if one.start_s < other.end_s and other.start_s < one.end_s:
-                    raise SnapshotInvalid(
-                        f"{self.name}: training {one.start_s:.0f} to {one.end_s:.0f} s overlaps the test "
-                        f"{other.start_s:.0f} to {other.end_s:.0f} s"
-                    )
+        if both := overlaps(self.train, self.test):
+            one, other = both[0]
+            raise SnapshotInvalid(
+                f"{self.name}: training {one.start_s:.0f} to {one.end_s:.0f} s overlaps the test "
+                f"{other.start_s:.0f} to {other.end_s:.0f} s"
+            )
+
+    def period(self) -> Period:
+        """Return the time of the recording."""
+        return recorded_period([snapshot.time_s for snapshot in self.snapshots], self.interval_s)
 
     def training(self) -> tuple[list[Snapshot], list[Context]]:
         """Return snapshots and contexts of the training periods, for `Detector.fit`."""
@@ -125,43 +132,31 @@ class Recording:
         begin = min((period.start_s for period in self.train), default=None)
         if begin is None or not self.snapshots or self.snapshots[0].time_s >= begin:
             return self
-        first, last = self.snapshots[0].time_s, self.snapshots[-1].time_s
-        shift = _DAY_S
-        while first + shift <= last:
-            shift += _DAY_S
+        days = 1 + (self.snapshots[-1].time_s - self.snapshots[0].time_s) // _DAY_S
+        shift = days * _DAY_S
+        early = sum(snapshot.time_s < begin for snapshot in self.snapshots)
 
-        def moved(time_s: float) -> float:
-            return time_s + shift if time_s < begin else time_s
+        def cut(periods: Iterable[Period]) -> tuple[Period, ...]:
+            return (
+                *(Period(max(each.start_s, begin), each.end_s) for each in periods if each.end_s > begin),
+                *(
+                    Period(each.start_s + shift, min(each.end_s, begin) + shift)
+                    for each in periods
+                    if each.start_s < begin
+                ),
+            )
 
-        def period(old: Period) -> list[Period]:
-            if old.start_s < begin < old.end_s:
-                return [Period(begin, old.end_s), Period(old.start_s + shift, begin + shift)]
-            return [Period(old.start_s + shift, old.end_s + shift) if old.end_s <= begin else old]
-
-        pairs = sorted(
-            (
-                (moved(snapshot.time_s), snapshot, context)
-                for snapshot, context in zip(self.snapshots, self.contexts, strict=True)
-            ),
-            key=lambda pair: pair[0],
-        )
+        moved = [replace(each, time_s=each.time_s + shift) for each in self.snapshots[:early]]
         return replace(
             self,
-            snapshots=[replace(snapshot, time_s=time_s) for time_s, snapshot, _ in pairs],
-            contexts=[context.moved(time_s - snapshot.time_s) for time_s, snapshot, context in pairs],
-            events=sorted(
-                (
-                    msgspec.structs.replace(
-                        event,
-                        start_s=moved(event.start_s),
-                        end_s=event.end_s + moved(event.start_s) - event.start_s,
-                    )
-                    for event in self.events
-                ),
-                key=lambda event: event.start_s,
-            ),
-            train=_ordered(piece for old in self.train for piece in period(old)),
-            test=_ordered(piece for old in self.test for piece in period(old)),
+            snapshots=[*self.snapshots[early:], *moved],
+            contexts=[*self.contexts[early:], *(each.moved(shift) for each in self.contexts[:early])],
+            events=[
+                *(event for event in self.events if event.start_s >= begin),
+                *(event.moved(shift) for event in self.events if event.start_s < begin),
+            ],
+            train=cut(self.train),
+            test=cut(self.test),
         )
 
     def _within(self, periods: tuple[Period, ...]) -> tuple[list[Snapshot], list[Context]]:
@@ -173,8 +168,18 @@ class Recording:
         return [snapshot for snapshot, _ in chosen], [context for _, context in chosen]
 
 
-def _ordered(periods: Iterable[Period]) -> tuple[Period, ...]:
-    return tuple(sorted(periods, key=lambda period: period.start_s))
+def recorded_period(times: Sequence[float], interval_s: float) -> Period:
+    """Return the time of a recording with snapshots at these times, oldest first."""
+    return Period(times[0], times[-1] + max(interval_s, 1.0))
+
+
+def overlaps(some: Iterable[Period], others: Iterable[Period]) -> list[tuple[Period, Period]]:
+    """Return the pairs of periods that overlap."""
+    return [
+        (one, other)
+        for one, other in itertools.product(some, others)
+        if one.start_s < other.end_s and other.start_s < one.end_s
+    ]
 
 
 def complete(
@@ -207,14 +212,8 @@ def complete(
 
 def without(whole: Period, taken: Sequence[Period]) -> tuple[Period, ...]:
     """Return the parts of a period that are not taken, in order."""
-    left = []
-    at = whole.start_s
-    for period in sorted(taken, key=lambda period: period.start_s):
-        if period.start_s > at:
-            left.append(Period(at, min(period.start_s, whole.end_s)))
+    left, at = [], whole.start_s
+    for period in (*sorted(taken, key=lambda period: period.start_s), Period(whole.end_s, whole.end_s)):
+        left.append(Period(at, min(period.start_s, whole.end_s)))
         at = max(at, period.end_s)
-        if at >= whole.end_s:
-            break
-    if at < whole.end_s:
-        left.append(Period(at, whole.end_s))
     return tuple(period for period in left if period.end_s > period.start_s)

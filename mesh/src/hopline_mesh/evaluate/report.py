@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import ConfigError
-from hopline_mesh.evaluate.baselines import BASELINES, baseline
+from hopline_mesh.evaluate.baselines import BASELINES, static
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S
 from hopline_mesh.evaluate.plot import draw
 from hopline_mesh.evaluate.recording import Event, Period, Recording
@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def detector(name: str, recording: Recording, min_duration_s: float = MIN_DURATION_S) -> Detector:
-    """Create a detector by name.
+    """Create a detector by name for a recording, without access to its events.
 
     Args:
         min_duration_s: how long a deviation must last.
@@ -91,7 +91,9 @@ def detector(name: str, recording: Recording, min_duration_s: float = MIN_DURATI
         return MeshDetector(DetectorSettings(min_duration_s=min_duration_s), neighbours=name == "watch")
     if name not in BASELINES:
         raise ConfigError(f"no detector {name!r}; choose from {', '.join(DETECTORS)}")
-    return baseline(name, recording, min_duration_s)
+    if name == "static":
+        return static(cpu_limits=recording.cpu_limits, min_duration_s=min_duration_s)
+    return BASELINES[name](min_duration_s=min_duration_s)
 
 
 def write_report(

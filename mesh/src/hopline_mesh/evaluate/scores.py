@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -56,65 +57,53 @@ class Outcome(msgspec.Struct, frozen=True):
     rank_at_end: int | None = None
 
 
-class KindScores(msgspec.Struct, frozen=True):
-    """Scores of the events of one kind; see `Scores`."""
-
-    kind: str
-    events: int
-    found: int
-    root_cause_top1: float | None
-    root_cause_top3: float | None
-    minutes_to_detect: float | None
-
-
-class Scores(msgspec.Struct, frozen=True):
-    """The scores of a detector on a recording.
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many events a detector detected, how soon, and with which suspects.
 
     Attributes:
         events: number of events.
         found: number of detected events.
-        false_episodes: number of episodes that began outside every event's window.
-        under_way: number of events during which an incident was open, whenever it began. It is nearly all
-            for a detector whose alarm is on most of the time; it is reported only for comparison.
-        false_per_hour: false episodes per hour of the test.
-        hours: of the test: snapshots times interval.
         minutes_to_detect: median over detected events, from an event's start to the first report.
         root_cause_top1: share of detected events with the root cause as first suspect when first reported.
         root_cause_top3: as `root_cause_top1`, among the first three.
+    """
+
+    events: int
+    found: int
+    minutes_to_detect: float | None
+    root_cause_top1: float | None
+    root_cause_top3: float | None
+
+
+class KindScores(Counts, frozen=True, kw_only=True):
+    """Scores of the events of one kind; see `Counts`."""
+
+    kind: str
+
+
+class Scores(Counts, frozen=True, kw_only=True):
+    """The scores of a detector on a recording; see also `Counts`.
+
+    Attributes:
+        under_way: number of events during which an incident was open, whenever it began. It is nearly all
+            for a detector whose alarm is on most of the time; it is reported only for comparison.
+        false_episodes: number of episodes that began outside every event's window.
+        false_per_hour: false episodes per hour of the test.
+        hours: of the test: snapshots times interval.
         root_cause_top1_at_end: as `root_cause_top1`, when last reported.
         by_kind: scores of each kind of event.
         outcomes: of each event.
         false: the false episodes.
     """
 
-    events: int
-    found: int
     under_way: int
     false_episodes: int
     false_per_hour: float | None
     hours: float
-    minutes_to_detect: float | None
-    root_cause_top1: float | None
-    root_cause_top3: float | None
     root_cause_top1_at_end: float | None
     by_kind: tuple[KindScores, ...]
     outcomes: tuple[Outcome, ...]
     false: tuple[Episode, ...]
-
-    def figures(self) -> dict[str, int | float | None]:
-        """Return only the numbers, rounded, for benchmarks and `--json`."""
-        return {
-            "found": self.found,
-            "events": self.events,
-            "under_way": self.under_way,
-            "false_episodes": self.false_episodes,
-            "false_per_hour": _rounded(self.false_per_hour),
-            "hours": _rounded(self.hours),
-            "minutes_to_detect": _rounded(self.minutes_to_detect),
-            "root_cause_top1": _rounded(self.root_cause_top1),
-            "root_cause_top3": _rounded(self.root_cause_top3),
-            "root_cause_top1_at_end": _rounded(self.root_cause_top1_at_end),
-        }
 
 
 def score(
@@ -144,13 +133,13 @@ def score(
         free = [number for number in inside if number not in found]
         if free:
             found[free[0]] = episode
-    outcomes = tuple(_outcome(event, found.get(number)) for number, event in enumerate(ordered))
-    kinds = sorted({event.kind for event in ordered})
+    outcomes = [_outcome(event, found.get(number)) for number, event in enumerate(ordered)]
+    by_kind: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_kind.setdefault(outcome.event.kind, []).append(outcome)
     hours = len(verdicts) * interval_s / 3600
-    total = _of_kind("", outcomes)
     return Scores(
-        events=len(ordered),
-        found=total.found,
+        **_counts(outcomes),
         under_way=sum(
             any(
                 episode.start_s <= event.end_s + grace_s and episode.end_s >= event.start_s
@@ -161,17 +150,9 @@ def score(
         false_episodes=len(false),
         false_per_hour=len(false) / hours if hours else None,
         hours=hours,
-        minutes_to_detect=total.minutes_to_detect,
-        root_cause_top1=total.root_cause_top1,
-        root_cause_top3=total.root_cause_top3,
-        root_cause_top1_at_end=_share(
-            [outcome.rank_at_end == 1 for outcome in outcomes if outcome.episode is not None]
-        ),
-        by_kind=tuple(
-            _of_kind(kind, [outcome for outcome in outcomes if outcome.event.kind == kind])
-            for kind in kinds
-        ),
-        outcomes=outcomes,
+        root_cause_top1_at_end=_share([each.rank_at_end == 1 for each in outcomes if each.episode]),
+        by_kind=tuple(KindScores(kind=kind, **_counts(some)) for kind, some in sorted(by_kind.items())),
+        outcomes=tuple(outcomes),
         false=tuple(false),
     )
 
@@ -205,31 +186,22 @@ def rank(event: Event, incident: Incident) -> int | None:
 def _outcome(event: Event, episode: Episode | None) -> Outcome:
     if episode is None:
         return Outcome(event)
-    return Outcome(
-        event,
-        episode,
-        (episode.start_s - event.start_s) / 60,
-        rank(event, episode.first),
-        rank(event, episode.last),
-    )
+    minutes = (episode.start_s - event.start_s) / 60
+    return Outcome(event, episode, minutes, rank(event, episode.first), rank(event, episode.last))
 
 
-def _of_kind(kind: str, outcomes: Sequence[Outcome]) -> KindScores:
-    found = [outcome for outcome in outcomes if outcome.episode is not None]
-    minutes = [outcome.minutes for outcome in found if outcome.minutes is not None]
-    return KindScores(
-        kind=kind,
-        events=len(outcomes),
-        found=len(found),
-        root_cause_top1=_share([outcome.rank == 1 for outcome in found]),
-        root_cause_top3=_share([outcome.rank is not None and outcome.rank <= 3 for outcome in found]),
-        minutes_to_detect=median(minutes) if minutes else None,
-    )
+def _counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the values of `Counts`."""
+    minutes = [outcome.minutes for outcome in outcomes if outcome.minutes is not None]
+    ranks = [outcome.rank for outcome in outcomes if outcome.episode is not None]
+    return {
+        "events": len(outcomes),
+        "found": len(ranks),
+        "minutes_to_detect": median(minutes) if minutes else None,
+        "root_cause_top1": _share([rank == 1 for rank in ranks]),
+        "root_cause_top3": _share([rank in (1, 2, 3) for rank in ranks]),
+    }
 
 
 def _share(answers: Sequence[bool]) -> float | None:
     return sum(answers) / len(answers) if answers else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)

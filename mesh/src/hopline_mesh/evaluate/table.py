@@ -6,20 +6,18 @@ Knows the kind of number of columns, and no other meaning.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.errors import SnapshotInvalid
-from hopline_mesh.evaluate.times import parse, unit_of
+from hopline_mesh.evaluate.times import parse, unit_hint
 from hopline_mesh.schema import kind_of
 
 #: Maximum number of reported errors; further ones are only counted.
 _REPORTED = 20
-_ENDINGS = (".csv", ".parquet")
 #: Tolerance of a share, for rounding.
 _ROUNDING = 1e-6
 
@@ -51,14 +49,11 @@ class Problems:
         raise SnapshotInvalid("\n".join(lines))
 
 
-def _unit_of(text: str) -> str:
-    """Return a hint for a time that would be valid in another unit; else ""."""
-    unit = unit_of(text)
-    return f"; this looks like {unit[0]}: divide it by {unit[1]:,}" if unit else ""
-
-
 class Table:
     """A table in memory.
+
+    Args:
+        problems: gets the errors of its cells.
 
     Attributes:
         name: of the file.
@@ -66,117 +61,137 @@ class Table:
         lines: line number of each row, as in editors; for a Parquet file, rows from 1.
     """
 
-    def __init__(self, name: str, columns: dict[str, list[str]], lines: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, columns: dict[str, list[str]], lines: Sequence[int], problems: Problems
+    ) -> None:
         self.name = name
         self.columns = columns
         self.lines = lines
-        self._line = "row" if name.endswith(".parquet") else "line"
+        self._problems = problems
 
     def __len__(self) -> int:
         return len(self.lines)
 
-    def where(self, row: int, column: str = "") -> str:
-        """Return the location of a cell, such as "nodes.csv, line 3, p99_ms"."""
-        place = f"{self.name}, {self._line} {self.lines[row]}"
-        return f"{place}, {column}" if column else place
+    def line(self, row: int) -> str:
+        """Return the place of a row in the file, such as "line 3"."""
+        return f"{'row' if self.name.endswith('.parquet') else 'line'} {self.lines[row]}"
 
-    def times(self, column: str, problems: Problems) -> NDArray[np.float64]:
-        """Return Unix seconds of each row; NaN and a problem for a cell that is not a time."""
-        known: dict[str, float | None] = {}
-        found = np.full(len(self), np.nan)
-        for row, text in enumerate(self.columns[column]):
-            seconds = known[text] if text in known else known.setdefault(text, parse(text))
-            if seconds is None:
-                problems.add(
-                    self.where(row, column),
-                    f"{text!r} is not a time; it must be Unix seconds such as 1661140279, or ISO-8601 such "
-                    f"as 2022-08-22T03:51:19Z{_unit_of(text)}",
-                )
-            else:
-                found[row] = seconds
-        return found
+    def wrong(self, row: int, column: str, what: str) -> None:
+        """Add a problem with a cell."""
+        self._problems.add(f"{self.name}, {self.line(row)}, {column}", what)
 
-    def numbers(self, column: str, problems: Problems) -> NDArray[np.float32]:
-        """Return the column as measured values; NaN for empty cells or `NaN`."""
-        cells = self.columns[column]
-        try:
-            found = np.array([float(text or "nan") for text in cells])
-        except ValueError:
-            found = np.array([self._number(row, column, problems) for row in range(len(self))])
-        kind = kind_of(column)
-        with np.errstate(over="ignore"):
-            narrow = found.astype(np.float32)
-        for row in np.flatnonzero(np.isinf(narrow)):
-            problems.add(self.where(int(row), column), f"{cells[row]} is not finite; leave the cell empty")
-        if kind != "real":
-            for row in np.flatnonzero(found < 0):
-                problems.add(
-                    self.where(int(row), column),
-                    f"{cells[row]} is less than 0; only columns that end in _delta may be negative",
-                )
-        if kind == "share":
-            for row in np.flatnonzero((found > 1 + _ROUNDING) & np.isfinite(found)):
-                problems.add(
-                    self.where(int(row), column),
-                    f"{cells[row]} is more than 1; a column that ends in _share is within 0 to 1",
-                )
-        return narrow
+    def cells(self, column: str) -> list[str]:
+        """Return the cells of a column; if it is missing, empty ones."""
+        return self.columns.get(column) or [""] * len(self)
 
-    def names(self, column: str, problems: Problems) -> list[str]:
+    def names(self, column: str) -> list[str]:
         """Return the column as names; a problem for each empty one."""
         for row, text in enumerate(self.columns[column]):
             if not text:
-                problems.add(self.where(row, column), "is empty; each row needs a name")
+                self.wrong(row, column, "is empty; each row needs a name")
         return self.columns[column]
 
-    def _number(self, row: int, column: str, problems: Problems) -> float:
-        text = self.columns[column][row]
-        try:
-            return float(text or "nan")
-        except ValueError:
-            problems.add(
-                self.where(row, column), f"{text!r} is not a number; leave the cell empty if it is missing"
-            )
-            return float("nan")
+    def times(self, column: str, *, optional: bool = False) -> NDArray[np.float64]:
+        """Return Unix seconds of each row; NaN and a problem for a cell that is not a time.
+
+        Args:
+            optional: an empty cell is NaN without a problem.
+        """
+        found = np.full(len(self), np.nan)
+        for row, text in enumerate(self.cells(column)):
+            seconds = parse(text)
+            if seconds is not None:
+                found[row] = seconds
+            elif text or not optional:
+                self.wrong(
+                    row,
+                    column,
+                    f"{text!r} is not a time; it must be Unix seconds such as 1661140279, or ISO-8601 such "
+                    f"as 2022-08-22T03:51:19Z{unit_hint(text)}",
+                )
+        return found
+
+    def numbers(self, column: str) -> NDArray[np.float32]:
+        """Return the column as measured values; NaN for empty cells or `NaN`; a problem for others."""
+        cells, kind = self.columns[column], kind_of(column)
+        found = np.full(len(self), np.nan)
+        for row, text in enumerate(cells):
+            try:
+                found[row] = float(text or "nan")
+            except ValueError:
+                self.wrong(row, column, f"{text!r} is not a number; leave the cell empty if it is missing")
+        with np.errstate(over="ignore"):
+            narrow = found.astype(np.float32)
+        for is_wrong, what in (
+            (np.isinf(narrow), "is not finite; leave the cell empty"),
+            (
+                (found < 0) & (kind != "real"),
+                "is less than 0; only columns that end in _delta may be negative",
+            ),
+            (
+                (found > 1 + _ROUNDING) & np.isfinite(found) & (kind == "share"),
+                "is more than 1; a column that ends in _share is within 0 to 1",
+            ),
+        ):
+            for row in np.flatnonzero(is_wrong).tolist():
+                self.wrong(row, column, f"{cells[row]} {what}")
+        return narrow
 
 
-def find(folder: Path, stem: str, problems: Problems, *, needed: bool, of: str) -> Path | None:
-    """Find the table of this name, as CSV or Parquet.
+def read(
+    folder: Path,
+    stem: str,
+    problems: Problems,
+    needed: Sequence[str],
+    *,
+    known: Sequence[str] = (),
+    missing: str = "",
+    synonyms: Mapping[str, str] | None = None,
+) -> Table | None:
+    """Read the table of this name, CSV or Parquet; None and a problem if it is unusable.
 
     Args:
-        needed: whether a missing table is a problem.
-        of: its content, for people.
+        needed: columns that it must have.
+        known: all allowed columns; empty: any.
+        missing: the content of the table, for the problem if it is missing; empty: it may be.
+        synonyms: another name of a column -> its name.
+
+    Raises:
+        ModuleNotFoundError: it is a Parquet file, and pyarrow is not installed.
     """
-    paths = [folder / f"{stem}{ending}" for ending in _ENDINGS]
-    existing = [path for path in paths if path.is_file()]
+    both = (folder / f"{stem}.csv", folder / f"{stem}.parquet")
+    existing = [path for path in both if path.is_file()]
     if len(existing) > 1:
-        problems.add(str(folder), f"has both {existing[0].name} and {existing[1].name}; keep one")
+        problems.add(str(folder), f"has both {both[0].name} and {both[1].name}; keep one")
         return None
     if not existing:
-        if needed:
-            problems.add(str(folder), f"no {stem}.csv or {stem}.parquet; {of}")
+        if missing:
+            problems.add(str(folder), f"no {both[0].name} or {both[1].name}; {missing}")
         return None
-    return existing[0]
-
-
-def read(path: Path, problems: Problems) -> Table | None:
-    """Read a table; None and a problem if it cannot be read."""
+    path = existing[0]
     table = _read_parquet(path, problems) if path.suffix == ".parquet" else _read_csv(path, problems)
-    if table is not None and "" in table.columns:
+    if table is None:
+        return None
+    columns = table.columns
+    if "" in columns:
         problems.add(f"{path.name}, line 1", "a column has no name")
+    for other, column in (synonyms or {}).items():
+        if other in columns and column not in columns:
+            columns[column] = columns.pop(other)
+    lacking = [column for column in needed if column not in columns]
+    for column in lacking:
+        problems.add(path.name, f"no column {column!r}; it has {', '.join(columns) or 'none'}")
+    if lacking:
+        return None
+    for column in columns:
+        if known and column not in known:
+            problems.add(f"{path.name}, {column}", f"unknown column; allowed are {', '.join(known)}")
     return table
-
-
-def has_columns(table: Table, needed: Sequence[str], problems: Problems) -> bool:
-    """Whether the table has all of these columns; adds a problem for each missing one."""
-    missing = [column for column in needed if column not in table.columns]
-    for column in missing:
-        problems.add(table.name, f"no column {column!r}; it has {', '.join(table.columns) or 'none'}")
-    return not missing
 
 
 def _read_csv(path: Path, problems: Problems) -> Table | None:
     line = 1
+    rows, lines = [], []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -188,7 +203,6 @@ def _read_csv(path: Path, problems: Problems) -> Table | None:
             if twice:
                 problems.add(f"{path.name}, line 1", f"column {', '.join(twice)} is repeated")
                 return None
-            rows, lines = [], []
             line = reader.line_num + 1
             for row in reader:
                 if row and len(row) != len(header):
@@ -210,7 +224,7 @@ def _read_csv(path: Path, problems: Problems) -> Table | None:
         problems.add(f"{path.name}, line {line}", f"is not CSV: {error}")
         return None
     cells = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in header]
-    return Table(path.name, dict(zip(header, cells, strict=True)), lines)
+    return Table(path.name, dict(zip(header, cells, strict=True)), lines, problems)
 
 
 def _read_parquet(path: Path, problems: Problems) -> Table | None:
@@ -228,14 +242,7 @@ def _read_parquet(path: Path, problems: Problems) -> Table | None:
         problems.add(path.name, f"is not a Parquet file: {error}")
         return None
     columns = {
-        name: [_text(value) for value in found.column(name).to_pylist()] for name in found.column_names
+        name: ["" if value is None else str(value) for value in cells]
+        for name, cells in found.to_pydict().items()
     }
-    return Table(path.name, columns, range(1, found.num_rows + 1))
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return repr(value) if isinstance(value, float) else str(value)
+    return Table(path.name, columns, range(1, found.num_rows + 1), problems)

@@ -27,15 +27,16 @@ def parse(text: str) -> float | None:
     return seconds if math.isfinite(seconds) and _FIRST_S <= seconds <= _LAST_S else None
 
 
-def unit_of(text: str) -> tuple[str, int] | None:
-    """Return the unit in which a number is a time, and its parts in a second; None if there is none."""
+def unit_hint(text: str) -> str:
+    """Return a hint for a number that would be a time in another unit; else ""."""
+    try:
+        number = float(text)
+    except ValueError:
+        return ""
     for unit, parts in (("milliseconds", 1000), ("microseconds", 10**6), ("nanoseconds", 10**9)):
-        try:
-            if _FIRST_S <= float(text) / parts <= _LAST_S:
-                return unit, parts
-        except ValueError:
-            return None
-    return None
+        if _FIRST_S <= number / parts <= _LAST_S:
+            return f"; this looks like {unit}: divide it by {parts:,}"
+    return ""
 
 
 def clock(seconds: float) -> str:

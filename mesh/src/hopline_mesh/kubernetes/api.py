@@ -1,30 +1,36 @@
 """A client of the API server: lists in pages, watches as streams of lines.
 
 Follows https://kubernetes.io/docs/reference/using-api/api-concepts/. Only the fields that are read are
-decoded. An object that cannot be decoded is left out and reported, and does not affect others.
+decoded. An object that cannot be decoded is left out and logged, and does not affect others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import httpx
 import msgspec
 
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.kubernetes.credentials import Credentials
-from hopline_mesh.kubernetes.feed import EventType
-from hopline_mesh.kubernetes.objects import Object
+from hopline_mesh.kubernetes.objects import EventType, Object
 from hopline_mesh.kubernetes.resources import Resource
+
+log = logging.getLogger(__name__)
 
 #: Longest line of a watch; etcd stores no object above 1.5 MB.
 LINE_BYTES = 16 * 2**20
 #: Objects of one page, as in kubectl.
 PAGE = 500
+
+#: Errors of decoders, including invalid UTF-8 and times.
+_UNREADABLE = (msgspec.DecodeError, ValueError)
 
 
 class Refused(QueryFailed):
@@ -57,36 +63,22 @@ class Timeouts:
     idle: float = 150.0
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of a list.
-
-    Attributes:
-        objects: decoded.
-        version: `resourceVersion` of the list, from which a watch continues.
-        unread: reasons why objects could not be read.
-    """
+class Page(NamedTuple):
+    """A page of a list: its objects, and the `resourceVersion` from which a watch continues."""
 
     objects: list[Object]
     version: str
-    unread: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """One line of a watch.
+class WatchEvent(NamedTuple):
+    """One line of a watch: the `resourceVersion` from which the watch continues, and what happened.
 
-    Attributes:
-        kind: of the event; None for a bookmark, and for an object that cannot be read.
-        body: the object; None if `kind` is None.
-        version: `resourceVersion` from which the watch continues.
-        unread: why the object could not be read, or "".
+    A bookmark, and an object that cannot be read, have only the version.
     """
 
-    kind: EventType | None
-    body: Object | None
     version: str
-    unread: str = ""
+    kind: EventType | None = None
+    body: Object | None = None
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -118,12 +110,6 @@ class _Status(msgspec.Struct):
     details: _Details | None = None
 
 
-_LISTS = msgspec.json.Decoder(_List)
-_LINES = msgspec.json.Decoder(_Line)
-_VERSIONS = msgspec.json.Decoder(_Versioned)
-_STATUSES = msgspec.json.Decoder(_Status)
-
-
 class Api:
     """One API server.
 
@@ -137,7 +123,6 @@ class Api:
         self._timeouts = timeouts or Timeouts()
         self._client: httpx.AsyncClient | None = None
         self._connecting = asyncio.Lock()
-        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -159,35 +144,22 @@ class Api:
             SourceUnavailable: the server does not respond.
             ConfigError: credentials cannot be read.
         """
-        follow = ""
+        query: dict[str, Any] = {"limit": PAGE, "fieldSelector": fields}
         while True:
-            query: dict[str, Any] = {"limit": PAGE}
-            if fields:
-                query["fieldSelector"] = fields
-            if follow:
-                query["continue"] = follow
             response = await self._send(resource.path(namespace), query, self._timeouts.answer)
             try:
-                body = await response.aread()
+                found = _decoder(_List).decode(await response.aread())
             except httpx.HTTPError as error:
                 raise self._unavailable(error) from None
-            finally:
-                await response.aclose()
-            try:
-                found = _LISTS.decode(body)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except _UNREADABLE as error:
                 raise QueryFailed(
                     f"{self._credentials.url}: not a list of {resource.name}: {error}"
                 ) from None
-            page = Page([], found.metadata.resource_version, [])
-            for raw in found.items or ():
-                try:
-                    page.objects.append(self._decode(resource, raw))
-                except (msgspec.DecodeError, ValueError) as error:
-                    page.unread.append(str(error))
-            yield page
-            follow = found.metadata.continue_
-            if not follow:
+            finally:
+                await response.aclose()
+            yield Page(_objects(resource, found.items or []), found.metadata.resource_version)
+            query["continue"] = found.metadata.continue_
+            if not query["continue"]:
                 return
 
     async def watch(
@@ -203,61 +175,33 @@ class Api:
             SourceUnavailable: the connection broke, or was silent for too long.
             ConfigError: credentials cannot be read.
         """
-        query: dict[str, Any] = {
+        query = {
+            "fieldSelector": fields,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
             "timeoutSeconds": for_s,
         }
-        if fields:
-            query["fieldSelector"] = fields
         response = await self._send(resource.path(namespace), query, self._timeouts.idle)
         try:
-            yield WatchEvent(None, None, version)
+            yield WatchEvent(version)
             buffer = bytearray()
             async for chunk in response.aiter_bytes():
-                start = len(buffer)
                 buffer += chunk
-                if chunk.find(b"\n") < 0:
-                    if len(buffer) > LINE_BYTES:
-                        raise QueryFailed(
-                            f"{resource.name}: a line of the watch is longer than {LINE_BYTES} bytes"
-                        )
-                    continue
-                end = buffer.rfind(b"\n", start)
-                lines = bytes(buffer[:end]).split(b"\n")
-                del buffer[: end + 1]
-                for line in lines:
-                    if line.strip():
-                        yield self._event(resource, line)
+                if b"\n" in chunk:
+                    *lines, rest = bytes(buffer).split(b"\n")
+                    buffer = bytearray(rest)
+                    for line in lines:
+                        if line.strip():
+                            yield _event(resource, line)
+                elif len(buffer) > LINE_BYTES:
+                    raise QueryFailed(
+                        f"{resource.name}: a line of the watch is longer than {LINE_BYTES} bytes"
+                    )
         except httpx.HTTPError as error:
             raise self._unavailable(error) from None
         finally:
             await response.aclose()
-
-    def _event(self, resource: Resource, line: bytes) -> WatchEvent:
-        try:
-            event = _LINES.decode(line)
-            if event.type == "ERROR":
-                status = _STATUSES.decode(event.object)
-                wait_s = status.details.retry_after_seconds if status.details is not None else 0.0
-                raise Refused(status.code, f"{resource.name}: {status.message or status.code}", wait_s)
-            version = _VERSIONS.decode(event.object).metadata.resource_version
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise QueryFailed(f"{resource.name}: a line of the watch is not an event: {error}") from None
-        if event.type not in ("ADDED", "MODIFIED", "DELETED"):
-            return WatchEvent(None, None, version)
-        try:
-            return WatchEvent(event.type, self._decode(resource, event.object), version)  # type: ignore[arg-type]
-        except (msgspec.DecodeError, ValueError) as error:
-            return WatchEvent(None, None, version, str(error))
-
-    def _decode(self, resource: Resource, raw: msgspec.Raw) -> Object:
-        decoder = self._decoders.get(resource.type)
-        if decoder is None:
-            decoder = self._decoders[resource.type] = msgspec.json.Decoder(resource.type)
-        found: Object = decoder.decode(raw)
-        return found
 
     async def _send(self, path: str, query: dict[str, Any], read_s: float) -> httpx.Response:
         # On a thread: a credential plugin may be slow, and a file may be on a network.
@@ -266,11 +210,8 @@ class Api:
         request = client.build_request(
             "GET",
             self._credentials.url + path,
-            params=query,
-            headers={
-                "accept": "application/json",
-                **({"authorization": f"Bearer {token}"} if token else {}),
-            },
+            params={name: value for name, value in query.items() if value != ""},
+            headers={"authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(self._timeouts.answer, connect=self._timeouts.connect, read=read_s),
         )
         try:
@@ -292,15 +233,15 @@ class Api:
                 self._client = httpx.AsyncClient(
                     verify=context if context is not None else False,
                     trust_env=False,
+                    headers={"accept": "application/json"},
                     limits=httpx.Limits(max_connections=None),
                 )
             return self._client
 
     async def _refused(self, response: httpx.Response, path: str) -> Refused:
         try:
-            body = await response.aread()
-            message = _STATUSES.decode(body).message
-        except (httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError):
+            message = _decoder(_Status).decode(await response.aread()).message
+        except (httpx.HTTPError, *_UNREADABLE):
             message = ""
         finally:
             await response.aclose()
@@ -317,6 +258,39 @@ class Api:
 
     def _unavailable(self, error: Exception) -> SourceUnavailable:
         return SourceUnavailable(f"{self._credentials.url}: {str(error) or type(error).__name__}")
+
+
+def _event(resource: Resource, line: bytes) -> WatchEvent:
+    try:
+        event = _decoder(_Line).decode(line)
+        if event.type == "ERROR":
+            status = _decoder(_Status).decode(event.object)
+            wait_s = status.details.retry_after_seconds if status.details is not None else 0.0
+            raise Refused(status.code, f"{resource.name}: {status.message or status.code}", wait_s)
+        version = _decoder(_Versioned).decode(event.object).metadata.resource_version
+    except _UNREADABLE as error:
+        raise QueryFailed(f"{resource.name}: a line of the watch is not an event: {error}") from None
+    bodies = _objects(resource, [event.object]) if event.type in get_args(EventType) else []
+    return WatchEvent(version, event.type, bodies[0]) if bodies else WatchEvent(version)
+
+
+def _objects(resource: Resource, raws: list[msgspec.Raw]) -> list[Object]:
+    objects, errors = [], []
+    for raw in raws:
+        try:
+            objects.append(_decoder(resource.type).decode(raw))
+        except _UNREADABLE as error:
+            errors.append(error)
+    if errors:
+        log.warning(
+            "kubernetes %s: %d objects cannot be read, the first: %s", resource.name, len(errors), errors[0]
+        )
+    return objects
+
+
+@functools.cache
+def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(type_)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -8,27 +8,25 @@ template, a pod that begins to end) are recorded when they are seen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.kubernetes.ailments import Ailments
-from hopline_mesh.kubernetes.backends import LASTING, Backends, Key, service_of
+from hopline_mesh.kubernetes.backends import Backends, Key, Slice, slice_of
 from hopline_mesh.kubernetes.history import History
 from hopline_mesh.kubernetes.objects import (
     Autoscaler,
     EndpointSlice,
+    EventType,
     KubernetesEvent,
     Object,
     Pod,
     WorkloadObject,
 )
 from hopline_mesh.kubernetes.operations import Operations
-from hopline_mesh.kubernetes.pod import PodState, failures_of, owner_of, pod_state
-from hopline_mesh.kubernetes.resources import ENDPOINT_SLICES, Resource
+from hopline_mesh.kubernetes.pod import pod_state
+from hopline_mesh.kubernetes.resources import Resource
 from hopline_mesh.kubernetes.words import Words
 from hopline_mesh.kubernetes.workload import Workload, WorkloadKey, workload_of
-
-EventType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 #: Without input for this time, the process was stopped or the clock was set.
 JUMP_S = 300.0
@@ -60,30 +58,53 @@ class ChangeFeed:
         self._calm_s = calm_s
         self._workloads: dict[WorkloadKey, Workload] = {}
         self._backends = Backends(self._workloads)
-        self._autoscalers: dict[Key, tuple[WorkloadKey, int, int]] = {}
+        self._autoscalers: dict[Key, tuple[WorkloadKey, int]] = {}
         # LONGEST_S: frequent changes of a service must not become one change that never ends.
         self._changes: History[Change] = History(keep_s, merge_s, LONGEST_S)
         self._troubles: History[KubernetesTrouble] = History(keep_s, merge_s)
         self._ailments = Ailments(self._backends, self._troubles)
-        self._operations = Operations(
-            self._backends, self._workloads, self._ailments, stuck_after_s, self._changes, keep_s
-        )
         self._words = Words(keep_s)
-        self._listed: set[tuple[str, str | None]] = set()
-        self._lost: set[tuple[str, str | None]] = set()
+        self._operations = Operations(
+            self._backends,
+            self._workloads,
+            self._ailments,
+            self._words,
+            self._changes,
+            stuck_after_s=stuck_after_s,
+            keep_s=keep_s,
+        )
+        self._listed: set[tuple[Resource, str | None]] = set()
         self._now_s: float | None = None
-
-    def listing(self, resource: Resource, namespace: str | None) -> Listing:
-        """Start a list, which arrives in pages."""
-        return Listing(self, resource, namespace)
 
     def replaced(
         self, resource: Resource, namespace: str | None, objects: Iterable[Object], now_s: float
     ) -> None:
         """Apply a whole list: exactly these objects exist in this namespace (None: in all)."""
-        listing = self.listing(resource, namespace)
-        listing.page(objects, now_s)
-        listing.done(now_s)
+        self.listed(resource, namespace, self.page(resource, namespace, objects, now_s), now_s)
+
+    def page(
+        self, resource: Resource, namespace: str | None, objects: Iterable[Object], now_s: float
+    ) -> set[Key]:
+        """Apply a part of a list; returns the keys of these objects, for `listed`.
+
+        A list that is not finished does no harm.
+        """
+        self._advance(now_s)
+        first = (resource, namespace) not in self._listed
+        keys = set()
+        for each in objects:
+            keys.add(each.metadata.key)
+            self._put(resource, each, now_s, listed=True, first=first)
+        return keys
+
+    def listed(self, resource: Resource, namespace: str | None, keys: set[Key], now_s: float) -> None:
+        """Finish a list: objects that are known, but not among its keys, are gone."""
+        self._advance(now_s)
+        for key in self._keys(resource):
+            if key not in keys and namespace in (None, key[0]):
+                self._drop(resource, key, now_s)
+        self._listed.add((resource, namespace))
+        self.heard(resource, namespace, now_s)
 
     def changed(self, resource: Resource, kind: EventType, body: Object, now_s: float) -> None:
         """Apply an event of a watch."""
@@ -95,14 +116,11 @@ class ChangeFeed:
 
     def lost(self, resource: Resource, namespace: str | None, now_s: float) -> None:
         """Note that a resource is unavailable; may be called repeatedly."""
-        self._lost.add((resource.name, namespace))
-        self._operations.lost(resource.kind, now_s)
+        self._operations.lost(resource, namespace, now_s)
 
     def heard(self, resource: Resource, namespace: str | None, now_s: float) -> None:
         """Note that the watch of a resource is open again."""
-        self._lost.discard((resource.name, namespace))
-        if not any(name == resource.name for name, _ in self._lost):
-            self._operations.heard(resource.kind, now_s)
+        self._operations.heard(resource, namespace, now_s)
 
     def context(self, now_s: float) -> Context:
         """Return planned changes and troubles by start, including those that ended within `keep_s`."""
@@ -111,132 +129,89 @@ class ChangeFeed:
         self._ailments.look(self._operations.failed, now_s)
         self._changes.expire(now_s)
         self._troubles.expire(now_s)
-        changes = [*self._changes.items(), *self._operations.under_way(self._words.of)]
+        changes = [*self._changes.items(), *self._operations.under_way()]
         troubles = [*self._troubles.items(), *self._ailments.ongoing()]
         return Context(
             tuple(sorted(changes, key=lambda each: each.start_s)),
             tuple(sorted(troubles, key=lambda each: each.start_s)),
         )
 
-    def names_of_workload(self, namespace: str, name: str) -> tuple[str, ...]:
-        """Return the names, as `namespace/name`, of a workload of any kind: its own, and those of Services.
-
-        Nothing if there is no such workload.
-        """
-        found: dict[str, None] = {}
-        for kind in sorted(LASTING):
-            key = WorkloadKey(namespace, kind, name)
-            if key in self._workloads or self._backends.pods_of(key):
-                found.update(dict.fromkeys(self._backends.names_of(key)))
-        return tuple(found)
-
-    @property
-    def services(self) -> frozenset[str]:
-        """Names of all services that exist, as `namespace/service`."""
-        return frozenset(self._backends.services)
-
-    def sizes(self) -> dict[str, int]:
-        """Return the number of stored objects and notes by kind."""
-        return {
-            "pods": len(self._backends.pods),
-            "endpoint_slices": len(self._backends.slice_keys()),
-            "workloads": len(self._workloads),
-            "autoscalers": len(self._autoscalers),
-            "operations": len(self._operations),
-            "ended": len(self._changes) + len(self._troubles),
-            "ill_pods": len(self._ailments.pods),
-            "words": len(self._words),
-        }
-
     def _put(self, resource: Resource, body: Object, now_s: float, listed: bool, first: bool) -> None:
+        key = body.metadata.key
         if isinstance(body, Pod):
-            self._put_pod(body, now_s)
+            self._put_pod(key, body, now_s)
         elif isinstance(body, EndpointSlice):
-            self._put_slice(body, now_s, first)
+            self._set_slice(key, slice_of(body), now_s, first)
         elif isinstance(body, WorkloadObject):
-            key = WorkloadKey(body.metadata.namespace, resource.kind, body.metadata.name)
-            old = self._workloads.get(key)
-            new = self._workloads[key] = workload_of(resource.kind, body)
+            workload = WorkloadKey(key[0], resource.kind, key[1])
+            old = self._workloads.get(workload)
+            new = self._workloads[workload] = workload_of(resource.kind, body)
             if new != old:
-                self._operations.workload_changed(key, old, new, now_s, listed)
+                self._operations.workload_changed(workload, old, new, now_s, listed)
         elif isinstance(body, Autoscaler):
-            self._put_autoscaler(body, now_s)
+            target = body.spec.scale_target_ref
+            workload, wanted = WorkloadKey(key[0], target.kind, target.name), body.status.desired_replicas
+            self._autoscalers[key] = workload, wanted
+            self._operations.autoscaled(workload, body.status.current_replicas, wanted, now_s)
         elif isinstance(body, KubernetesEvent):
-            self._put_event(body, now_s)
+            about = body.involved_object
+            scaled = self._autoscalers.get((about.namespace, about.name))
+            self._words.heard(body, scaled[0] if scaled is not None else None, now_s)
 
     def _drop(self, resource: Resource, key: Key, now_s: float) -> None:
         if resource.type is Pod:
             self._drop_pod(key, now_s)
-        elif resource is ENDPOINT_SLICES:
-            removed = self._backends.drop_slice(key)
-            if removed is not None:
-                self._operations.service_removed(removed, now_s)
+        elif resource.type is EndpointSlice:
+            self._set_slice(key, None, now_s)
         elif resource.type is WorkloadObject:
             workload = WorkloadKey(key[0], resource.kind, key[1])
             if self._workloads.pop(workload, None) is not None:
                 self._operations.workload_gone(workload, now_s)
                 self._backends.forget(workload)
-        elif resource.type is Autoscaler:
-            known = self._autoscalers.pop(key, None)
-            if known is not None:
-                self._operations.autoscaled(known[0], known[2], known[2], now_s)
+        elif resource.type is Autoscaler and key in self._autoscalers:
+            workload, wanted = self._autoscalers.pop(key)
+            self._operations.autoscaled(workload, wanted, wanted, now_s)
 
     def _keys(self, resource: Resource) -> list[Key]:
-        if resource.type is Pod:
-            return list(self._backends.pods)
-        if resource is ENDPOINT_SLICES:
-            return self._backends.slice_keys()
         if resource.type is WorkloadObject:
             return [(key.namespace, key.name) for key in self._workloads if key.kind == resource.kind]
-        return list(self._autoscalers) if resource.type is Autoscaler else []
+        stores: dict[object, Iterable[Key]] = {
+            Pod: self._backends.pods,
+            EndpointSlice: self._backends.slices,
+            Autoscaler: self._autoscalers,
+        }
+        return list(stores.get(resource.type, ()))
 
-    def _put_pod(self, body: Pod, now_s: float) -> None:
-        key = body.metadata.key
+    def _put_pod(self, key: Key, body: Pod, now_s: float) -> None:
         old = self._backends.pods.get(key)
         if old is not None and old.uid != body.metadata.uid:
             self._drop_pod(key, now_s)
             old = None
-        workload = owner_of(body)
-        new = pod_state(body, workload)
+        new = pod_state(body, self._calm_s)
         self._backends.put_pod(key, new)
-        self._ailments.pod_seen(key, new, failures_of(body, self._calm_s), now_s)
-        if new.ending_s is not None and new.planned and (old is None or old.ending_s is None):
-            self._operations.pod_ending(key, new, self._words.of_ending(key, new), now_s)
+        self._ailments.pod_seen(key, now_s)
+        if new.is_ending and new.planned and (old is None or not old.is_ending):
+            self._operations.pod_ending(key, new, now_s)
         if new != old or key in self._ailments.pods:
-            self._operations.review(workload, now_s)
+            self._operations.review(new.workload, now_s)
 
     def _drop_pod(self, key: Key, now_s: float) -> None:
         self._ailments.pod_going(key, now_s)
-        pod: PodState | None = self._backends.drop_pod(key)
+        pod = self._backends.drop_pod(key)
         if pod is not None:
             self._operations.pod_gone(key, pod, now_s)
             if pod.workload not in self._workloads:
                 self._backends.forget(pod.workload)
 
-    def _put_slice(self, body: EndpointSlice, now_s: float, first: bool) -> None:
-        before = frozenset(self._backends.services_of_slice(body.metadata.key))
-        existed = service_of(body) in self._backends
-        service = self._backends.put_slice(body)
-        for name in before:
-            if name not in self._backends:
-                self._operations.service_removed(name, now_s)
-        if service is None:
-            return
-        if not existed and not first:
-            self._operations.service_added(service, now_s)
-        else:
-            self._operations.review_service(service, now_s)
-
-    def _put_autoscaler(self, body: Autoscaler, now_s: float) -> None:
-        target, status = body.spec.scale_target_ref, body.status
-        workload = WorkloadKey(body.metadata.namespace, target.kind, target.name)
-        self._autoscalers[body.metadata.key] = (workload, status.current_replicas, status.desired_replicas)
-        self._operations.autoscaled(workload, status.current_replicas, status.desired_replicas, now_s)
-
-    def _put_event(self, body: KubernetesEvent, now_s: float) -> None:
-        target = body.involved_object
-        scaled = self._autoscalers.get((target.namespace, target.name))
-        self._words.heard(body, scaled[0] if scaled is not None else None, now_s)
+    def _set_slice(self, key: Key, new: Slice | None, now_s: float, first: bool = False) -> None:
+        existed = new is not None and new.service in self._backends
+        old = self._backends.set_slice(key, new)
+        if old is not None and old.service not in self._backends:
+            self._operations.service_removed(old.service, now_s)
+        if new is not None and not existed and not first:
+            self._operations.service_added(new.service, now_s)
+        elif new is not None:
+            self._operations.review_service(new.service, now_s)
 
     def _advance(self, now_s: float) -> None:
         """Detect that the clock was set, or that the process did not run."""
@@ -246,29 +221,3 @@ class ChangeFeed:
                 self._operations.shift(step_s, now_s)
                 self._ailments.shift(now_s)
         self._now_s = now_s
-
-
-class Listing:
-    """One list of objects that arrives in pages; an unfinished one does no harm."""
-
-    def __init__(self, feed: ChangeFeed, resource: Resource, namespace: str | None) -> None:
-        self._feed = feed
-        self._resource = resource
-        self._namespace = namespace
-        self._first = (resource.name, namespace) not in feed._listed
-        self._missing = {key for key in feed._keys(resource) if namespace in (None, key[0])}
-
-    def page(self, objects: Iterable[Object], now_s: float) -> None:
-        """Apply some of the objects."""
-        self._feed._advance(now_s)
-        for each in objects:
-            self._missing.discard(each.metadata.key)
-            self._feed._put(self._resource, each, now_s, listed=True, first=self._first)
-
-    def done(self, now_s: float) -> None:
-        """Finish the list: known objects that were not in it are gone."""
-        self._feed._advance(now_s)
-        for key in self._missing:
-            self._feed._drop(self._resource, key, now_s)
-        self._feed._listed.add((self._resource.name, self._namespace))
-        self._feed.heard(self._resource, self._namespace, now_s)

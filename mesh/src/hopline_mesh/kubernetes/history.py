@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Generic, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from hopline_mesh.changes import Change, KubernetesTrouble
 
@@ -35,41 +35,32 @@ class History(Generic[Item]):
         return len(self._ended)
 
     def items(self) -> list[Item]:
-        """Return all items."""
+        """Return all items, in the order of their ends."""
         return list(self._ended.values())
 
     def add(self, item: Item) -> None:
         """Add an ended item."""
-        start_s = self.reopened_s(item.kind, item.service, item.start_s)
-        # Keep the order of the ends.
-        self._ended.pop((item.kind, item.service), None)
-        self._ended[item.kind, item.service] = (
-            item if start_s is None else msgspec.structs.replace(item, start_s=start_s)
-        )
+        start_s = self.resume(item.kind, item.service, item.start_s)
+        self._ended[item.kind, item.service] = replace(item, start_s=start_s)
 
-    def reopened_s(self, kind: str, service: str, start_s: float) -> float | None:
-        """Return the start of the ended item that a new one continues; None if it continues none."""
-        known = self._ended.get((kind, service))
+    def resume(self, kind: str, service: str, start_s: float) -> float:
+        """Remove the ended item of this kind, because another begins.
+
+        Returns: the start of the new item; that of the ended one if the new one is merged with it.
+        """
+        known = self._ended.pop((kind, service), None)
         if known is None or start_s - (known.end_s or 0.0) > self._merge_s:
-            return None
-        if start_s - known.start_s > self._longest_s:
-            return None
-        return min(known.start_s, start_s)
-
-    def reopen(self, kind: str, service: str) -> None:
-        """Remove an ended item that continues; it is listed elsewhere."""
-        self._ended.pop((kind, service), None)
+            return start_s
+        return start_s if start_s - known.start_s > self._longest_s else min(known.start_s, start_s)
 
     def expire(self, now_s: float) -> None:
         """Drop old items.
 
         If the clock was set back, ends after now are set to now.
         """
-        old = [key for key, item in self._ended.items() if (item.end_s or 0.0) < now_s - self._keep_s]
-        for key in old:
-            del self._ended[key]
-        ahead = [item for item in self._ended.values() if (item.end_s or 0.0) > now_s]
-        for item in ahead:
-            self._ended[item.kind, item.service] = msgspec.structs.replace(
-                item, start_s=min(item.start_s, now_s), end_s=now_s
-            )
+        for key, item in list(self._ended.items()):
+            end_s = item.end_s or 0.0
+            if end_s < now_s - self._keep_s:
+                del self._ended[key]
+            elif end_s > now_s:
+                self._ended[key] = replace(item, start_s=min(item.start_s, now_s), end_s=now_s)

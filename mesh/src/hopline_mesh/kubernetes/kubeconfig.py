@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import os
 import ssl
 import subprocess
@@ -18,6 +19,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from hopline.errors import ConfigError
 from hopline_mesh.kubernetes.credentials import Credentials, from_files
@@ -59,7 +62,7 @@ def from_kubeconfig(
 
     def token() -> str:
         if plugin is not None:
-            return str(plugin.status().get("token", ""))
+            return plugin.status().token
         if user.get("tokenFile"):
             return from_files(url, file.parent / str(user["tokenFile"]), None).token()
         return str(user.get("token", ""))
@@ -67,30 +70,28 @@ def from_kubeconfig(
     def tls() -> ssl.SSLContext | None:
         if url.startswith("http://"):
             return None
-        trusted = _pem(cluster, "certificate-authority", file)
-        found = ssl.create_default_context(cadata=trusted.decode("ascii") if trusted else None)
-        if cluster.get("insecure-skip-tls-verify"):
-            found.check_hostname = False
-            found.verify_mode = ssl.CERT_NONE
         certificate, key = _pem(user, "client-certificate", file), _pem(user, "client-key", file)
-        if plugin is not None and plugin.status().get("clientCertificateData"):
-            certificate = plugin.status()["clientCertificateData"].encode()
-            key = plugin.status().get("clientKeyData", "").encode()
-        if certificate and key:
-            # OpenSSL reads certificates only from files.
-            with tempfile.NamedTemporaryFile() as both:
-                both.write(certificate + b"\n" + key)
-                both.flush()
-                found.load_cert_chain(both.name)
-        return found
-
-    def safe_tls() -> ssl.SSLContext | None:
+        if plugin is not None and plugin.status().client_certificate_data:
+            certificate = plugin.status().client_certificate_data.encode()
+            key = plugin.status().client_key_data.encode()
         try:
-            return tls()
+            found = ssl.create_default_context(
+                cadata=_pem(cluster, "certificate-authority", file).decode("ascii") or None
+            )
+            if cluster.get("insecure-skip-tls-verify"):
+                found.check_hostname = False
+                found.verify_mode = ssl.CERT_NONE
+            if certificate and key:
+                # OpenSSL reads certificates only from files.
+                with tempfile.NamedTemporaryFile() as both:
+                    both.write(certificate + b"\n" + key)
+                    both.flush()
+                    found.load_cert_chain(both.name)
         except (ssl.SSLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: certificates of context {name!r}: {error}") from None
+        return found
 
-    return Credentials(url.rstrip("/"), token, safe_tls)
+    return Credentials(url.rstrip("/"), token, tls)
 
 
 def _entry(tree: dict[str, Any], group: str, inside: str, name: Any, file: Path) -> dict[str, Any]:
@@ -109,6 +110,19 @@ def _pem(part: Mapping[str, Any], name: str, file: Path) -> bytes:
         return (file.parent / str(part[name])).read_bytes() if part.get(name) else b""
     except (OSError, binascii.Error, TypeError) as error:
         raise ConfigError(f"{file}: {name}: {error}") from None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    """The credentials that a plugin prints."""
+
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class _Printed(msgspec.Struct):
+    status: _Status
 
 
 class _Plugin:
@@ -135,37 +149,22 @@ class _Plugin:
                 "certificate-authority-data": cluster.get("certificate-authority-data"),
             }
         self._info = json.dumps(info)
-        self._status: dict[str, Any] = {}
+        self._status = _Status()
         self._until_s = -1.0
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> _Status:
         if self._clock() < self._until_s:
             return self._status
         env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": self._info}
+        program = f"{self._file}: {self._command[0]}"
         try:
-            ran = subprocess.run(
-                self._command, env=env, capture_output=True, timeout=PLUGIN_S, check=True, text=True
-            )
-            status = json.loads(ran.stdout)["status"]
-            until = status.get("expirationTimestamp")
-            self._until_s = float("inf")
-            if until is not None:
-                self._until_s = datetime.fromisoformat(until).timestamp() - EARLY_S
+            ran = subprocess.run(self._command, env=env, capture_output=True, timeout=PLUGIN_S, check=True)
+            self._status = msgspec.json.decode(ran.stdout, type=_Printed).status
         except subprocess.CalledProcessError as error:
-            output = (error.stderr or "").strip()[-300:]
-            raise ConfigError(
-                f"{self._file}: {self._command[0]} exited with {error.returncode}: {output}"
-            ) from None
-        except (
-            OSError,
-            subprocess.TimeoutExpired,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            raise ConfigError(
-                f"{self._file}: {self._command[0]} returned no credentials: {error}"
-            ) from None
-        self._status = status
+            output = error.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ConfigError(f"{program} exited with {error.returncode}: {output}") from None
+        except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, ValueError) as error:
+            raise ConfigError(f"{program} returned no credentials: {error}") from None
+        until = self._status.expiration_timestamp
+        self._until_s = math.inf if until is None else until.timestamp() - EARLY_S
         return self._status

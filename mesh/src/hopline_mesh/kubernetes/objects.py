@@ -8,6 +8,7 @@ because all other fields are skipped.
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -38,11 +39,9 @@ class Meta(Part, frozen=True):
     name: str
     namespace: str = ""
     uid: str = ""
-    resource_version: str = ""
     generation: int = 0
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
-    deletion_grace_period_seconds: int | None = None
     labels: Labels | None = None
     owner_references: tuple[Owner, ...] | None = None
 
@@ -71,7 +70,6 @@ class Terminated(Part, frozen=True):
     """The end of a container."""
 
     reason: str = ""
-    exit_code: int = 0
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -101,7 +99,6 @@ class PodSpec(Part, frozen=True):
 class PodStatus(Part, frozen=True):
     """The status of a pod."""
 
-    phase: str = ""
     conditions: tuple[Condition, ...] | None = None
     init_container_statuses: tuple[ContainerStatus, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
@@ -225,3 +222,6 @@ class KubernetesEvent(Part, frozen=True):
 
 
 Object = Pod | EndpointSlice | WorkloadObject | Autoscaler | KubernetesEvent
+
+#: Kinds of events of a watch.
+EventType = Literal["ADDED", "MODIFIED", "DELETED"]

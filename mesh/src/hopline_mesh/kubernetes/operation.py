@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hopline_mesh.changes import ChangeKind
-from hopline_mesh.kubernetes.workload import Workload, WorkloadKey
+from hopline_mesh.changes import Change, ChangeKind
+from hopline_mesh.kubernetes.workload import WorkloadKey
 
 #: Why a change failed: `idle`: no progress for too long; `overdue`: the controller reports it;
 #: `unstartable`: a container cannot be started; `sick`: new pods crash, which is a separate trouble.
@@ -24,10 +24,10 @@ class Operation:
         start_s: when it began.
         detail: for people.
         pods_since_s: pods that were created at or after this time belong to it.
-        best: the smallest distance from completion so far.
-        best_s: when that was reached. Pods that start and crash again are not progress.
-        size: for `scale`, the wanted number of pods before.
-        wanted: for `scale`, the wanted number of pods now.
+        best_s: when the smallest distance from completion so far was reached. Pods that start and crash
+            again are not progress.
+        best: that distance.
+        before, after: for `scale`, the wanted number of pods before and now.
         earliest_end_s: the change does not end before this time.
         services: Services of the workload, as last known; a deleted workload has none any more.
     """
@@ -37,22 +37,20 @@ class Operation:
     start_s: float
     detail: str
     pods_since_s: float
-    best: float
     best_s: float
-    size: int | None = None
-    wanted: int | None = None
+    best: float = math.inf
+    before: int | None = None
+    after: int | None = None
     earliest_end_s: float = -math.inf
     services: tuple[str, ...] = ()
 
-    def aim(self, detail: str, now_s: float) -> None:
-        """Set a new aim."""
-        self.detail = detail
+    def restart(self, now_s: float) -> None:
+        """Measure progress from here on, because there is another aim."""
         self.best, self.best_s = math.inf, now_s
 
-    def note(self, distance: int, now_s: float) -> None:
-        """Note the present distance from completion."""
-        if distance < self.best:
-            self.best, self.best_s = distance, now_s
+    def change(self, service: str, end_s: float | None, detail: str) -> Change:
+        """Return it as a change of one of its services."""
+        return Change(self.kind, service, self.start_s, end_s, detail, self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,3 @@ class Failure:
     template: int
     desired: int
     distance: float
-
-    def about(self, workload: Workload) -> bool:
-        """Whether the wanted state of the workload is still the failed one."""
-        return (self.template, self.desired) == (workload.template, workload.desired)

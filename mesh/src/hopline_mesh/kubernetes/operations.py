@@ -6,7 +6,7 @@ Knows workloads, pods and services in the form of the feed, and not the API.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from hopline_mesh.changes import Change, ChangeKind
 from hopline_mesh.kubernetes.ailments import Ailments
@@ -14,6 +14,8 @@ from hopline_mesh.kubernetes.backends import Backends, Key
 from hopline_mesh.kubernetes.history import History
 from hopline_mesh.kubernetes.operation import Cause, Failure, Operation
 from hopline_mesh.kubernetes.pod import PodState
+from hopline_mesh.kubernetes.resources import Resource
+from hopline_mesh.kubernetes.words import Words
 from hopline_mesh.kubernetes.workload import Workload, WorkloadKey
 
 #: Watches of different kinds of objects are not synchronous: related events arrive within this time.
@@ -31,10 +33,14 @@ class Operations:
         backends: pods and services.
         workloads: states by key; the feed updates them.
         ailments: failures of pods.
+        words: reasons, for people.
+        history: of ended changes.
         stuck_after_s: a change without progress for this time is stuck. The `progressDeadlineSeconds` of a
             Deployment may be shorter.
-        history: of ended changes.
         keep_s: how long a removed service is listed.
+
+    Attributes:
+        failed: failed changes of workloads, until the failure is over.
     """
 
     def __init__(
@@ -42,21 +48,23 @@ class Operations:
         backends: Backends,
         workloads: Mapping[WorkloadKey, Workload],
         ailments: Ailments,
-        stuck_after_s: float,
+        words: Words,
         history: History[Change],
+        *,
+        stuck_after_s: float,
         keep_s: float,
     ) -> None:
         self._backends = backends
         self._workloads = workloads
         self._ailments = ailments
-        self._stuck_after_s = stuck_after_s
+        self._words = words
         self._history = history
+        self._stuck_after_s = stuck_after_s
         self._keep_s = keep_s
         self._open: dict[tuple[WorkloadKey | str, ChangeKind], Operation] = {}
         self._lately: dict[WorkloadKey, float] = {}
         self._ending: dict[WorkloadKey, dict[Key, float]] = {}
-        self._unheard: dict[str, float] = {}
-        # Failed changes of workloads, until the failure is over.
+        self._unheard: dict[tuple[Resource, str | None], float] = {}
         self.failed: dict[WorkloadKey, Failure] = {}
 
     def __len__(self) -> int:
@@ -73,10 +81,9 @@ class Operations:
         """
         if old is not None and old.uid == new.uid:
             if new.template != old.template and not new.by_hand:
-                self._begin("rollout", key, now_s, "new version").aim("new version", now_s)
+                self._begin("rollout", key, now_s, "new version").restart(now_s)
             if new.desired != old.desired:
-                scale = self._begin("scale", key, now_s, "", pods=(old.desired, new.desired))
-                scale.aim(f"{scale.size} to {new.desired} pods", now_s)
+                self._scale(key, old.desired, new.desired, now_s).restart(now_s)
         self.review(key, now_s, listed=listed)
 
     def workload_gone(self, key: WorkloadKey, now_s: float) -> None:
@@ -88,13 +95,14 @@ class Operations:
             self._begin("drain", key, now_s, f"{key.kind.lower()} {key.name} deleted")
         self.review(key, now_s)
 
-    def pod_ending(self, key: Key, pod: PodState, why: str, now_s: float) -> None:
+    def pod_ending(self, key: Key, pod: PodState, now_s: float) -> None:
         """Note a planned end of a pod."""
-        workload = pod.workload
+        workload, why = pod.workload, self._words.of_ending(pod)
         self._ending.setdefault(workload, {})[key] = now_s
         drain = self._open.get((workload, "drain"))
         if drain is not None:
-            drain.aim(why, now_s)
+            drain.detail = why
+            drain.restart(now_s)
             return
         of_another = (
             (workload, "rollout") in self._open
@@ -132,8 +140,7 @@ class Operations:
         if target in self._workloads:
             return
         if size != desired:
-            scale = self._begin("scale", target, now_s, "", pods=(size, desired))
-            scale.detail = f"{scale.size} to {desired} pods"
+            self._scale(target, size, desired, now_s)
         else:
             self._end((target, "scale"), now_s)
 
@@ -159,8 +166,7 @@ class Operations:
             if state.rolling and not state.by_hand:
                 self._begin("rollout", key, now_s, "new version", listed=listed)
             elif listed and state.observed and state.replicas != state.desired and not state.by_hand:
-                pods = (state.replicas, state.desired)
-                self._begin("scale", key, now_s, f"{pods[0]} to {pods[1]} pods", listed=listed, pods=pods)
+                self._scale(key, state.replicas, state.desired, now_s, listed=listed)
         for kind in _OF_WORKLOADS:
             operation = self._open.get((key, kind))
             if operation is not None:
@@ -195,34 +201,33 @@ class Operations:
                 ending[key] += by_s
         self._lately.clear()
 
-    def lost(self, kind: str, now_s: float) -> None:
-        """Note that objects of a kind are unavailable."""
-        self._unheard.setdefault(kind, now_s)
+    def lost(self, resource: Resource, namespace: str | None, now_s: float) -> None:
+        """Note that objects are unavailable."""
+        self._unheard.setdefault((resource, namespace), now_s)
 
-    def heard(self, kind: str, now_s: float) -> None:
-        """Note that objects of a kind are available again; progress in between was not visible."""
-        if self._unheard.pop(kind, None) is not None:
+    def heard(self, resource: Resource, namespace: str | None, now_s: float) -> None:
+        """Note that objects are available again; progress in between was not visible."""
+        if self._unheard.pop((resource, namespace), None) is not None:
             for operation in self._open.values():
                 operation.best_s = now_s
 
-    def under_way(self, detail: Callable[[Operation], str]) -> Iterator[Change]:
-        """Yield the open changes; `detail` returns the text of each."""
+    def under_way(self) -> Iterator[Change]:
+        """Yield the open changes."""
         for operation in self._open.values():
             for service in self._names(operation.subject):
-                yield _change(operation, service, None, detail(operation))
+                yield operation.change(service, None, self._words.of(operation))
 
     def _judge(self, operation: Operation, key: WorkloadKey, state: Workload | None, now_s: float) -> None:
         operation.services = self._backends.services_of(key) or operation.services
         if self._done(operation, key, state, now_s):
             self._end((key, operation.kind), now_s)
             return
-        for pod in self._ailments.pods & self._backends.pods_of(key):
-            if self._backends.pods[pod].created_s >= operation.pods_since_s:
-                cause, detail = self._ailments.of_pod(pod)
-                self._fail(key, state, cause, detail, now_s)
-                return
-        if state is not None:
-            operation.note(state.distance, now_s)
+        failure = self._ailments.of_pods(key, operation.pods_since_s, now_s)
+        if failure is not None:
+            self._fail(key, state, *failure, now_s)
+            return
+        if state is not None and state.distance < operation.best:
+            operation.best, operation.best_s = state.distance, now_s
         limit_s = self._stuck_after_s if state is None else min(self._stuck_after_s, state.deadline_s)
         waits = operation.kind == "rollout" or not (
             self._backends.pods_of(key) == set() if state is None else state.resized
@@ -254,19 +259,31 @@ class Operations:
 
     def _over(self, failure: Failure, key: WorkloadKey, state: Workload) -> bool:
         """Whether a failure is over."""
-        if not failure.about(state) or (state.settled and not state.overdue):
+        is_another = (failure.template, failure.desired) != (state.template, state.desired)
+        if is_another or (state.settled and not state.overdue):
             return True
         if failure.cause == "overdue":
             return not state.overdue
         if failure.cause == "idle":
             return state.distance < failure.distance
-        return not (self._ailments.pods & self._backends.pods_of(key))
+        return not self._ailments.of_workload(key)
 
     def _unheard_since_s(self, operation: Operation) -> float | None:
         """Return since when the objects of an operation are unavailable; None if they are available."""
         assert isinstance(operation.subject, WorkloadKey)
         kinds = {operation.subject.kind, *(["Pod"] if operation.kind == "drain" else [])}
-        return min((self._unheard[kind] for kind in kinds if kind in self._unheard), default=None)
+        return min((at_s for (of, _), at_s in self._unheard.items() if of.kind in kinds), default=None)
+
+    def _scale(
+        self, key: WorkloadKey, before: int, after: int, now_s: float, *, listed: bool = False
+    ) -> Operation:
+        """Open a change of the number of pods, or set the wanted number of the open one."""
+        scale = self._begin("scale", key, now_s, "", listed=listed)
+        if scale.before is None:
+            scale.before = before
+        scale.after = after
+        scale.detail = f"{scale.before} to {after} pods"
+        return scale
 
     def _begin(
         self,
@@ -276,13 +293,10 @@ class Operations:
         detail: str,
         *,
         listed: bool = False,
-        pods: tuple[int, int] | tuple[None, None] = (None, None),
     ) -> Operation:
-        """Open an operation, or return the open one; `pods` before and after, for `scale`."""
+        """Open an operation, or return the open one."""
         operation = self._open.get((subject, kind))
         if operation is not None:
-            if pods[1] is not None:
-                operation.wanted = pods[1]
             return operation
         if isinstance(subject, WorkloadKey) and kind != "drain":
             self.failed.pop(subject, None)
@@ -293,10 +307,9 @@ class Operations:
             start_s = drain.start_s
             del self._open[subject, "drain"]
         for service in self._names(subject):
-            start_s = self._history.reopened_s(kind, service, start_s) or start_s
-            self._history.reopen(kind, service)
+            start_s = self._history.resume(kind, service, start_s)
         pods_since_s = -math.inf if listed else now_s - TOGETHER_S
-        operation = Operation(kind, subject, start_s, detail, pods_since_s, math.inf, now_s, *pods)
+        operation = Operation(kind, subject, start_s, detail, pods_since_s, best_s=now_s)
         if isinstance(subject, WorkloadKey):
             operation.services = self._backends.services_of(subject)
         self._open[subject, kind] = operation
@@ -311,7 +324,7 @@ class Operations:
             self._lately[subject] = now_s
         detail = f"{operation.detail}; {why}" if why else operation.detail
         for service in self._names(subject):
-            self._history.add(_change(operation, service, max(now_s, operation.start_s), detail))
+            self._history.add(operation.change(service, max(now_s, operation.start_s), detail))
 
     def _fail(
         self, key: WorkloadKey, state: Workload | None, cause: Cause, detail: str, now_s: float
@@ -325,9 +338,3 @@ class Operations:
         if isinstance(subject, WorkloadKey):
             return self._backends.names_of(subject)
         return self._backends.names_behind(subject)
-
-
-def _change(operation: Operation, service: str, end_s: float | None, detail: str) -> Change:
-    """Return the operation as a change of one of its services."""
-    start_s, pods = operation.start_s, (operation.size, operation.wanted)
-    return Change(operation.kind, service, start_s, end_s, detail, *pods)

@@ -61,47 +61,53 @@ class PodState(msgspec.Struct, frozen=True, gc=False):
         workload: its owner.
         node: that it runs on.
         created_s: when it was created, Unix seconds.
-        ending_s: when its termination began; None if it is not terminating.
-        planned: whether the termination was requested.
-        unstartable: why it cannot start, or "".
+        is_ending: whether it is terminating.
+        planned: whether its end, if any, was requested.
         evicted: whether the eviction API removed it (`kubectl drain`, cluster autoscalers).
+        unstartable: why it cannot start, or "".
+        failures: OOM kills and crash loops, see `_failures`.
     """
 
     uid: str
     workload: WorkloadKey
     node: str
     created_s: float
-    ending_s: float | None
+    is_ending: bool
     planned: bool
     evicted: bool
     unstartable: str
+    failures: tuple[PodFailure, ...]
+
+    def lasting(self, now_s: float) -> tuple[PodFailure, ...]:
+        """Return the failures that have not ended."""
+        return tuple(each for each in self.failures if each.until_s > now_s)
 
 
-def pod_state(pod: Pod, workload: WorkloadKey) -> PodState:
-    """Return the stored state of an object of the API."""
-    ending = pod.metadata.deletion_timestamp
-    reason = ""
+def pod_state(pod: Pod, calm_s: float) -> PodState:
+    """Return the stored state of an object of the API.
+
+    Args:
+        calm_s: time after the last sign at which a failure ends.
+    """
+    disruption = ""
     for condition in pod.status.conditions or ():
         if condition.type == "DisruptionTarget" and condition.status == "True":
-            reason = condition.reason
+            disruption = condition.reason
     unstartable = ""
     for status in _containers(pod):
         waiting = status.state.waiting if status.state is not None else None
         if waiting is not None and waiting.reason in UNSTARTABLE:
             unstartable = f"container {status.name}: {waiting.reason}"
-    # The timestamp is the deadline: the request plus the grace period.
-    ending_s = None
-    if ending is not None:
-        ending_s = ending.timestamp() - (pod.metadata.deletion_grace_period_seconds or 0)
     return PodState(
         uid=pod.metadata.uid,
-        workload=workload,
+        workload=owner_of(pod),
         node=sys.intern(pod.spec.node_name),
-        created_s=_seconds(pod.metadata.creation_timestamp, 0.0),
-        ending_s=ending_s,
-        planned=reason not in _UNPLANNED,
-        evicted=reason == "EvictionByEvictionAPI",
+        created_s=_seconds(pod.metadata.creation_timestamp),
+        is_ending=pod.metadata.deletion_timestamp is not None,
+        planned=disruption not in _UNPLANNED,
+        evicted=disruption == "EvictionByEvictionAPI",
         unstartable=unstartable,
+        failures=_failures(pod, calm_s),
     )
 
 
@@ -130,7 +136,7 @@ def owner_of(pod: Pod) -> WorkloadKey:
     return WorkloadKey(pod.metadata.namespace, "Pod", pod.metadata.name)
 
 
-def failures_of(pod: Pod, calm_s: float) -> tuple[PodFailure, ...]:
+def _failures(pod: Pod, calm_s: float) -> tuple[PodFailure, ...]:
     """Return the failures of a pod.
 
     An OOM kill lasts for `calm_s` after the end of the process. A crash loop is a container in the back-off
@@ -141,22 +147,22 @@ def failures_of(pod: Pod, calm_s: float) -> tuple[PodFailure, ...]:
     for status in _containers(pod):
         last = status.last_state.terminated if status.last_state is not None else None
         now = status.state.terminated if status.state is not None else None
-        waiting = status.state.waiting if status.state is not None else None
-        ended = now or last
         for end in (now, last):
             if end is not None and end.reason == "OOMKilled":
-                at_s = _seconds(end.finished_at, 0.0)
+                at_s = _seconds(end.finished_at)
                 detail = f"container {status.name} ran out of memory"
                 found.append(PodFailure("oom_kill", at_s, at_s + calm_s, detail))
                 break
-        finished_s = _seconds(ended.finished_at if ended is not None else None, 0.0)
+        ended = now or last
+        started_s, finished_s = (0.0, 0.0)
+        if ended is not None:
+            started_s, finished_s = _seconds(ended.started_at), _seconds(ended.finished_at)
+        waiting = status.state.waiting if status.state is not None else None
         detail = f"container {status.name} restarted {status.restart_count} times"
         if waiting is not None and waiting.reason == "CrashLoopBackOff":
             found.append(PodFailure("crash_loop", finished_s, math.inf, detail))
-        elif ended is not None and status.restart_count >= RESTARTS:
-            ran_s = finished_s - _seconds(ended.started_at, 0.0)
-            if ran_s < STEADY_S:
-                found.append(PodFailure("crash_loop", finished_s, finished_s + calm_s, detail))
+        elif ended is not None and status.restart_count >= RESTARTS and finished_s - started_s < STEADY_S:
+            found.append(PodFailure("crash_loop", finished_s, finished_s + calm_s, detail))
     return tuple(found)
 
 
@@ -165,5 +171,5 @@ def _containers(pod: Pod) -> tuple[ContainerStatus, ...]:
     return (pod.status.container_statuses or ()) + (pod.status.init_container_statuses or ())
 
 
-def _seconds(at: datetime | None, default: float) -> float:
-    return default if at is None else at.timestamp()
+def _seconds(at: datetime | None) -> float:
+    return 0.0 if at is None else at.timestamp()

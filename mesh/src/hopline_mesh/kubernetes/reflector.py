@@ -44,17 +44,6 @@ class Pace:
     grace: float = 10.0
 
 
-@dataclass(slots=True)
-class RequestCounts:
-    """Numbers of requests and events of a reflector so far."""
-
-    lists: int = 0
-    watches: int = 0
-    events: int = 0
-    failures: int = 0
-    unread: int = 0
-
-
 class Reflector:
     """Lists and watches one resource while `run` runs.
 
@@ -66,6 +55,11 @@ class Reflector:
         feed: gets the objects.
         pace: intervals of requests.
         clock: Unix seconds.
+
+    Attributes:
+        name: the resource and its namespace, for people.
+        synced: set after the first list.
+        answered: the same, and also if listing is not permitted, or there are no such objects.
     """
 
     def __init__(
@@ -79,31 +73,23 @@ class Reflector:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.resource = resource
-        self.counts = RequestCounts()
-        #: Set after the first list; `answered` also if listing is not permitted, or there are no such
-        #: objects.
+        self.name = resource.name if namespace is None else f"{resource.name}@{namespace}"
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()
         self._api = api
+        self._resource = resource
         self._namespace = namespace
+        self._scope = scope
         self._feed = feed
         self._pace = pace
         self._clock = clock
-        self._scope = scope
         outside = scope.selectors() if namespace is None else ()
         self._fields = ",".join((*resource.fields, *outside))
-        self._version: str | None = None
+        self._version = ""
         self._reason = "not listed yet"
         self._is_logged = False
         self._since_s = clock()
-        self._garbled = 0
         self._backoff = Backoff(pace.first, pace.longest, random.random)
-
-    @property
-    def name(self) -> str:
-        """The resource and its namespace, for people."""
-        return self.resource.name if self._namespace is None else f"{self.resource.name}@{self._namespace}"
 
     def missing(self) -> str:
         """Return the reason why the resource is unavailable at present; "" if it is available."""
@@ -116,94 +102,75 @@ class Reflector:
         while True:
             wait_s = 0.0
             try:
-                if self._version is None:
+                if not self._version:
                     await self._list()
-                if not await self._watch():
+                version, start_s = self._version, self._clock()
+                await self._watch()
+                if self._version == version and self._clock() - start_s < self._pace.first:
                     # Pause if the server ends every watch immediately.
                     wait_s = self._backoff.next()
-            except (MeshError, ConfigError) as error:
-                wait_s = self._failed(error)
             except Exception as error:  # an unexpected response must not stop the resource for ever
-                log.exception("kubernetes %s: lists again", self.name)
-                self._version = None
-                self._note(f"{type(error).__name__}: {error}")
-                wait_s = self._backoff.next()
+                wait_s = self._failed(error)
             await asyncio.sleep(wait_s)
 
     async def _list(self) -> None:
-        listing = self._feed.listing(self.resource, self._namespace)
-        version = ""
-        self.counts.lists += 1
-        async with aclosing(self._api.pages(self.resource, self._namespace, self._fields)) as pages:
+        where, version = (self._resource, self._namespace), ""
+        keys: set[tuple[str, str]] = set()
+        async with aclosing(self._api.pages(*where, self._fields)) as pages:
             async for page in pages:
-                inside = [each for each in page.objects if each.metadata.namespace in self._scope]
-                listing.page(inside, self._clock())
                 version = page.version
-                self._unread(page.unread)
+                inside = [each for each in page.objects if each.metadata.namespace in self._scope]
+                keys |= self._feed.page(*where, inside, self._clock())
         if not version:
-            raise QueryFailed(
-                f"{self.resource.name}: the list has no resourceVersion, so it cannot be watched"
-            )
-        listing.done(self._clock())
+            raise QueryFailed(f"{self.name}: the list has no resourceVersion, so it cannot be watched")
+        self._feed.listed(*where, keys, self._clock())
         self._version = version
         self._heard()
 
-    async def _watch(self) -> bool:
-        """Follow the stream to its end; returns whether it had events or lasted for a while."""
-        assert self._version is not None
-        self.counts.watches += 1
+    async def _watch(self) -> None:
+        """Follow the stream to its end."""
         for_s = max(1, int(self._pace.watch * (1 + random.random())))
-        came = False
-        started_s = self._clock()
-        events = self._api.watch(self.resource, self._namespace, self._fields, self._version, for_s)
+        where = self._resource, self._namespace
+        events = self._api.watch(*where, self._fields, self._version, for_s)
         async with aclosing(events):
-            async for event in events:
+            async for version, kind, body in events:
                 self._heard()
-                if event.unread:
-                    self._unread([event.unread])
-                elif event.kind is not None and event.body is not None:
-                    self.counts.events += 1
-                    if event.body.metadata.namespace in self._scope:
-                        self._feed.changed(self.resource, event.kind, event.body, self._clock())
-                if event.version and event.version != self._version:
-                    self._version = event.version
-                    came = True
-                    self._garbled = 0
+                if kind is not None and body is not None and body.metadata.namespace in self._scope:
+                    self._feed.changed(self._resource, kind, body, self._clock())
+                if version and version != self._version:
+                    self._version = version
                     self._backoff.reset()
-        return came or self._clock() - started_s >= self._pace.first
 
     def _heard(self) -> None:
-        if self._reason:
-            if self._is_logged:
-                log.info("kubernetes %s: works again", self.name)
-            self._reason, self._is_logged = "", False
-        self._feed.heard(self.resource, self._namespace, self._clock())
+        if self._is_logged:
+            log.info("kubernetes %s: works again", self.name)
+        self._reason, self._is_logged = "", False
+        self._feed.heard(self._resource, self._namespace, self._clock())
         self.synced.set()
         self.answered.set()
 
-    def _failed(self, error: MeshError | ConfigError) -> float:
+    def _failed(self, error: Exception) -> float:
         """Note a failure; returns seconds to wait."""
-        self.counts.failures += 1
+        wait_s, reason = self._backoff.next(), str(error)
         status = error.status if isinstance(error, Refused) else 0
         if status == 410:
             # Normal after a long interruption: list again.
             log.debug("kubernetes %s: version %s is gone, listing again", self.name, self._version)
-            self._version = None
-        else:
-            self._note(str(error))
-        wait_s = self._backoff.next()
+            self._version = ""
+            return wait_s
         if status in (403, 404):
-            self._version = None
+            self._version = ""
             self.answered.set()
             wait_s = self._pace.refused * (0.5 + 0.5 * random.random())
         elif isinstance(error, Refused):
             wait_s = max(wait_s, min(error.retry_after_s, self._pace.refused))
         elif isinstance(error, QueryFailed):
-            self._garbled += 1
-            if self._garbled > 1:
-                # Resuming from the same version would give the same line.
-                self._version = None
-                self._garbled = 0
+            # Resuming from the same version could give the same line.
+            self._version = ""
+        elif not isinstance(error, (MeshError, ConfigError)):
+            log.exception("kubernetes %s: lists again", self.name)
+            self._version, reason = "", f"{type(error).__name__}: {error}"
+        self._note(reason)
         return wait_s
 
     def _note(self, reason: str) -> None:
@@ -217,14 +184,4 @@ class Reflector:
         elif not self._reason:
             log.info("kubernetes %s: interrupted: %s", self.name, reason)
         self._reason = reason
-        self._feed.lost(self.resource, self._namespace, self._clock())
-
-    def _unread(self, reasons: list[str]) -> None:
-        if reasons:
-            self.counts.unread += len(reasons)
-            log.warning(
-                "kubernetes %s: %d objects cannot be read, the first: %s",
-                self.name,
-                len(reasons),
-                reasons[0],
-            )
+        self._feed.lost(self._resource, self._namespace, self._clock())

@@ -16,22 +16,25 @@ class Resource:
     """One kind of object.
 
     Attributes:
-        name: in messages and gaps; unique.
+        name: in messages and gaps; unique. Its part before a dot is the plural.
         group: of the API; "" is the core group.
         version: of the group.
-        plural: in the URL, and in RBAC.
         kind: of the objects, as in owner and target references.
         type: of the decoded objects.
-        fields: field selector; the server leaves out what does not match.
+        fields: field selectors; the server leaves out what does not match.
     """
 
     name: str
     group: str
     version: str
-    plural: str
     kind: str
     type: Any
     fields: tuple[str, ...] = ()
+
+    @property
+    def plural(self) -> str:
+        """The name in the URL, and in RBAC."""
+        return self.name.partition(".")[0]
 
     def path(self, namespace: str | None = None) -> str:
         """Return the path of the URL, for one namespace or (None) for all."""
@@ -42,34 +45,18 @@ class Resource:
 
 
 # Completed pods (of a Job, or evicted for lack of memory) serve nothing, and there may be many of them.
-PODS = Resource("pods", "", "v1", "pods", "Pod", Pod, ("status.phase!=Succeeded", "status.phase!=Failed"))
-ENDPOINT_SLICES = Resource(
-    "endpointslices", "discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", EndpointSlice
-)
-DEPLOYMENTS = Resource("deployments", "apps", "v1", "deployments", "Deployment", WorkloadObject)
-STATEFUL_SETS = Resource("statefulsets", "apps", "v1", "statefulsets", "StatefulSet", WorkloadObject)
-DAEMON_SETS = Resource("daemonsets", "apps", "v1", "daemonsets", "DaemonSet", WorkloadObject)
+PODS = Resource("pods", "", "v1", "Pod", Pod, ("status.phase!=Succeeded", "status.phase!=Failed"))
+ENDPOINT_SLICES = Resource("endpointslices", "discovery.k8s.io", "v1", "EndpointSlice", EndpointSlice)
+DEPLOYMENTS = Resource("deployments", "apps", "v1", "Deployment", WorkloadObject)
+STATEFUL_SETS = Resource("statefulsets", "apps", "v1", "StatefulSet", WorkloadObject)
+DAEMON_SETS = Resource("daemonsets", "apps", "v1", "DaemonSet", WorkloadObject)
 AUTOSCALERS = Resource(
-    "horizontalpodautoscalers",
-    "autoscaling",
-    "v2",
-    "horizontalpodautoscalers",
-    "HorizontalPodAutoscaler",
-    Autoscaler,
+    "horizontalpodautoscalers", "autoscaling", "v2", "HorizontalPodAutoscaler", Autoscaler
 )
 # Only events of autoscalers (the reason of a size) and of nodes (cordoned); a cluster has many others.
-AUTOSCALER_EVENTS = Resource(
-    "events.autoscalers",
-    "",
-    "v1",
-    "events",
-    "Event",
-    KubernetesEvent,
-    ("involvedObject.kind=HorizontalPodAutoscaler",),
-)
-NODE_EVENTS = Resource(
-    "events.nodes", "", "v1", "events", "Event", KubernetesEvent, ("involvedObject.kind=Node",)
-)
+_OF_AUTOSCALERS, _OF_NODES = "involvedObject.kind=HorizontalPodAutoscaler", "involvedObject.kind=Node"
+AUTOSCALER_EVENTS = Resource("events.autoscalers", "", "v1", "Event", KubernetesEvent, (_OF_AUTOSCALERS,))
+NODE_EVENTS = Resource("events.nodes", "", "v1", "Event", KubernetesEvent, (_OF_NODES,))
 
 #: All watched resources. Workloads come before pods and pods before endpoints, so that most references are
 #: known when they arrive; any order gives the same result.

@@ -18,7 +18,7 @@ from hopline_mesh.changes import Context
 from hopline_mesh.kubernetes.api import Api, Timeouts
 from hopline_mesh.kubernetes.credentials import ACCOUNT, Credentials, from_files, in_cluster
 from hopline_mesh.kubernetes.feed import ChangeFeed
-from hopline_mesh.kubernetes.reflector import Pace, Reflector, RequestCounts
+from hopline_mesh.kubernetes.reflector import Pace, Reflector
 from hopline_mesh.kubernetes.resources import NODE_EVENTS, RESOURCES
 from hopline_mesh.scope import Scope
 from hopline_mesh.server_access import is_sent_in_clear
@@ -102,16 +102,10 @@ class KubernetesWatch:
     def gaps(self) -> tuple[Gap, ...]:
         """Return a gap for each resource that is unavailable at present, with the reason."""
         gaps = [Gap("kubernetes", self._absent)] if self._absent else []
-        for task, reflector in zip(self._tasks, self._reflectors, strict=False):
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                gaps.append(Gap(f"kubernetes.{reflector.name}", f"stopped: {task.exception()!r}"))
-            elif reflector.missing():
-                gaps.append(Gap(f"kubernetes.{reflector.name}", reflector.missing()))
+        for each in self._reflectors if self._tasks else ():
+            if reason := each.missing():
+                gaps.append(Gap(f"kubernetes.{each.name}", reason))
         return tuple(gaps)
-
-    def counts(self) -> dict[str, RequestCounts]:
-        """Return the number of requests and events of each resource so far."""
-        return {each.name: each.counts for each in self._reflectors}
 
 
 def kubernetes_watch(

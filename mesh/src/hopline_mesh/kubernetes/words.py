@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hopline_mesh.kubernetes.backends import Key
+from typing import TypeVar
+
 from hopline_mesh.kubernetes.objects import KubernetesEvent
 from hopline_mesh.kubernetes.operation import Operation
 from hopline_mesh.kubernetes.pod import PodState
@@ -15,6 +16,9 @@ TOGETHER_S = 60.0
 #: Maximum length of a text.
 LENGTH = 200
 
+_Key = TypeVar("_Key")
+_Note = TypeVar("_Note")
+
 
 class Words:
     """Notes from events.
@@ -25,8 +29,8 @@ class Words:
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._reasons: dict[WorkloadKey, tuple[float, str]] = {}
-        self._cordoned: dict[str, float] = {}
+        self._reasons: dict[WorkloadKey | str, tuple[float, str]] = {}
+        self._cordoned: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._reasons) + len(self._cordoned)
@@ -41,29 +45,28 @@ class Words:
         at_s = now_s if at is None else at.timestamp()
         if event.reason == "SuccessfulRescale" and target is not None:
             if now_s - at_s <= self._keep_s:
-                self._reasons.pop(target, None)
-                self._reasons[target] = at_s, (event.message or "")[:LENGTH]
+                _put(self._reasons, target, (at_s, (event.message or "")[:LENGTH]))
         elif event.reason == "NodeNotSchedulable":
-            self._cordoned.pop(event.involved_object.name, None)
-            self._cordoned[event.involved_object.name] = at_s
+            _put(self._cordoned, event.involved_object.name, None)
         elif event.reason in ("NodeSchedulable", "RemovingNode"):
             self._cordoned.pop(event.involved_object.name, None)
-        if len(self._reasons) > LIMIT:
-            del self._reasons[next(iter(self._reasons))]
-        if len(self._cordoned) > LIMIT:
-            del self._cordoned[next(iter(self._cordoned))]
 
     def of(self, operation: Operation) -> str:
         """Return an operation's detail, with the autoscaler's reason."""
-        reason = (
-            self._reasons.get(operation.subject) if isinstance(operation.subject, WorkloadKey) else None
-        )
-        if operation.kind != "scale" or reason is None or reason[0] < operation.start_s - TOGETHER_S:
+        at_s, reason = self._reasons.get(operation.subject, (0.0, ""))
+        if operation.kind != "scale" or not reason or at_s < operation.start_s - TOGETHER_S:
             return operation.detail
-        return f"{operation.detail}; autoscaler: {reason[1]}"
+        return f"{operation.detail}; autoscaler: {reason}"
 
-    def of_ending(self, key: Key, pod: PodState) -> str:
+    def of_ending(self, pod: PodState) -> str:
         """Return why a pod ends."""
         if pod.node in self._cordoned:
             return f"pods move away from {pod.node}, which is cordoned"
         return "pods are evicted" if pod.evicted else "pods are deleted"
+
+
+def _put(notes: dict[_Key, _Note], key: _Key, note: _Note) -> None:
+    notes.pop(key, None)
+    notes[key] = note
+    if len(notes) > LIMIT:
+        del notes[next(iter(notes))]

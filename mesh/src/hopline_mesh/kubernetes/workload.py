@@ -38,10 +38,10 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
         template: a hash of the pod template.
         observed: whether the numbers refer to the present specification.
         rolling: whether the controller is replacing pods.
-        deadline_s: maximum time without progress.
-        overdue: the controller's message that this time is exceeded, or "".
         held: number of old pods that must stay (a StatefulSet's partition).
         by_hand: pods are replaced only when a user deletes them, or (paused) not at all.
+        deadline_s: maximum time without progress.
+        overdue: the controller's message that this time is exceeded, or "".
     """
 
     uid: str
@@ -52,10 +52,10 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
     template: int
     observed: bool
     rolling: bool
-    deadline_s: float
-    overdue: str
     held: int
     by_hand: bool
+    deadline_s: float = DEADLINE_S
+    overdue: str = ""
 
     @property
     def distance(self) -> int:
@@ -141,8 +141,6 @@ def _stateful_set(body: WorkloadObject) -> Workload:
         template=crc32(bytes(spec.template)),
         observed=status.observed_generation >= body.metadata.generation,
         rolling=two_versions and updated < desired - held,
-        deadline_s=DEADLINE_S,
-        overdue="",
         held=held if two_versions else 0,
         by_hand=by_hand,
     )
@@ -161,8 +159,6 @@ def _daemon_set(body: WorkloadObject) -> Workload:
         template=crc32(bytes(spec.template)),
         observed=status.observed_generation >= body.metadata.generation,
         rolling=not by_hand and status.updated_number_scheduled < status.current_number_scheduled,
-        deadline_s=DEADLINE_S,
-        overdue="",
         held=max(0, desired - status.updated_number_scheduled) if by_hand else 0,
         by_hand=by_hand,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hopline.errors import ConfigError
-from hopline_mesh.simulate.plan import EDGE_FAULTS, Fault, MeshPlan, Operation
+from hopline_mesh.simulate.plan import EDGE_FAULTS, Fault, Operation
 from hopline_mesh.simulate.topology import Floats, Topology
 
 #: Services and paths with less traffic than this share of the busiest are not chosen, because effects on
@@ -15,90 +15,78 @@ from hopline_mesh.simulate.topology import Floats, Topology
 _SEEN = 0.02
 
 
-def cast(
-    plan: MeshPlan, topology: Topology, rng: np.random.Generator
-) -> tuple[tuple[Fault, ...], tuple[Operation, ...]]:
-    """Return faults and operations with names and Unix times, oldest first.
+class Cast:
+    """Gives faults and operations their services.
 
-    Raises:
-        ConfigError: a name that the mesh does not have, or a call path that it does not have.
+    Args:
+        rate: requests per second that enter the mesh.
     """
-    rates, flows = _traffic(topology, plan.rate)
-    chooser = _Chooser(topology, rates, flows, rng)
-    faults = [
-        replace(chooser.of_fault(fault), start_s=plan.start_s + fault.start_s)
-        for fault in sorted(plan.faults, key=lambda each: each.start_s)
-    ]
-    operations = [
-        replace(chooser.of_operation(each), start_s=plan.start_s + each.start_s)
-        for each in sorted(plan.operations, key=lambda each: each.start_s)
-    ]
-    return tuple(faults), tuple(operations)
 
-
-class _Chooser:
-    def __init__(self, topology: Topology, rates: Floats, flows: Floats, rng: np.random.Generator) -> None:
+    def __init__(self, topology: Topology, rate: float, rng: np.random.Generator) -> None:
         self._topology, self._rng = topology, rng
+        rates, flows = _traffic(topology, rate)
         steady = (topology.spare_of < 0) & ~topology.idle
-        can_be_seen = topology.visibility.sidecar[topology.src]
         self._services = np.flatnonzero(steady & (rates > _SEEN * rates.max()))
         seen = steady[topology.src] & steady[topology.dst] & (flows > _SEEN * flows.max(initial=0.0))
-        self._paths = np.flatnonzero(seen & can_be_seen)
-        self._spares: list[int] = list(np.flatnonzero(topology.spare_of >= 0))
-        self._added: list[str] = []
+        self._paths = np.flatnonzero(seen & topology.sidecar[topology.src])
+        self._spares: list[int] = np.flatnonzero(topology.spare_of >= 0).tolist()
+        self._added: list[int] = []
 
     def of_fault(self, fault: Fault) -> Fault:
+        """Return the fault with the full names of its service and caller.
+
+        Raises:
+            ConfigError: the mesh does not have this service or call path.
+        """
         topology, names = self._topology, self._topology.names
+        service, caller = self._find(fault.service), self._find(fault.caller)
         if fault.kind not in EDGE_FAULTS:
-            service = self._known(fault.service) or names[self._rng.choice(self._services)]
-            return replace(fault, service=service)
-        callee, caller = self._known(fault.service), self._known(fault.caller)
-        if callee and caller:
-            fits = np.flatnonzero(
-                (topology.dst == names.index(callee)) & (topology.src == names.index(caller))
-            )
-        else:
-            fits = self._paths
-            if callee:
-                fits = np.flatnonzero(topology.dst == names.index(callee))
-            elif caller:
-                fits = np.flatnonzero(topology.src == names.index(caller))
+            service = self._rng.choice(self._services) if service is None else service
+            return replace(fault, service=names[service])
+        fits = self._paths
+        if service is not None or caller is not None:
+            to_it = True if service is None else topology.dst == service
+            from_it = True if caller is None else topology.src == caller
+            fits = np.flatnonzero(to_it & from_it)
         if not fits.size:
             raise ConfigError(
-                f"{fault.kind}: {caller or 'no service'} does not call {callee or 'any service'}"
+                f"{fault.kind}: {'no service' if caller is None else names[caller]} does not call "
+                f"{'any service' if service is None else names[service]}"
             )
         edge = int(self._rng.choice(fits))
         return replace(fault, service=names[topology.dst[edge]], caller=names[topology.src[edge]])
 
     def of_operation(self, operation: Operation) -> Operation:
-        topology, names = self._topology, self._topology.names
-        known = self._known(operation.service)
-        if operation.kind == "add":
-            service = known or (names[self._spares.pop(0)] if self._spares else "")
-            if not service or topology.spare_of[names.index(service)] < 0:
-                raise ConfigError(f"add: {service or 'the mesh'} is not a spare service; raise `spares`")
-            self._added.append(service)
-        elif operation.kind == "remove":
-            service = known or (self._added.pop(0) if self._added else "")
-            if not service:
-                raise ConfigError("remove: no service was added before; name a service")
-            if topology.spare_of[names.index(service)] >= 0:
-                self._spares.append(names.index(service))
-        else:
-            service = known or names[self._rng.choice(self._services)]
-        if operation.kind == "scale" and not operation.replicas:
-            usual = int(topology.replicas[names.index(service)])
-            return replace(operation, service=service, replicas=usual + int(self._rng.integers(2, 5)))
-        return replace(operation, service=service)
+        """Return the planned change with the full name of its service, and for `scale` the number of pods.
 
-    def _known(self, name: str) -> str:
-        """Return the full name of a workload; "" is unchanged."""
-        if not name:
-            return name
-        found, names = self._topology.find(name), self._topology.names
-        if found is None:
-            raise ConfigError(f"the mesh has no service {name!r}; it has {', '.join(names[:8])}, …")
-        return names[found]
+        Raises:
+            ConfigError: the mesh does not have this service, or no service fits.
+        """
+        topology, kind, service = self._topology, operation.kind, self._find(operation.service)
+        if service is None:
+            if kind == "add":
+                service = self._spares.pop(0) if self._spares else None
+            elif kind == "remove":
+                service = self._added.pop(0) if self._added else None
+            else:
+                service = int(self._rng.choice(self._services))
+        if kind == "add" and (service is None or topology.spare_of[service] < 0):
+            raise ConfigError(
+                f"add: {operation.service or 'the mesh'} is not a spare service; raise `spares`"
+            )
+        if service is None:
+            raise ConfigError("remove: no service was added before; name a service")
+        if kind == "add":
+            self._added.append(service)
+        elif kind == "remove" and topology.spare_of[service] >= 0:
+            self._spares.append(service)
+        replicas = operation.replicas
+        if kind == "scale" and not replicas:
+            replicas = int(topology.replicas[service]) + int(self._rng.integers(2, 5))
+        return replace(operation, service=topology.names[service], replicas=replicas)
+
+    def _find(self, name: str) -> int | None:
+        return self._topology.find(name) if name else None
 
 
 def _traffic(topology: Topology, rate: float) -> tuple[Floats, Floats]:

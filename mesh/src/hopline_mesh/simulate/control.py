@@ -10,7 +10,7 @@ import msgspec
 
 from hopline.errors import BadRequest, ConfigError
 from hopline_mesh.simulate.exposition import CONTENT_TYPE
-from hopline_mesh.simulate.http_server import Handler
+from hopline_mesh.simulate.http_server import Handler, number
 from hopline_mesh.simulate.live import Live
 from hopline_mesh.simulate.plan import Fault, FaultKind, Operation, OperationKind
 
@@ -33,6 +33,7 @@ class OperationOrder(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _OPERATIONS = {f"/{kind}": kind for kind in get_args(OperationKind)}
+_ORDERS: dict[str, type] = {"/faults": FaultOrder, **dict.fromkeys(_OPERATIONS, OperationOrder)}
 
 
 def handler(live: Live) -> Callable[..., Handler]:
@@ -46,68 +47,45 @@ class _Control(Handler):
         super().__init__(*connection)
 
     def do_GET(self) -> None:
-        """Serve metrics and state."""
-        path, _ = self.target
-        if path == "/metrics":
-            page = self.live.metrics()
-            if page is None:
-                self._refuse(503, "this scrape fails, as planned")
-            else:
-                self.answer(200, page, CONTENT_TYPE)
-        elif path == "/state":
-            self.answer(200, self.live.state())
-        elif path == "/faults":
-            self.answer(200, {"faults": self.live.state()["faults"]})
-        elif path in ("/", "/healthz"):
-            self.answer(200, {"status": "ok", "paths": ["/metrics", "/state", "/faults", *_OPERATIONS]})
-        else:
-            self._refuse(404, f"unknown path {path}")
-
-    def do_POST(self) -> None:
-        """Begin a fault or a planned change."""
+        """Serve metrics and state; begin or end a fault; begin a planned change."""
         path, _ = self.target
         try:
-            content = self.body()
-            if path == "/faults":
-                order = _read(content, FaultOrder)
-                number, fault = self.live.begin(
+            order: Any = self.body(_ORDERS.get(path, dict) if self.command == "POST" else dict)
+            self.answer(*self._reply(path, order))
+        except (BadRequest, ConfigError) as error:
+            self.answer(404 if self.command == "DELETE" else 400, {"error": str(error)})
+
+    do_POST = do_DELETE = do_GET
+
+    def _reply(self, path: str, order: Any) -> tuple[Any, ...]:
+        """Return status and content, and the type of a content that is not JSON."""
+        live = self.live
+        match self.command, path:
+            case "GET", "/metrics":
+                page = live.metrics()
+                if page is None:
+                    return 503, {"error": "this scrape fails, as planned"}
+                return 200, page, CONTENT_TYPE
+            case "GET", "/state":
+                return 200, live.state()
+            case "GET", "/faults":
+                return 200, {"faults": live.state()["faults"]}
+            case "GET", "/" | "/healthz":
+                return 200, {"status": "ok", "paths": ["/metrics", "/state", "/faults", *_OPERATIONS]}
+            case "POST", "/faults":
+                at, fault = live.begin(
                     Fault(order.kind, 0.0, order.duration_s, order.service, order.caller, order.severity)
                 )
-                found = {"id": number, "kind": fault.kind, "service": fault.service}
-                self.answer(201, {**found, "caller": fault.caller or None})
-            elif path in _OPERATIONS:
-                wish = _read(content, OperationOrder)
-                done = self.live.operate(Operation(_OPERATIONS[path], 0.0, wish.service, wish.replicas))
-                self.answer(200, {"kind": done.kind, "service": done.service, "replicas": done.replicas})
-            elif path == "/kubernetes/compact":
-                self.live.log.compact()
-                self.answer(200, {"resource_version": self.live.log.version})
-            else:
-                self._refuse(404, f"unknown path {path}")
-        except (BadRequest, ConfigError) as error:
-            self._refuse(400, str(error))
-
-    def do_DELETE(self) -> None:
-        """End one fault (`/faults/1`), or all (`/faults`)."""
-        path, _ = self.target
-        head, _, number = path.rpartition("/")
-        try:
-            if path == "/faults":
-                ended = [self.live.end(fault["id"]).kind for fault in self.live.state()["faults"]]
-                self.answer(200, {"ended": ended})
-            elif head == "/faults" and number.isdecimal():
-                self.answer(200, {"ended": [self.live.end(int(number)).kind]})
-            else:
-                self._refuse(404, f"unknown path {path}")
-        except BadRequest as error:
-            self._refuse(404, str(error))
-
-    def _refuse(self, status: int, message: str) -> None:
-        self.answer(status, {"error": message})
-
-
-def _read(content: dict[str, Any], of: type[Any]) -> Any:
-    try:
-        return msgspec.convert(content, of)
-    except msgspec.ValidationError as error:
-        raise BadRequest(str(error)) from error
+                found = {"id": at, "kind": fault.kind, "service": fault.service}
+                return 201, {**found, "caller": fault.caller or None}
+            case "POST", "/kubernetes/compact":
+                live.log.compact()
+                return 200, {"resource_version": live.log.version}
+            case "POST", _ if path in _OPERATIONS:
+                done = live.operate(Operation(_OPERATIONS[path], 0.0, order.service, order.replicas))
+                return 200, {"kind": done.kind, "service": done.service, "replicas": done.replicas}
+            case "DELETE", "/faults":
+                return 200, {"ended": [live.end(fault["id"]).kind for fault in live.state()["faults"]]}
+            case "DELETE", _ if (ends := number(path.removeprefix("/faults/"))) is not None:
+                return 200, {"ended": [live.end(ends).kind]}
+        return 404, {"error": f"unknown path {path}"}

@@ -6,7 +6,7 @@ adds in a real cluster (`namespace`, `pod`) are part of the series.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -33,218 +33,187 @@ _GRPC = {
 }
 
 
-class CpuMeter:
-    """CPU seconds of each pod since its start."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[int, float] = {}
-
-    def count(self, world: World, step_s: float) -> None:
-        """Add the CPU seconds of the last step."""
-        serials = world.pods.serial.tolist()
-        used = self.seconds
-        self.seconds = {
-            serial: used.get(serial, 0.0) + cores * step_s
-            for serial, cores in zip(serials, world.pod_cpu.tolist(), strict=True)
-        }
-
-
-def render(world: World, traffic: Traffic, cpu: CpuMeter) -> bytes:
+def render(world: World, traffic: Traffic) -> bytes:
     """Return the page."""
-    lines: list[str] = []
-    lines += _istio(world, traffic)
-    lines += _cadvisor(world, cpu)
-    lines += _kube_state(world)
+    pods = _pod_labels(world)
+    lines = [*_istio(world, traffic, pods), *_cadvisor(world, pods), *_kube_state(world, pods)]
     return ("\n".join(lines) + "\n").encode()
 
 
-def _head(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Yield the lines of a metric; samples are labels and values."""
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        yield f"{name}{{{labels}}} {value}"
 
 
-def _istio(world: World, traffic: Traffic) -> Iterator[str]:
-    pods = _pod_names(world)
-    both = (("source", traffic.source), ("destination", traffic.destination))
-    rows = [(counters, _rows(world, traffic, counters, reporter, pods)) for reporter, counters in both]
-    yield from _head("istio_requests_total", "counter", "Requests, by how they ended.")
-    for counters, labelled in rows:
+def _pod_labels(world: World) -> dict[int, str]:
+    """Return the labels of namespace and name of each pod, by its serial number."""
+    columns = (world.pods.serial, world.pods.service, world.pods.revision)
+    found = {}
+    for serial, service, revision in zip(*(column.tolist() for column in columns), strict=True):
+        full = world.topology.names[service]
+        found[serial] = f'namespace="{names.split(full)[0]}",pod="{names.pod(full, revision, serial)}"'
+    return found
+
+
+def _istio(world: World, traffic: Traffic, pods: dict[int, str]) -> Iterator[str]:
+    source = _rows(world, traffic, traffic.source, "source", pods)
+    destination = _rows(world, traffic, traffic.destination, "destination", pods)
+    both = ((traffic.source, source, traffic.src), (traffic.destination, destination, traffic.dst))
+    requests = []
+    for counters, rows, _ in both:
         ends = counters.ends.tolist()
-        for row, labels, grpc in labelled:
+        for row, labels, grpc in rows:
             for end, (code, status, flags) in (_GRPC if grpc else _HTTP).items():
                 # As in Envoy, a counter exists only after its first request.
                 if ends[row][end] or end == FINE:
-                    yield (
-                        f'istio_requests_total{{{labels},response_code="{code}",'
-                        f'grpc_response_status="{status}",response_flags="{flags}"}} {ends[row][end]}'
+                    answer = (
+                        f'response_code="{code}",grpc_response_status="{status}",response_flags="{flags}"'
                     )
+                    requests.append((f"{labels},{answer}", ends[row][end]))
+    yield from _family("istio_requests_total", "counter", "Requests, by how they ended.", requests)
     name = "istio_request_duration_milliseconds"
-    yield from _head(name, "histogram", "Duration of requests.")
-    has_durations = world.topology.visibility.durations
-    for reporter, (counters, labelled) in enumerate(rows):
-        counting = (traffic.src, traffic.dst)[reporter]
+    yield from _family(name, "histogram", "Duration of requests.", ())
+    for counters, rows, counting in both:
         cumulated = np.cumsum(counters.buckets, axis=1).tolist()
-        for row, labels, grpc in labelled:
-            tail = (
-                ',response_code="200",grpc_response_status="0"'
-                if grpc
-                else ',response_code="200",grpc_response_status=""'
-            )
-            if not has_durations[counting[counters.path[row]]]:
+        for row, labels, grpc in rows:
+            if not world.topology.durations[counting[counters.path[row]]]:
                 continue
-            seen = cumulated[row]
-            for bound, value in zip(_LE, seen, strict=True):
-                yield f'{name}_bucket{{{labels}{tail},le="{bound}"}} {value}'
-            yield f"{name}_sum{{{labels}{tail}}} {counters.total_ms[row]:.3f}"
-            yield f"{name}_count{{{labels}{tail}}} {seen[-1]}"
-    if not world.topology.visibility.tcp:
-        return
-    for what, text in (("opened", "Connections opened."), ("closed", "Connections closed.")):
-        name = f"istio_tcp_connections_{what}_total"
-        yield from _head(name, "counter", text)
-        counters, labelled = rows[1]
-        values = getattr(counters, what).tolist()
-        for row, labels, _ in labelled:
-            yield f"{name}{{{labels}}} {values[row]}"
+            labels += f',response_code="200",grpc_response_status="{"0" if grpc else ""}"'
+            for bound, value in zip(_LE, cumulated[row], strict=True):
+                yield f'{name}_bucket{{{labels},le="{bound}"}} {value}'
+            yield f"{name}_sum{{{labels}}} {counters.total_ms[row]:.3f}"
+            yield f"{name}_count{{{labels}}} {cumulated[row][-1]}"
+    if world.topology.tcp:
+        for what in ("opened", "closed"):
+            values = getattr(traffic.destination, what).tolist()
+            connections = [(labels, values[row]) for row, labels, _ in destination]
+            name = f"istio_tcp_connections_{what}_total"
+            yield from _family(name, "counter", f"Connections {what}.", connections)
 
 
 def _rows(
-    world: World, traffic: Traffic, counters: Counters, reporter: str, pods: dict[int, tuple[str, str]]
+    world: World, traffic: Traffic, counters: Counters, reporter: str, pods: dict[int, str]
 ) -> list[tuple[int, str, bool]]:
     """Return row, labels and whether it is gRPC, for each counter of an existing pod."""
     topology, found = world.topology, []
-    seen = topology.visibility
+    policy = "mutual_tls" if reporter == "destination" else "unknown"
     for row, (path, serial) in enumerate(
         zip(counters.path.tolist(), counters.serial.tolist(), strict=True)
     ):
         if serial >= 0 and serial not in pods:
             continue
         src, dst = int(traffic.src[path]), int(traffic.dst[path])
-        if not seen.sidecar[src if reporter == "source" else dst]:
+        if not topology.sidecar[src if reporter == "source" else dst]:
             continue  # nothing counts there
-        # A proxy knows the workload at the other end only from the proxy there.
-        from_name, from_space = _workload(topology, src)
-        to_name, to_space = _workload(topology, dst)
-        from_app = "unknown" if from_name == "unknown" else names.split(seen.services[src])[1]
-        called_space, called = names.split(seen.services[dst])
-        to_app = "unknown" if to_name == "unknown" else called
+        space, called = names.split(topology.services[dst])
         grpc = bool(topology.grpc[dst])
         labels = (
-            f'reporter="{reporter}",source_workload="{from_name}",source_workload_namespace="{from_space}",'
-            f'source_canonical_service="{from_app}",source_app="{from_app}",'
-            f'destination_workload="{to_name}",destination_workload_namespace="{to_space}",'
-            f'destination_canonical_service="{to_app}",destination_app="{to_app}",'
-            f'destination_service="{called}.{called_space}.svc.cluster.local",'
-            f'destination_service_name="{called}",destination_service_namespace="{called_space}",'
-            f'request_protocol="{"grpc" if grpc else "http"}",'
-            f'connection_security_policy="{"mutual_tls" if reporter == "destination" else "unknown"}"'
+            f'reporter="{reporter}",{_workload(topology, src, "source")},'
+            f"{_workload(topology, dst, 'destination')},"
+            f'destination_service="{called}.{space}.svc.cluster.local",'
+            f'destination_service_name="{called}",destination_service_namespace="{space}",'
+            f'request_protocol="{"grpc" if grpc else "http"}",connection_security_policy="{policy}"'
         )
         if serial >= 0:
-            space, pod = pods[serial]
-            labels += f',namespace="{space}",pod="{pod}"'
+            labels += f",{pods[serial]}"
         found.append((row, labels, grpc))
     return found
 
 
-def _workload(topology: Topology, service: int) -> tuple[str, str]:
-    """Return name and namespace of a workload as a proxy knows it; -1 is outside of the mesh."""
-    if service < 0 or not topology.visibility.sidecar[service]:
-        return "unknown", "unknown"
-    space, name = names.split(topology.names[service])
-    return name, space
+def _workload(topology: Topology, service: int, end: str) -> str:
+    """Return the labels of one end of a call; -1 is outside of the mesh."""
+    space = name = app = "unknown"
+    # A proxy knows the workload at the other end only from the proxy there.
+    if service >= 0 and topology.sidecar[service]:
+        space, name = names.split(topology.names[service])
+        app = names.split(topology.services[service])[1]
+    return (
+        f'{end}_workload="{name}",{end}_workload_namespace="{space}",'
+        f'{end}_canonical_service="{app}",{end}_app="{app}"'
+    )
 
 
-def _pod_names(world: World) -> dict[int, tuple[str, str]]:
-    """Return namespace and name of each pod, by its serial number."""
-    found, pods = {}, world.pods
-    for serial, service, revision in zip(
-        pods.serial.tolist(), pods.service.tolist(), pods.revision.tolist(), strict=True
-    ):
-        full = world.topology.names[service]
-        found[serial] = (names.split(full)[0], names.pod(full, revision, serial))
-    return found
-
-
-def _cadvisor(world: World, cpu: CpuMeter) -> Iterator[str]:
+def _cadvisor(world: World, labelled: dict[int, str]) -> Iterator[str]:
     """Yield metrics of each pod's container, its proxy, and (without a container name) their sum."""
-    labelled = _pod_names(world)
-    rows = []
-    seen = world.topology.visibility
-    for serial, service, memory in zip(
-        world.pods.serial.tolist(), world.pods.service.tolist(), world.pod_memory.tolist(), strict=True
-    ):
-        if not seen.containers[service]:
+    pods, topology = world.pods, world.topology
+    columns = (pods.serial, pods.service, pods.cpu_s, pods.memory_bytes)
+    cpu, memory = [], []
+    for serial, service, used, held in zip(*(column.tolist() for column in columns), strict=True):
+        if not topology.containers[service]:
             continue
-        space, pod = labelled[serial]
-        used = cpu.seconds.get(serial, 0.0)
-        proxy = [("istio-proxy", 0.1 * used, 5e7)] if seen.sidecar[service] else []
-        for container, seconds, held in (
-            ("app", 0.9 * used if proxy else used, memory),
-            *proxy,
-            ("", used, memory + 5e7 if proxy else memory),
-        ):
-            rows.append((f'container="{container}",namespace="{space}",pod="{pod}"', seconds, held))
-    name = "container_cpu_usage_seconds_total"
-    yield from _head(name, "counter", "CPU time in seconds.")
-    for labels, seconds, _ in rows:
-        yield f'{name}{{{labels},cpu="total"}} {seconds:.4f}'
+        parts = [("app", used, held), ("", used, held)]
+        if topology.sidecar[service]:
+            parts = [("app", 0.9 * used, held), ("istio-proxy", 0.1 * used, 5e7), ("", used, held + 5e7)]
+        for container, seconds, size in parts:
+            labels = f'container="{container}",{labelled[serial]}'
+            cpu.append((f'{labels},cpu="total"', f"{seconds:.4f}"))
+            memory.append((labels, f"{size:.0f}"))
+    yield from _family("container_cpu_usage_seconds_total", "counter", "CPU time in seconds.", cpu)
     name = "container_memory_working_set_bytes"
-    yield from _head(name, "gauge", "Memory that cannot be freed.")
-    for labels, _, held in rows:
-        yield f"{name}{{{labels}}} {held:.0f}"
+    yield from _family(name, "gauge", "Memory that cannot be freed.", memory)
 
 
-def _kube_state(world: World) -> Iterator[str]:
+def _kube_state(world: World, labelled: dict[int, str]) -> Iterator[str]:
     pods, fleet, all_names = world.pods, world.fleet, world.topology.names
-    named = _pod_names(world).values()
-    rows = [
-        (*name, service, revision)
-        for name, service, revision in zip(
-            named, pods.service.tolist(), pods.revision.tolist(), strict=True
-        )
+    versions = list(zip(pods.service.tolist(), pods.revision.tolist(), strict=True))
+    sets = {pair: names.replica_set(all_names[pair[0]], pair[1]) for pair in sorted(set(versions))}
+    owners = [
+        (f'{pod},owner_kind="ReplicaSet",owner_name="{sets[pair]}",owner_is_controller="true"', 1)
+        for pod, pair in zip(labelled.values(), versions, strict=True)
     ]
-    yield from _head("kube_pod_owner", "gauge", "Owner of a pod.")
-    for space, pod, service, revision in rows:
-        owner = names.replica_set(all_names[service], revision)
-        yield (
-            f'kube_pod_owner{{namespace="{space}",pod="{pod}",owner_kind="ReplicaSet",'
-            f'owner_name="{owner}",owner_is_controller="true"}} 1'
+    yield from _family("kube_pod_owner", "gauge", "Owner of a pod.", owners)
+    restarts = [
+        (f'{pod},container="app"', count)
+        for pod, count in zip(labelled.values(), pods.restarts.tolist(), strict=True)
+    ]
+    name = "kube_pod_container_status_restarts_total"
+    yield from _family(name, "counter", "Restarts of a container.", restarts)
+    deployments = [names.split(full) for full in all_names]
+    owners = [
+        (
+            f'namespace="{deployments[service][0]}",replicaset="{replica_set}",owner_kind="Deployment",'
+            f'owner_name="{deployments[service][1]}",owner_is_controller="true"',
+            1,
         )
-    yield from _head("kube_pod_container_status_restarts_total", "counter", "Restarts of a container.")
-    for (space, pod, _, _), restarts in zip(rows, pods.restarts.tolist(), strict=True):
-        yield (
-            f'kube_pod_container_status_restarts_total{{namespace="{space}",pod="{pod}",container="app"}} '
-            f"{restarts}"
-        )
-    yield from _head("kube_replicaset_owner", "gauge", "Owner of a replica set.")
-    for service, revision in sorted({(service, revision) for _, _, service, revision in rows}):
-        space, name = names.split(all_names[service])
-        yield (
-            f'kube_replicaset_owner{{namespace="{space}",'
-            f'replicaset="{names.replica_set(all_names[service], revision)}",owner_kind="Deployment",'
-            f'owner_name="{name}",owner_is_controller="true"}} 1'
-        )
-    s = len(all_names)
-    existing = np.bincount(pods.service[pods.staying()], minlength=s)
-    newest = pods.staying() & (pods.revision == fleet.revision[pods.service])
-    counts = {
-        "kube_deployment_spec_replicas": ("Wanted pods.", fleet.desired),
-        "kube_deployment_status_replicas": ("Existing pods.", existing),
-        "kube_deployment_status_replicas_available": ("Pods that serve.", world.ready),
-        "kube_deployment_status_replicas_ready": ("Pods that are ready.", world.ready),
-        "kube_deployment_status_replicas_unavailable": (
-            "Pods that do not serve.",
-            np.maximum(existing - world.ready, 0),
-        ),
-        "kube_deployment_status_replicas_updated": (
-            "Pods of the newest version.",
-            np.bincount(pods.service[newest], minlength=s),
-        ),
-    }
-    for metric, (text, values) in counts.items():
-        yield from _head(metric, "gauge", text)
-        for service in np.flatnonzero(fleet.running).tolist():
-            space, name = names.split(all_names[service])
-            yield f'{metric}{{namespace="{space}",deployment="{name}"}} {int(values[service])}'
+        for (service, _), replica_set in sets.items()
+    ]
+    yield from _family("kube_replicaset_owner", "gauge", "Owner of a replica set.", owners)
+    staying = pods.staying()
+    newest = staying & (pods.revision == fleet.revision[pods.service])
+    existing, updated = (
+        np.bincount(pods.service[each], minlength=len(all_names)) for each in (staying, newest)
+    )
+    for metric, text, values in (
+        ("spec_replicas", "Wanted pods.", fleet.desired),
+        ("status_replicas", "Existing pods.", existing),
+        ("status_replicas_available", "Pods that serve.", world.ready),
+        ("status_replicas_ready", "Pods that are ready.", world.ready),
+        ("status_replicas_unavailable", "Pods that do not serve.", np.maximum(existing - world.ready, 0)),
+        ("status_replicas_updated", "Pods of the newest version.", updated),
+    ):
+        samples = [
+            ('namespace="{}",deployment="{}"'.format(*deployments[service]), int(values[service]))
+            for service in np.flatnonzero(fleet.running).tolist()
+        ]
+        yield from _family(f"kube_deployment_{metric}", "gauge", text, samples)
+
+
+_CONFIG = """\
+# Written by `hopline mesh simulate`; prometheus --config.file=<this file>
+global:
+  scrape_interval: {interval}ms
+  scrape_timeout: {interval}ms
+  evaluation_interval: {interval}ms
+scrape_configs:
+  - job_name: mesh
+    # `namespace` and `pod` are those of the simulated pods.
+    honor_labels: true
+    static_configs:
+      - targets: ["{host}:{port}"]
+"""
 
 
 def prometheus_config(port: int, interval_s: float = 15.0, host: str = "127.0.0.1") -> str:
@@ -254,17 +223,4 @@ def prometheus_config(port: int, interval_s: float = 15.0, host: str = "127.0.0.
         port: of `/metrics` of the simulation.
         interval_s: seconds from one scrape to the next, at least 0.001.
     """
-    interval = f"{max(1, round(interval_s * 1000))}ms"
-    return (
-        "# Written by `hopline mesh simulate`; prometheus --config.file=<this file>\n"
-        "global:\n"
-        f"  scrape_interval: {interval}\n"
-        f"  scrape_timeout: {interval}\n"
-        f"  evaluation_interval: {interval}\n"
-        "scrape_configs:\n"
-        "  - job_name: mesh\n"
-        "    # `namespace` and `pod` are those of the simulated pods.\n"
-        "    honor_labels: true\n"
-        "    static_configs:\n"
-        f'      - targets: ["{host}:{port}"]\n'
-    )
+    return _CONFIG.format(interval=max(1, round(interval_s * 1000)), host=host, port=port)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.errors import BadRequest
+from hopline_mesh.changes import ChangeKind
+from hopline_mesh.simulate import names
 from hopline_mesh.simulate.journal import Journal
 from hopline_mesh.simulate.lognormal import Floats
+from hopline_mesh.simulate.plan import Operation
 from hopline_mesh.simulate.pods import START_S, Pods
 from hopline_mesh.simulate.topology import Topology
 
@@ -28,25 +32,17 @@ _HPA_LOOKS = 20
 SHIFT = 0.3
 #: A rollout without progress for this time is stuck.
 DEADLINE_S = 120.0
+#: Changes that end when all wanted pods are ready.
+_DONE: tuple[ChangeKind, ...] = ("scale", "rollout", "drain", "added")
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A message of a controller, which Kubernetes stores as an Event.
+class Note(NamedTuple):
+    """A message of a controller, which Kubernetes stores as an Event."""
 
-    Attributes:
-        number: increases by one.
-        time_s: simulated time.
-        kind: of its object: Node (`subject` is a node) or HorizontalPodAutoscaler (a service).
-        subject: number of the node or service.
-        reason, message: as in Kubernetes.
-    """
-
-    number: int
-    time_s: float
-    kind: str
-    subject: int
-    reason: str
+    time_s: float  # simulated
+    kind: str  # of its object: Node or HorizontalPodAutoscaler
+    subject: int  # number of the node, or of the service
+    reason: str  # as in Kubernetes, like the message
     message: str
 
 
@@ -59,7 +55,9 @@ class Fleet:
         revision: int64 [s], version of new pods.
         shifted: service with a share of pods on a new version -> version of the other pods.
         failing: services whose newest version never becomes ready.
-        notes: the newest messages.
+        progress_s: services whose rollout is under way -> time of its last progress.
+        generation, changed_s: int64 and float64 [s], number and time of the last change of what is wanted.
+        notes: the newest messages; a reader takes them out.
     """
 
     def __init__(
@@ -74,98 +72,125 @@ class Fleet:
         self.failing: set[int] = set()
         self._highest = self.revision.copy()
         self._dirty: set[int] = set()
-        self._progress_s: dict[int, float] = {}
+        self.progress_s: dict[int, float] = {}
+        self.generation = self.revision.copy()
+        self.changed_s = np.full(len(topology.names), now_s)
         self._looks = np.tile(self.desired, (_HPA_LOOKS, 1))
         self._looked_s = now_s
         # Weight of the newest measurement in the smoothed use.
         self._newest = 1.0 - math.exp(-HPA_S / window_s) if window_s else 1.0
         self._usage: Floats | None = None
         self._pods_seen = np.zeros(len(topology.names), dtype=np.int64)
-        self._notes = 0
         self.notes: deque[Note] = deque(maxlen=200)
         for service in np.flatnonzero(self.running):
             pods.create(int(service), int(self.desired[service]), 1, now_s - 3600.0, rng, START_S)
 
-    def scale(self, service: int, replicas: int, now_s: float) -> None:
-        """Set the wanted number of pods."""
-        before = int(self.desired[service])
-        if replicas == before:
-            return
-        self.desired[service] = replicas
-        self._looks[:, service] = replicas
-        self._dirty.add(service)
-        self._journal.begin("scale", self._name(service), now_s, pods=(before, replicas))
+    def operate(self, operation: Operation, now_s: float) -> None:
+        """Begin a planned change.
+
+        Raises:
+            BadRequest: the service does not run, or runs already.
+        """
+        service, kind = self._topology.find(operation.service), operation.kind
+        if self.running[service] == (kind == "add"):
+            state = "runs already" if kind == "add" else "does not run"
+            raise BadRequest(f"{kind}: {operation.service} {state}")
+        if kind == "scale":
+            self._looks[:, service] = operation.replicas
+            self._scale(service, operation.replicas, now_s)
+        elif kind == "rollout":
+            self.roll_out(service, now_s)
+        elif kind == "shift":
+            before = int(self.revision[service]) - (service in self.failing)
+            self.roll_out(service, now_s)
+            self.shifted[service] = before
+        elif kind == "drain":
+            self._drain(service, now_s)
+        elif kind == "add":
+            self._add(service, now_s)
+        else:
+            self._remove(service, now_s)
 
     def roll_out(self, service: int, now_s: float, *, fails: bool = False) -> None:
-        """Replace all pods by pods of a new version."""
-        self._highest[service] += 1
-        self.revision[service] = self._highest[service]
+        """Replace all pods by pods of a new version, which never becomes ready if it fails."""
+        self._new_version(service, now_s)
         self.shifted.pop(service, None)
-        (self.failing.add if fails else self.failing.discard)(service)
-        self._dirty.add(service)
-        self._progress_s[service] = now_s
-        self._journal.begin("rollout", self._name(service), now_s, f"revision {self.revision[service]}")
+        if fails:
+            self.failing.add(service)
+        else:
+            self._recover(service, now_s)
+        self.progress_s[service] = now_s
+        self._journal.begin("rollout", service, now_s, f"revision {self.revision[service]}")
 
     def roll_back(self, service: int, now_s: float) -> None:
-        """Return to the previous version after a failing one."""
+        """Return to the previous version, if the present one fails."""
         if service in self.failing:
-            self.failing.discard(service)
+            self._recover(service, now_s)
             self.revision[service] -= 1
-            self._dirty.add(service)
-            self._journal.end("stuck_rollout", self._name(service), now_s)
+            self._wants(service, now_s)
 
-    def shift(self, service: int, now_s: float) -> None:
-        """Run a new version in a share of the pods; the others are unchanged."""
-        before = int(self.revision[service]) - (service in self.failing)
-        self.roll_out(service, now_s)
-        self.shifted[service] = before
+    def _recover(self, service: int, now_s: float) -> None:
+        self.failing.discard(service)
+        self._journal.end(now_s, service, "stuck_rollout")
 
-    def add(self, service: int, now_s: float) -> None:
-        """Start a service that does not run."""
-        if not self.running[service]:
-            self.running[service] = True
-            self._highest[service] += 1
-            self.revision[service] = self._highest[service]
-            self.desired[service] = max(2, math.ceil(0.5 * self._topology.replicas[service]))
-            self._looks[:, service] = self.desired[service]
-            self._dirty.add(service)
-            self._journal.begin("added", self._name(service), now_s, f"{self.desired[service]} pods")
+    def is_stuck(self, service: int, now_s: float) -> bool:
+        """Whether the newest version of a service fails, and its deadline is over."""
+        return service in self.failing and now_s - self.progress_s.get(service, now_s) > DEADLINE_S
 
-    def remove(self, service: int, now_s: float) -> None:
-        """Remove a service; its callers must have stopped calling it."""
-        if self.running[service]:
-            self.running[service] = False
-            self.desired[service] = 0
-            self.shifted.pop(service, None)
-            self._dirty.discard(service)
-            name = self._name(service)
-            for kind in ("scale", "rollout", "drain", "added"):
-                self._journal.end(kind, name, now_s)
-            self._journal.end("stuck_rollout", name, now_s)
-            self._journal.begin("removed", name, now_s, "deleted")
-            self._journal.end("removed", name, now_s)
-            pods = self._pods
-            pods.delete(np.flatnonzero((pods.service == service) & pods.staying()), now_s)
+    def _new_version(self, service: int, now_s: float) -> None:
+        self._highest[service] += 1
+        self.revision[service] = self._highest[service]
+        self._wants(service, now_s)
 
-    def drain(self, machine: int, now_s: float) -> list[int]:
-        """Evict the pods of a node, never all pods of a service (as with a disruption budget).
+    def _wants(self, service: int, now_s: float) -> None:
+        """Note that other pods are wanted."""
+        self._dirty.add(service)
+        self.generation[service] += 1
+        self.changed_s[service] = now_s
 
-        Returns: the services that lost pods.
-        """
+    def _scale(self, service: int, replicas: int, now_s: float) -> None:
+        before = int(self.desired[service])
+        if replicas != before:
+            self.desired[service] = replicas
+            self._wants(service, now_s)
+            self._journal.begin("scale", service, now_s, pods=(before, replicas))
+
+    def _add(self, service: int, now_s: float) -> None:
+        self.running[service] = True
+        self.generation[service] = 0
+        self._new_version(service, now_s)
+        self.desired[service] = max(2, math.ceil(0.5 * self._topology.replicas[service]))
+        self._looks[:, service] = self.desired[service]
+        self.progress_s[service] = now_s
+        self._journal.begin("added", service, now_s, f"{self.desired[service]} pods")
+
+    def _remove(self, service: int, now_s: float) -> None:
+        """Remove a service; its callers stop calling it immediately."""
+        self.running[service] = False
+        self.desired[service] = 0
+        self.shifted.pop(service, None)
+        self._dirty.discard(service)
         pods = self._pods
+        self._journal.end(now_s, service, *_DONE, "stuck_rollout")
+        self._journal.begin("removed", service, now_s, "deleted")
+        self._journal.end(now_s, service, "removed")
+        pods.delete(np.flatnonzero((pods.service == service) & pods.staying()), now_s)
+
+    def _drain(self, service: int, now_s: float) -> None:
+        """Evict the pods of a node of the service, never all pods of a service (a disruption budget)."""
+        pods, staying = self._pods, self._pods.staying()
+        rows = np.flatnonzero((pods.service == service) & staying)
+        machine = int(pods.node[rows[0]]) if rows.size else 0
         ready = np.bincount(pods.service[pods.ready(now_s)], minlength=len(self.desired))
-        on_it = np.flatnonzero((pods.node == machine) & pods.staying())
-        services: list[int] = []
-        self._note(now_s, "Node", machine, "NodeNotSchedulable", f"Node machine-{machine + 1} is cordoned")
-        for service in np.unique(pods.service[on_it]):
-            rows = on_it[pods.service[on_it] == service]
-            rows = rows[: max(0, int(ready[service]) // 2)]
-            if len(rows):
+        on_it = np.flatnonzero((pods.node == machine) & staying)
+        node = names.machine(machine)
+        self.notes.append(Note(now_s, "Node", machine, "NodeNotSchedulable", f"Node {node} is cordoned"))
+        for owner in np.unique(pods.service[on_it]).tolist():
+            rows = on_it[pods.service[on_it] == owner][: ready[owner] // 2]
+            if rows.size:
                 pods.delete(rows, now_s, evicted=True)
-                self._dirty.add(int(service))
-                services.append(int(service))
-                self._journal.begin("drain", self._name(int(service)), now_s, f"machine-{machine + 1}")
-        return services
+                self._dirty.add(owner)
+                self._journal.begin("drain", owner, now_s, node)
 
     def autoscale(self, cpu_cores: Floats, ready: NDArray[np.int64], now_s: float) -> None:
         """Scale with the load, as the horizontal pod autoscaler does.
@@ -194,18 +219,12 @@ class Fleet:
         self._looks[0] = wanted
         wanted = np.where(wanted > self.desired, wanted, np.minimum(self._looks.max(axis=0), self.desired))
         free = self.running & (topology.max_replicas > topology.replicas) & (wanted != self.desired)
-        for service in np.flatnonzero(free):
-            if ready[service] and int(service) not in self._progress_s:
-                looks = self._looks[:, service].copy()
-                self._note(
-                    now_s,
-                    "HorizontalPodAutoscaler",
-                    int(service),
-                    "SuccessfulRescale",
-                    f"New size: {wanted[service]}; reason: cpu resource utilization",
-                )
-                self.scale(int(service), int(wanted[service]), now_s)
-                self._looks[:, service] = looks
+        for service in np.flatnonzero(free).tolist():
+            if ready[service] and service not in self.progress_s:
+                text = f"New size: {wanted[service]}; reason: cpu resource utilization"
+                kind, reason = "HorizontalPodAutoscaler", "SuccessfulRescale"
+                self.notes.append(Note(now_s, kind, service, reason, text))
+                self._scale(service, int(wanted[service]), now_s)
 
     def reconcile(self, now_s: float) -> None:
         """Run one round of the controllers, which moves pods towards the wanted state."""
@@ -222,7 +241,9 @@ class Fleet:
         wanted_old = desired - wanted_new
         new, old = int(is_new.sum()), int((~is_new).sum())
         if new == wanted_new and old == wanted_old and ready.all():
-            self._done(service, now_s)
+            self._dirty.discard(service)
+            self.progress_s.pop(service, None)
+            self._journal.end(now_s, service, *_DONE)
             return
         if new > wanted_new:
             # Delete pods that are not ready first, then the youngest.
@@ -236,7 +257,7 @@ class Fleet:
             idle = int((~ready[order]).sum())
             pods.delete(rows[order][: min(old - wanted_old, idle + max(0, spare))], now_s)
             if spare > 0 or idle:
-                self._progress_s[service] = now_s
+                self.progress_s[service] = now_s
         room = max(0, desired + max(1, math.ceil(0.25 * desired)) - len(rows))
         if new < wanted_new and room:
             count = min(wanted_new - new, room)
@@ -247,23 +268,6 @@ class Fleet:
         if old < wanted_old and room:
             count = min(wanted_old - old, room)
             pods.create(service, count, self.shifted[service], now_s, self._rng, START_S)
-        if service in self.failing and now_s - self._progress_s.get(service, now_s) > DEADLINE_S:
-            self._journal.trouble(
-                "stuck_rollout",
-                self._name(service),
-                now_s,
-                f"revision {self.revision[service]} has no ready pod",
-            )
-
-    def _done(self, service: int, now_s: float) -> None:
-        self._dirty.discard(service)
-        self._progress_s.pop(service, None)
-        for kind in ("scale", "rollout", "drain", "added"):
-            self._journal.end(kind, self._name(service), now_s)
-
-    def _note(self, now_s: float, kind: str, subject: int, reason: str, message: str) -> None:
-        self.notes.append(Note(self._notes, now_s, kind, subject, reason, message))
-        self._notes += 1
-
-    def _name(self, service: int) -> str:
-        return self._topology.names[service]
+        if self.is_stuck(service, now_s):
+            text = f"revision {self.revision[service]} has no ready pod"
+            self._journal.trouble("stuck_rollout", service, now_s, text)

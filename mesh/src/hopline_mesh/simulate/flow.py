@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hopline_mesh.simulate.lognormal import Floats, share_above
+from hopline_mesh.simulate.lognormal import Floats, Latencies, share_above
 from hopline_mesh.simulate.topology import Topology
 
 #: Longest wait of a request for a free worker, in service times, because queues are bounded.
@@ -23,84 +23,47 @@ _MAX_SHARE = 0.999999
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """The conditions of one step; arrays over services [s] or edges [e].
+    """The conditions of one step; arrays over services [s] or edges [e]."""
 
-    Attributes:
-        entering: requests per second from outside [s].
-        calls: calls per request of the caller [e]; 0 for unused paths.
-        ready: pods that serve [s].
-        slow_mean, slow_square: mean and mean square, over the ready pods, of the factor on the usual time
-            of a request in a pod [s].
-        own_ms: usual time in the service itself [s].
-        own_errors: share of requests that fail in the service itself [s].
-        loss: share of calls that never arrive and time out [e].
-        delay_ms: additional time in the network [e].
-        resend: how many times each call is sent, usually 1 [e].
-    """
-
-    entering: Floats
-    calls: Floats
-    ready: Floats
-    slow_mean: Floats
-    slow_square: Floats
-    own_ms: Floats
-    own_errors: Floats
-    loss: Floats
-    delay_ms: Floats
-    resend: Floats
+    entering: Floats  # [s], requests per second from outside
+    calls: Floats  # [e], calls per request of the caller; 0 for unused paths
+    ready: Floats  # [s], pods that serve
+    slow_mean: Floats  # [s], mean over the ready pods of the factor on the usual time of a request in a pod
+    slow_square: Floats  # [s], mean square of that factor
+    own_ms: Floats  # [s], usual time in the service itself
+    own_errors: Floats  # [s], share of requests that fail in the service itself
+    loss: Floats  # [e], share of calls that never arrive and time out
+    delay_ms: Floats  # [e], additional time in the network
+    resend: Floats  # [e], how many times each call is sent, usually 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """The state of one step.
+    """The state of one step; arrays over services [s] or edges [e]."""
 
-    Attributes:
-        arrived: requests per second that reach a pod of the service [s], from outside and from callers.
-        errors: share of them with an error response [s].
-        busy: utilisation of the workers [s]; above 1 requests are rejected.
-        served: requests per second that were processed [s].
-        mean_ms, variance: latency at the server of requests that are not stuck [s].
-        stuck: share of the requests that wait for a timeout somewhere below [s].
-        stuck_ms: their latency [s].
-        in_flight: requests in the service, by Little's law [s].
-        sent: attempts per second [e].
-        received: attempts per second that reach the callee [e].
-        failed: share of the attempts that fail, as the caller sees it [e].
-        client_ms, client_variance: latency of an attempt at the caller, if not stuck [e].
-        client_stuck, client_stuck_ms: share of attempts that are stuck, and their latency [e].
-    """
-
-    arrived: Floats
-    errors: Floats
-    busy: Floats
-    served: Floats
-    mean_ms: Floats
-    variance: Floats
-    stuck: Floats
-    stuck_ms: Floats
-    in_flight: Floats
-    sent: Floats
-    received: Floats
-    failed: Floats
-    client_ms: Floats
-    client_variance: Floats
-    client_stuck: Floats
-    client_stuck_ms: Floats
+    arrived: Floats  # [s], requests per second that reach a pod, from outside and from callers
+    errors: Floats  # [s], share of them with an error response
+    busy: Floats  # [s], utilisation of the workers; above 1 requests are rejected
+    served: Floats  # [s], requests per second that were processed
+    server: Latencies  # [s], at the server; stuck: waiting for a timeout somewhere below
+    in_flight: Floats  # [s], requests in the service, by Little's law
+    sent: Floats  # [e], attempts per second
+    received: Floats  # [e], attempts per second that reach the callee
+    failed: Floats  # [e], share of the attempts that fail, as the caller sees it
+    client: Latencies  # [e], of an attempt at the caller
 
 
 def start(topology: Topology) -> Flow:
     """Return the state before the first step, without any request."""
     nodes, edges = np.zeros(len(topology.names)), np.zeros(len(topology.src))
-    return Flow(*[nodes] * 9, *[edges] * 7)
+    server, client = Latencies(*[nodes] * 4), Latencies(*[edges] * 4)
+    return Flow(nodes, nodes, nodes, nodes, server, nodes, edges, edges, edges, client)
 
 
-def advance(topology: Topology, levels: list[slice], now: Conditions, before: Flow) -> Flow:
+def advance(topology: Topology, now: Conditions, before: Flow) -> Flow:
     """Return the next state under given conditions.
 
     Queueing: Sakasegawa's approximation of the wait of M/M/c, with the pod's workers as servers.
-
-    Args:
-        levels: `topology.levels`.
     """
     src, dst = topology.src, topology.dst
     s = len(topology.names)
@@ -127,7 +90,7 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
     back = topology.back
     sent[back] = before.served[src[back]] * per_request[back]
     arrived += np.bincount(dst[back], sent[back] * arrives[back], s)
-    for level in levels:
+    for level in topology.levels:
         served = _served(arrived, capacity, clogged)
         sent[level] = served[src[level]] * per_request[level]
         arrived += np.bincount(dst[level], sent[level] * arrives[level], s)
@@ -150,11 +113,11 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
     stuck_time = np.zeros(s)
     stuck_weight = np.zeros(s)
     failed, client, client_variance, client_stuck, client_stuck_ms = np.zeros((5, len(src)))
-    for level in (back, *reversed(levels)):
+    for level in (back, *reversed(topology.levels)):
         callee, caller = dst[level], src[level]
         if level is back:
-            errors, stuck, stuck_ms = before.errors[callee], before.stuck[callee], before.stuck_ms[callee]
-            callee_ms, callee_variance = before.mean_ms[callee], before.variance[callee]
+            errors = before.errors[callee]
+            callee_ms, callee_variance, stuck, stuck_ms = before.server.of(callee)
         else:
             errors = -np.expm1(right[callee])
             stuck = -np.expm1(smooth[callee])
@@ -196,23 +159,18 @@ def advance(topology: Topology, levels: list[slice], now: Conditions, before: Fl
         stuck_weight += np.bincount(caller, held, s)
     stuck = -np.expm1(smooth)
     stuck_ms = np.where(stuck > 0.0, stuck_time / np.maximum(stuck_weight, 1e-12) + mean, 0.0)
+    server = Latencies(mean, variance, stuck, stuck_ms)
     return Flow(
         arrived=arrived,
         errors=np.where(gone, 0.0, -np.expm1(right)),
         busy=np.where(gone, 0.0, busy),
         served=served,
-        mean_ms=mean,
-        variance=variance,
-        stuck=stuck,
-        stuck_ms=stuck_ms,
-        in_flight=served * ((1.0 - stuck) * mean + stuck * stuck_ms) / 1000.0,
+        server=server,
+        in_flight=served * server.overall_ms() / 1000.0,
         sent=sent,
         received=sent * arrives,
         failed=failed,
-        client_ms=client,
-        client_variance=client_variance,
-        client_stuck=client_stuck,
-        client_stuck_ms=client_stuck_ms,
+        client=Latencies(client, client_variance, client_stuck, client_stuck_ms),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+import itertools
+from typing import NamedTuple
 
-from hopline.errors import BadRequest
+import numpy as np
+
 from hopline_mesh.simulate.fleet import Fleet
 from hopline_mesh.simulate.journal import Journal
 from hopline_mesh.simulate.plan import Fault
@@ -19,10 +20,19 @@ _BACK_OFF_S = np.array([1.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0])
 _LEAK_S = 900.0
 
 
+class Active(NamedTuple):
+    """A fault under way, with the numbers of its service and call path; -1 for no call path."""
+
+    fault: Fault
+    service: int
+    edge: int
+
+
 class Harm:
     """The present effects of faults.
 
     Attributes:
+        active: faults under way, by a number.
         slower: factor on the time of a request [s].
         errors: share of requests that fail because of faults [s].
         hog: additional CPU use, in units of a pod's CPU request [s].
@@ -32,47 +42,26 @@ class Harm:
     def __init__(
         self, topology: Topology, pods: Pods, fleet: Fleet, journal: Journal, rng: np.random.Generator
     ) -> None:
-        self._topology, self._pods, self._fleet, self._journal, self._rng = (
-            topology,
-            pods,
-            fleet,
-            journal,
-            rng,
-        )
-        self._active: dict[Fault, tuple[int, int]] = {}
+        self._topology, self._pods, self._fleet = topology, pods, fleet
+        self._journal, self._rng = journal, rng
+        self.active: dict[int, Active] = {}
+        self._numbers = itertools.count(1)
         self._killed_s: dict[int, float] = {}
         self._settle()
 
-    def begin(self, fault: Fault, now_s: float) -> None:
-        """Begin a fault.
-
-        Raises:
-            BadRequest: no such service or call path.
-        """
-        names = self._topology.names
-        if fault.service not in names:
-            raise BadRequest(f"{fault.kind}: the mesh has no service {fault.service!r}")
-        service, edge = names.index(fault.service), -1
-        if fault.caller:
-            between = (self._topology.dst == service) & (
-                self._topology.src == (names.index(fault.caller) if fault.caller in names else -1)
-            )
-            if not between.any():
-                raise BadRequest(f"{fault.kind}: {fault.caller} does not call {fault.service}")
-            edge = int(np.flatnonzero(between)[0])
-        elif fault.kind in ("retry_storm", "partition", "edge_latency"):
-            raise BadRequest(f"{fault.kind} is a fault of a call path: name its caller")
-        self._active[fault] = (service, edge)
+    def begin(self, fault: Fault, now_s: float) -> int:
+        """Begin a fault of `Cast`, whose service and call path exist; returns its number."""
+        service, number = self._topology.names.index(fault.service), next(self._numbers)
+        edge = self._topology.edge(fault.caller, fault.service) if fault.caller else -1
+        self.active[number] = Active(fault, service, edge)
         if fault.kind == "stuck_rollout":
             self._fleet.roll_out(service, now_s, fails=True)
         self._settle()
+        return number
 
-    def end(self, fault: Fault, now_s: float) -> None:
-        """End a fault; does nothing if it is not active."""
-        found = self._active.pop(fault, None)
-        if found is None:
-            return
-        service = found[0]
+    def end(self, number: int, now_s: float) -> None:
+        """End an active fault."""
+        fault, service, _ = self.active.pop(number)
         if fault.kind == "stuck_rollout":
             self._fleet.roll_back(service, now_s)
         if fault.kind == "memory_leak":
@@ -82,12 +71,12 @@ class Harm:
             rows = self._pods.service == service
             self._pods.down_s[rows] = np.minimum(self._pods.down_s[rows], now_s)
             self._pods.ready_s[rows] = np.minimum(self._pods.ready_s[rows], now_s + 10.0)
-            self._journal.end("crash_loop", fault.service, now_s)
+            self._journal.end(now_s, service, "crash_loop")
         self._settle()
 
     def step(self, now_s: float, step_s: float) -> None:
         """Apply leaks, crashes and OOM kills to pods."""
-        for fault, (service, _) in self._active.items():
+        for fault, service, _ in self.active.values():
             if fault.kind == "memory_leak":
                 self._leak(fault, service, step_s, now_s)
             elif fault.kind == "crash_loop":
@@ -95,7 +84,7 @@ class Harm:
         for service, killed_s in list(self._killed_s.items()):
             if now_s - killed_s > 300.0:
                 del self._killed_s[service]
-                self._journal.end("oom_kill", self._topology.names[service], now_s)
+                self._journal.end(now_s, service, "oom_kill")
 
     def _leak(self, fault: Fault, service: int, step_s: float, now_s: float) -> None:
         pods, topology = self._pods, self._topology
@@ -110,9 +99,8 @@ class Harm:
         if full.size:
             pods.restart(full, now_s, np.full(full.size, 3.0), oom=True)
             self._killed_s[service] = now_s
-            self._journal.trouble(
-                "oom_kill", fault.service, now_s, f"{full.size} containers killed for lack of memory"
-            )
+            text = f"{full.size} containers killed for lack of memory"
+            self._journal.trouble("oom_kill", service, now_s, text)
         pressure = np.clip(held / topology.memory_limit[service] - 0.75, 0.0, 0.25) / 0.25
         self.slower[service] = 1.0 + 1.5 * float(np.mean(pressure)) if rows.size else 1.0
 
@@ -128,7 +116,7 @@ class Harm:
             pods.restart(falls, now_s, pause, oom=False)
         most = int(pods.restarts[sick].max(initial=0))
         if most >= 2:
-            self._journal.trouble("crash_loop", fault.service, now_s, f"container restarted {most} times")
+            self._journal.trouble("crash_loop", service, now_s, f"container restarted {most} times")
         # Requests that were under way in a pod that falls are lost.
         self.errors[service] = 0.5 * falls.size / max(1, len(rows))
 
@@ -137,7 +125,7 @@ class Harm:
         s, e = len(self._topology.names), len(self._topology.src)
         self.slower, self.errors, self.hog = np.ones(s), np.zeros(s), np.zeros(s)
         self.loss, self.delay_ms, self.resend = np.zeros(e), np.zeros(e), np.ones(e)
-        for fault, (service, edge) in self._active.items():
+        for fault, service, edge in self.active.values():
             much = fault.severity
             if fault.kind == "retry_storm":
                 self.resend[edge] *= 1.5 + 5.0 * much
@@ -152,10 +140,3 @@ class Harm:
                 self.slower[service] *= 1.5 + 8.0 * much
             elif fault.kind == "error_burst":
                 self.errors[service] = max(self.errors[service], 0.03 + 0.5 * much)
-
-    slower: NDArray[np.float64]
-    errors: NDArray[np.float64]
-    hog: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    delay_ms: NDArray[np.float64]
-    resend: NDArray[np.float64]

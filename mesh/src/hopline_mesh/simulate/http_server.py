@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -13,7 +14,14 @@ import msgspec
 from hopline.errors import BadRequest
 from hopline.types import UNREADABLE
 
+T = TypeVar("T")
+
 _LONGEST_BODY = 65_536
+
+
+def number(text: str) -> int | None:
+    """Return a number of up to 18 decimal digits; None for any other text."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -32,27 +40,27 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         return parts.path.rstrip("/") or "/", dict(parse_qsl(parts.query, keep_blank_values=True))
 
-    def body(self) -> dict[str, Any]:
-        """Return the request's JSON object; an empty body is an empty object.
+    def body(self, of: type[T]) -> T:
+        """Read the request's JSON object as this type; an empty body is an empty object.
+
+        Every request is read, so that the next one on the connection begins where it should.
 
         Raises:
-            BadRequest: the body is too long, or not a JSON object.
+            BadRequest: the body is too long, or not a JSON object of this type.
         """
-        text = self.headers.get("Content-Length", "0")
+        length = number(self.headers.get("Content-Length", "0"))
         if "Transfer-Encoding" in self.headers:
             self.close_connection = True
             raise BadRequest("send the body with a Content-Length, not in chunks")
-        if not text.isdecimal() or int(text) > _LONGEST_BODY:
+        if length is None or length > _LONGEST_BODY:
             self.close_connection = True
             raise BadRequest(f"the body must have at most {_LONGEST_BODY} bytes")
-        raw = self.rfile.read(int(text))
         try:
-            found = msgspec.json.decode(raw or b"{}")
+            return msgspec.json.decode(self.rfile.read(length) or b"{}", type=of)
+        except msgspec.ValidationError as error:
+            raise BadRequest(str(error)) from error
         except UNREADABLE as error:
             raise BadRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise BadRequest("the body must be a JSON object")
-        return found
 
     def answer(self, status: int, content: Any, kind: str = "application/json") -> None:
         """Send bytes, or a value as JSON."""
@@ -61,11 +69,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(raw)
+        self.wfile.write(raw)
 
 
-class Server:
+class Server(ThreadingHTTPServer):
     """Serves on a thread until it is closed.
 
     Args:
@@ -75,26 +82,22 @@ class Server:
         port: the port that it listens on.
     """
 
-    def __init__(self, host: str, port: int, handler: Callable[..., Handler]) -> None:
-        self._server = _Threading((host, port), handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening; running responses are finished or cut."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(10.0)
-
-
-class _Threading(ThreadingHTTPServer):
     daemon_threads = True
     # Watches stay open for ever, so do not wait for their threads.
     block_on_close = False
     request_queue_size = 64
+
+    def __init__(self, host: str, port: int, handler: Callable[..., Handler]) -> None:
+        super().__init__((host, port), handler)
+        self.port = int(self.server_address[1])
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening; running responses are finished or cut."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join(10.0)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect early."""

@@ -5,7 +5,6 @@ One thread steps the world; requests hold the same lock for a short time.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -15,16 +14,19 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import BadRequest
-from hopline_mesh.simulate.cast import cast
+from hopline_mesh.changes import Change, KubernetesTrouble
+from hopline_mesh.simulate.cast import Cast
 from hopline_mesh.simulate.cluster.log import Log
 from hopline_mesh.simulate.cluster.mirror import Mirror
-from hopline_mesh.simulate.exposition import CpuMeter, render
+from hopline_mesh.simulate.exposition import render
 from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.traffic import Traffic
 from hopline_mesh.simulate.world import World
 
 #: Maximum step of the world in simulated seconds.
 _LONGEST_STEP_S = 5.0
+#: Seconds of the clock between steps.
+_TICK_S = 0.5
 
 
 class Live:
@@ -34,7 +36,6 @@ class Live:
         plan: of the mesh; its faults and operations happen at their simulated seconds after the start.
         speed: simulated seconds per second.
         per_pod: whether requests are counted by pod, as in a real mesh, or by service.
-        tick_s: seconds of the clock between steps.
         clock: Unix seconds.
 
     Attributes:
@@ -42,37 +43,30 @@ class Live:
     """
 
     def __init__(
-        self, plan: MeshPlan, seed: int, speed: float = 1.0, tick_s: float = 0.5,
+        self, plan: MeshPlan, seed: int, speed: float = 1.0,
         clock: Callable[[], float] = time.time, per_pod: bool = True,
     ) -> None:  # fmt: skip
         if not 0.01 <= speed <= 1000.0:
             raise BadRequest(f"the speed is {speed}, not within 0.01 to 1000")
-        self._clock, self._speed, self._tick_s = clock, speed, tick_s
-        self._began_s = clock()
-        self._plan = plan = replace(plan, start_s=self._began_s)
+        self._clock, self._speed = clock, speed
+        self._plan = plan = replace(plan, start_s=clock())
         self._world = world = World(plan, seed)
-        faults, operations = cast(plan, world.topology, np.random.default_rng([seed, 2]))
-        self._agenda: list[Fault | Operation] = sorted(
-            [*faults, *operations], key=lambda each: each.start_s, reverse=True
-        )
         self._rng = np.random.default_rng([seed, 4])
         self._traffic = Traffic(world, np.random.default_rng([seed, 3]), per_pod=per_pod)
-        self._cpu = CpuMeter()
         self.log = Log()
         self._mirror = Mirror(world, self.log, self.wall)
-        self._faults: dict[int, Fault] = {}
-        self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._page = b""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         while world.now_s < plan.start_s - 1e-6:
             world.step(min(_LONGEST_STEP_S, plan.start_s - world.now_s))
+        world.pods.cpu_s[:] = 0.0
         self._mirror.update()
 
     def wall(self, simulated_s: float) -> float:
         """Convert a simulated time to wall-clock time."""
-        return self._began_s + (simulated_s - self._plan.start_s) / self._speed
+        return self._plan.start_s + (simulated_s - self._plan.start_s) / self._speed
 
     def start(self) -> None:
         """Run on a thread until `close`."""
@@ -88,14 +82,12 @@ class Live:
 
     def catch_up(self) -> None:
         """Step until the simulated time is that of the clock; time never goes back and none is skipped."""
-        target_s = self._plan.start_s + (self._clock() - self._began_s) * self._speed
+        target_s = self._plan.start_s + (self._clock() - self._plan.start_s) * self._speed
         while (left_s := target_s - self._world.now_s) > 1e-6:
             with self._lock:
-                self._due()
                 step_s = min(_LONGEST_STEP_S, left_s)
                 self._world.step(step_s)
                 self._traffic.count(step_s)
-                self._cpu.count(self._world, step_s)
                 self._page = b""
             if self._stop.is_set():
                 break
@@ -111,7 +103,7 @@ class Live:
             if self._plan.missing and self._rng.random() < self._plan.missing:
                 return None
             if not self._page:
-                self._page = render(self._world, self._traffic, self._cpu)
+                self._page = render(self._world, self._traffic)
             return self._page
 
     def begin(self, fault: Fault) -> tuple[int, Fault]:
@@ -123,12 +115,8 @@ class Live:
             ConfigError: no such service or call path.
         """
         with self._lock:
-            now = replace(self._plan, start_s=self._world.now_s, faults=(replace(fault, start_s=0.0),))
-            (found,), _ = cast(replace(now, operations=()), self._world.topology, self._rng)
-            self._world.begin(found)
-            number = next(self._numbers)
-            self._faults[number] = found
-            return number, found
+            found = replace(self._cast().of_fault(fault), start_s=self._world.now_s)
+            return self._world.harm.begin(found, self._world.now_s), found
 
     def end(self, number: int) -> Fault:
         """End a fault now.
@@ -137,10 +125,11 @@ class Live:
             BadRequest: no such fault is active.
         """
         with self._lock:
-            fault = self._faults.pop(number, None)
-            if fault is None:
+            harm = self._world.harm
+            if number not in harm.active:
                 raise BadRequest(f"no fault {number} is active")
-            self._world.end(fault)
+            fault = harm.active[number].fault
+            harm.end(number, self._world.now_s)
             return fault
 
     def operate(self, operation: Operation) -> Operation:
@@ -155,10 +144,8 @@ class Live:
         with self._lock:
             if operation.kind in ("add", "remove") and not operation.service:
                 operation = replace(operation, service=self._spare(running=operation.kind == "remove"))
-            now = replace(self._plan, start_s=self._world.now_s, faults=())
-            now = replace(now, operations=(replace(operation, start_s=0.0),))
-            _, (found,) = cast(now, self._world.topology, self._rng)
-            self._world.operate(found)
+            found = replace(self._cast().of_operation(operation), start_s=self._world.now_s)
+            self._world.fleet.operate(found, self._world.now_s)
             self._mirror.update()
             return found
 
@@ -166,11 +153,11 @@ class Live:
         """Return the state, for people and tests; times are those of the wall clock."""
         with self._lock:
             world, flow, topology = self._world, self._world.flow, self._world.topology
-            context = world.context()
+            context = world.journal.context(world.now_s)
             services = [
                 {
                     "service": name,
-                    "behind": topology.visibility.services[at],
+                    "behind": topology.services[at],
                     "reported": topology.reported[at],
                     "running": bool(world.fleet.running[at]),
                     "spare_of": topology.names[topology.spare_of[at]]
@@ -180,7 +167,7 @@ class Live:
                     "ready": int(world.ready[at]),
                     "request_rate": round(float(flow.arrived[at]), 3),
                     "error_share": round(float(flow.errors[at]), 6),
-                    "mean_ms": round(float(flow.mean_ms[at]), 3),
+                    "mean_ms": round(float(flow.server.mean_ms[at]), 3),
                     "in_flight": round(float(flow.in_flight[at]), 3),
                     "cpu_cores": round(float(world.cpu_cores[at]), 4),
                 }
@@ -190,7 +177,7 @@ class Live:
                 {
                     "caller": topology.names[src],
                     "service": topology.names[dst],
-                    "measured": bool(topology.visibility.sidecar[src]),
+                    "measured": bool(topology.sidecar[src]),
                     "request_rate": round(rate, 3),
                 }
                 for src, dst, rate in zip(
@@ -205,18 +192,19 @@ class Live:
                 "services": services,
                 "paths": paths,
                 "faults": [
-                    {"id": number, **_described(fault, self)} for number, fault in self._faults.items()
+                    {
+                        "id": number,
+                        "kind": fault.kind,
+                        "service": fault.service,
+                        "caller": fault.caller or None,
+                        "severity": fault.severity,
+                        "start_s": self.wall(fault.start_s),
+                        "end_s": self.wall(fault.end_s),
+                    }
+                    for number, (fault, _, _) in world.harm.active.items()
                 ],
-                "changes": [
-                    {"kind": change.kind, "service": change.service, "detail": change.detail}
-                    for change in context.changes
-                    if change.end_s is None
-                ],
-                "troubles": [
-                    {"kind": trouble.kind, "service": trouble.service, "detail": trouble.detail}
-                    for trouble in context.troubles
-                    if trouble.end_s is None
-                ],
+                "changes": _under_way(context.changes),
+                "troubles": _under_way(context.troubles),
             }
 
     def _spare(self, *, running: bool) -> str:
@@ -225,31 +213,17 @@ class Live:
         fits = (world.topology.spare_of >= 0) & (world.fleet.running == running)
         return world.topology.names[int(np.argmax(fits))] if fits.any() else ""
 
+    def _cast(self) -> Cast:
+        return Cast(self._world.topology, self._plan.rate, self._rng)
+
     def _run(self) -> None:
-        while not self._stop.wait(self._tick_s):
+        while not self._stop.wait(_TICK_S):
             self.catch_up()
 
-    def _due(self) -> None:
-        """Begin planned faults and operations that are due, and end faults whose time is over."""
-        world = self._world
-        while self._agenda and self._agenda[-1].start_s <= world.now_s:
-            item = self._agenda.pop()
-            if isinstance(item, Fault):
-                world.begin(item)
-                self._faults[next(self._numbers)] = item
-            elif world.fleet.running[world.find(item.service)] != (item.kind == "add"):
-                world.operate(item)
-        for number, fault in list(self._faults.items()):
-            if fault.end_s <= world.now_s:
-                world.end(self._faults.pop(number))
 
-
-def _described(fault: Fault, live: Live) -> dict[str, Any]:
-    return {
-        "kind": fault.kind,
-        "service": fault.service,
-        "caller": fault.caller or None,
-        "severity": fault.severity,
-        "start_s": live.wall(fault.start_s),
-        "end_s": live.wall(fault.end_s),
-    }
+def _under_way(items: tuple[Change, ...] | tuple[KubernetesTrouble, ...]) -> list[dict[str, str]]:
+    return [
+        {"kind": each.kind, "service": each.service, "detail": each.detail}
+        for each in items
+        if each.end_s is None
+    ]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from hopline_mesh.simulate.lognormal import Floats
+from hopline_mesh.simulate.plan import MeshPlan
+from hopline_mesh.simulate.topology import Floats
 
 _DAY_S = 86_400.0
 
 
-@dataclass(slots=True)
-class _Burst:
+class _Burst(NamedTuple):
     entry: int
     start_s: float
     end_s: float
@@ -23,13 +23,10 @@ class _Burst:
 class Load:
     """Requests per second at each entry; call `rates` with growing times."""
 
-    def __init__(
-        self, shares: Floats, rate: float, daily: float, bursts_per_hour: float, noise: float,
-        rng: np.random.Generator,
-    ) -> None:  # fmt: skip
-        self._base = shares * rate
+    def __init__(self, plan: MeshPlan, shares: Floats, rng: np.random.Generator) -> None:
+        self._plan, self._rng = plan, rng
+        self._base = shares * plan.rate
         self._entries = np.flatnonzero(shares)
-        self._daily, self._per_s, self._noise, self._rng = daily, bursts_per_hour / 3600.0, noise, rng
         self._drift = np.zeros(len(shares))
         self._bursts: list[_Burst] = []
 
@@ -41,12 +38,12 @@ class Load:
             step_s: since the last call.
         """
         day = 2.0 * math.pi * (time_s / _DAY_S - 3.0 / 24.0)
-        level = 1.0 - self._daily * (0.85 * math.cos(day) + 0.15 * math.cos(2.0 * day))
+        level = 1.0 - self._plan.daily * (0.85 * math.cos(day) + 0.15 * math.cos(2.0 * day))
         keep = math.exp(-step_s / 600.0)
         shock = self._rng.standard_t(4, len(self._base))
-        self._drift = keep * self._drift + math.sqrt(1.0 - keep * keep) * 0.05 * self._noise * shock
+        self._drift = keep * self._drift + math.sqrt(1.0 - keep * keep) * 0.05 * self._plan.noise * shock
         rates = self._base * level * np.exp(self._drift)
-        if self._entries.size and self._rng.random() < self._per_s * step_s:
+        if self._entries.size and self._rng.random() < self._plan.bursts_per_hour / 3600.0 * step_s:
             length = self._rng.uniform(120.0, 600.0)
             entry = int(self._rng.choice(self._entries))
             self._bursts.append(_Burst(entry, time_s, time_s + length, self._rng.uniform(0.3, 1.2)))

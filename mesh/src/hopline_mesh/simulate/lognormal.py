@@ -6,10 +6,66 @@ its quantiles and shares have closed forms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+
+class Latencies(NamedTuple):
+    """Distributions of latencies, one for each service or call path: float64 [n] each."""
+
+    mean_ms: Floats  # of requests that are not stuck
+    variance: Floats  # of these
+    stuck: Floats  # share of requests that wait for a timeout
+    stuck_ms: Floats  # latency of those
+
+    def of(self, rows: NDArray[np.int64]) -> Latencies:
+        """Return the distributions of some rows."""
+        return Latencies(*(values[rows] for values in self))
+
+    def overall_ms(self) -> Floats:
+        """Return the mean of all requests [n]."""
+        return (1.0 - self.stuck) * self.mean_ms + self.stuck * self.stuck_ms
+
+    def quantile(self, share: float) -> Floats:
+        """Return a quantile of all requests [n], such as that of 0.99."""
+        mu, sigma = _parameters(self.mean_ms, self.variance)
+        within = np.clip(share / np.maximum(1.0 - self.stuck, 1e-9), 1e-6, 1.0 - 1e-6)
+        smooth = np.exp(mu + sigma * _normal_quantile(within))
+        longest = np.maximum(self.stuck_ms, self.mean_ms)
+        return np.where(
+            share >= 1.0 - self.stuck,
+            self.stuck_ms,
+            np.where(self.stuck > 0.0, np.minimum(smooth, longest), smooth),
+        )
+
+    def buckets(self, bounds_ms: Floats) -> Floats:
+        """Return the share of requests between ascending bounds [n, len(bounds_ms) + 1]."""
+        mu, sigma = _parameters(self.mean_ms, self.variance)
+        below = normal_cdf((np.log(bounds_ms) - mu[:, None]) / sigma[:, None])
+        late = self.stuck_ms[:, None] <= bounds_ms
+        below = (1.0 - self.stuck)[:, None] * below + self.stuck[:, None] * late
+        shares: Floats = np.maximum(np.diff(below, axis=1, prepend=0.0, append=1.0), 0.0)
+        shares /= shares.sum(axis=1, keepdims=True)
+        return shares
+
+    def sums(self, counts: Floats) -> Floats:
+        """Return sums over so many requests [4, n], which can be added to others."""
+        mean, stuck = self.mean_ms, counts * self.stuck
+        return np.stack([counts * mean, counts * (self.variance + mean**2), stuck, stuck * self.stuck_ms])
+
+    @classmethod
+    def of_sums(cls, sums: Sequence[Floats], counts: Floats) -> Latencies:
+        """Return the distributions of which `sums` returned these values."""
+        mean, square, stuck, stuck_ms = sums
+        some = np.maximum(counts, 1e-12)
+        mean = mean / some
+        variance = np.maximum(square / some - mean**2, 0.0)
+        return cls(mean, variance, stuck / some, stuck_ms / np.maximum(stuck, 1e-12))
 
 
 def normal_cdf(z: Floats) -> Floats:
@@ -21,7 +77,7 @@ def normal_cdf(z: Floats) -> Floats:
     return np.where(z > 0, 1.0 - tail, tail)
 
 
-def parameters(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+def _parameters(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
     """Return mu and sigma of the logarithm; a mean of 0 is treated as 1e-6."""
     mean = np.maximum(mean, 1e-6)
     squared = np.log1p(np.maximum(variance, 0.0) / (mean * mean))
@@ -30,26 +86,8 @@ def parameters(mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
 
 def share_above(bound: Floats, mean: Floats, variance: Floats) -> Floats:
     """Return the share of values above a bound."""
-    mu, sigma = parameters(mean, variance)
+    mu, sigma = _parameters(mean, variance)
     return 1.0 - normal_cdf((np.log(bound) - mu) / sigma)
-
-
-def quantile(share: float, mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    """Return a quantile of latencies, of which some are stuck until a timeout.
-
-    Args:
-        share: such as 0.99.
-        mean, variance: of those that are not stuck.
-        stuck: share that is stuck, with the latency `stuck_ms`.
-    """
-    mu, sigma = parameters(mean, variance)
-    within = np.clip(share / np.maximum(1.0 - stuck, 1e-9), 1e-6, 1.0 - 1e-6)
-    smooth = np.exp(mu + sigma * _normal_quantile(within))
-    return np.where(
-        share >= 1.0 - stuck,
-        stuck_ms,
-        np.where(stuck > 0.0, np.minimum(smooth, np.maximum(stuck_ms, mean)), smooth),
-    )
 
 
 def _normal_quantile(share: Floats) -> Floats:

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.roster import Roster
-from hopline_mesh.simulate.lognormal import Floats, quantile
+from hopline_mesh.schema import NODE_FEATURES, Schema
+from hopline_mesh.simulate.lognormal import Latencies
+from hopline_mesh.simulate.topology import Floats, Ints
 from hopline_mesh.simulate.world import World
 from hopline_mesh.snapshot import Gap, Snapshot
 
 #: A call path without a request for this time is no longer reported.
 FORGET_S = 600.0
-#: Columns that come from one source; they fail together.
-_SOURCES = {
-    "request_rate": "istio", "error_share": "istio", "p50_ms": "istio", "p99_ms": "istio",
-    "cpu_cores": "cadvisor", "memory_bytes": "cadvisor", "connections": "envoy",
-}  # fmt: skip
+#: Rates and latencies are taken over this time, as Prometheus' `rate(...[1m])` does.
+_WINDOW_S = 60.0
+#: Columns of services that come from one source; they fail together.
+_SOURCES = {"istio": slice(0, 4), "cadvisor": slice(4, 6), "envoy": slice(6, 7)}
 
 
 class Monitor:
     """Measures a world after every step, over a window."""
 
-    def __init__(self, world: World, roster: Roster, rng: np.random.Generator) -> None:
-        plan = world.plan
-        self._world, self._roster, self._rng = world, roster, rng
-        self._kept: deque[tuple[float, dict[str, Floats]]] = deque()
-        self._window_s, self._missing, self._noise = plan.window_s, plan.missing, plan.noise
-        self._slots = np.full(len(world.topology.names), -1, dtype=np.int32)
-        self._reported = world.topology.reported
-        self._seen_s = np.full(len(world.topology.src), -np.inf)
-        self._sums: dict[str, Floats] = {}
+    def __init__(self, world: World, rng: np.random.Generator) -> None:
+        plan, topology = world.plan, world.topology
+        self._world, self._roster, self._rng = world, Roster(), rng
+        self._kept: deque[tuple[float, Floats, Floats]] = deque()
+        self._missing, self._noise = plan.missing, plan.noise
+        self._slots = np.full(len(topology.names), -1, dtype=np.int32)
+        self._seen_s = np.full(len(topology.src), -np.inf)
+        # Container metrics have the workload's name; calls to a service without a proxy the Service's.
+        is_named = np.array([a == b for a, b in zip(topology.names, topology.reported, strict=True)])
+        proxy, timed = topology.sidecar, topology.sidecar & topology.durations
+        scraped = topology.containers & is_named
+        everywhere = np.ones(len(topology.src), dtype=bool)
+        # Whether monitoring ever has a column of a service [s, 7] or of a call path [e, 4].
+        self._of_service = np.column_stack(
+            [proxy, proxy, timed, timed, scraped, scraped, proxy & topology.tcp]
+        )
+        self._of_path = np.column_stack(
+            [everywhere, everywhere, topology.durations[topology.src], timed[topology.dst]]
+        )
 
     def look(self, step_s: float) -> None:
         """Measure the last step."""
@@ -44,60 +54,39 @@ class Monitor:
             counts, sent = rng.poisson(counts).astype(np.float64), rng.poisson(sent).astype(np.float64)
         failed = counts * flow.errors if exact else rng.binomial(counts.astype(np.int64), flow.errors)
         edge_failed = sent * flow.failed if exact else rng.binomial(sent.astype(np.int64), flow.failed)
-        callee = world.topology.dst
         got = sent * flow.received / np.maximum(flow.sent, 1e-12)
-        sums = {
-            "counts": counts,
-            "failed": failed.astype(np.float64),
-            **_moments("node", counts, flow.mean_ms, flow.variance, flow.stuck, flow.stuck_ms),
-            "cpu": world.cpu_cores * step_s,
-            "sent": sent,
-            "edge_failed": edge_failed.astype(np.float64),
-            "got": got,
-            **_moments(
-                "client",
-                sent,
-                flow.client_ms,
-                flow.client_variance,
-                flow.client_stuck,
-                flow.client_stuck_ms,
-            ),
-            **_moments(
-                "server",
-                got,
-                flow.mean_ms[callee],
-                flow.variance[callee],
-                flow.stuck[callee],
-                flow.stuck_ms[callee],
-            ),
-        }
-        self._kept.append((step_s, sums))
-        length = sum(step for step, _ in self._kept)
-        while len(self._kept) > 1 and length - self._kept[0][0] >= self._window_s - 1e-6:
+        # Sums that can be added over the window [7, s] and [11, e].
+        nodes = np.stack([counts, failed, world.cpu_cores * step_s, *flow.server.sums(counts)])
+        callee = flow.server.of(world.topology.dst)
+        edges = np.stack([sent, edge_failed, got, *flow.client.sums(sent), *callee.sums(got)])
+        self._kept.append((step_s, nodes, edges))
+        length = sum(step for step, *_ in self._kept)
+        while len(self._kept) > 1 and length - self._kept[0][0] >= _WINDOW_S - 1e-6:
             length -= self._kept.popleft()[0]
         self._length_s = length
-        self._sums = {name: sum((kept[name] for _, kept in self._kept), np.zeros(1)) for name in sums}
+        self._node_sums = sum((kept for _, kept, _ in self._kept), np.zeros(1))
+        self._edge_sums = sum((kept for *_, kept in self._kept), np.zeros(1))
         self._seen_s[flow.sent > 1e-6] = world.now_s
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot at this time."""
-        world, schema = self._world, self._world.plan.schema
-        topology, now_s = world.topology, world.now_s
+        world, topology, now_s = self._world, self._world.topology, self._world.now_s
         alive = np.flatnonzero(world.fleet.running)
         for service in alive[self._slots[alive] < 0]:
-            self._slots[service] = self._roster.slot(self._reported[service])
+            self._slots[service] = self._roster.slot(topology.reported[service])
         paths = np.flatnonzero(
             (now_s - self._seen_s < FORGET_S)
-            & topology.visibility.sidecar[topology.src]
+            & topology.sidecar[topology.src]
             & world.fleet.running[topology.src]
             & world.fleet.running[topology.dst]
         )
-        nodes = self._columns(schema.node_features, self._node_columns(alive), len(alive))
-        edges = self._columns(schema.edge_features, self._edge_columns(paths), len(paths))
-        gaps = self._hide(nodes, edges, alive, paths) + self._lose(nodes, edges, schema.node_features)
+        nodes, edges = self._nodes(alive), self._edges(paths)
+        gaps = self._lose(nodes, edges)
+        if not topology.tcp:
+            gaps = (Gap("node.connections", "no series"), *gaps)
         return Snapshot(
             time_s=now_s,
-            schema=schema,
+            schema=Schema(),
             roster=self._roster,
             nodes=self._slots[alive],
             node_features=nodes,
@@ -107,89 +96,40 @@ class Monitor:
             gaps=gaps,
         )
 
-    def _hide(
-        self,
-        nodes: NDArray[np.float32],
-        edges: NDArray[np.float32],
-        alive: NDArray[np.int64],
-        paths: NDArray[np.int64],
-    ) -> tuple[Gap, ...]:
-        """Drop the values that this mesh's monitoring never has."""
-        world, schema = self._world, self._world.plan.schema
-        topology, seen = world.topology, world.topology.visibility
-        # Container metrics have the workload's name; calls to a service without a proxy the Service's.
-        is_named = np.array([a == b for a, b in zip(topology.names, self._reported, strict=True)])
-        has = {
-            "istio": seen.sidecar,
-            "cadvisor": seen.containers & is_named,
-            "envoy": seen.sidecar & seen.tcp,
-        }
-        for column, name in enumerate(schema.node_features):
-            there = has.get(_SOURCES.get(name, ""))
-            if name in ("p50_ms", "p99_ms"):
-                there = seen.sidecar & seen.durations
-            if there is not None:
-                nodes[~there[alive], column] = np.nan
-        for column, name in enumerate(schema.edge_features):
-            end, of = {
-                "client_ms": (topology.src, seen.durations),
-                "server_ms": (topology.dst, seen.sidecar & seen.durations),
-            }.get(name, (None, None))
-            if end is not None and of is not None:
-                edges[~of[end[paths]], column] = np.nan
-        if seen.tcp or "connections" not in schema.node_features:
-            return ()
-        return (Gap("node.connections", "no series"),)
-
-    def _node_columns(self, alive: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
+    def _nodes(self, alive: Ints) -> NDArray[np.float32]:
+        """Return the values of these services [n, 7], as in `NODE_FEATURES`; draws in this order."""
         world = self._world
-        counts, failed, cpu = (self._sums[name][alive] for name in ("counts", "failed", "cpu"))
-        memory = np.bincount(world.pods.service, world.pod_memory, len(world.topology.names))[alive]
+        counts, failed, cpu, *moments = self._node_sums[:, alive]
+        latencies = Latencies.of_sums(moments, counts)
+        memory = np.bincount(world.pods.service, world.pods.memory_bytes, len(world.topology.names))
         flying = world.flow.in_flight[alive]
-        return {
-            "request_rate": lambda: counts / self._length_s,
-            "error_share": lambda: _ratio(failed, counts),
-            "p50_ms": lambda: self._latency("node", alive, counts, 0.5),
-            "p99_ms": lambda: self._latency("node", alive, counts, 0.99),
-            "cpu_cores": lambda: cpu / self._length_s * self._error(np.full(len(alive), 0.01)),
-            "memory_bytes": lambda: memory * self._error(np.full(len(alive), 0.003)),
-            "connections": lambda: self._rng.poisson(flying).astype(np.float64) if self._noise else flying,
-        }
+        columns = [
+            counts / self._length_s,
+            _ratio(failed, counts),
+            self._quantile(latencies, counts, 0.5),
+            self._quantile(latencies, counts, 0.99),
+            cpu / self._length_s * self._error(np.full(len(alive), 0.01)),
+            memory[alive] * self._error(np.full(len(alive), 0.003)),
+            self._rng.poisson(flying) if self._noise else flying,
+        ]
+        return np.where(self._of_service[alive], np.column_stack(columns), np.nan).astype(np.float32)
 
-    def _edge_columns(self, paths: NDArray[np.int64]) -> dict[str, Callable[[], Floats]]:
-        sent, got, failed = (self._sums[name][paths] for name in ("sent", "got", "edge_failed"))
-        return {
-            "request_rate": lambda: sent / self._length_s,
-            "error_share": lambda: _ratio(failed, sent),
-            "client_ms": lambda: self._latency("client", paths, sent, 0.99),
-            "server_ms": lambda: self._latency("server", paths, got, 0.99),
-        }
+    def _edges(self, paths: Ints) -> NDArray[np.float32]:
+        """Return the values of these call paths [n, 4], as in `EDGE_FEATURES`; draws in this order."""
+        sent, failed, got, *moments = self._edge_sums[:, paths]
+        columns = [
+            sent / self._length_s,
+            _ratio(failed, sent),
+            self._quantile(Latencies.of_sums(moments[:4], sent), sent, 0.99),
+            self._quantile(Latencies.of_sums(moments[4:], got), got, 0.99),
+        ]
+        return np.where(self._of_path[paths], np.column_stack(columns), np.nan).astype(np.float32)
 
-    def _latency(self, of: str, rows: NDArray[np.int64], counts: Floats, share: float) -> Floats:
+    def _quantile(self, latencies: Latencies, counts: Floats, share: float) -> Floats:
         """Return a quantile of the window's requests; NaN without any, with a larger error for few."""
-        mean, square, stuck, stuck_ms = (self._sums[f"{of} {what}"][rows] for what in _MOMENTS)
-        some = np.maximum(counts, 1e-12)
-        mean = mean / some
-        values = quantile(
-            share,
-            mean,
-            np.maximum(square / some - mean**2, 0.0),
-            stuck / some,
-            stuck_ms / np.maximum(stuck, 1e-12),
-        )
-        rough = (0.01 if share < 0.9 else 0.03) + (0.5 if share < 0.9 else 2.0) / np.sqrt(
-            np.maximum(counts, 1.0)
-        )
-        return np.where(counts > 0.0, values * self._error(rough), np.nan)
-
-    def _columns(
-        self, names: tuple[str, ...], made: dict[str, Callable[[], Floats]], rows: int
-    ) -> NDArray[np.float32]:
-        features = np.full((rows, len(names)), np.nan, dtype=np.float32)
-        for column, name in enumerate(names):
-            if name in made:
-                features[:, column] = made[name]()
-        return features
+        usual, few = (0.01, 0.5) if share < 0.9 else (0.03, 2.0)
+        rough = usual + few / np.sqrt(np.maximum(counts, 1.0))
+        return np.where(counts > 0.0, latencies.quantile(share) * self._error(rough), np.nan)
 
     def _error(self, size: Floats) -> Floats:
         """Return the error factor of measurements, with heavy tails; 1 without noise."""
@@ -198,34 +138,21 @@ class Monitor:
         off: Floats = self._rng.standard_t(4, len(size)).clip(-8, 8)
         return np.exp(np.clip(size * self._noise, 0.0, 0.3) * off)
 
-    def _lose(
-        self, nodes: NDArray[np.float32], edges: NDArray[np.float32], names: tuple[str, ...]
-    ) -> tuple[Gap, ...]:
+    def _lose(self, nodes: NDArray[np.float32], edges: NDArray[np.float32]) -> tuple[Gap, ...]:
         """Drop the values of failed scrapes: of single services now and then, of a whole source rarely."""
         if not self._missing:
             return ()
         gaps = []
-        for source in ("istio", "cadvisor", "envoy"):
-            columns = [column for column, name in enumerate(names) if _SOURCES.get(name) == source]
+        for source, columns in _SOURCES.items():
             lost = self._rng.random(len(nodes)) < self._missing
             if self._rng.random() < self._missing / 4:
                 lost[:] = True
-                gaps += [Gap(f"node.{names[column]}", f"{source} was not scraped") for column in columns]
-            if lost.any():
-                nodes[np.ix_(np.flatnonzero(lost), np.array(columns))] = np.nan
+                gaps += [
+                    Gap(f"node.{name}", f"{source} was not scraped") for name in NODE_FEATURES[columns]
+                ]
+            nodes[lost, columns] = np.nan
         edges[self._rng.random(len(edges)) < self._missing] = np.nan
         return tuple(gaps)
-
-
-_MOMENTS = ("mean", "square", "stuck", "stuck_ms")
-
-
-def _moments(
-    of: str, counts: Floats, mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats
-) -> dict[str, Floats]:
-    """Return sums that define a distribution of latencies and can be added over time."""
-    sums = (counts * mean, counts * (variance + mean**2), counts * stuck, counts * stuck * stuck_ms)
-    return {f"{of} {what}": values for what, values in zip(_MOMENTS, sums, strict=True)}
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

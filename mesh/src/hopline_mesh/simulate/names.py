@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -35,8 +36,7 @@ def machine(number: int) -> str:
 
 def uid(*what: object) -> str:
     """Return an object's unique id, in the form of a UUID."""
-    digest = hashlib.blake2s(repr(what).encode(), digest_size=16).hexdigest()
-    return "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
+    return str(uuid.UUID(bytes=hashlib.blake2s(repr(what).encode(), digest_size=16).digest()))
 
 
 def address(serial: int) -> str:
@@ -46,8 +46,5 @@ def address(serial: int) -> str:
 
 def _word(of: str, length: int) -> str:
     number = int.from_bytes(hashlib.blake2s(of.encode(), digest_size=8).digest(), "big")
-    letters = []
-    for _ in range(length):
-        number, place = divmod(number, len(_LETTERS))
-        letters.append(_LETTERS[place])
-    return "".join(letters)
+    base = len(_LETTERS)
+    return "".join(_LETTERS[number // base**place % base] for place in range(length))

@@ -5,12 +5,13 @@ Plain values. Knows no arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Literal, TypeVar, get_args
 
 from hopline.errors import ConfigError
-from hopline_mesh.schema import Schema
 from hopline_mesh.simulate.traits import Traits
+
+T = TypeVar("T")
 
 #: Kinds of faults. Of a call path: `retry_storm` (a caller sends every call several times), `partition` (a
 #: share of the calls is lost and times out), `edge_latency` (the network delays; the callee does not see
@@ -105,6 +106,10 @@ class Operation:
             raise ConfigError(f"replicas is {self.replicas}, not within 0 to 1000")
 
 
+def _within(low: float, high: float, default: T) -> T:
+    return field(default=default, metadata={"within": (low, high)})
+
+
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
     """A mesh, its load, faults and planned changes.
@@ -123,47 +128,32 @@ class MeshPlan:
         autoscale: whether the number of pods follows the load.
         autoscale_window_s: over which autoscaling smooths the CPU use; 0 does not smooth, and follows
             all noise.
-        window_s: rates and latencies are taken over this time, as Prometheus' `rate(...[1m])` does.
         warm_up_s: simulated time before the first snapshot, so that nothing starts cold.
         faults, operations: in any order.
         traits: what makes it harder to watch.
-        schema: the columns; only names of the default schema can be measured, all others are NaN.
     """
 
-    services: int = 30
-    spares: int = 3
-    hours: float = 1.0
-    interval_s: float = 15.0
+    services: int = _within(3, 100_000, 30)
+    spares: int = _within(0, 1000, 3)
+    hours: float = _within(0.0, 24.0 * 366, 1.0)
+    interval_s: float = _within(0.1, 3600.0, 15.0)
     start_s: float = 1_767_225_600.0
-    rate: float = 300.0
-    daily: float = 0.35
-    bursts_per_hour: float = 0.5
-    noise: float = 1.0
-    missing: float = 0.001
+    rate: float = _within(0.0, 1e7, 300.0)
+    daily: float = _within(0.0, 0.9, 0.35)
+    bursts_per_hour: float = _within(0.0, 1e3, 0.5)
+    noise: float = _within(0.0, 10.0, 1.0)
+    missing: float = _within(0.0, 1.0, 0.001)
     autoscale: bool = True
-    autoscale_window_s: float = 60.0
-    window_s: float = 60.0
-    warm_up_s: float = 600.0
+    autoscale_window_s: float = _within(0.0, 3600.0, 60.0)
+    warm_up_s: float = _within(0.0, 86_400.0, 600.0)
     faults: tuple[Fault, ...] = ()
     operations: tuple[Operation, ...] = ()
     traits: Traits = field(default_factory=Traits)
-    schema: Schema = field(default_factory=Schema)
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("services", 3, 100_000),
-            ("spares", 0, 1_000),
-            ("hours", 0.0, 24.0 * 366),
-            ("interval_s", 0.1, 3600.0),
-            ("rate", 0.0, 1e7),
-            ("daily", 0.0, 0.9),
-            ("bursts_per_hour", 0.0, 1e3),
-            ("noise", 0.0, 10.0),
-            ("missing", 0.0, 1.0),
-            ("autoscale_window_s", 0.0, 3600.0),
-            ("window_s", 0.1, 3600.0),
-            ("warm_up_s", 0.0, 86_400.0),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} of the mesh plan is {value}, not within {low:g} to {high:g}")
+        for each in fields(self):
+            if "within" in each.metadata:
+                value, (low, high) = getattr(self, each.name), each.metadata["within"]
+                if not low <= value <= high:
+                    what = f"{each.name} of the mesh plan is {value}"
+                    raise ConfigError(f"{what}, not within {low:g} to {high:g}")

@@ -6,11 +6,10 @@ deployments; the caller decides the number of pods.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline_mesh.simulate.columns import Columns
 from hopline_mesh.simulate.lognormal import Floats
 
 #: From creation to the first ready probe, and from deletion until it is gone, in seconds.
@@ -37,25 +36,20 @@ _COLUMNS = np.dtype(
         ("oom", np.bool_),  # its last end was an OOM kill
         ("leaked", np.float64),  # bytes that it will never free
         ("phase", np.float64),  # of its garbage collection, 0 to 1
+        ("cpu_cores", np.float64),  # in use
+        ("cpu_s", np.float64),  # used since its start
+        ("memory_bytes", np.float64),  # in use
     ]
 )
 
 
-class Pods:
-    """Columns of pods, in order of creation; `pods.service` is the column of that name."""
+class Pods(Columns):
+    """All pods, in order of creation; `pods.service` is the column of that name."""
 
     def __init__(self, machines: int) -> None:
+        super().__init__(_COLUMNS)
         self.machines = machines
         self._next = 0
-        self._rows: NDArray[np.void] = np.empty(0, _COLUMNS)
-
-    def __getattr__(self, column: str) -> NDArray[Any]:
-        if column not in (_COLUMNS.names or ()):
-            raise AttributeError(column)
-        return self._rows[column]
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def create(
         self,
@@ -67,7 +61,7 @@ class Pods:
         start_s: float,
     ) -> None:
         """Add pods that become ready about `start_s` seconds from now; never if it is inf."""
-        added: NDArray[np.void] = np.zeros(count, _COLUMNS)
+        added = self.added(count)
         added["serial"] = np.arange(self._next, self._next + count)
         self._next += count
         added["ready_s"] = now_s + start_s * rng.uniform(0.7, 1.6, count)
@@ -78,7 +72,6 @@ class Pods:
         added["deleted_s"] = np.inf
         added["down_s"] = added["ended_s"] = -np.inf
         added["phase"] = rng.random(count)
-        self._rows = np.concatenate([self._rows, added])
 
     def delete(self, rows: NDArray[np.int64], now_s: float, *, evicted: bool = False) -> None:
         """Terminate pods; they no longer get requests."""
@@ -87,9 +80,7 @@ class Pods:
 
     def forget(self, now_s: float) -> None:
         """Drop pods that are gone."""
-        keep = self.deleted_s + GRACE_S > now_s
-        if not keep.all():
-            self._rows = self._rows[keep]
+        self.keep(self.deleted_s + GRACE_S > now_s)
 
     def ready(self, now_s: float) -> NDArray[np.bool_]:
         """Whether each pod gets requests."""

@@ -29,12 +29,8 @@ def unkind_plan(plan: MeshPlan, seed: int) -> MeshPlan:
 def calm(hours: float = 6.0, services: int = 30, *, seed: int = 0) -> Simulation:
     """Simulate a usual day without faults: load, noise, autoscaling, a rollout now and then."""
     rng = np.random.default_rng([seed, 10])
-    plan = MeshPlan(
-        services=services,
-        hours=hours,
-        operations=_operations(hours, {"rollout": 0.5}, rng),
-    )
-    return Simulation(plan, seed)
+    operations = _operations(hours, {"rollout": 0.5}, rng)
+    return Simulation(MeshPlan(services=services, hours=hours, operations=operations), seed)
 
 
 def high_churn(
@@ -73,10 +69,7 @@ def high_churn(
         bursts_per_hour=2.0,
         autoscale_window_s=0.0,
         faults=_faults(hours, quiet_hours, faults_per_hour, kinds, rng),
-        operations=(
-            *_operations(hours, busy, rng),
-            *_guests(hours, 0.5, rng),
-        ),
+        operations=(*_operations(hours, busy, rng), *_guests(hours, rng)),
     )
     return Simulation(plan, seed)
 
@@ -108,27 +101,24 @@ def _faults(
 
 
 def _operations(
-    hours: float,
-    per_hour: dict[OperationKind, float],
-    rng: np.random.Generator,
+    hours: float, per_hour: dict[OperationKind, float], rng: np.random.Generator
 ) -> tuple[Operation, ...]:
     """Return operations at random times."""
-    found = []
-    for kind, rate in per_hour.items():
-        for _ in range(int(rng.poisson(rate * hours))):
-            found.append(Operation(kind, float(rng.uniform(0.0, hours * 3600.0))))
-    return tuple(found)
+    return tuple(
+        Operation(kind, float(rng.uniform(0.0, hours * 3600.0)))
+        for kind, rate in per_hour.items()
+        for _ in range(int(rng.poisson(rate * hours)))
+    )
 
 
-def _guests(hours: float, per_hour: float, rng: np.random.Generator) -> tuple[Operation, ...]:
+def _guests(hours: float, rng: np.random.Generator) -> tuple[Operation, ...]:
     """Return operations that add and remove spare services, one at a time."""
     found: list[Operation] = []
     time_s = 1800.0
-    while per_hour > 0.0:
-        time_s += float(rng.exponential(3600.0 / per_hour))
+    while True:
+        time_s += float(rng.exponential(7200.0))
         stay_s = float(rng.uniform(1800.0, 5400.0))
         if time_s + stay_s > hours * 3600.0:
-            break
+            return tuple(found)
         found += [Operation("add", time_s), Operation("remove", time_s + stay_s)]
         time_s += stay_s
-    return tuple(found)

@@ -6,13 +6,17 @@ Entries on top, tiers below, stores at the bottom; some back ends are shared by 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.errors import ConfigError
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _NAMESPACES = ("shop", "pay", "stock", "user", "ads", "core")
 _ENTRIES = ("gateway", "web", "mobile", "partner")
@@ -24,125 +28,81 @@ _STORES = ("sql", "cache", "index", "queue", "ledger", "blobs")
 _UTILISATION = 0.42
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Visibility:
-    """What monitoring sees of each workload; arrays over services [s].
-
-    Attributes:
-        services: the Kubernetes Service in front of each, `namespace/service`; several may have the same.
-        sidecar: bool [s], whether its pods have a proxy.
-        containers: bool [s], whether CPU and memory of its pods are scraped.
-        durations: bool [s], whether its proxies' latencies are scraped.
-        tcp: whether proxies count TCP connections.
-    """
-
-    services: tuple[str, ...]
-    sidecar: NDArray[np.bool_]
-    containers: NDArray[np.bool_]
-    durations: NDArray[np.bool_]
-    tcp: bool
-
-    @classmethod
-    def full(cls, names: tuple[str, ...]) -> Visibility:
-        """Return that of a mesh in which everything is measured, under the names of the workloads."""
-        yes = np.ones(len(names), dtype=bool)
-        return cls(names, yes, yes, yes, True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Topology:
     """Services and calls; arrays over services [s] or edges [e], edges sorted by their caller's layer.
 
     A service here is a workload: usually it has a Kubernetes Service of the same name to itself.
-
-    Attributes:
-        names: `namespace/workload`.
-        spare_of: int64 [s], the service whose traffic a spare can take; -1 if it is not a spare.
-        layer: int64 [s]; calls go from a lower layer to a higher one, except the last `num_back` edges.
-        entry_share: share of the mesh's load that enters at the service.
-        own_ms: time of a request in the service itself, without queueing.
-        spread: coefficient of variation of that time.
-        workers: requests that one pod can process in parallel.
-        replicas: pods at the start.
-        max_replicas: maximum pods of autoscaling; equal to `replicas` without autoscaling.
-        cpu_s: CPU seconds for one request.
-        cpu_request: cores that a pod requests.
-        memory_bytes: of a nearly idle pod.
-        memory_limit: at which a pod is killed.
-        gc_s: seconds between two large garbage collections, at usual load.
-        idle: bool [s], has no traffic for much of the time.
-        grpc: bool [s], serves gRPC: its errors have HTTP status 200.
-        src, dst: int64 [e].
-        calls: calls per request of the caller.
-        network_ms: round-trip time of the network.
-        timeout_ms: after which the caller stops waiting.
-        retries: int64 [e], attempts after a failed one.
-        critical: share of the caller's requests that fail if the call fails.
-        retry_budget: largest number of retries, as a share of the calls; inf for no limit.
-        visibility: what monitoring sees.
-        num_back: number of edges back to a caller, which close cycles.
     """
 
-    names: tuple[str, ...]
-    spare_of: Ints
-    layer: Ints
-    entry_share: Floats
-    own_ms: Floats
-    spread: Floats
-    workers: Ints
-    replicas: Ints
-    max_replicas: Ints
-    cpu_s: Floats
-    cpu_request: Floats
-    memory_bytes: Floats
-    memory_limit: Floats
-    gc_s: Floats
-    idle: NDArray[np.bool_]
-    grpc: NDArray[np.bool_]
-    src: Ints
-    dst: Ints
-    calls: Floats
-    network_ms: Floats
-    timeout_ms: Floats
-    retries: Ints
-    critical: Floats
-    retry_budget: Floats
-    visibility: Visibility
-    num_back: int = 0
+    names: tuple[str, ...]  # `namespace/workload`
+    services: tuple[str, ...]  # the Kubernetes Service in front of each; several may have the same
+    spare_of: Ints  # [s], the service whose traffic a spare can take; -1 if it is not a spare
+    layer: Ints  # [s], calls go from a lower layer to a higher one, except the last `num_back` edges
+    entry_share: Floats  # [s], share of the mesh's load that enters at the service
+    own_ms: Floats  # [s], time of a request in the service itself, without queueing
+    spread: Floats  # [s], coefficient of variation of that time
+    workers: Ints  # [s], requests that one pod can process in parallel
+    replicas: Ints  # [s], pods at the start
+    max_replicas: Ints  # [s], maximum pods of autoscaling; `replicas` without autoscaling
+    cpu_s: Floats  # [s], CPU seconds for one request
+    cpu_request: Floats  # [s], cores that a pod requests
+    memory_bytes: Floats  # [s], of a nearly idle pod
+    memory_limit: Floats  # [s], bytes at which a pod is killed
+    gc_s: Floats  # [s], seconds between two large garbage collections, at usual load
+    idle: Flags  # [s], has no traffic for much of the time
+    grpc: Flags  # [s], serves gRPC: its errors have HTTP status 200
+    sidecar: Flags  # [s], its pods have a proxy
+    containers: Flags  # [s], CPU and memory of its pods are scraped
+    durations: Flags  # [s], its proxies' latencies are scraped
+    src: Ints  # [e]
+    dst: Ints  # [e]
+    calls: Floats  # [e], per request of the caller
+    network_ms: Floats  # [e], round-trip time of the network
+    timeout_ms: Floats  # [e], after which the caller stops waiting
+    retries: Ints  # [e], attempts after a failed one
+    critical: Floats  # [e], share of the caller's requests that fail if the call fails
+    retry_budget: Floats  # [e], largest number of retries, as a share of the calls; inf for no limit
+    tcp: bool = True  # proxies count TCP connections
+    num_back: int = 0  # number of edges back to a caller, which close cycles
 
-    @property
+    @cached_property
     def reported(self) -> tuple[str, ...]:
         """Names in metrics: those of the workloads, and of Services where a workload has no proxy."""
-        seen = self.visibility
-        return tuple(
-            name if has_proxy else service
-            for name, service, has_proxy in zip(self.names, seen.services, seen.sidecar, strict=True)
-        )
+        rows = zip(self.names, self.services, self.sidecar, strict=True)
+        return tuple(name if has_proxy else service for name, service, has_proxy in rows)
 
-    def find(self, name: str) -> int | None:
-        """Return the number of a service; None if the name fits none, or several.
+    def find(self, name: str) -> int:
+        """Return the number of a service.
 
         Args:
             name: of the workload, with or without namespace, or of a Service with one workload.
+
+        Raises:
+            ConfigError: the name fits no service, or several.
         """
-        whole = (self.names, self.visibility.services)
+        whole = (self.names, self.services)
         for names in (*whole, *(tuple(each.partition("/")[2] for each in some) for some in whole)):
-            fits = [number for number, each in enumerate(names) if each == name]
-            if len(fits) == 1:
-                return fits[0]
-        return None
+            if names.count(name) == 1:
+                return names.index(name)
+        raise ConfigError(f"the mesh has no service {name!r}; it has {', '.join(self.names[:8])}, …")
+
+    def edge(self, caller: str, callee: str) -> int:
+        """Return the number of a call path that exists, by the names of both workloads."""
+        src, dst = self.names.index(caller), self.names.index(callee)
+        return int(np.flatnonzero((self.src == src) & (self.dst == dst))[0])
 
     @property
     def back(self) -> slice:
         """Slice of the edges that go back to a caller."""
         return slice(len(self.src) - self.num_back, len(self.src))
 
-    @property
+    @cached_property
     def groups(self) -> Ints:
         """Number of each workload's Service, int64 [s]: equal for workloads behind the same one."""
-        return np.unique(np.array(self.visibility.services), return_inverse=True)[1].astype(np.int64)
+        return np.unique(np.array(self.services), return_inverse=True)[1].astype(np.int64)
 
-    @property
+    @cached_property
     def levels(self) -> list[slice]:
         """Slices of the edges, one for each layer of callers, top first; without those that go back."""
         layers = self.layer[self.src[: self.back.start]]
@@ -206,6 +166,7 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
     names = _names(layer, depth, services, spare_of, rng)
     return Topology(
         names=names,
+        services=names,
         spare_of=spare_of,
         layer=layer,
         entry_share=entry_share,
@@ -221,6 +182,9 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
         gc_s=rng.uniform(90.0, 900.0, n),
         idle=idle,
         grpc=rng.random(n) < 0.4,
+        sidecar=np.ones(n, dtype=bool),
+        containers=np.ones(n, dtype=bool),
+        durations=np.ones(n, dtype=bool),
         src=src,
         dst=dst,
         calls=amounts,
@@ -229,7 +193,6 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
         retries=rng.choice(np.array([0, 1, 2]), e, p=[0.3, 0.5, 0.2]),
         critical=rng.choice(np.array([1.0, 1.0, 0.3, 0.0]), e),
         retry_budget=np.full(e, np.inf),
-        visibility=Visibility.full(names),
     )
 
 

@@ -6,13 +6,11 @@ is counted by the caller's proxy and by the callee's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from hopline_mesh.simulate.lognormal import Floats, normal_cdf, parameters
+from hopline_mesh.simulate.columns import Columns
+from hopline_mesh.simulate.lognormal import Latencies
+from hopline_mesh.simulate.topology import Floats, Ints
 from hopline_mesh.simulate.world import World
 
 #: Upper bounds of the buckets of istio_request_duration_milliseconds; the last one, +Inf, is not in here.
@@ -35,20 +33,11 @@ _COLUMNS = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pairing:
-    """The pods that count each call path at present; rows of arrays are counters."""
-
-    rows: NDArray[np.int64]
-    where: NDArray[np.int64]
-    column: NDArray[np.int64]
-    shares: Floats
-
-
-class Counters:
+class Counters(Columns):
     """Counters of one reporter, one row for each call path and pod that ever counted it.
 
-    Paths are those of the topology, followed by one for each entry: requests from outside.
+    Args:
+        owners: int64 [paths], services whose pods count each call path.
 
     Attributes:
         path: int64 [r], number of the call path.
@@ -59,61 +48,71 @@ class Counters:
         opened, closed: int64 [r], connections.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owners: Ints) -> None:
+        super().__init__(_COLUMNS)
+        self._owners = owners
         self._index: dict[tuple[int, int], int] = {}
-        self._rows: NDArray[np.void] = np.zeros(0, _COLUMNS)
 
-    def __getattr__(self, column: str) -> NDArray[Any]:
-        if column not in (_COLUMNS.names or ()):
-            raise AttributeError(column)
-        return self._rows[column]
-
-    def pair(
-        self, paths: NDArray[np.int64], owners: NDArray[np.int64], pods: dict[int, list[int]]
-    ) -> _Pairing:
-        """Return the rows of all serving pods; adds missing rows.
+    def pair(self, pods: dict[int, list[int]], alive: set[int]) -> None:
+        """Add rows for new pairs of a path and a serving pod; drop those of pods that are gone.
 
         Args:
-            paths: numbers of call paths.
-            owners: number of the service whose pods count each path.
             pods: serials of the serving pods of each service.
+            alive: serials of all pods.
         """
-        rows, where, column = [], [], []
-        most = max((len(serials) for serials in pods.values()), default=1)
-        shares = np.zeros((len(paths), most))
-        added: list[tuple[int, int]] = []
-        for at, (path, owner) in enumerate(zip(paths.tolist(), owners.tolist(), strict=True)):
-            serials = pods.get(owner, [])
-            for place, serial in enumerate(serials):
-                row = self._index.get((path, serial))
-                if row is None:
-                    row = self._index[path, serial] = len(self._rows) + len(added)
-                    added.append((path, serial))
-                rows.append(row)
-                where.append(at)
-                column.append(place)
-            if serials:
-                shares[at, : len(serials)] = 1.0 / len(serials)
-        if added:
-            new: NDArray[np.void] = np.zeros(len(added), _COLUMNS)
-            new["path"], new["serial"] = np.array(added, dtype=np.int64).T
-            self._rows = np.concatenate([self._rows, new])
-        numbers = np.array([rows, where, column], dtype=np.int64)
-        return _Pairing(numbers[0], numbers[1], numbers[2], shares)
-
-    def forget(self, alive: set[int]) -> bool:
-        """Drop counters of pods that are gone; returns whether there were any."""
-        keep = np.array([serial in alive for serial in self.serial.tolist()], dtype=bool)
-        if keep.all():
-            return False
-        self._rows = self._rows[keep]
+        self.keep([serial in alive for serial in self.serial.tolist()])
         pairs = zip(self.path.tolist(), self.serial.tolist(), strict=True)
         self._index = {pair: row for row, pair in enumerate(pairs)}
-        return True
+        places = [
+            (path, column, serial)
+            for path, owner in enumerate(self._owners.tolist())
+            for column, serial in enumerate(pods.get(owner, ()))
+        ]
+        added = [(path, serial) for path, _, serial in places if (path, serial) not in self._index]
+        self._index |= {pair: row for row, pair in enumerate(added, len(self))}
+        new = self.added(len(added))
+        new["path"], new["serial"] = np.array(added, dtype=np.int64).reshape(-1, 2).T
+        # The pods that count each path at present: row here, path, and position of the pod in its service.
+        self._at = np.array(
+            [(self._index[path, serial], path, column) for path, column, serial in places], dtype=np.int64
+        ).reshape(-1, 3)
+        _, where, column = self._at.T
+        self._shares = np.zeros((len(self._owners), max(map(len, pods.values()), default=1)))
+        self._shares[where, column] = 1.0
+        self._shares /= np.maximum(self._shares.sum(axis=1, keepdims=True), 1.0)
+
+    def count(self, counts: Ints, ends: Floats, latencies: Latencies, rng: np.random.Generator) -> None:
+        """Distribute requests of paths over pods, and count them there.
+
+        Args:
+            counts: [paths].
+            ends: [paths, 4], share of the requests by how they ended.
+            latencies: [paths].
+        """
+        rows, where, column = self._at.T
+        if not rows.size:
+            return
+        each = rng.multinomial(counts, self._shares)[where, column]
+        self.ends[rows] += rng.multinomial(each, ends[where] / ends[where].sum(axis=1, keepdims=True))
+        self.buckets[rows] += rng.multinomial(each, latencies.buckets(BOUNDS_MS)[where])
+        noise = 1.0 + rng.normal(0.0, 0.5, len(each)) / np.sqrt(np.maximum(each, 1))
+        self.total_ms[rows] += each * latencies.overall_ms()[where] * np.maximum(noise, 0.1)
+
+    def connect(self, flying: Floats, rng: np.random.Generator) -> None:
+        """Open and close connections, so that as many are open as requests are in flight [paths]."""
+        rows, where, column = self._at.T
+        if not rows.size:
+            return
+        wanted = rng.poisson((flying[:, None] * self._shares)[where, column])
+        open_now = self.opened[rows] - self.closed[rows]
+        self.opened[rows] += np.maximum(wanted - open_now, 0)
+        self.closed[rows] += np.maximum(open_now - wanted, 0)
 
 
 class Traffic:
     """Both reporters' counters of a world; call `count` after each of its steps.
+
+    Paths are those of the topology, followed by one for each entry: requests from outside.
 
     Args:
         per_pod: False: one set of counters per service: a third of the lines, but counters never restart.
@@ -127,115 +126,52 @@ class Traffic:
     def __init__(self, world: World, rng: np.random.Generator, *, per_pod: bool = True) -> None:
         topology = world.topology
         self._world, self._rng, self._per_pod = world, rng, per_pod
-        entries = np.flatnonzero(topology.entry_share > 0)
-        self.src = np.concatenate([topology.src, np.full(len(entries), -1)])
-        self.dst = np.concatenate([topology.dst, entries])
-        self._edges = len(topology.src)
-        self._entries = entries
-        self.source, self.destination = Counters(), Counters()
+        self._entries = np.flatnonzero(topology.entry_share > 0)
+        self.src = np.concatenate([topology.src, np.full(len(self._entries), -1)])
+        self.dst = np.concatenate([topology.dst, self._entries])
+        self.source, self.destination = Counters(topology.src), Counters(self.dst)
         self._serving: bytes = b""
 
     def count(self, step_s: float) -> None:
         """Count the requests of the last step."""
-        world, rng, flow = self._world, self._rng, self._world.flow
+        world, rng, flow, dst = self._world, self._rng, self._world.flow, self._world.topology.dst
         self._pair()
         sent = rng.poisson(flow.sent * step_s)
         arrives = np.clip(flow.received / np.maximum(flow.sent, 1e-12), 0.0, 1.0)
-        got = rng.binomial(sent, arrives)
-        entering = np.zeros(len(world.topology.names))
-        entering[self._entries] = np.maximum(
-            flow.arrived[self._entries]
-            - np.bincount(world.topology.dst, flow.received, len(entering))[self._entries],
-            0.0,
-        )
-        got = np.concatenate([got, rng.poisson(entering[self._entries] * step_s)])
-        dst = self.dst
-        nobody = (world.ready[world.topology.dst] == 0) & (sent > 0)
-        failed = flow.errors[world.topology.dst]
-        lost = np.clip(
-            (flow.failed - failed * arrives) / np.maximum(1.0 - failed * arrives, 1e-9), 0.0, 1.0
-        )
-        ends = np.stack([(1 - lost) * (1 - failed * arrives), (1 - lost) * failed * arrives, lost], axis=1)
-        ends = np.concatenate([ends, np.zeros((len(ends), 1))], axis=1)
-        ends[nobody] = (0.0, 0.0, 0.0, 1.0)
-        self._add(
-            self.source, self._at_caller, sent, ends,
-            _spread(flow.client_ms, flow.client_variance, flow.client_stuck, flow.client_stuck_ms),
-            _mean(flow.client_ms, flow.client_stuck, flow.client_stuck_ms),
-        )  # fmt: skip
-        errors = flow.errors[dst]
+        from_callers = np.bincount(dst, flow.received, len(world.topology.names))
+        entering = np.maximum(flow.arrived - from_callers, 0.0)[self._entries]
+        got = np.concatenate([rng.binomial(sent, arrives), rng.poisson(entering * step_s)])
+        failed = flow.errors[dst] * arrives
+        lost = np.clip((flow.failed - failed) / np.maximum(1.0 - failed, 1e-9), 0.0, 1.0)
         ends = np.zeros((len(dst), 4))
-        ends[:, FINE], ends[:, FAILED] = 1.0 - errors, errors
-        self._add(
-            self.destination, self._at_callee, got, ends,
-            _spread(flow.mean_ms, flow.variance, flow.stuck, flow.stuck_ms)[dst],
-            _mean(flow.mean_ms, flow.stuck, flow.stuck_ms)[dst],
-        )  # fmt: skip
-        self._connect()
-
-    def _add(
-        self, counters: Counters, pairing: _Pairing, counts: NDArray[np.int64],
-        ends: Floats, buckets: Floats, mean_ms: Floats,
-    ) -> None:  # fmt: skip
-        """Distribute requests of paths over pods, and count them there."""
-        rng, rows, where = self._rng, pairing.rows, pairing.where
-        if not rows.size:
-            return
-        each = rng.multinomial(counts, pairing.shares)[where, pairing.column]
-        counters.ends[rows] += rng.multinomial(each, ends[where] / ends[where].sum(axis=1, keepdims=True))
-        counters.buckets[rows] += rng.multinomial(each, buckets[where])
-        noise = 1.0 + rng.normal(0.0, 0.5, len(each)) / np.sqrt(np.maximum(each, 1))
-        counters.total_ms[rows] += each * mean_ms[where] * np.maximum(noise, 0.1)
-
-    def _connect(self) -> None:
-        """Open and close connections, so that the number of open ones equals the requests in flight."""
-        counters, pairing = self.destination, self._at_callee
-        if not pairing.rows.size:
-            return
-        flow, dst = self._world.flow, self.dst
-        flying = np.concatenate([flow.received, np.zeros(len(self._entries))])
-        flying[self._edges :] = flow.arrived[self._entries]
-        flying *= _mean(flow.mean_ms, flow.stuck, flow.stuck_ms)[dst] / 1000.0
-        wanted = self._rng.poisson((flying[:, None] * pairing.shares)[pairing.where, pairing.column])
-        rows = pairing.rows
-        open_now = counters.opened[rows] - counters.closed[rows]
-        counters.opened[rows] += np.maximum(wanted - open_now, 0)
-        counters.closed[rows] += np.maximum(open_now - wanted, 0)
+        ends[:, FINE], ends[:, FAILED], ends[:, TIMED_OUT] = (
+            (1 - lost) * (1 - failed),
+            (1 - lost) * failed,
+            lost,
+        )
+        ends[(world.ready[dst] == 0) & (sent > 0)] = (0.0, 0.0, 0.0, 1.0)
+        self.source.count(sent, ends, flow.client, rng)
+        ends = np.zeros((len(self.dst), 4))
+        ends[:, FINE], ends[:, FAILED] = 1.0 - flow.errors[self.dst], flow.errors[self.dst]
+        server = flow.server.of(self.dst)
+        self.destination.count(got, ends, server, rng)
+        received = np.concatenate([flow.received, flow.arrived[self._entries]])
+        self.destination.connect(received * (server.overall_ms() / 1000.0), rng)
 
     def _pair(self) -> None:
         """Update the rows if the serving pods have changed."""
-        pods, now_s = self._world.pods, self._world.now_s
-        serving = pods.ready(now_s)
-        state = pods.serial[serving].tobytes()
-        if state == self._serving:
+        pods = self._world.pods
+        serving = pods.ready(self._world.now_s)
+        serials, services = pods.serial[serving], pods.service[serving].tolist()
+        if serials.tobytes() == self._serving:
             return
-        self._serving = state
-        if self._per_pod:
-            alive = set(pods.serial.tolist())
-            self.source.forget(alive)
-            self.destination.forget(alive)
+        self._serving = serials.tobytes()
         by_service: dict[int, list[int]] = {}
-        for serial, service in zip(
-            pods.serial[serving].tolist(), pods.service[serving].tolist(), strict=True
-        ):
+        for serial, service in zip(serials.tolist(), services, strict=True):
             by_service.setdefault(service, []).append(serial)
+        alive = set(pods.serial.tolist())
         if not self._per_pod:
             by_service = {service: [-1 - service] for service in by_service}
-        edges = np.arange(self._edges)
-        self._at_caller = self.source.pair(edges, self.src[: self._edges], by_service)
-        self._at_callee = self.destination.pair(np.arange(len(self.dst)), self.dst, by_service)
-
-
-def _spread(mean: Floats, variance: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    """Return the share of requests in each bucket [n, 20]."""
-    mu, sigma = parameters(mean, variance)
-    below = normal_cdf((np.log(BOUNDS_MS)[None, :] - mu[:, None]) / sigma[:, None])
-    below = (1.0 - stuck)[:, None] * below + stuck[:, None] * (stuck_ms[:, None] <= BOUNDS_MS[None, :])
-    shares: Floats = np.diff(below, axis=1, prepend=0.0, append=1.0)
-    shares = np.maximum(shares, 0.0)
-    shares /= shares.sum(axis=1, keepdims=True)
-    return shares
-
-
-def _mean(mean: Floats, stuck: Floats, stuck_ms: Floats) -> Floats:
-    return (1.0 - stuck) * mean + stuck * stuck_ms
+            alive = {-1 - service for service in range(len(self._world.topology.names))}
+        self.source.pair(by_service, alive)
+        self.destination.pair(by_service, alive)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hopline.errors import ConfigError
-from hopline_mesh.simulate.topology import Topology, Visibility
+from hopline_mesh.simulate.topology import Ints, Topology
 
 #: Retries that a budget allows, as a share of a path's calls (Linkerd's and Envoy's default).
 RETRY_BUDGET = 0.2
@@ -21,6 +20,12 @@ RETRY_BUDGET = 0.2
 _CANARY_PODS = 0.35
 #: Calls per request of a path back to a caller: few, so that no loop grows.
 _BACK_CALLS = (0.02, 0.08)
+#: Arrays of a topology that a second workload has in common with the first, and a second path.
+_OF_SERVICE = (
+    "layer", "spare_of", "entry_share", "own_ms", "spread", "workers", "cpu_s", "cpu_request",
+    "memory_bytes", "memory_limit", "gc_s", "idle", "grpc", "sidecar", "containers", "durations",
+)  # fmt: skip
+_OF_PATH = ("calls", "network_ms", "timeout_ms", "retries", "critical", "retry_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,93 +78,70 @@ def add(traits: Traits, mesh: Topology, rng: np.random.Generator) -> Topology:
     if traits == Traits():
         return mesh
     inner = np.flatnonzero((mesh.layer > 0) & (mesh.spare_of < 0) & ~mesh.idle)
-    mesh = _rename(traits.versions, mesh, rng)
+    # Workloads are named `cart-v1`; their Services keep the name.
+    chosen = _some(traits.versions, np.arange(len(mesh.names)), rng)
+    names = tuple(f"{name}-v1" if at in chosen else name for at, name in enumerate(mesh.names))
     canaries = _some(traits.canaries, inner, rng)
-    mesh = _with_canaries(mesh, canaries)
+    mesh = _with_canaries(replace(mesh, names=names), canaries)
     mesh = _with_cycles(traits.cycles, mesh, inner, rng)
     budgets = np.where(rng.random(len(mesh.src)) < traits.retry_budgets, RETRY_BUDGET, np.inf)
-    alone = np.setdiff1d(inner, canaries)
-    return replace(mesh, retry_budget=budgets, visibility=_hidden(traits, mesh.visibility, alone, rng))
+    sidecar, containers, durations = mesh.sidecar.copy(), mesh.containers.copy(), mesh.durations.copy()
+    sidecar[_some(traits.without_sidecar, np.setdiff1d(inner, canaries), rng)] = False
+    lacking = _some(traits.missing_series, np.flatnonzero(sidecar), rng, least=2)
+    containers[lacking[::2]] = False
+    durations[lacking[1::2]] = False
+    return replace(
+        mesh,
+        retry_budget=budgets,
+        sidecar=sidecar,
+        containers=containers,
+        durations=durations,
+        tcp=traits.tcp,
+    )
 
 
-def _some(
-    share: float, of: NDArray[np.int64], rng: np.random.Generator, least: int = 1
-) -> NDArray[np.int64]:
+def _some(share: float, of: Ints, rng: np.random.Generator, least: int = 1) -> Ints:
     """Draw a share of numbers, at least `least` if the share is above 0; ascending."""
     count = min(len(of), max(least, round(share * len(of)))) if share > 0 else 0
     return np.sort(rng.choice(of, size=count, replace=False))
 
 
-def _rename(share: float, mesh: Topology, rng: np.random.Generator) -> Topology:
-    """Name workloads `cart-v1`; their Services keep the name."""
-    chosen = set(_some(share, np.arange(len(mesh.names)), rng).tolist())
-    names = tuple(f"{name}-v1" if at in chosen else name for at, name in enumerate(mesh.names))
-    return replace(mesh, names=names)
-
-
-def _with_canaries(mesh: Topology, originals: NDArray[np.int64]) -> Topology:
+def _with_canaries(mesh: Topology, originals: Ints) -> Topology:
     """Add a second workload behind the Services of some, with the same callers and callees."""
-    if not len(originals):
-        return mesh
     size = len(mesh.names)
-    copy_of = {int(original): size + number for number, original in enumerate(originals)}
     rows = np.concatenate([np.arange(size), originals])
     replicas = mesh.replicas[rows]
     replicas[size:] = np.maximum(1, np.round(_CANARY_PODS * replicas[size:]))
-    most = np.where(mesh.max_replicas > mesh.replicas, 3, 1)[rows] * replicas
     first = [mesh.names[original] for original in originals]
     added = tuple(
         f"{name.removesuffix('-v1')}-v2" if name.endswith("-v1") else f"{name}-canary" for name in first
     )
-    edges = list(range(len(mesh.src)))
-    src, dst = mesh.src.tolist(), mesh.dst.tolist()
-    for edge in range(len(mesh.src)):
-        ends = mesh.src[edge], mesh.dst[edge]
-        sources = [int(ends[0]), *([copy_of[int(ends[0])]] if int(ends[0]) in copy_of else [])]
-        targets = [int(ends[1]), *([copy_of[int(ends[1])]] if int(ends[1]) in copy_of else [])]
-        for caller in sources:
-            for callee in targets:
-                if (caller, callee) != (int(ends[0]), int(ends[1])):
-                    edges.append(edge)
-                    src.append(caller)
-                    dst.append(callee)
-    of_node = {
-        name: getattr(mesh, name)[rows]
-        for name in (
-            "layer", "spare_of", "entry_share", "own_ms", "spread", "workers", "cpu_s", "cpu_request",
-            "memory_bytes", "memory_limit", "gc_s", "idle", "grpc",
-        )
-    }  # fmt: skip
-    layer, source, target = of_node["layer"], np.array(src), np.array(dst)
-    order = np.lexsort((target, source, layer[source]))
-    old = np.array(edges)[order]
-    of_edge = {
-        name: getattr(mesh, name)[old]
-        for name in ("calls", "network_ms", "timeout_ms", "retries", "critical", "retry_budget")
-    }
-    seen = mesh.visibility
+    both = {original: (original, size + at) for at, original in enumerate(originals.tolist())}
+    # A call path becomes one between each workload of the caller and each of the callee.
+    paths = [
+        (edge, caller, callee)
+        for edge, (src, dst) in enumerate(zip(mesh.src.tolist(), mesh.dst.tolist(), strict=True))
+        for caller in both.get(src, (src,))
+        for callee in both.get(dst, (dst,))
+    ]
+    layer = mesh.layer[rows]
+    paths.sort(key=lambda path: (layer[path[1]], path[1:]))
+    edges, src, dst = np.array(paths, dtype=np.int64).T
+    kept: dict[str, Any] = {name: getattr(mesh, name)[rows] for name in _OF_SERVICE}
+    kept |= {name: getattr(mesh, name)[edges] for name in _OF_PATH}
     return replace(
         mesh,
         names=mesh.names + added,
+        services=tuple(mesh.services[row] for row in rows),
         replicas=replicas,
-        max_replicas=most,
-        src=source[order],
-        dst=target[order],
-        visibility=Visibility(
-            tuple(seen.services[row] for row in rows),
-            seen.sidecar[rows],
-            seen.containers[rows],
-            seen.durations[rows],
-            seen.tcp,
-        ),
-        **of_node,
-        **of_edge,
+        max_replicas=np.where(mesh.max_replicas > mesh.replicas, 3, 1)[rows] * replicas,
+        src=src,
+        dst=dst,
+        **kept,
     )
 
 
-def _with_cycles(
-    share: float, mesh: Topology, inner: NDArray[np.int64], rng: np.random.Generator
-) -> Topology:
+def _with_cycles(share: float, mesh: Topology, inner: Ints, rng: np.random.Generator) -> Topology:
     """Add paths from services back to one of their callers, or to a caller of those."""
     below = inner[mesh.layer[inner] > 1]
     found: list[tuple[int, int]] = []
@@ -186,17 +168,3 @@ def _with_cycles(
         name: np.concatenate([getattr(mesh, name), values]) for name, values in more.items()
     }
     return replace(mesh, num_back=count, **joined)
-
-
-def _hidden(
-    traits: Traits, seen: Visibility, inner: NDArray[np.int64], rng: np.random.Generator
-) -> Visibility:
-    """Hide proxies of some inner services, and series of some services."""
-    sidecar, containers, durations = (
-        values.copy() for values in (seen.sidecar, seen.containers, seen.durations)
-    )
-    sidecar[_some(traits.without_sidecar, inner, rng)] = False
-    lacking = _some(traits.missing_series, np.flatnonzero(sidecar), rng, least=2)
-    containers[lacking[::2]] = False
-    durations[lacking[1::2]] = False
-    return Visibility(seen.services, sidecar, containers, durations, traits.tcp)

@@ -1,16 +1,15 @@
-"""Converts a simulation to a recording, in memory or in a folder."""
+"""Writes a simulation to a folder, as a recording with labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from hopline_mesh.changes import Context
 from hopline_mesh.evaluate.manifest import Manifest
 from hopline_mesh.evaluate.record import Recorder
-from hopline_mesh.evaluate.recording import Event, Period, Recording
+from hopline_mesh.evaluate.recording import Event, Period
+from hopline_mesh.schema import Schema
 from hopline_mesh.simulate.simulation import Simulation
-from hopline_mesh.snapshot import Snapshot
 
 
 def events(run: Simulation) -> list[Event]:
@@ -42,33 +41,6 @@ def periods(run: Simulation) -> tuple[Period, Period]:
     return Period(start_s, parted_s), Period(parted_s, end_s)
 
 
-def recording(
-    run: Simulation, name: str = "simulated", advance: Callable[[], None] | None = None
-) -> Recording:
-    """Run a simulation, and keep it in memory.
-
-    Args:
-        advance: called after each snapshot, for a progress bar.
-    """
-    snapshots: list[Snapshot] = []
-    contexts: list[Context] = []
-    for snapshot, context in run:
-        snapshots.append(snapshot)
-        contexts.append(context)
-        if advance is not None:
-            advance()
-    train, test = periods(run)
-    return Recording(
-        snapshots=snapshots,
-        contexts=contexts,
-        events=events(run),
-        train=(train,),
-        test=(test,),
-        interval_s=run.plan.interval_s,
-        name=name,
-    )
-
-
 def write(
     run: Simulation, folder: Path, name: str = "simulated", advance: Callable[[], None] | None = None
 ) -> None:
@@ -81,7 +53,7 @@ def write(
     Raises:
         ConfigError: the folder has a recording.
     """
-    recorder = Recorder(folder, run.plan.schema)
+    recorder = Recorder(folder, Schema())
     for snapshot, context in run:
         recorder.add(snapshot, context)
         if advance is not None:

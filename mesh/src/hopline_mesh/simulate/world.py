@@ -5,39 +5,28 @@ Combines load, pods, faults and physics. Knows neither snapshots nor Prometheus.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections import deque
+from dataclasses import replace
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest
-from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.simulate import flow as physics
+from hopline_mesh.simulate.cast import Cast
 from hopline_mesh.simulate.fleet import Fleet
 from hopline_mesh.simulate.harm import Harm
 from hopline_mesh.simulate.journal import Journal
 from hopline_mesh.simulate.load import Load
-from hopline_mesh.simulate.lognormal import Floats
 from hopline_mesh.simulate.plan import Fault, MeshPlan, Operation
 from hopline_mesh.simulate.pods import Pods
-from hopline_mesh.simulate.topology import build
+from hopline_mesh.simulate.topology import Floats, Ints, build
 from hopline_mesh.simulate.traits import add
-
-_Noted = TypeVar("_Noted", Change, KubernetesTrouble)
 
 #: Share of a service's calls that a spare takes over after it was added.
 SPARE_SHARE = 0.3
-
-
-def _named(items: Iterable[_Noted], also: dict[str, str]) -> Iterator[_Noted]:
-    """Yield changes or troubles, each also under the name of its Service, as `kubernetes.feed` does."""
-    for item in items:
-        yield item
-        if item.service in also:
-            yield msgspec.structs.replace(item, service=also[item.service])
 
 
 class World:
@@ -45,12 +34,14 @@ class World:
 
     Attributes:
         now_s: Unix seconds.
+        faults, operations: those of the plan with their services, oldest first; times are Unix seconds.
         topology: services and call paths, including spares.
         flow: present rates, latencies and failures.
         cpu_cores: in use by all pods of each service [s].
-        pod_cpu: in use by each pod, in order of `pods`.
-        pod_memory: bytes in use by each pod.
         ready: int64 [s], pods that serve.
+
+    Raises:
+        ConfigError: the plan names a service or call path that the mesh does not have.
     """
 
     def __init__(self, plan: MeshPlan, seed: int) -> None:
@@ -63,12 +54,9 @@ class World:
         )
         self.now_s = plan.start_s - plan.warm_up_s
         self.pods = Pods(machines=max(6, plan.services))
-        self.journal = Journal()
+        self.journal = Journal(self.topology)
         self.fleet = Fleet(self.topology, self.pods, self.journal, self.now_s, rng, plan.autoscale_window_s)
-        self.load = Load(
-            self.topology.entry_share, plan.rate, plan.daily, plan.bursts_per_hour, plan.noise, rng
-        )
-        self.levels = self.topology.levels
+        self.load = Load(plan, self.topology.entry_share, rng)
         self.flow = physics.start(self.topology)
         s, e = len(self.topology.names), len(self.topology.src)
         self.harm = Harm(self.topology, self.pods, self.fleet, self.journal, rng)
@@ -78,75 +66,25 @@ class World:
         self._asleep_until = np.full(s, -np.inf)
         self._asleep_until[self.topology.idle] = self.now_s
         self.awake = np.ones(s, dtype=bool)
-        self.ready: NDArray[np.int64] = np.zeros(s, dtype=np.int64)
+        self.ready: Ints = np.zeros(s, dtype=np.int64)
         self.cpu_cores: Floats = np.zeros(s)
-        self.pod_cpu: Floats = np.zeros(len(self.pods))
-        self.pod_memory: Floats = np.zeros(len(self.pods))
         self._noise = plan.noise
-        self._groups = groups = self.topology.groups
-        self._group_size = np.bincount(groups)[groups]
-        names, services = self.topology.names, self.topology.visibility.services
-        pairs = zip(names, services, strict=True)
-        self._also = {name: service for name, service in pairs if service not in names}
-
-    def find(self, service: str) -> int:
-        """Return the number of a service, by the name of its workload or Service.
-
-        Raises:
-            BadRequest: no service has this name.
-        """
-        found = self.topology.find(service)
-        if found is None:
-            names = self.topology.names
-            raise BadRequest(f"the mesh has no service {service!r}; it has {', '.join(names[:8])}, …")
-        return found
-
-    def context(self) -> Context:
-        """Return planned changes and troubles, under each name that a mesh may have for the workload."""
-        context = self.journal.context(self.now_s)
-        if not self._also:
-            return context
-        return Context(
-            tuple(_named(context.changes, self._also)), tuple(_named(context.troubles, self._also))
+        self._group_size = np.bincount(self.topology.groups)[self.topology.groups]
+        cast, start_s = Cast(self.topology, plan.rate, np.random.default_rng([seed, 2])), plan.start_s
+        self.faults = tuple(
+            replace(cast.of_fault(each), start_s=start_s + each.start_s)
+            for each in sorted(plan.faults, key=lambda each: each.start_s)
         )
-
-    def operate(self, operation: Operation) -> None:
-        """Begin a planned change now.
-
-        Raises:
-            BadRequest: the service cannot be changed in that way.
-        """
-        service, now_s, fleet = self.find(operation.service), self.now_s, self.fleet
-        if not fleet.running[service] and operation.kind != "add":
-            raise BadRequest(f"{operation.kind}: {operation.service} does not run")
-        if operation.kind == "scale":
-            fleet.scale(service, operation.replicas, now_s)
-        elif operation.kind == "rollout":
-            fleet.roll_out(service, now_s)
-        elif operation.kind == "shift":
-            fleet.shift(service, now_s)
-        elif operation.kind == "drain":
-            rows = np.flatnonzero((self.pods.service == service) & self.pods.staying())
-            fleet.drain(int(self.pods.node[rows[0]]) if rows.size else 0, now_s)
-        elif operation.kind == "add":
-            if self.topology.spare_of[service] < 0:
-                raise BadRequest(f"add: {operation.service} is not a spare service")
-            if fleet.running[service]:
-                raise BadRequest(f"add: {operation.service} runs already")
-            fleet.add(service, now_s)
-        else:
-            fleet.remove(service, now_s)
-
-    def begin(self, fault: Fault) -> None:
-        """Begin a fault now; it lasts until `end` is called with the same value."""
-        self.harm.begin(fault, self.now_s)
-
-    def end(self, fault: Fault) -> None:
-        """End a fault now."""
-        self.harm.end(fault, self.now_s)
+        self.operations = tuple(
+            replace(cast.of_operation(each), start_s=start_s + each.start_s)
+            for each in sorted(plan.operations, key=lambda each: each.start_s)
+        )
+        todo: list[Fault | Operation] = [*self.faults, *self.operations]
+        self._todo = deque(sorted(todo, key=lambda each: each.start_s))
 
     def step(self, step_s: float) -> None:
-        """Advance by some seconds."""
+        """Begin and end planned faults and changes that are due, and advance by some seconds."""
+        self._act()
         self.now_s += step_s
         now_s, topology, pods = self.now_s, self.topology, self.pods
         self.fleet.reconcile(now_s)
@@ -174,11 +112,23 @@ class World:
             delay_ms=harm.delay_ms,
             resend=harm.resend,
         )
-        before = self.flow
-        self.flow = physics.advance(topology, self.levels, now, before)
+        self.flow = physics.advance(topology, now, self.flow)
         self._consume(step_s, serving)
         if self.plan.autoscale:
             self.fleet.autoscale(self.cpu_cores, self.ready, now_s)
+
+    def _act(self) -> None:
+        for number, active in list(self.harm.active.items()):
+            if active.fault.end_s <= self.now_s:
+                self.harm.end(number, self.now_s)
+        while self._todo and self._todo[0].start_s <= self.now_s:
+            item = self._todo.popleft()
+            if isinstance(item, Fault):
+                self.harm.begin(item, self.now_s)
+            else:
+                # Existing services are not added, and missing ones are not changed.
+                with contextlib.suppress(BadRequest):
+                    self.fleet.operate(item, self.now_s)
 
     def _wander(self, step_s: float) -> None:
         """Drift service times and the mix of requests, now and then with a jump."""
@@ -216,7 +166,7 @@ class World:
             share[topology.spare_of[spare]] *= 1.0 - taken
         # A Service distributes its requests over all ready pods behind it.
         ready = np.where(self.fleet.running, self.ready, 0).astype(np.float64)
-        behind = np.bincount(self._groups, ready)[self._groups]
+        behind = np.bincount(topology.groups, ready)[topology.groups]
         several = self._group_size > 1
         equal = 1.0 / self._group_size
         share[several] *= np.where(behind > 0, ready / np.maximum(behind, 1.0), equal)[several]
@@ -238,7 +188,7 @@ class World:
         own = 0.02 * topology.cpu_request[service]
         boot = np.where(starting, 0.3 * topology.cpu_request[service], 0.0)
         hog = self.harm.hog[service] * topology.cpu_request[service]
-        self.pod_cpu = np.where(runs, np.where(serving, work + hog, 0.0) + own + boot, 0.0)
+        pods.cpu_cores[:] = np.where(runs, np.where(serving, work + hog, 0.0) + own + boot, 0.0)
         # Garbage grows with the work and is collected in one step.
         usual = np.maximum(topology.cpu_request * 0.5, 1e-9)
         pods.phase[:] += np.where(
@@ -249,5 +199,6 @@ class World:
             topology.memory_bytes[service] * (1.0 + 0.35 * pods.phase)
             + 2e5 * (flow.in_flight / count)[service]
         )
-        self.pod_memory = np.where(runs, held + pods.leaked, 0.0)
-        self.cpu_cores = np.bincount(service, self.pod_cpu, s).astype(np.float64)
+        pods.memory_bytes[:] = np.where(runs, held + pods.leaked, 0.0)
+        pods.cpu_s[:] += pods.cpu_cores * step_s
+        self.cpu_cores = np.bincount(service, pods.cpu_cores, s).astype(np.float64)

@@ -1,8 +1,9 @@
 """The training process: reads the history of a state folder, fits a detector, writes its state.
 
-Its `main` reads a `Task` as JSON from standard input. It has low CPU priority. A container that runs out of
-memory is killed as a whole under cgroup v2 (`memory.oom.group`, which the kubelet sets), so this process
-allocates no more than is left there, and fails before.
+Its `main` reads a `Task` as JSON from standard input, and writes a checkpoint to standard output. It has
+low CPU priority. A container that runs out of memory is killed as a whole under cgroup v2
+(`memory.oom.group`, which the kubelet sets), so this process allocates no more than is left there, and
+fails before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -19,9 +21,14 @@ from hopline.process.cgroup import Cgroup
 from hopline_mesh.detect import DetectorSettings, MeshDetector
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
-from hopline_mesh.state import Seen, StateFolder
+from hopline_mesh.state import StateFolder
 from hopline_mesh.state.checkpoint import write_to
 from hopline_mesh.watch.learned import abnormal_of
+
+#: Niceness of the process.
+_NICE = 10
+#: Share of the memory that is left in the container for a training.
+_SHARE = 0.9
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -29,49 +36,38 @@ class Task(msgspec.Struct, frozen=True):
 
     Attributes:
         folder: the state folder; read only.
-        out: descriptor of the open file for the result.
         names: of the roster, so that slots are those of the watch.
         schema: intervals with other columns are left out.
         since_s, until_s: times of the history, Unix seconds.
         without: times to leave out, (from, to).
         detector: settings.
-        nice: niceness of the process, 0 to 19.
         most_bytes: memory that it may allocate; None: most of what the container's limit leaves.
     """
 
     folder: str
-    out: int
     names: list[str]
     schema: Schema
     since_s: float
     until_s: float
     without: list[tuple[float, float]]
     detector: DetectorSettings
-    nice: int = 10
     most_bytes: int | None = None
 
 
-def read(task: Task, roster: Roster) -> list[Seen]:
-    """Read the normal intervals of a task, oldest first."""
-    folder = StateFolder.to_read(Path(task.folder))
-    return [
+def train(task: Task, out: BinaryIO) -> None:
+    """Train on the normal intervals of a task, and write the result.
+
+    Raises:
+        SnapshotInvalid: there are none.
+    """
+    roster = Roster(task.names)
+    history = [
         seen
-        for seen in folder.history(roster, task.since_s)
+        for seen in StateFolder.to_read(Path(task.folder)).history(roster, task.since_s)
         if seen.snapshot.time_s <= task.until_s
         and seen.snapshot.schema == task.schema
         and not any(start <= seen.snapshot.time_s <= end for start, end in task.without)
     ]
-
-
-def train(task: Task) -> int:
-    """Train, and write the result to `task.out`.
-
-    Returns: number of intervals that it learned from; 0 if there were none, and nothing is written.
-    """
-    roster = Roster(task.names)
-    history = read(task, roster)
-    if not history:
-        return 0
     detector = MeshDetector(task.detector)
     detector.fit([seen.snapshot for seen in history], [seen.context for seen in history])
     meta, arrays = detector.export()
@@ -81,13 +77,7 @@ def train(task: Task) -> int:
         "names": list(roster.names),
         "abnormal": [out.text() for out in abnormal_of(detector, roster)],
     }
-    with os.fdopen(task.out, "wb") as file:
-        write_to(file, header, arrays)
-    return len(history)
-
-
-#: Share of the memory that is left in the container for a training.
-_SHARE = 0.9
+    write_to(out, header, arrays)
 
 
 def limit_memory(most_bytes: int) -> None:
@@ -98,12 +88,13 @@ def limit_memory(most_bytes: int) -> None:
 
 
 def main() -> None:
-    """Run the task on standard input; prints the number of intervals."""
+    """Run the task on standard input."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
-    os.nice(task.nice)
+    os.nice(_NICE)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     room = Cgroup().memory_left() if task.most_bytes is None else task.most_bytes
     if room is not None:
         limit_memory(round(_SHARE * room))
-    print(train(task))
+    train(task, sys.stdout.buffer)
+    sys.stdout.flush()

@@ -6,17 +6,18 @@ the newest part of the history, for later trainings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline_mesh.detect import MeshDetector
 from hopline_mesh.errors import MeshError
 from hopline_mesh.evaluate.recording import Period
 from hopline_mesh.out.board import Board
 from hopline_mesh.roster import Roster
-from hopline_mesh.schema import Schema
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.state import Seen, StateFolder
@@ -25,8 +26,9 @@ from hopline_mesh.watch import learned, parts
 from hopline_mesh.watch.learned import Learned
 
 
-class TargetFolder:
-    """The state folder for the result of a training; locked against other processes while it is open.
+@contextmanager
+def target_folder(settings: MeshSettings, *, replace: bool) -> Iterator[StateFolder]:
+    """Yield the state folder for the result of a training; locked against other processes.
 
     Args:
         replace: allow to replace the state that a watch has saved there.
@@ -35,68 +37,64 @@ class TargetFolder:
         MeshError: a running watch uses the folder, it has state and `replace` is not set, or it cannot be
             written.
     """
-
-    def __init__(self, settings: MeshSettings, *, replace: bool) -> None:
-        state = settings.state
-        self._settings = settings
-        self._stack = ExitStack()
+    state = settings.state
+    with ExitStack() as stack:
         try:
-            self._stack.enter_context(only_writer(state.state_dir))
+            stack.enter_context(only_writer(state.state_dir))
             keep_s = 3600 * settings.detector.fine_tune_hours
-            self._folder = StateFolder(state.state_dir, state.state_bytes, keep_s)
+            folder = StateFolder(state.state_dir, state.state_bytes, keep_s)
         except BlockingIOError:
             raise MeshError(
                 f"state_dir: {state.state_dir} is in use by a running watch; stop it first, or choose "
                 "another folder with --state-dir"
             ) from None
         except OSError as error:
-            self._stack.close()
             raise MeshError(f"state_dir: {state.state_dir}: {error.strerror}") from None
-        if self._folder.size and not replace:
-            self._stack.close()
+        if folder.size and not replace:
             raise MeshError(
                 f"state_dir: {state.state_dir} has the state of a watch; --replace deletes it, "
                 "with its incidents and history"
             )
+        yield folder
 
-    def __enter__(self) -> TargetFolder:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
+def _write(
+    target: StateFolder,
+    settings: MeshSettings,
+    detector_state: tuple[dict[str, Any], dict[str, NDArray[Any]]],
+    history: Sequence[Seen],
+) -> None:
+    """Replace the content of the folder by a detector and its history.
 
-    def write(self, detector: MeshDetector, history: Sequence[Seen], schema: Schema) -> None:
-        """Replace the content of the folder by a detector and its history.
-
-        Raises:
-            MeshError: no space, or a failed write.
-        """
-        last = history[-1].snapshot
-        since_s = last.time_s - 3600 * self._settings.detector.fine_tune_hours
-        meta, arrays = detector.export()
-        try:
-            self._folder.clear()
-            self._folder.save(
-                {"detector": meta, "shown": Board().export(), "trained": True},
-                arrays,
-                time_s=last.time_s,
-                names=list(last.roster.names),
-                shape=parts.shape_of(self._settings, schema),
-            )
-            for seen in history:
-                if seen.snapshot.time_s >= since_s:
-                    self._folder.append(seen.snapshot, seen.context)
-            self._folder.close()
-        except OSError as error:
-            raise MeshError(
-                f"state_dir: {self._folder.folder}: {error.strerror or error}; the result was not saved"
-            ) from None
+    Raises:
+        MeshError: no space, or a failed write.
+    """
+    last = history[-1].snapshot
+    since_s = last.time_s - 3600 * settings.detector.fine_tune_hours
+    meta, arrays = detector_state
+    try:
+        target.clear()
+        target.save(
+            {"detector": meta, "shown": Board().export(), "trained": True},
+            arrays,
+            time_s=last.time_s,
+            names=list(last.roster.names),
+            shape=parts.shape_of(settings, last.schema),
+        )
+        for seen in history:
+            if seen.snapshot.time_s >= since_s:
+                target.append(seen.snapshot, seen.context)
+        target.close()
+    except OSError as error:
+        raise MeshError(
+            f"state_dir: {target.folder}: {error.strerror or error}; the result was not saved"
+        ) from None
 
 
 def learn(
     seen: Sequence[Seen],
     settings: MeshSettings,
-    target: TargetFolder,
+    target: StateFolder,
     *,
     source: str,
     without: Sequence[Period] = (),
@@ -106,11 +104,12 @@ def learn(
 
     Args:
         seen: oldest first, one schema and roster.
+        target: see `target_folder`.
         source: of the intervals, for people.
         without: times to leave out.
 
     Raises:
-        MeshError: no service at all, or too few usable intervals; or see `TargetFolder.write`.
+        MeshError: no service at all, too few usable intervals, or the result cannot be written.
     """
     measured = [each for each in seen if _has_measurement(each.snapshot)]
     if not any(len(each.snapshot.nodes) for each in seen):
@@ -132,28 +131,28 @@ def learn(
     snapshots = [each.snapshot for each in kept]
     detector = MeshDetector(asked)
     detector.fit(snapshots, [each.context for each in kept])
-    schema = snapshots[0].schema
-    abnormal = learned.abnormal_of(detector, snapshots[0].roster)
+    roster = snapshots[0].roster
     snapshots = [each for each in snapshots if not any(each.time_s in out for out in detector.left_out)]
-    _, arrays = detector.export()
-    columns = learned.columns_of(schema, arrays, snapshots, interval_s, asked.anomaly_percentile)
-    target.write(detector, kept, schema)
+    meta, arrays = detector.export()
+    days = len(snapshots) * interval_s / 86_400
+    columns = learned.columns_of(detector, arrays, days, asked.anomaly_percentile)
+    _write(target, settings, (meta, arrays), kept)
     return Learned(
         source=source,
         state_dir=str(settings.state.state_dir),
         intervals=len(snapshots),
         not_measured=len(seen) - len(measured),
         excepted=len(measured) - len(kept),
-        abnormal=abnormal,
+        abnormal=learned.abnormal_of(detector, roster),
         interval_s=interval_s,
         since_s=kept[0].snapshot.time_s,
         until_s=kept[-1].snapshot.time_s,
-        services=learned.services(snapshots),
-        call_paths=learned.call_paths(snapshots),
+        services=len(np.unique(np.concatenate([each.nodes for each in snapshots]))),
+        call_paths=len(arrays["pairs.src"]),
         columns=columns,
         false_alarms_per_day=round(sum(each.false_alarms_per_day for each in columns), 3),
         calibrated_to=asked.false_alarms_per_day,
-        rare_services=learned.rare_of(arrays, snapshots),
+        rare_services=learned.rare_of(arrays, roster),
         notes=tuple(notes),
     )
 

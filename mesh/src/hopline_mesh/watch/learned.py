@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,15 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect import MeshDetector
-from hopline_mesh.detect.calibrate import tail_level
-from hopline_mesh.detect.calls import CallsPerRequest
+from hopline_mesh.detect.calibrate import RUN, tail_level
 from hopline_mesh.evaluate.times import clock
 from hopline_mesh.roster import Roster
-from hopline_mesh.schema import Schema
-from hopline_mesh.snapshot import Snapshot
 
-#: Exceedances of a threshold come in runs; this many are one false alarm, as for the thresholds.
-_RUN = 2.0
 #: Steps of the bisection of a logarithm.
 _HALVINGS = 40
 #: Maximum number of series that the text of an abnormal time lists.
@@ -114,71 +109,31 @@ def abnormal_of(detector: MeshDetector, roster: Roster) -> tuple[Abnormal, ...]:
 
 
 def columns_of(
-    schema: Schema,
-    arrays: Mapping[str, NDArray[Any]],
-    snapshots: Sequence[Snapshot],
-    interval_s: float,
-    percentile: float,
+    detector: MeshDetector, arrays: Mapping[str, NDArray[Any]], days: float, percentile: float
 ) -> tuple[Column, ...]:
-    """Return the report of each column of an exported detector.
+    """Return the report of each column of a detector.
 
     Args:
         arrays: of `MeshDetector.export`.
-        snapshots: that it learned from.
+        days: length of the time that it learned from.
         percentile: above which tails are fitted.
     """
-    days = len(snapshots) * interval_s / 86_400
     found = []
-    calls = CallsPerRequest(schema)
-    for of, names in (("node", schema.node_features), ("edge", (*schema.edge_features, *calls.columns))):
-        fitted = arrays[f"{of}s.fitted"] == 1
-        ever = _ever(snapshots, fitted.shape) if of == "node" else _ever_called(snapshots, calls)
-        for f, name in enumerate(names):
-            threshold = float(arrays[f"{of}s.threshold"][f])
-            alarms = _exceeded(arrays[f"{of}s.histogram"][f], threshold, percentile) / _RUN / days
+    for kind in ("node", "edge"):
+        fitted, seen = arrays[f"{kind}s.fitted"] == 1, arrays[f"{kind}s.seen"] > 0
+        thresholds = [each for each in detector.thresholds.items() if each[0].startswith(kind)]
+        for f, (name, threshold) in enumerate(thresholds):
+            alarms = _exceeded(arrays[f"{kind}s.histogram"][f], threshold, percentile) / RUN / days
             series = int(np.count_nonzero(fitted[:, f]))
-            left_out = max(0, int(np.count_nonzero(ever[:, f])) - series)
-            found.append(Column(f"{of}.{name}", series, left_out, round(threshold, 2), round(alarms, 3)))
+            left_out = int(np.count_nonzero(seen[:, f] & ~fitted[:, f]))
+            found.append(Column(name, series, left_out, round(threshold, 2), round(alarms, 3)))
     return tuple(found)
 
 
-def rare_of(arrays: Mapping[str, NDArray[Any]], snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
+def rare_of(arrays: Mapping[str, NDArray[Any]], roster: Roster) -> tuple[str, ...]:
     """Return services without any learned baseline that have at least one measurement."""
-    fitted = arrays["nodes.fitted"]
-    some = _ever(snapshots, fitted.shape).any(axis=1) & ~(fitted == 1).any(axis=1)
-    return tuple(snapshots[0].roster.name(slot) for slot in np.flatnonzero(some).tolist())
-
-
-def call_paths(snapshots: Sequence[Snapshot]) -> int:
-    """Return the number of different call paths."""
-    keys = [(each.edge_src.astype(np.int64) << 32) | each.edge_dst for each in snapshots]
-    return len(np.unique(np.concatenate(keys))) if keys else 0
-
-
-def services(snapshots: Sequence[Snapshot]) -> int:
-    """Return the number of different services."""
-    return len(np.unique(np.concatenate([each.nodes for each in snapshots])))
-
-
-def _ever(snapshots: Sequence[Snapshot], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return which columns of services were measured at least once, bool [slots, columns]."""
-    ever = np.zeros(shape, bool)
-    for each in snapshots:
-        ever[each.nodes] |= np.isfinite(each.node_features)
-    return ever
-
-
-def _ever_called(snapshots: Sequence[Snapshot], calls: CallsPerRequest) -> NDArray[np.bool_]:
-    """As `_ever`, for call paths including `calls_per_request`; one row for each path, in any order."""
-    seen: dict[tuple[int, int], NDArray[np.bool_]] = {}
-    for each in snapshots:
-        measured = np.isfinite(calls.of(each))
-        for row, pair in enumerate(zip(each.edge_src.tolist(), each.edge_dst.tolist(), strict=True)):
-            if pair in seen:
-                seen[pair] |= measured[row]
-            else:
-                seen[pair] = measured[row].copy()
-    return np.array(list(seen.values()), bool).reshape(len(seen), calls.width)
+    rare = (arrays["nodes.seen"] > 0).any(axis=1) & ~(arrays["nodes.fitted"] == 1).any(axis=1)
+    return tuple(roster.name(slot) for slot in np.flatnonzero(rare).tolist())
 
 
 def _exceeded(histogram: NDArray[np.int64], threshold: float, percentile: float) -> float:

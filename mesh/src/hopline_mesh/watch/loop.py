@@ -7,26 +7,29 @@ A part that fails becomes a gap of that interval; the loop continues. Knows the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from hopline.errors import HoplineError
 from hopline_mesh.changes import Context
-from hopline_mesh.incident import Incident, Verdict
+from hopline_mesh.errors import SourceUnavailable
+from hopline_mesh.incident import Verdict
 from hopline_mesh.out.alerts import Alerts
 from hopline_mesh.out.between import Between
 from hopline_mesh.out.board import Board
-from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
+from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch.judge import Judge
 from hopline_mesh.watch.ticks import Tick, Ticks
 
 logger = logging.getLogger("hopline_mesh")
+_T = TypeVar("_T")
 
 
 class Source(Protocol):
@@ -74,154 +77,112 @@ class Watch:
         self._keeper = keeper
         self._longest_s = longest_s
         self._timed = board.metrics.timed
-        #: present failures, so that the log has one line for the start and one for the end
-        self._failing: dict[str, str] = {}
+        #: parts that fail now, so that the log has one line for the start and one for the end
+        self._failing: set[str] = set()
         self._noted = True
         self._failures = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mesh-step")
         self._at_work = asyncio.Lock()
         self.live = Between(judge.live, self._thread, self._at_work)
 
-    async def run(self, ticks: Ticks, stop: asyncio.Event) -> None:
-        """Run until `stop` is set."""
+    async def run(
+        self,
+        ticks: Ticks,
+        stop: asyncio.Event,
+        is_enough: Callable[[Verdict], bool] = lambda verdict: False,
+    ) -> None:
+        """Run until `stop` is set, or until a verdict is enough."""
         while not stop.is_set():
             try:
                 await asyncio.wait_for(stop.wait(), ticks.wait_s())
             except TimeoutError:
-                if ticks.wait_s() == 0:
-                    await self.interval(ticks.take())
+                if ticks.wait_s() == 0 and is_enough(await self.interval(ticks.take())):
+                    return
 
     async def interval(self, tick: Tick) -> Verdict:
         """Run one interval, from the collection to the alerts. Never raises."""
         with self._timed("total"):
             gaps = [*_lost_time(tick), *self._keeper.gaps]
-            snapshot = await self._collect(tick, gaps)
-            context = self._known(tick, gaps)
-            async with self._at_work:
-                judged = None if snapshot is None else await self._judged(snapshot, context, gaps)
-            if judged is None:
-                verdict = Verdict(tick.time_s, "blind", 0.0, self._open_incidents())
-            else:
-                assert snapshot is not None
-                verdict = judged[0]
-                if verdict.state == "blind" and not verdict.incidents:
-                    verdict = msgspec.structs.replace(verdict, incidents=self._open_incidents())
-                gaps = [*snapshot.gaps, *gaps]
-            verdict = msgspec.structs.replace(verdict, gaps=_distinct([*verdict.gaps, *gaps]))
-            await self._publish(verdict, snapshot, judged and judged[1], context)
+            snapshot, context, judged = None, Context(), None
+            with self._tolerated("prometheus", gaps), self._timed("collect"):
+                snapshot = await self._collect(tick)
+            with self._tolerated("kubernetes", gaps):
+                context, missing = self._context(tick.wall_s)
+                gaps += missing
+            if snapshot is not None:
+                async with self._at_work:
+                    with self._tolerated("detector", gaps), self._timed("step"):
+                        judged = await self._on_thread(self._judge.judge, snapshot, context)
+            verdict, scores = judged or (Verdict(tick.time_s, "blind", 0.0), None)
+            if verdict.state == "blind" and not verdict.incidents:
+                still = tuple(each.incident for each in self._board.open_incidents())
+                verdict = msgspec.structs.replace(verdict, incidents=still)
+            verdict = msgspec.structs.replace(verdict, gaps=tuple(dict.fromkeys([*verdict.gaps, *gaps])))
+            with self._timed("publish"):
+                with self._tolerated("board"):
+                    self._board.publish(verdict, snapshot, scores, context)
+                with self._tolerated("alerts"):
+                    loud = tuple(each for each in verdict.incidents if not self._board.is_muted(each.id))
+                    await self._alerts.send(msgspec.structs.replace(verdict, incidents=loud))
             if snapshot is not None and judged is not None:
                 async with self._at_work:
-                    await self._keep(snapshot, context, verdict)
-                    await self._renew()
+                    with self._tolerated("state"), self._timed("keep"):
+                        await self._keep(snapshot, context, verdict)
+                    with self._tolerated("deviations"):
+                        await self.live.renew()
+                metrics = self._board.metrics
+                metrics.state_bytes.set(self._keeper.size_bytes)
+                metrics.state_writes_failed.inc(self._keeper.failures - self._failures)
+                self._failures = self._keeper.failures
         return verdict
 
     async def close(self) -> None:
         """Save the state, and stop."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._judge.close)
+            await self._on_thread(self._judge.close)
         except Exception:  # a stop must end in any state
             logger.exception("saving the last state failed")
         self._thread.shutdown(wait=False)
         await asyncio.to_thread(self._keeper.close)
 
-    async def _collect(self, tick: Tick, gaps: list[Gap]) -> Snapshot | None:
+    @contextlib.contextmanager
+    def _tolerated(self, what: str, gaps: list[Gap] | None = None) -> Iterator[None]:
+        """Make any failure of a part a gap, because the loop must survive it."""
         try:
-            with self._timed("collect"):
-                snapshot = await asyncio.wait_for(self._source.collect(tick.wall_s), self._longest_s)
-        except TimeoutError:
-            gaps.append(self._failed("prometheus", f"no response within {self._longest_s:g} s"))
-        except HoplineError as error:
-            gaps.append(self._failed("prometheus", str(error)))
-        except Exception as error:  # no input may stop the loop
-            logger.exception("collecting a snapshot failed")
-            gaps.append(self._failed("prometheus", f"{type(error).__name__}: {error}"))
+            yield
+        except Exception as error:
+            is_expected = isinstance(error, HoplineError)
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            if what not in self._failing:
+                logger.warning("%s: %s", what, reason, exc_info=not is_expected)
+            self._failing.add(what)
+            if gaps is not None:
+                gaps.append(Gap(what, reason))
         else:
-            self._works("prometheus")
-            return dataclasses.replace(snapshot, time_s=tick.time_s)
-        return None
+            if what in self._failing:
+                logger.info("%s: works again", what)
+            self._failing.discard(what)
 
-    def _known(self, tick: Tick, gaps: list[Gap]) -> Context:
+    async def _on_thread(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    async def _collect(self, tick: Tick) -> Snapshot:
         try:
-            context, missing = self._context(tick.wall_s)
-        except Exception as error:  # the watch also works without planned changes
-            logger.exception("reading planned changes failed")
-            gaps.append(self._failed("kubernetes", f"{type(error).__name__}: {error}"))
-            return Context()
-        gaps += missing
-        return context
-
-    async def _judged(
-        self, snapshot: Snapshot, context: Context, gaps: list[Gap]
-    ) -> tuple[Verdict, FloatArray] | None:
-        loop = asyncio.get_running_loop()
-        try:
-            with self._timed("step"):
-                judged = await loop.run_in_executor(self._thread, self._judge.judge, snapshot, context)
-        except Exception as error:  # the loop must survive an interval that cannot be judged
-            if "detector" not in self._failing:
-                logger.exception("judging a snapshot failed")
-            gaps.append(self._failed("detector", f"{type(error).__name__}: {error}"))
-            return None
-        self._works("detector")
-        return judged
-
-    def _open_incidents(self) -> tuple[Incident, ...]:
-        """Return the open incidents, for an interval without measurements."""
-        return tuple(each.incident for each in self._board.open_incidents())
-
-    async def _publish(
-        self, verdict: Verdict, snapshot: Snapshot | None, scores: FloatArray | None, context: Context
-    ) -> None:
-        with self._timed("publish"):
-            try:
-                self._board.publish(verdict, snapshot, scores, context)
-            except Exception:  # a failure of the page must not stop alerts
-                logger.exception("publishing a verdict on the board failed")
-            try:
-                loud = tuple(each for each in verdict.incidents if not self._board.is_muted(each.id))
-                await self._alerts.send(msgspec.structs.replace(verdict, incidents=loud))
-            except Exception:  # a failure of alerts must not stop the watch
-                logger.exception("queueing alerts failed")
+            snapshot = await asyncio.wait_for(self._source.collect(tick.wall_s), self._longest_s)
+        except TimeoutError:
+            raise SourceUnavailable(f"no response within {self._longest_s:g} s") from None
+        return dataclasses.replace(snapshot, time_s=tick.time_s)
 
     async def _keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            with self._timed("keep"):
-                await loop.run_in_executor(self._thread, self._judge.keep, snapshot, context, verdict)
-                if verdict.incidents or self._noted:
-                    note = {
-                        "alerts": self._alerts.export(),
-                        "abnormal": self._judge.abnormal(),
-                        "marks": msgspec.to_builtins(self._board.marks()),
-                    }
-                    self._keeper.note(note)
-                    self._noted = bool(verdict.incidents)
-        except Exception as error:  # missing state affects a restart, not the watch
-            if "state" not in self._failing:
-                logger.exception("saving an interval failed")
-            self._failed("state", f"{type(error).__name__}: {error}")
-        else:
-            self._works("state")
-        metrics = self._board.metrics
-        metrics.state_bytes.set(self._keeper.size_bytes)
-        metrics.state_writes_failed.inc(self._keeper.failures - self._failures)
-        self._failures = self._keeper.failures
-
-    async def _renew(self) -> None:
-        try:
-            await self.live.renew()
-        except Exception:  # verdicts do not need deviations between intervals
-            logger.exception("updating deviations to the newest interval failed")
-
-    def _failed(self, what: str, reason: str) -> Gap:
-        if what not in self._failing:
-            logger.warning("%s: %s", what, reason)
-        self._failing[what] = reason
-        return Gap(what, reason)
-
-    def _works(self, what: str) -> None:
-        if self._failing.pop(what, None) is not None:
-            logger.info("%s: works again", what)
+        await self._on_thread(self._judge.keep, snapshot, context, verdict)
+        if verdict.incidents or self._noted:
+            note = {
+                "alerts": self._alerts.export(),
+                "abnormal": self._judge.abnormal(),
+                "marks": msgspec.to_builtins(self._board.marks()),
+            }
+            self._keeper.note(note)
+            self._noted = bool(verdict.incidents)
 
 
 def _lost_time(tick: Tick) -> list[Gap]:
@@ -233,7 +194,3 @@ def _lost_time(tick: Tick) -> list[Gap]:
         which = "forward" if tick.jump_s > 0 else "back"
         gaps.append(Gap("clock", f"the clock was set {which} by {abs(tick.jump_s):.0f} s"))
     return gaps
-
-
-def _distinct(gaps: Iterable[Gap]) -> tuple[Gap, ...]:
-    return tuple(dict.fromkeys(gaps))

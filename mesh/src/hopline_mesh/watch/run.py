@@ -175,14 +175,12 @@ async def watch(
         )
         board.live = one.live
         started(_started(settings, feed, resumed.summary, outputs, why_not))
-        if feed is not None:
-            feeding = asyncio.create_task(_pass_verdicts(feed, board, stop))
-            stack.callback(feeding.cancel)
-        ticks = Ticks(interval_s, resumed.last_s)
-        if feed is not None:
-            ticks = Ticks(interval_s, wall=feed.clock, monotonic=feed.clock, speed=feed.speed)
         try:
-            await one.run(ticks, stop)
+            if feed is None:
+                await one.run(Ticks(interval_s, resumed.last_s), stop)
+            else:
+                ticks = Ticks(interval_s, wall=feed.clock, monotonic=feed.clock, speed=feed.speed)
+                await one.run(ticks, stop, feed.on_verdict)
         finally:
             await one.close()
 
@@ -201,14 +199,6 @@ async def _measured(
     cluster = await stack.enter_async_context(kubernetes_watch(settings))
     await cluster.wait_listed(_LISTED_S)
     return collector, lambda now_s: (cluster.context(now_s), cluster.gaps())
-
-
-async def _pass_verdicts(feed: Feed, board: Board, stop: asyncio.Event) -> None:
-    with contextlib.closing(board.subscribe()) as verdicts:
-        while True:
-            verdict, _ = await verdicts.get()
-            if feed.on_verdict(verdict):
-                stop.set()
 
 
 def _started(

@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import msgspec
 
@@ -67,20 +67,19 @@ class Trainer:
         self._interval_s = interval_s
         self.trained = trained
         self._outcome = outcome
-        self._snapshots = 0
-        self._ended_at = time.monotonic()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._began_at = 0.0
-        self._task: Task | None = None
-        #: intervals since the training began, and how many of them the new detector has judged
-        self._since: list[Seen] = []
-        self._next: MeshDetector | None = None
-        self._judged = 0
-        self._out = -1
         self._is_real = is_real
         #: times of incidents by their ids, with a margin
         self._abnormal = {id: (float(times[0]), float(times[1])) for id, times in (abnormal or {}).items()}
+        self._snapshots = 0
         self._calm = True
+        self._began_at = self._ended_at = time.monotonic()
+        self._process: subprocess.Popen[bytes] | None = None
+        #: task, result and messages of the process
+        self._files: list[BinaryIO] = []
+        self._next: MeshDetector | None = None
+        #: intervals since the training began, and how many of them the new detector has judged
+        self._since: list[Seen] = []
+        self._judged = 0
 
     def saw(self, seen: Seen, verdict: Verdict) -> None:
         """Note a judged interval."""
@@ -108,96 +107,90 @@ class Trainer:
         if self._process is not None:
             self._poll()
         elif self._is_due() and self._calm:
-            self._begin(names, seen)
+            self._begin(self.task(names, seen))
         return None
 
     def export(self) -> dict[str, tuple[float, float]]:
         """Return the times to leave out of trainings, JSON-compatible; a restart must not lose them."""
         return dict(self._abnormal)
 
+    def task(self, names: Sequence[str], seen: Seen) -> Task:
+        """Return the training that is due after an interval; see `advance`."""
+        until_s = seen.snapshot.time_s
+        return Task(
+            folder=str(self._folder),
+            names=list(names),
+            schema=seen.snapshot.schema,
+            since_s=until_s - 3600 * self._settings.fine_tune_hours,
+            until_s=until_s,
+            without=[times for id, times in self._abnormal.items() if self._is_real(id)],
+            detector=self._settings,
+        )
+
     def close(self) -> None:
         """Stop a running training."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._forget()
+        self._forget()
 
     def _is_due(self) -> bool:
         if not self.trained:
             return self._snapshots >= self._settings.train_at
         return 0 < self._settings.fine_tune_interval_s <= time.monotonic() - self._ended_at
 
-    def _begin(self, names: Sequence[str], seen: Seen) -> None:
-        until_s = seen.snapshot.time_s
+    def _begin(self, task: Task) -> None:
         # In memory: the state folder is full of history by design, and its volume hardly larger.
-        self._out = os.memfd_create("mesh-training", 0)
-        self._task = Task(
-            folder=str(self._folder),
-            out=self._out,
-            names=list(names),
-            schema=seen.snapshot.schema,
-            since_s=until_s - 3600 * self._settings.fine_tune_hours,
-            until_s=until_s,
-            without=_merged(times for id, times in self._abnormal.items() if self._is_real(id)),
-            detector=self._settings,
-        )
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._files = [os.fdopen(os.memfd_create("mesh-training"), "w+b") for _ in range(3)]
+        stdin, stdout, stderr = self._files
+        stdin.write(msgspec.json.encode(task))
+        stdin.seek(0)
+        self._began_at = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", "from hopline_mesh.watch.child import main; main()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=environment,
-                pass_fds=(self._out,),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
-            assert self._process.stdin is not None
-            self._process.stdin.write(msgspec.json.encode(self._task))
-            self._process.stdin.close()
         except OSError as error:
             self._fail(str(error))
             return
-        self._began_at = time.monotonic()
         logger.info("training: started, on at most %.1f h", self._settings.fine_tune_hours)
 
     def _poll(self) -> None:
         """Restore the new detector if the training has finished."""
-        process, task = self._process, self._task
+        process = self._process
         assert process is not None
-        assert task is not None
         if process.poll() is None:
             if time.monotonic() - self._began_at > _LONGEST_S:
-                process.kill()
-                process.wait()
+                self.close()
                 self._fail(f"took longer than {_LONGEST_S:.0f} s")
             return
-        assert process.stderr is not None
-        output = process.stderr.read().decode("utf-8", "replace").strip()
-        process.stderr.close()
-        self._process = None
+        _, stdout, stderr = self._files
+        stderr.seek(0)
+        output = stderr.read().decode("utf-8", "replace").strip()
+        last = output.splitlines()[-1] if output else f"exit status {process.returncode}"
         if process.returncode:
-            last = output.splitlines()[-1] if output else f"exit status {process.returncode}"
             if any(words in output for words in _NO_MEMORY):
                 last = f"not enough memory; raise the container's limit, or lower fine_tune_hours ({last})"
             self._fail(last)
             return
         if output:
-            logger.warning("training: %s", output.splitlines()[-1])
+            logger.warning("training: %s", last)
         try:
-            header, arrays = read_checkpoint(Path(f"/proc/self/fd/{task.out}"))
-            self._next, self._judged = self._restored(header, arrays), 0
+            header, arrays = read_checkpoint(Path(f"/proc/self/fd/{stdout.fileno()}"))
+            learned_s = float(header["time_s"])
+            found = MeshDetector.restore(header["meta"], arrays)
         except (StateDamaged, KeyError, ValueError, TypeError) as error:
             self._fail(str(error))
-        else:
-            self._release()
-            for text in header["abnormal"]:
-                logger.warning("training: left out as abnormal: %s", text)
-
-    def _restored(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> MeshDetector:
-        detector = MeshDetector.restore(header["meta"], arrays)
-        learned_s = float(header["time_s"])
+            return
+        self._release()
+        self._next = found
         self._since = [seen for seen in self._since if seen.snapshot.time_s > learned_s]
-        return detector
+        for text in header["abnormal"]:
+            logger.warning("training: left out as abnormal: %s", text)
 
     def _catch_up(self) -> MeshDetector | None:
         assert self._next is not None
@@ -227,26 +220,14 @@ class Trainer:
         logger.warning("training: failed: %s; the watch continues with the previous detector", reason)
 
     def _forget(self) -> None:
-        if self._process is not None and self._process.stderr is not None:
-            self._process.stderr.close()
         self._release()
-        self._process = self._next = None
+        self._next = None
         self._since, self._judged = [], 0
         self._ended_at = time.monotonic()
 
     def _release(self) -> None:
-        """Free the memory of the result."""
-        if self._out >= 0:
-            os.close(self._out)
-            self._out = -1
-
-
-def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Merge overlapping times."""
-    merged: list[tuple[float, float]] = []
-    for start, end in sorted(times):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
+        """Forget the process that has ended, and free the memory of its files."""
+        self._process = None
+        for file in self._files:
+            file.close()
+        self._files = []

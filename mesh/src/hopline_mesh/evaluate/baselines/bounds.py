@@ -13,22 +13,18 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm, intervals_of
-from hopline_mesh.evaluate.baselines.rows import Places, Rows, Side, Values, interval_of
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
+from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
 from hopline_mesh.incident import Verdict
 from hopline_mesh.snapshot import Snapshot
 
 #: Largest anomaly score; a series that never moved in training has no reach.
 _MAX_SCORE = 1e6
-#: If snapshots are further apart than this number of intervals, the durations start again.
-_GAP = 3.0
 #: Least interquartile range, as a share of the median: a series that hardly moves would have none.
 _LEAST = 0.01
 
-#: Returns centre and reach of series, each float64 [rows, columns], from their normal values, float64
-#: [snapshots, rows, columns] (NaN = not measured, never all of one series); the names of the columns; and
-#: for services the names of the rows, else None.
-Rule = Callable[[Values, Sequence[str], Sequence[str] | None], tuple[Values, Values]]
+#: Returns centre and reach of each series, float64 [series], from normal snapshots; NaN = no bound.
+Rule = Callable[[MeshVector, Sequence[Snapshot]], tuple[Values, Values]]
 
 
 def watched(column: str) -> bool:
@@ -48,7 +44,6 @@ class Bounded:
         rule: sets the bounds.
         min_duration_s: how long a series must be out of bounds, in all snapshots of that time.
         columns: names of watched columns; default: those of `watched`.
-        fixed: column -> reach, around 0, for services without values in the training.
     """
 
     def __init__(
@@ -58,107 +53,76 @@ class Bounded:
         *,
         min_duration_s: float = MIN_DURATION_S,
         columns: Sequence[str] | None = None,
-        fixed: Mapping[str, float] | None = None,
     ) -> None:
         self._rule = rule
-        self._min_duration_s = min_duration_s
-        self._columns = None if columns is None else frozenset(columns)
-        self._fixed = fixed or {}
-        self._alarm = Alarm(name)
+        self._watches = watched if columns is None else frozenset(columns).__contains__
+        self._alarm = Alarm(name, min_duration_s)
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
         """See `Detector.fit`."""
-        self._rows = Rows()
-        self._interval_s = interval_of(snapshots)
-        schema, names = snapshots[0].schema, snapshots[0].roster.names
-        nodes, edges = self._rows.stack(snapshots)
-        self._new = [
-            np.array([self._fixed.get(column, np.nan) for column in schema.node_features]),
-            np.full(len(schema.edge_features), np.nan),
-        ]
-        self._bounds = [
-            self._learned(nodes, self._new[0], schema.node_features, names),
-            self._learned(edges, self._new[1], schema.edge_features, None),
-        ]
-        self._streaks: list[Places] = [
-            np.zeros(values.shape[1:], dtype=np.int64) for values in (nodes, edges)
-        ]
-        self._last_s: float | None = None
+        self._alarm.restart(snapshots)
+        self._mesh = MeshVector(snapshots, len(snapshots[0].roster))
+        self._centre, reach = self._rule(self._mesh, snapshots)
+        self._reach = np.where([self._watches(column) for column in self._mesh.columns], reach, np.nan)
 
     def step(self, snapshot: Snapshot, context: Context) -> Verdict:
         """See `Detector.step`. Simple rules ignore planned changes."""
-        if self._last_s is None or snapshot.time_s - self._last_s > _GAP * self._interval_s:
-            for streaks in self._streaks:
-                streaks[:] = 0
-        self._last_s = snapshot.time_s
-        needed = intervals_of(self._min_duration_s, self._interval_s)
-        most, evidence = 0.0, []
-        for number, side in enumerate(self._rows.sides(snapshot)):
-            centre, reach, scores = self._judged(number, side)
-            most = max(most, float(scores.max(initial=0.0)))
-            # The expected value is the bound itself, the largest one.
-            evidence += [
-                side.evidence(at, column, snapshot.roster, bound, float(scores[at, column]))
-                for at, column in np.argwhere(self._streaks[number][side.rows] >= needed).tolist()
-                for bound in [float(centre[at, column] + reach[at, column])]
-            ]
-        return self._alarm.verdict(snapshot, most, evidence)
+        values = self._mesh.of([snapshot])[0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = np.minimum(np.abs(values - self._centre) / self._reach, _MAX_SCORE)
+        scores[np.isnan(scores)] = 0.0
+        lasting = self._alarm.lasting(scores, snapshot.time_s)
+        evidence = [
+            self._mesh.evidence(
+                series,
+                snapshot.roster,
+                expected=float(self._centre[series] + self._reach[series]),  # the largest usual value
+                seen=float(values[series]),
+                score=float(scores[series]),
+            )
+            for series in self._mesh.places(snapshot).tolist()
+            if series >= 0 and lasting[series]
+        ]
+        return self._alarm.verdict(snapshot, float(scores.max(initial=0.0)), evidence)
 
     def scale_thresholds(self, times: float) -> None:
         """Move all bounds away from their centre, to compare detectors at equal false alarms."""
-        self._bounds = [(centre, times * reach) for centre, reach in self._bounds]
+        self._reach = times * self._reach
 
-    def _learned(
-        self, values: Values, new: Values, columns: Sequence[str], names: Sequence[str] | None
-    ) -> tuple[Values, Values]:
-        unseen = np.isnan(values).all(axis=0)
+
+def _learned(name: str, bounds: Callable[[Values], tuple[Values, Values]], **options: Any) -> Bounded:
+    """Return a detector that learns centre and reach of each series from float64 [snapshots, series]."""
+
+    def rule(mesh: MeshVector, snapshots: Sequence[Snapshot]) -> tuple[Values, Values]:
+        values = mesh.of(snapshots)
         if not values.size:
-            return np.zeros(values.shape[1:]), np.full(values.shape[1:], np.nan)
-        centre, reach = self._rule(np.where(unseen, 0.0, values), columns, names)
-        return np.where(unseen, 0.0, centre), np.where(unseen, new, reach)
+            return np.empty(0), np.empty(0)
+        unseen = np.isnan(values).all(axis=0)
+        centre, reach = bounds(np.where(unseen, 0.0, values))
+        return centre, np.where(unseen, np.nan, reach)
 
-    def _judged(self, number: int, side: Side) -> tuple[Values, Values, Values]:
-        """Return centre, reach and anomaly score of each series, [n, columns]; updates the streaks."""
-        known_centre, known_reach = self._bounds[number]
-        rows, old = side.rows, side.rows < len(known_reach)
-        centre, reach = np.zeros(side.values.shape), np.tile(self._new[number], (len(rows), 1))
-        centre[old], reach[old] = known_centre[rows[old]], known_reach[rows[old]]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scores = np.minimum(np.abs(side.values.astype(np.float64) - centre) / reach, _MAX_SCORE)
-        scores = np.where(np.isnan(scores), 0.0, scores)
-        scores[:, [not self._watches(column) for column in side.columns]] = 0.0
-        before = self._streaks[number]
-        after = np.zeros((max(len(before), int(rows.max(initial=-1)) + 1), len(side.columns)), np.int64)
-        after[: len(before)] = before
-        lasts = np.where(scores > 1, after[rows] + 1, 0)
-        after[:] = 0
-        after[rows] = lasts
-        self._streaks[number] = after
-        return centre, reach, scores
-
-    def _watches(self, column: str) -> bool:
-        return watched(column) if self._columns is None else column in self._columns
+    return Bounded(name, rule, **options)
 
 
 def percentile(percent: float = 99.0, **options: Any) -> Bounded:
     """Return a detector with a bound at a percentile of the normal values; for options see `Bounded`."""
-    return Bounded(
-        "percentile", lambda values, *_: _from_zero(np.nanpercentile(values, percent, axis=0)), **options
+    return _learned(
+        "percentile", lambda values: _from_zero(np.nanpercentile(values, percent, axis=0)), **options
     )
 
 
 def maximum(times: float = 1.2, **options: Any) -> Bounded:
     """Return a detector with a bound at a multiple of the largest normal value."""
-    return Bounded("maximum", lambda values, *_: _from_zero(times * np.nanmax(values, axis=0)), **options)
+    return _learned("maximum", lambda values: _from_zero(times * np.nanmax(values, axis=0)), **options)
 
 
 def sigma(sigmas: float = 6.0, **options: Any) -> Bounded:
     """Return a detector with bounds at a number of standard deviations from the mean, on both sides."""
-
-    def rule(values: Values, *_: object) -> tuple[Values, Values]:
-        return np.nanmean(values, axis=0), sigmas * np.nanstd(values, axis=0)
-
-    return Bounded("sigma", rule, **options)
+    return _learned(
+        "sigma",
+        lambda values: (np.nanmean(values, axis=0), sigmas * np.nanstd(values, axis=0)),
+        **options,
+    )
 
 
 def robust(ranges: float = 5.0, **options: Any) -> Bounded:
@@ -169,13 +133,13 @@ def robust(ranges: float = 5.0, **options: Any) -> Bounded:
     it.
     """
 
-    def rule(values: Values, *_: object) -> tuple[Values, Values]:
+    def bounds(values: Values) -> tuple[Values, Values]:
         low, middle, high = np.nanpercentile(values, [25, 50, 75], axis=0)
         spread = np.maximum(high - low, _LEAST * np.abs(middle))
         # A series that is always 0, such as errors that never happen, has no range to measure by.
         return middle, ranges * np.where(spread > 0, spread, np.nan)
 
-    return Bounded("robust", rule, **options)
+    return _learned("robust", bounds, **options)
 
 
 def static(
@@ -200,17 +164,15 @@ def static(
     if error_share is not None:
         fixed["error_share"] = error_share
 
-    def rule(values: Values, columns: Sequence[str], names: Sequence[str] | None) -> tuple[Values, Values]:
-        reach = np.full(values.shape[1:], np.nan)
-        for column, name in enumerate(columns if names is not None else ()):
-            reach[:, column] = fixed.get(name, np.nan)
-            if name == "cpu_cores" and names is not None:
-                limits = [(cpu_limits or {}).get(each, np.nan) for each in names[: len(reach)]]
-                reach[:, column] = cpu_share * np.array(limits)
-        return np.zeros(reach.shape), reach
+    def rule(mesh: MeshVector, snapshots: Sequence[Snapshot]) -> tuple[Values, Values]:
+        reach = np.array([fixed.get(column, np.nan) for column in mesh.columns])
+        for service, cores in (cpu_limits or {}).items():
+            slot = snapshots[0].roster.find(service)
+            if slot is not None:
+                reach[(mesh.services == slot) & (np.array(mesh.columns) == "cpu_cores")] = cpu_share * cores
+        return _from_zero(np.where(mesh.callers < 0, reach, np.nan))
 
-    columns = [*fixed, "cpu_cores"]
-    return Bounded("static", rule, min_duration_s=min_duration_s, columns=columns, fixed=fixed)
+    return Bounded("static", rule, min_duration_s=min_duration_s, columns=[*fixed, "cpu_cores"])
 
 
 def _from_zero(reach: Values) -> tuple[Values, Values]:

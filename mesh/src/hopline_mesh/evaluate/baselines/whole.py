@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm, intervals_of
+from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
 from hopline_mesh.evaluate.baselines.bounds import watched
-from hopline_mesh.evaluate.baselines.rows import Rows, Values, interval_of
+from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
 from hopline_mesh.incident import Evidence, Verdict
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Snapshot
@@ -25,6 +25,8 @@ from hopline_mesh.snapshot import Snapshot
 _LEAST = {"amount": 0.05, "share": 0.01, "real": 0.01}
 #: Maximum distance from the median.
 _FARTHEST = 20.0
+#: Percentile of normal scores that is the threshold.
+_PERCENT = 99.0
 #: Maximum evidence of an interval.
 _EVIDENCE = 20
 
@@ -34,122 +36,73 @@ Score = Callable[[Values], Values]
 Learn = Callable[[Values], tuple[Score, Score]]
 
 
-class MeshVector:
-    """Converts snapshots to vectors.
-
-    Args:
-        snapshots: normal ones; at least one.
-
-    Attributes:
-        training: float64 [snapshots, series], the vectors of these.
-    """
-
-    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
-        schema = snapshots[0].schema
-        self._rows = Rows()
-        stacked = self._rows.stack(snapshots)
-        self._shapes = [values.shape[1:] for values in stacked]
-        columns = [
-            column
-            for names, (rows, _) in zip(
-                (schema.node_features, schema.edge_features), self._shapes, strict=True
-            )
-            for column in names * rows
-        ]
-        self._amount = np.array([kind_of(column) == "amount" for column in columns], dtype=bool)
-        raw = np.concatenate([values.reshape(len(values), -1) for values in stacked], axis=1)
-        values = self._taken(raw)
-        seen = ~np.isnan(values).all(axis=0)
-        values[:, ~seen] = 0.0
-        self._median = np.nanmedian(values, axis=0)
-        low, high = np.nanpercentile(values, [15.87, 84.13], axis=0)
-        least = np.array([_LEAST[kind_of(column)] for column in columns])
-        self._spread = np.maximum((high - low) / 2, least)
-        self._used = seen & np.array([watched(column) for column in columns], dtype=bool)
-        self.training = self._scaled(values)
-
-    def of(self, snapshot: Snapshot) -> Values:
-        """Return the vector of a snapshot, float64 [1, series]."""
-        return self._scaled(self._taken(self._raw(snapshot)[None]))
-
-    def evidence(self, snapshot: Snapshot, errors: Values, threshold: float) -> list[Evidence]:
-        """Return evidence for the series with the largest errors.
-
-        Args:
-            errors: float64 [series], at least 0.
-            threshold: the error at which an anomaly score is 1.0.
-        """
-        raw, sides = self._raw(snapshot), self._rows.sides(snapshot)
-        num_nodes = self._shapes[0][0] * self._shapes[0][1]
-        found = []
-        for series in np.argsort(-errors)[:_EVIDENCE].tolist():
-            if errors[series] <= 0 or np.isnan(raw[series]):
-                continue
-            number = int(series >= num_nodes)
-            row, column = divmod(series - number * num_nodes, self._shapes[number][1])
-            at = int(np.flatnonzero(sides[number].rows == row)[0])
-            usual = float(np.expm1(self._median[series]) if self._amount[series] else self._median[series])
-            score = float(errors[series] / threshold)
-            found.append(sides[number].evidence(at, column, snapshot.roster, usual, score))
-        return found
-
-    def _raw(self, snapshot: Snapshot) -> Values:
-        parts = []
-        for side, shape in zip(self._rows.sides(snapshot), self._shapes, strict=True):
-            values = np.full(shape, np.nan)
-            known = side.rows < len(values)
-            values[side.rows[known]] = side.values[known]
-            parts.append(values.ravel())
-        return np.concatenate(parts)
-
-    def _taken(self, raw: Values) -> Values:
-        taken: Values = np.where(self._amount, np.log1p(np.maximum(raw, 0.0)), raw)
-        return taken
-
-    def _scaled(self, taken: Values) -> Values:
-        scaled: Values = (taken - self._median) / self._spread
-        scaled[..., ~self._used] = 0.0
-        found: Values = np.clip(np.nan_to_num(scaled, nan=0.0), -_FARTHEST, _FARTHEST)
-        return found
-
-
 class Whole:
     """A detector with one anomaly score for the whole mesh.
 
     Args:
         name: of the detector.
         learn: learns from normal vectors.
-        percent: percentile of normal scores for the threshold.
         min_duration_s: how long the score must exceed it.
     """
 
-    def __init__(
-        self, name: str, learn: Learn, *, percent: float = 99.0, min_duration_s: float = MIN_DURATION_S
-    ) -> None:
+    def __init__(self, name: str, learn: Learn, *, min_duration_s: float = MIN_DURATION_S) -> None:
         self._learn = learn
-        self._percent = percent
-        self._min_duration_s = min_duration_s
-        self._alarm = Alarm(name)
+        self._alarm = Alarm(name, min_duration_s)
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
         """See `Detector.fit`."""
-        self._vector = MeshVector(snapshots)
-        self._needed = intervals_of(self._min_duration_s, interval_of(snapshots))
-        self._scores, self._errors = self._learn(self._vector.training)
-        usual = self._scores(self._vector.training)
-        self._threshold = max(float(np.percentile(usual, self._percent)), 1e-12)
-        self._streak = 0
+        self._alarm.restart(snapshots)
+        seen = max(int(snapshot.nodes.max(initial=-1)) for snapshot in snapshots)
+        self._mesh = MeshVector(snapshots, 1 + seen)
+        columns = self._mesh.columns
+        self._is_amount = np.array([kind_of(column) == "amount" for column in columns], dtype=bool)
+        values = self._logarithms(self._mesh.of(snapshots))
+        measured = ~np.isnan(values).all(axis=0)
+        values[:, ~measured] = 0.0
+        self._median = np.nanmedian(values, axis=0)
+        low, high = np.nanpercentile(values, [15.87, 84.13], axis=0)
+        least = np.array([_LEAST[kind_of(column)] for column in columns])
+        self._spread = np.maximum((high - low) / 2, least)
+        self._used = measured & np.array([watched(column) for column in columns], dtype=bool)
+        vectors = self._distances(values)
+        self._scores, self._errors = self._learn(vectors)
+        self._threshold = max(float(np.percentile(self._scores(vectors), _PERCENT)), 1e-12)
 
     def step(self, snapshot: Snapshot, context: Context) -> Verdict:
         """See `Detector.step`."""
-        vector = self._vector.of(snapshot)
-        score = float(self._scores(vector)[0]) / self._threshold
-        self._streak = self._streak + 1 if score > 1 else 0
+        values = self._mesh.of([snapshot])
+        vectors = self._distances(self._logarithms(values))
+        scores = self._scores(vectors) / self._threshold
         evidence = []
-        if self._streak >= self._needed:
-            errors = self._errors(vector)[0]
-            evidence = self._vector.evidence(snapshot, errors, float(errors.max(initial=1e-12)) / score)
-        return self._alarm.verdict(snapshot, score, evidence)
+        if self._alarm.lasting(scores, snapshot.time_s)[0]:
+            evidence = self._evidence(snapshot, values[0], self._errors(vectors)[0], float(scores[0]))
+        return self._alarm.verdict(snapshot, float(scores[0]), evidence)
+
+    def _evidence(self, snapshot: Snapshot, values: Values, errors: Values, score: float) -> list[Evidence]:
+        """Return evidence for the series with the largest errors; the first has the score of the mesh."""
+        threshold = float(errors.max(initial=1e-12)) / score
+        usual = np.where(self._is_amount, np.expm1(self._median), self._median)
+        return [
+            self._mesh.evidence(
+                series,
+                snapshot.roster,
+                expected=float(usual[series]),
+                seen=float(values[series]),
+                score=float(errors[series] / threshold),
+            )
+            for series in np.argsort(-errors)[:_EVIDENCE].tolist()
+            if errors[series] > 0 and not np.isnan(values[series])
+        ]
+
+    def _logarithms(self, values: Values) -> Values:
+        found: Values = np.where(self._is_amount, np.log1p(np.maximum(values, 0.0)), values)
+        return found
+
+    def _distances(self, values: Values) -> Values:
+        """Return distances from the median in spreads, float64 [n, series]; 0 if unused or missing."""
+        spreads: Values = np.where(self._used, (values - self._median) / self._spread, 0.0)
+        found: Values = np.clip(np.nan_to_num(spreads, nan=0.0), -_FARTHEST, _FARTHEST)
+        return found
 
 
 def isolation_forest(trees: int = 100, seed: int = 0, **options: Any) -> Whole:

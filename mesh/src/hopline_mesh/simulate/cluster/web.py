@@ -7,37 +7,29 @@ lists in pages, watches that begin with a list, and 410 for deleted history.
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from hopline.errors import BadRequest
 from hopline_mesh.simulate.cluster.log import Body, Expired, Happening, Log
-from hopline_mesh.simulate.http_server import Handler
+from hopline_mesh.simulate.cluster.objects import RESOURCES
+from hopline_mesh.simulate.http_server import Handler, number
 
 Matches = Callable[[Body], bool]
 
-#: Group and version, plural, kind and short name of resources. The last two are always empty.
-RESOURCES = (
-    ("v1", "pods", "Pod", "po"),
-    ("v1", "services", "Service", "svc"),
-    ("v1", "events", "Event", "ev"),
-    ("apps/v1", "deployments", "Deployment", "deploy"),
-    ("apps/v1", "replicasets", "ReplicaSet", "rs"),
-    ("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", ""),
-    ("autoscaling/v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa"),
-    ("apps/v1", "statefulsets", "StatefulSet", "sts"),
-    ("apps/v1", "daemonsets", "DaemonSet", "ds"),
-)
-_KINDS = {(group, plural): kind for group, plural, kind, _ in RESOURCES}
 _SERVER_TIMEOUT_S = 1800.0
+_PATH = re.compile(
+    r"/(api|apis/(?P<group>[^/]+))/(?P<version>[^/]+)(/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<plural>[^/]+)(/(?P<name>[^/]+))?"
+)
+_YES = ("1", "true")
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The resource of a URL."""
 
     group: str
@@ -47,7 +39,7 @@ class _Place:
 
     @property
     def kind(self) -> str:
-        return _KINDS[self.group, self.plural]
+        return RESOURCES[self.plural][1]
 
 
 def handler(log: Log, bookmark_s: float = 5.0) -> Callable[..., Handler]:
@@ -68,17 +60,16 @@ class _Api(Handler):
         """Respond to one request."""
         path, query = self.target
         try:
+            self.body(dict)
             place = _place(path)
-            if place is None:
-                found = _discovery(path)
-                self._status(404, "NotFound", f"the server could not find {path}") if found is None else (
-                    self.answer(200, found)
-                )
-                return
             matches = selected(query.get("fieldSelector", ""), query.get("labelSelector", ""))
-            if place.name is not None:
-                self._object(place)
-            elif query.get("watch") in ("1", "true"):
+            if place is None:
+                self._found(_discovery(path), f"the server could not find {path}")
+            elif place.name is not None:
+                _, bodies = self.log.listing(place.plural, place.namespace)
+                named = [body for body in bodies if body["metadata"]["name"] == place.name]
+                self._found(next(iter(named), None), f'{place.plural} "{place.name}" not found')
+            elif query.get("watch") in _YES:
                 self._watch(place, query, matches)
             else:
                 self._list(place, query, matches)
@@ -89,25 +80,19 @@ class _Api(Handler):
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
-    def _object(self, place: _Place) -> None:
-        _, bodies = self.log.listing(place.plural, place.namespace)
-        for body in bodies:
-            if body["metadata"]["name"] == place.name:
-                self.answer(200, body)
-                return
-        self._status(404, "NotFound", f'{place.plural} "{place.name}" not found')
+    def _found(self, content: Any, otherwise: str) -> None:
+        if content is None:
+            self._status(404, "NotFound", otherwise)
+        else:
+            self.answer(200, content)
 
     def _list(self, place: _Place, query: dict[str, str], matches: Matches) -> None:
         """Send a list, whole or in pages; all pages have the version of the first one."""
-        limit, token = _number(query, "limit", 0), query.get("continue", "")
-        version, bodies = self.log.listing(place.plural, place.namespace)
-        skip = 0
-        if token:
-            of, _, at = token.partition(".")
-            if not (of.isdecimal() and at.isdecimal()):
-                raise BadRequest("continue key is not valid")
-            version, skip = int(of), int(at)
-            bodies = self.log.listing_of(version, place.plural, place.namespace)
+        limit, token = _number(query, "limit"), query.get("continue", "")
+        of, skip = (number(part) for part in token.partition(".")[::2]) if token else (None, 0)
+        if skip is None or (token and of is None):
+            raise BadRequest("continue key is not valid")
+        version, bodies = self.log.listing(place.plural, place.namespace, of)
         bodies = [body for body in bodies if matches(body)]
         page = bodies[skip : skip + limit] if limit else bodies[skip:]
         meta: Body = {"resourceVersion": str(version)}
@@ -119,17 +104,13 @@ class _Api(Handler):
         )
 
     def _watch(self, place: _Place, query: dict[str, str], matches: Matches) -> None:
-        text = query.get("resourceVersion", "")
-        if text and not text.isdecimal():
-            raise BadRequest(f"Invalid value: {text!r}: invalid resource version")
-        marks = query.get("allowWatchBookmarks") in ("1", "true")
-        ends_s = time.monotonic() + (_number(query, "timeoutSeconds", 0) or _SERVER_TIMEOUT_S)
+        version, timeout_s = _number(query, "resourceVersion"), _number(query, "timeoutSeconds")
+        marks, first = query.get("allowWatchBookmarks") in _YES, query.get("sendInitialEvents") in _YES
+        ends_s = time.monotonic() + (timeout_s or _SERVER_TIMEOUT_S)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        version = int(text or 0)
-        first = query.get("sendInitialEvents") in ("1", "true")
         if not version or first:
             version, bodies = self.log.listing(place.plural, place.namespace)
             for body in bodies:
@@ -140,7 +121,7 @@ class _Api(Handler):
         marked_s = time.monotonic()
         try:
             while not self.log.closed and (left := ends_s - time.monotonic()) > 0.0:
-                for happening in self.log.wait(version, min(left, 0.5 * self.bookmark_s, 1.0)):
+                for happening in self.log.since(version, min(left, 0.5 * self.bookmark_s, 1.0)):
                     version = happening.version
                     self._send_change(place, happening, matches)
                 if marks and time.monotonic() - marked_s >= self.bookmark_s:
@@ -153,9 +134,8 @@ class _Api(Handler):
 
     def _send_change(self, place: _Place, happening: Happening, matches: Matches) -> None:
         """Send a change, from the view of a client that sees only matching objects."""
-        body, before = happening.body, happening.before
-        space = body["metadata"].get("namespace", "")
-        if happening.plural != place.plural or place.namespace not in (None, space):
+        body, before, (plural, namespace, _) = happening.body, happening.before, happening.key
+        if plural != place.plural or place.namespace not in (None, namespace):
             return
         now, was = not happening.deleted and matches(body), before is not None and matches(before)
         if now:
@@ -194,24 +174,17 @@ def _status(code: int, reason: str, message: str) -> Body:
 
 def _place(path: str) -> _Place | None:
     """Return the resource of a path; None if it is not a resource."""
-    parts = path.strip("/").split("/")
-    if parts[:1] == ["api"] and len(parts) > 2:
-        group, rest = parts[1], parts[2:]
-    elif parts[:1] == ["apis"] and len(parts) > 3:
-        group, rest = "/".join(parts[1:3]), parts[3:]
-    else:
+    found = _PATH.fullmatch(path)
+    if found is None or found["plural"] not in RESOURCES:
         return None
-    namespace = None
-    if rest[0] == "namespaces" and len(rest) > 2:
-        namespace, rest = rest[1], rest[2:]
-    if (group, rest[0]) not in _KINDS or len(rest) > 2:
+    group = "/".join(part for part in (found["group"], found["version"]) if part)
+    if group != RESOURCES[found["plural"]][0]:
         return None
-    return _Place(group, rest[0], namespace, rest[1] if len(rest) == 2 else None)
+    return _Place(group, found["plural"], found["namespace"], found["name"])
 
 
 def _discovery(path: str) -> Any:
     """Return the discovery documents that kubectl requests first; None for an unknown path."""
-    groups = sorted({group for group, *_ in RESOURCES} - {"v1"})
     if path == "/version":
         return {"major": "1", "minor": "31", "gitVersion": "v1.31.0", "platform": "simulated"}
     if path in ("/readyz", "/livez", "/healthz"):
@@ -220,11 +193,10 @@ def _discovery(path: str) -> Any:
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":
         found = []
-        for group in groups:
-            version = {"groupVersion": group, "version": group.partition("/")[2]}
-            found.append(
-                {"name": group.partition("/")[0], "versions": [version], "preferredVersion": version}
-            )
+        for group in sorted({group for group, *_ in RESOURCES.values()} - {"v1"}):
+            name, _, number = group.partition("/")
+            version = {"groupVersion": group, "version": number}
+            found.append({"name": name, "versions": [version], "preferredVersion": version})
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": found}
     group = path.removeprefix("/apis/" if path.startswith("/apis/") else "/api/")
     rows = [
@@ -236,7 +208,7 @@ def _discovery(path: str) -> Any:
             "verbs": ["get", "list", "watch"],
             "shortNames": [short] if short else [],
         }
-        for of, plural, kind, short in RESOURCES
+        for plural, (of, kind, short) in RESOURCES.items()
         if of == group
     ]
     if not rows:
@@ -244,11 +216,12 @@ def _discovery(path: str) -> Any:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": rows}
 
 
-def _number(query: dict[str, str], name: str, default: int) -> int:
-    text = query.get(name, "")
-    if text and not text.isdecimal():
-        raise BadRequest(f"{name} is {text!r}, which is not a number")
-    return int(text or default)
+def _number(query: dict[str, str], name: str) -> int:
+    """Return a number of the query; 0 if it is missing."""
+    found = number(query.get(name) or "0")
+    if found is None:
+        raise BadRequest(f"{name} is {query[name][:99]!r}, which is not a number")
+    return found
 
 
 def selected(fields: str, labels: str) -> Matches:

@@ -1,0 +1,70 @@
+"""Services that disappear: those that are missing without a planned change or a failed query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hopline_mesh.changes import Change
+from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.snapshot import Gap, Snapshot
+
+#: Absent intervals of a service that was removed as planned; largest plausible share of services that
+#: disappear together; logarithm of the requests per second that a missing service must have had.
+_FORGOTTEN, _MANY, _BUSY = 1_000_000, 0.2, -2.0
+
+
+class Absence:
+    """Counts the intervals since each service was last there.
+
+    Args:
+        nodes: the series of services.
+
+    Attributes:
+        intervals: int32 [slots].
+    """
+
+    def __init__(self, nodes: SeriesTable) -> None:
+        self._nodes = nodes
+        self.intervals = np.zeros(0, np.int32)
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Count an interval, after `nodes` has grown to its roster."""
+        new = self._nodes.size - len(self.intervals)
+        self.intervals = np.concatenate([self.intervals, np.full(new, _FORGOTTEN, np.int32)])
+        self.intervals += 1
+        self.intervals[snapshot.nodes] = 0
+
+    def forget_planned(self, changed: Sequence[tuple[int, Change]]) -> None:
+        """Do not report services as missing that disappear during their own planned change."""
+        for slot, change in changed:
+            if change.kind != "added" and self.intervals[slot]:
+                self.intervals[slot] = _FORGOTTEN
+
+    def gone(self, snapshot: Snapshot, hold: int) -> list[int]:
+        """Return the slots of busy services that are missing for at least `hold` intervals.
+
+        None if a large share of all is missing, because then something else is wrong.
+        """
+        absent, nodes = self.intervals, self._nodes
+        gone = np.flatnonzero((absent >= hold) & (absent < nodes.window))
+        known = nodes.seen[gone].max(axis=1, initial=0) >= nodes.window // 2
+        if nodes.load >= 0:
+            known &= nodes.level[gone, nodes.load] > _BUSY
+        gone = gone[known & self._would_be_seen(gone, snapshot.gaps)]
+        return gone.tolist() if len(gone) <= max(1, _MANY * len(snapshot.nodes)) else []
+
+    def _would_be_seen(self, slots: NDArray[np.int64], gaps: Sequence[Gap]) -> NDArray[np.bool_]:
+        """Return which services would be measured in spite of the gaps, bool [slots].
+
+        A query without a response hides a service only if no other query ever found the service. So a
+        query that never has one, such as that for connections on a mesh without TCP metrics, hides none.
+        """
+        lacking = {gap.what for gap in gaps}
+        if "prometheus" in lacking:
+            return np.zeros(len(slots), bool)
+        present = [f for f, name in enumerate(self._nodes.columns) if f"node.{name}" not in lacking]
+        seen = self._nodes.seen[slots][:, present].max(axis=1, initial=0) > 0
+        return np.asarray(seen, bool)
