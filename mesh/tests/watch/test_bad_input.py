@@ -44,7 +44,6 @@ class Watched:
     def __init__(self, played, path, learn=True):
         self.played, self.path = played, path
         self.board, self.alerts = Board(), FakeAlerts()
-<<<<<<< HEAD
         folder = StateFolder(path, 2**24, 1e9)
         if learn:
             self.detector = MeshDetector(SETTINGS)
@@ -54,23 +53,6 @@ class Watched:
             fresh = functools.partial(MeshDetector, SETTINGS)
             resumed = resume(folder, fresh, schema=schema, shape={}, board=self.board)
             self.detector, self.roster = resumed.detector, resumed.roster
-=======
-        self.detector, folder = MeshDetector(SETTINGS), StateFolder(path, 2**24, 1e9)
-        if learn:
-            snapshots, contexts = zip(*played[:LEARNED], strict=True)
-            self.detector.fit(snapshots, contexts)
-        if not learn:
-            resumed = resume(
-                folder,
-                lambda: MeshDetector(SETTINGS),
-                MeshDetector.restore,
-                schema=played[0][0].schema,
-                shape={},
-                board=self.board,
-            )
-            self.detector = resumed.detector
-            self.roster = resumed.roster
->>>>>>> w-s3
         self.keeper = Keeper(folder)
         judge = Judge(self.detector, self.keeper, shape={}, checkpoint_s=0.0, shown=self.board.export)
         self.watch = Watch(
@@ -162,14 +144,8 @@ async def test_half_the_services_gone_at_once_is_a_gap_of_the_collection(watched
 
 async def test_ten_thousand_new_services_with_hostile_names_at_once(tmp_path):
     # A mesh of its own: the names stay in its roster.
-<<<<<<< HEAD
     played = list(simulate(MeshPlan(services=8, hours=(LEARNED + 45) * 15 / 3600), 5))
     watched = Watched(played, tmp_path / "state")
-=======
-    watched = Watched(
-        list(simulate(MeshPlan(services=8, hours=(LEARNED + 45) * 15 / 3600), 5)), tmp_path / "state"
-    )
->>>>>>> w-s3
     hostile = [
         "ns/\ud800", "ns/'; DROP TABLE services; --", "ns/<script>alert(1)</script>", "ns/" + "x" * 10_000,
         "ns/\x00\n\u202e", "/", "ns/../../etc/passwd", "{{ .Values }}",
