@@ -327,6 +327,38 @@ def test_gaps_that_last_hide_no_service_that_goes(fitted):
     assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("pay", "gone")
 
 
+def still(number, nodes, edges):
+    """From the 20th interval on, what callers' proxies count of a service that is gone."""
+    if number >= 20:
+        nodes[PAY] = np.nan
+        edges[2] = np.nan
+        edges[2, edge("request_rate")] = 0.0
+
+
+def test_a_service_is_gone_whose_callers_still_have_counters_of_it(fitted):
+    (incident,) = incidents(watch(fitted(), play(60, still, seed=1, start_s=NEXT_S)))
+    assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("pay", "gone")
+
+
+def test_a_service_that_still_gets_calls_or_has_measurements_is_not_gone(fitted):
+    def called(number, nodes, edges):
+        if number >= 20:
+            nodes[PAY] = np.nan
+
+    def idle(number, nodes, edges):
+        still(number, nodes, edges)
+        nodes[PAY, CPU] = 0.5
+
+    for edit in (called, idle):
+        found = incidents(watch(fitted(), play(60, edit, seed=1, start_s=NEXT_S)))
+        assert not any(
+            evidence.feature == "gone"
+            for incident in found
+            for suspect in incident.suspects
+            for evidence in suspect.evidence
+        )
+
+
 def test_a_service_that_only_failed_queries_find_is_not_missed(fitted):
     detector = fitted()
     lacking = tuple(Gap(f"node.{column}", "no response") for column in detector.schema.node_features)
