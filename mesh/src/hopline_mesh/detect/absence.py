@@ -39,7 +39,7 @@ class Absence:
         self.intervals[snapshot.nodes[~self._are_silent(snapshot)]] = 0
 
     def _are_silent(self, snapshot: Snapshot) -> NDArray[np.bool_]:
-        """Return which services have no measurement of their own and get no calls, bool [services].
+        """Return which services are not measured and get no calls, bool [services].
 
         The counters of a caller's proxy outlive the service that it called, and stand still.
         """
