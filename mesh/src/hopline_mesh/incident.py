@@ -71,8 +71,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         time_s: of the snapshot.
-        state: "learning" before the first verdict (too few snapshots), "blind" with too few measurements
-            for a verdict, else "normal" or "anomalous".
+        state: "blind" without measurements, or with too few for a verdict; "learning" before the first
+            verdict (too few snapshots); else "normal" or "anomalous".
         score: largest anomaly score of the mesh; 1.0 is the threshold.
         incidents: open ones, and those that ended in this interval.
         suppressed: services whose anomaly scores are ignored at present, because of a planned change.

@@ -10,11 +10,12 @@ from hopline_mesh.detect import DetectorSettings, MeshDetector, kernels
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.roster import Roster
 from hopline_mesh.simulate import MeshPlan, simulate
-from hopline_mesh.snapshot import Gap
+from hopline_mesh.snapshot import Gap, Snapshot
 from tests.detect.conftest import NORMAL
 from tests.detect.meshes import (
     CALLS,
     INTERVAL_S,
+    SCHEMA,
     SERVICES,
     START_S,
     edge,
@@ -292,6 +293,45 @@ def test_too_little_measured_is_blind_and_says_so(fitted):
     verdicts = follow(fitted(), 10, edit)
     assert [verdict.state for verdict in verdicts] == ["normal"] * 5 + ["blind"] + ["normal"] * 4
     assert "of 43 previously measured series" in verdicts[5].gaps[-1].reason
+
+
+def test_without_any_measurement_nothing_is_normal():
+    """Also before anything was ever measured, and where the snapshots have no services."""
+    detector = MeshDetector(neighbours=False)
+    unmeasured = [one.unmeasured(one.time_s, Gap("prometheus", "down")) for one in play(12)]
+    empty = [empty_at(START_S + (12 + number) * INTERVAL_S) for number in range(12)]
+    assert {verdict.state for verdict in watch(detector, [*unmeasured, *empty])} == {"blind"}
+    verdicts = watch(detector, play(12, start_s=START_S + 24 * INTERVAL_S))
+    assert [verdict.state for verdict in verdicts] == ["learning"] * 10 + ["normal"] * 2
+
+
+def test_after_a_restart_without_prometheus_an_incident_stays_open(fitted):
+    before = fitted()
+    fault = slow(STORE, 20, 400, times=9.0)
+    snapshots = list(play(300, fault, seed=1, start_s=NEXT_S))
+    began = watch(before, snapshots[:40])[-1].incidents[0]
+    after = MeshDetector.restore(*before.export())
+    # Longer than what an incident lasts without measurements of its own services.
+    blind = watch(after, [empty_at(one.time_s) for one in snapshots[40:90]])
+    assert {verdict.state for verdict in blind} == {"blind"}
+    assert not any(verdict.incidents for verdict in blind)
+    # Prometheus is back; a service that it finds later than the others is not gone.
+    back = watch(after, [*(without(one, PAY) for one in snapshots[90:92]), *snapshots[92:100]])
+    assert {(each.id, each.start_s) for each in incidents(back)} == {(began.id, began.start_s)}
+    assert "gone" not in {each.feature for verdict in back for each in evidence_in(verdict)}
+
+
+def empty_at(time_s):
+    """What the collector returns if Prometheus never responded since its start."""
+    none = np.zeros(0, np.int32)
+    return Snapshot(
+        time_s, SCHEMA, Roster(SERVICES), none, np.zeros((0, len(SCHEMA.node_features)), np.float32),
+        none, none, np.zeros((0, len(SCHEMA.edge_features)), np.float32), (Gap("prometheus", "down"),),
+    )  # fmt: skip
+
+
+def evidence_in(verdict):
+    return [each for incident in verdict.incidents for one in incident.suspects for each in one.evidence]
 
 
 def test_absurd_values_are_taken_as_missing(fitted):

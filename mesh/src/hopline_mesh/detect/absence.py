@@ -31,10 +31,10 @@ class Absence:
         self.intervals = np.zeros(0, np.int32)
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Count an interval, after `nodes` has grown to its roster."""
+        """Count an interval, after `nodes` has grown to its roster. One without services shows nothing."""
         new = self._nodes.size - len(self.intervals)
         self.intervals = np.concatenate([self.intervals, np.full(new, _FORGOTTEN, np.int32)])
-        self.intervals += 1
+        self.intervals += len(snapshot.nodes) > 0
         self.intervals[snapshot.nodes] = 0
 
     def forget_planned(self, changed: Sequence[tuple[int, Change]]) -> None:

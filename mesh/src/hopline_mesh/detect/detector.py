@@ -52,7 +52,7 @@ _Interval = tuple[int, Sequence[SlotArray], Sequence[FloatArray]]
 _CAUTION = 2.2
 #: Names of the tables in the saved state.
 _NAMES = ("nodes.", "edges.", "left.nodes.", "left.edges.")
-#: An interval with less than this share of the known series is blind.
+#: An interval with less than this share of the known series is blind, as is one without any series.
 _BLIND = 0.5
 
 
@@ -384,14 +384,16 @@ class MeshDetector:
         found, score = self._judge(learn)
         self.steps += 1
         self._last_s = snapshot.time_s
-        self._learnt += learn == kernels.USUAL and self.steps > self.settings.warm_up
+        is_young = max(int(table.seen.max(initial=0)) for table in self._tables) <= self.settings.warm_up
+        self._learnt += learn == kernels.USUAL and measured > 0 and not is_young
         if not self._fitted and self.steps % self.settings.window_size == 0:
             self._set_thresholds()
-        if self.steps <= self.settings.warm_up:
-            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
-        if known and measured < _BLIND * known:
-            gap = Gap("mesh", f"only {measured} of {known} previously measured series are present")
+        if not measured or measured < _BLIND * known:
+            few = f"only {measured} of {known} previously measured series are present"
+            gap = Gap("mesh", few if known else "nothing is measured")
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
+        if is_young:
+            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
         direct = self._direct(snapshot, troubles, context)
         if len(found) or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
