@@ -22,6 +22,7 @@ class Evidence(msgspec.Struct, frozen=True):
         expected: the expected value, in the column's unit; None if there is none.
         seen: the measured value; None for a call path or service that is gone.
         score: anomaly score (1.0 = the threshold of this column).
+        detail: of a trouble, for people, such as "pod cart-1, container app restarted 6 times"; else "".
     """
 
     feature: str
@@ -30,6 +31,7 @@ class Evidence(msgspec.Struct, frozen=True):
     expected: float | None
     seen: float | None
     score: float
+    detail: str = ""
 
 
 class Suspect(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import DetectorSettings, MeshDetector, kernels
@@ -29,6 +30,7 @@ from tests.detect.meshes import (
 NEXT_S = START_S + NORMAL * INTERVAL_S
 CART, STORE, PAY = 1, 2, 3
 LOAD, CPU, MEMORY = node("request_rate"), node("cpu_cores"), node("memory_bytes")
+ERRORS = node("error_share")
 P50, P99 = node("p50_ms"), node("p99_ms")
 
 
@@ -66,6 +68,36 @@ def test_lasting_slowness_is_one_incident_that_names_the_service_and_ends(fitted
     assert verdicts[-1].state == "normal"
     evidence = incident.suspects[0].evidence[0]
     assert evidence.seen > 3 * evidence.expected
+
+
+def test_seen_is_what_was_measured_also_with_few_requests(fitted):
+    """Few requests make a share uncertain; the value that people read is the measured one."""
+    measured = []
+
+    def edit(number, nodes, edges):
+        nodes[STORE, LOAD] = 2.0
+        if 40 <= number < 70:
+            nodes[STORE, ERRORS] = 0.6 + 0.005 * (number % 7)
+            measured.append(nodes[STORE, ERRORS])
+
+    found = incidents(follow(fitted(), 100, edit))
+    seen = [each.seen for incident in found for one in incident.suspects for each in one.evidence
+            if (each.feature, each.service) == ("error_share", "store")]  # fmt: skip
+    assert seen
+    assert np.abs(np.subtract.outer(seen, measured)).min(axis=1).max() < 1e-4
+
+
+def test_an_incident_that_fades_keeps_the_values_at_its_peak(fitted):
+    def edit(number, nodes, edges):
+        if 20 <= number < 70:
+            nodes[STORE, [P50, P99]] *= 4.0 if number < 40 else 1.0 + 3.0 * 0.9 ** (number - 39)
+
+    last = None
+    for verdict in follow(fitted(), 120, edit):
+        last = next(iter(verdict.incidents), last)
+    assert last.end_s is not None
+    evidence = last.suspects[0].evidence[0]
+    assert evidence.seen / evidence.expected == pytest.approx(4.0, rel=0.2)
 
 
 def test_a_single_spike_is_no_incident(fitted):
@@ -218,6 +250,30 @@ def test_what_kubernetes_reports_is_an_incident(fitted, kind):
     assert incident.suspects[0].service == "cart"
     assert incident.suspects[0].evidence[0].feature == kind
     assert incident.end_s is not None
+
+
+def test_a_trouble_begins_when_kubernetes_says_and_every_watch_gives_it_the_same_identity(fitted):
+    began_s, created_s = NEXT_S + 8 * INTERVAL_S + 3.0, NEXT_S - 3600.0
+    kill = KubernetesTrouble("oom_kill", "cart", began_s, None, "pod cart-1, container app", created_s)
+    (mine,) = incidents(follow(fitted(), 30, context=Context(troubles=(kill,))))
+    assert mine.start_s == began_s
+    # A watch that was started later, without state, when the pod had been killed a second time.
+    again = replace_struct(kill, start_s=began_s + 18 * INTERVAL_S)
+    late = MeshDetector(neighbours=False)
+    later = play(15, seed=2, start_s=NEXT_S + 20 * INTERVAL_S)
+    (theirs,) = incidents(watch(late, later, Context(troubles=(again,))))
+    assert (theirs.id, theirs.start_s) == (mine.id, again.start_s)
+    other = replace_struct(kill, pod_created_s=created_s + 60.0)
+    assert incidents(follow(fitted(), 30, context=Context(troubles=(other,))))[0].id != mine.id
+
+
+def test_evidence_of_a_trouble_names_the_pod_and_comes_first(fitted):
+    text = "pod cart-1, container app restarted 6 times"
+    loop = KubernetesTrouble("crash_loop", "cart", NEXT_S, None, text)
+    verdicts = follow(fitted(), 60, slow(CART, 20, 60, 20.0), context=Context(troubles=(loop,)))
+    evidence = incidents(verdicts)[0].suspects[0].evidence
+    assert (evidence[0].feature, evidence[0].detail) == ("crash_loop", text)
+    assert max(each.score for each in evidence[1:]) > evidence[0].score
 
 
 def test_two_faults_far_apart_in_time_are_two_incidents(fitted):

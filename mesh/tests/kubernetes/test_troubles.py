@@ -135,6 +135,19 @@ def test_an_oom_kill_is_trouble_for_a_while():
     assert [each.kind for each in story.context().troubles] == ["oom_kill"]
 
 
+@pytest.mark.parametrize("first", ["web-a", "web-b"])
+def test_a_trouble_of_two_pods_begins_with_the_first_whatever_their_order(first):
+    """Each watch lists pods in another order; the creation of the oldest pod identifies the trouble."""
+    story = web().after(60)
+    for name in (first, "web-a", "web-b"):
+        ended_s = story.now_s - (30 if name == "web-a" else 10)
+        created_s = T - (900 if name == "web-b" else 600)
+        killed = [container(restarts=1, last="OOMKilled", ended_s=ended_s)]
+        story.says(PODS, pod(name, created_s=created_s, containers=killed))
+    (trouble,) = story.context().troubles
+    assert (trouble.start_s, trouble.pod_created_s) == (story.now_s - 30, T - 900)
+
+
 def test_an_oom_kill_of_days_ago_is_none():
     story = web()
     story.says(PODS, pod("web-a", containers=[container(restarts=1, last="OOMKilled", ended_s=T - 86_400)]))

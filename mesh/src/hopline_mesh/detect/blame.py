@@ -39,7 +39,7 @@ class Blame(msgspec.Struct, array_like=True):
         service: slot.
         caller: for a call path, slot of the caller; else -1.
         score: strength of its evidence.
-        clues: its evidence, strongest first.
+        clues: its evidence: of the service itself first, then troubles, then the strongest.
     """
 
     service: int
@@ -168,7 +168,7 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
         below = paths.callees(blame.service)
         blame.clues = sorted(
             mine or [clue for clue in clues if clue.service in below],
-            key=lambda clue: (clue.service != blame.service, -clue.score, clue.key),
+            key=lambda clue: (clue.service != blame.service, clue.trouble is None, -clue.score, clue.key),
         )
     return found
 

@@ -198,7 +198,7 @@ def set_thresholds(
         percentile: of the deviations, from where on the tail is fitted.
         hold: intervals that a deviation has to last, where levels and spreads are of the same time as the
             deviations. These are then too small, by the more the shorter that time was, and thresholds are
-            raised by so much; 0 where they were learnt on the way.
+            raised by so much, up to those of an untrained watch; 0 where they were learnt on the way.
         times: factor on all thresholds.
     """
     if not intervals:
@@ -209,8 +209,9 @@ def set_thresholds(
     lowest, highest = (LOWEST, HIGHEST) if hold else (_LOWEST_UNFITTED, UNKNOWN)
     for f in range(len(table.columns)):
         wanted = tail_level(table.histogram[f], allowed, percentile)
-        wanted = min(raised * max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)
-        table.threshold[f] = times * wanted
+        wanted = min(max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)
+        # Caution alone must not make a trained watch less sensitive than an untrained one.
+        table.threshold[f] = times * max(wanted, min(raised * wanted, UNKNOWN))
     own = np.minimum(
         np.clip(_OWN * table.peak[: table.size], table.threshold, 3.0 * table.threshold), _REACHED
     )

@@ -529,15 +529,18 @@ class MeshDetector:
         self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
     ) -> list[Clue]:
         """Return clues that need no measurement: troubles, and missing services."""
-        found = ((snapshot.roster.find(trouble.service), trouble.kind) for trouble in troubles)
-        known = {(slot, str(kind)): "trouble" for slot, kind in found if slot is not None}
+        found = ((snapshot.roster.find(trouble.service), trouble) for trouble in troubles)
+        known: dict[tuple[int, str], KubernetesTrouble | None] = {
+            (slot, trouble.kind): trouble for slot, trouble in found if slot is not None
+        }
         if len(snapshot.nodes) < self._nodes.size:
             self._absence.forget_planned(expected.with_slots(context.changes, snapshot))
-            known |= {(slot, "gone"): "gone" for slot in self._absence.gone(snapshot, self._hold)}
+            known |= {(slot, "gone"): None for slot in self._absence.gone(snapshot, self._hold)}
         self._reported = {(-1, slot, kind): _REPORTED for slot, kind in known}
         return [
-            Clue(slot, -1, kind, role, _REPORTED, role == "trouble", True, None, None)
-            for (slot, kind), role in known.items()
+            Clue(slot, -1, kind, role, _REPORTED, role == "trouble", True, None, None, trouble)
+            for (slot, kind), trouble in known.items()
+            for role in ["gone" if trouble is None else "trouble"]
         ]
 
     def _follow(self, snapshot: Snapshot, found: Places, direct: Sequence[Clue]) -> list[TrackedIncident]:

@@ -64,9 +64,11 @@ def subject(service: str, caller: str | None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms"."""
+    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms", or with the detail of a trouble."""
     where = subject(evidence.service, evidence.caller)
     what = feature_name(evidence.feature)
+    if evidence.detail:
+        return f"{where}: {what}, {clean(evidence.detail, 200)}"
     if evidence.seen is None and evidence.expected is None:
         return f"{where}: {what}"
     if evidence.seen is None:
@@ -84,7 +86,9 @@ def headline(incident: Incident) -> str:
         return ""
     first, suspect = evidence[0], incident.suspects[0]
     what = feature_name(first.feature)
-    if first.expected is not None:
+    if first.detail:
+        what = f"{what}, {clean(first.detail, 200)}"
+    elif first.expected is not None:
         seen = "gone" if first.seen is None else amount(first.feature, first.seen)
         what = f"{what} {amount(first.feature, first.expected)} → {seen}"
     elif first.seen is not None:
