@@ -48,8 +48,8 @@ class KubernetesTrouble(msgspec.Struct, frozen=True):
         end_s: when it ended; None while it lasts.
         detail: for people, such as "container app restarted 6 times".
         pod_created_s: when the oldest failing pod was created, Unix seconds; 0 for a failure without a pod.
-            Kubernetes reports only the newest crash of a pod, so `start_s` depends on when a watch was started;
-            this time does not.
+            Kubernetes reports only the newest crash of a pod, so `start_s` depends on when a watch was
+            started; this time does not.
     """
 
     kind: TroubleKind

@@ -9,6 +9,7 @@ from hopline_mesh.kubernetes.resources import (
 )
 from tests.kubernetes.things import (
     T,
+    at,
     container,
     deployment,
     endpoints,
@@ -36,6 +37,14 @@ def test_a_rollout_past_its_deadline_is_trouble_and_no_change():
     assert story.changes() == {("rollout", "shop/web")}
     story.says(DEPLOYMENTS, deployment(generation=3))
     assert story.changes() == set()
+
+
+def test_a_rollout_past_its_deadline_began_when_the_controller_says():
+    """Also for a watch that is started an hour later."""
+    for story in (web().after(600), web().after(4200)):
+        late = deployment(generation=2, image=NEW, updated=1, progress="ProgressDeadlineExceeded")
+        late["status"]["conditions"][0]["lastTransitionTime"] = at(T + 500)
+        assert story.says(DEPLOYMENTS, late).context().troubles[0].start_s == T + 500
 
 
 def test_a_rollout_that_comes_no_nearer_is_trouble_even_if_pods_come_and_go():

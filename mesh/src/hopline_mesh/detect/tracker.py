@@ -144,7 +144,7 @@ class Tracker:
 
         Args:
             time_s: of the interval.
-            first_s: start of deviations that are firm now; a trouble has a start of its own.
+            first_s: start of deviations that are firm now; a trouble has its start.
             groups: connected clues; a group begins an incident only with a firm clue and a suspect.
             paths: call paths at the services of all clues and open incidents.
             present: returns the anomaly scores of series in this interval; None if one was not measured.

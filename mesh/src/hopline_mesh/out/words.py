@@ -64,7 +64,7 @@ def subject(service: str, caller: str | None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms", or with the detail of a trouble."""
+    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms"; of a trouble with its detail."""
     where = subject(evidence.service, evidence.caller)
     what = feature_name(evidence.feature)
     if evidence.detail:
