@@ -47,6 +47,9 @@ class KubernetesTrouble(msgspec.Struct, frozen=True):
         start_s: when it began, Unix seconds.
         end_s: when it ended; None while it lasts.
         detail: for people, such as "container app restarted 6 times".
+        pod_created_s: when the oldest failing pod was created, Unix seconds; 0 for a failure without a pod.
+            Kubernetes reports only the newest crash of a pod, so `start_s` depends on when a watch was
+            started; this time does not.
     """
 
     kind: TroubleKind
@@ -54,6 +57,7 @@ class KubernetesTrouble(msgspec.Struct, frozen=True):
     start_s: float
     end_s: float | None = None
     detail: str = ""
+    pod_created_s: float = 0.0
 
 
 class Context(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ class Evidence(msgspec.Struct, frozen=True):
         expected: the expected value, in the column's unit; None if there is none.
         seen: the measured value; None for a call path or service that is gone.
         score: anomaly score (1.0 = the threshold of this column).
+        detail: of a trouble, for people, such as "pod cart-1, container app restarted 6 times"; else "".
     """
 
     feature: str
@@ -30,6 +31,7 @@ class Evidence(msgspec.Struct, frozen=True):
     expected: float | None
     seen: float | None
     score: float
+    detail: str = ""
 
 
 class Suspect(msgspec.Struct, frozen=True):
@@ -71,8 +73,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         time_s: of the snapshot.
-        state: "learning" before the first verdict (too few snapshots), "blind" with too few measurements
-            for a verdict, else "normal" or "anomalous".
+        state: "blind" without measurements, or with too few for a verdict; "learning" before the first
+            verdict (too few snapshots); else "normal" or "anomalous".
         score: largest anomaly score of the mesh; 1.0 is the threshold.
         incidents: open ones, and those that ended in this interval.
         suppressed: services whose anomaly scores are ignored at present, because of a planned change.

@@ -64,7 +64,7 @@ def play(
 
 
 def watch(
-    detector: MeshDetector, snapshots: Iterator[Snapshot], context: Context | None = None
+    detector: MeshDetector, snapshots: Iterable[Snapshot], context: Context | None = None
 ) -> list[Verdict]:
     """Verdicts on them."""
     return [detector.step(snapshot, context or Context()) for snapshot in snapshots]

@@ -225,13 +225,13 @@ class Witness:
     def _values(table: SeriesTable, slot: int, column: int, dev: float) -> tuple[float, float]:
         """Seen and expected, in the column's unit."""
         kind, offset = int(table.kinds[column]), float(table.offset[slot, column])
-        width = float(table.spread[slot, column])
+        width = float(table.wide[slot, column])
         counted = float(table.polarity[column, 0 if dev > 0 else 1] * table.quiet[slot, column])
         counted *= float(table.sharp[slot, column])
         dev = dev / counted if counted else 0.0
         if abs(dev) > 0.9 * kernels.MAX_DEVIATION:  # it ends there
             dev = kernels.nearer(float(table.slow[slot, column]), float(table.near[slot, column]))
-        u = float(table.level[slot, column]) + width * float(table.slow[slot, column])
+        u = float(table.now[slot, column])
 
         def back(v: float) -> float:
             if kind == kernels.AMOUNT:

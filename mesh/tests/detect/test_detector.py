@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import DetectorSettings, MeshDetector, kernels
@@ -16,6 +17,7 @@ from tests.detect.conftest import NORMAL
 from tests.detect.meshes import (
     CALLS,
     INTERVAL_S,
+    SCHEMA,
     SERVICES,
     START_S,
     edge,
@@ -29,6 +31,7 @@ from tests.detect.meshes import (
 NEXT_S = START_S + NORMAL * INTERVAL_S
 CART, STORE, PAY = 1, 2, 3
 LOAD, CPU, MEMORY = node("request_rate"), node("cpu_cores"), node("memory_bytes")
+ERRORS = node("error_share")
 P50, P99 = node("p50_ms"), node("p99_ms")
 
 
@@ -66,6 +69,36 @@ def test_lasting_slowness_is_one_incident_that_names_the_service_and_ends(fitted
     assert verdicts[-1].state == "normal"
     evidence = incident.suspects[0].evidence[0]
     assert evidence.seen > 3 * evidence.expected
+
+
+def test_seen_is_what_was_measured_also_with_few_requests(fitted):
+    """Few requests make a share uncertain; the value that people read is the measured one."""
+    measured = []
+
+    def edit(number, nodes, edges):
+        nodes[STORE, LOAD] = 2.0
+        if 40 <= number < 70:
+            nodes[STORE, ERRORS] = 0.6 + 0.005 * (number % 7)
+            measured.append(nodes[STORE, ERRORS])
+
+    found = incidents(follow(fitted(), 100, edit))
+    seen = [each.seen for incident in found for one in incident.suspects for each in one.evidence
+            if (each.feature, each.service) == ("error_share", "store")]  # fmt: skip
+    assert seen
+    assert np.abs(np.subtract.outer(seen, measured)).min(axis=1).max() < 1e-4
+
+
+def test_an_incident_that_fades_keeps_the_values_at_its_peak(fitted):
+    def edit(number, nodes, edges):
+        if 20 <= number < 70:
+            nodes[STORE, [P50, P99]] *= 4.0 if number < 40 else 1.0 + 3.0 * 0.9 ** (number - 39)
+
+    last = None
+    for verdict in follow(fitted(), 120, edit):
+        last = next(iter(verdict.incidents), last)
+    assert last.end_s is not None
+    evidence = last.suspects[0].evidence[0]
+    assert evidence.seen / evidence.expected == pytest.approx(4.0, rel=0.2)
 
 
 def test_a_single_spike_is_no_incident(fitted):
@@ -220,6 +253,30 @@ def test_what_kubernetes_reports_is_an_incident(fitted, kind):
     assert incident.end_s is not None
 
 
+def test_a_trouble_begins_when_kubernetes_says_and_every_watch_gives_it_the_same_identity(fitted):
+    began_s, created_s = NEXT_S + 8 * INTERVAL_S + 3.0, NEXT_S - 3600.0
+    kill = KubernetesTrouble("oom_kill", "cart", began_s, None, "pod cart-1, container app", created_s)
+    (mine,) = incidents(follow(fitted(), 30, context=Context(troubles=(kill,))))
+    assert mine.start_s == began_s
+    # A watch that was started later, without state, when the pod had been killed a second time.
+    again = replace_struct(kill, start_s=began_s + 18 * INTERVAL_S)
+    late = MeshDetector(neighbours=False)
+    later = play(15, seed=2, start_s=NEXT_S + 20 * INTERVAL_S)
+    (theirs,) = incidents(watch(late, later, Context(troubles=(again,))))
+    assert (theirs.id, theirs.start_s) == (mine.id, again.start_s)
+    other = replace_struct(kill, pod_created_s=created_s + 60.0)
+    assert incidents(follow(fitted(), 30, context=Context(troubles=(other,))))[0].id != mine.id
+
+
+def test_evidence_of_a_trouble_names_the_pod_and_comes_first(fitted):
+    text = "pod cart-1, container app restarted 6 times"
+    loop = KubernetesTrouble("crash_loop", "cart", NEXT_S, None, text)
+    verdicts = follow(fitted(), 60, slow(CART, 20, 60, 20.0), context=Context(troubles=(loop,)))
+    evidence = incidents(verdicts)[0].suspects[0].evidence
+    assert (evidence[0].feature, evidence[0].detail) == ("crash_loop", text)
+    assert max(each.score for each in evidence[1:]) > evidence[0].score
+
+
 def test_two_faults_far_apart_in_time_are_two_incidents(fitted):
     def edit(number, nodes, edges):
         slow(STORE, 20, 40)(number, nodes, edges)
@@ -293,6 +350,45 @@ def test_too_little_measured_is_blind_and_says_so(fitted):
     verdicts = follow(fitted(), 10, edit)
     assert [verdict.state for verdict in verdicts] == ["normal"] * 5 + ["blind"] + ["normal"] * 4
     assert "of 43 previously measured series" in verdicts[5].gaps[-1].reason
+
+
+def test_without_any_measurement_nothing_is_normal():
+    """Also before anything was ever measured, and where the snapshots have no services."""
+    detector = MeshDetector(neighbours=False)
+    unmeasured = [one.unmeasured(one.time_s, Gap("prometheus", "down")) for one in play(12)]
+    empty = [empty_at(START_S + (12 + number) * INTERVAL_S) for number in range(12)]
+    assert {verdict.state for verdict in watch(detector, [*unmeasured, *empty])} == {"blind"}
+    verdicts = watch(detector, play(12, start_s=START_S + 24 * INTERVAL_S))
+    assert [verdict.state for verdict in verdicts] == ["learning"] * 10 + ["normal"] * 2
+
+
+def test_after_a_restart_without_prometheus_an_incident_stays_open(fitted):
+    before = fitted()
+    fault = slow(STORE, 20, 400, times=9.0)
+    snapshots = list(play(300, fault, seed=1, start_s=NEXT_S))
+    began = watch(before, snapshots[:40])[-1].incidents[0]
+    after = MeshDetector.restore(*before.export())
+    # Longer than what an incident lasts without measurements of its own services.
+    blind = watch(after, [empty_at(one.time_s) for one in snapshots[40:90]])
+    assert {verdict.state for verdict in blind} == {"blind"}
+    assert not any(verdict.incidents for verdict in blind)
+    # Prometheus is back; a service that it finds later than the others is not gone.
+    back = watch(after, [*(without(one, PAY) for one in snapshots[90:92]), *snapshots[92:100]])
+    assert {(each.id, each.start_s) for each in incidents(back)} == {(began.id, began.start_s)}
+    assert "gone" not in {each.feature for verdict in back for each in evidence_in(verdict)}
+
+
+def empty_at(time_s):
+    """What the collector returns if Prometheus never responded since its start."""
+    none = np.zeros(0, np.int32)
+    return Snapshot(
+        time_s, SCHEMA, Roster(SERVICES), none, np.zeros((0, len(SCHEMA.node_features)), np.float32),
+        none, none, np.zeros((0, len(SCHEMA.edge_features)), np.float32), (Gap("prometheus", "down"),),
+    )  # fmt: skip
+
+
+def evidence_in(verdict):
+    return [each for incident in verdict.incidents for one in incident.suspects for each in one.evidence]
 
 
 def test_absurd_values_are_taken_as_missing(fitted):

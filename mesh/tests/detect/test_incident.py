@@ -111,6 +111,8 @@ def random_mesh(seed: int, services: int = 60, edges: int = 300):
         table.offset[:] = rng.uniform(0, 1, shape)
         table.slow[:] = rng.normal(0, 12, shape)
         table.near[:] = table.slow * rng.uniform(-0.2, 1.5, shape)
+        table.wide[:] = table.spread * rng.choice([1.0, 3.0], shape)
+        table.now[:] = table.level + table.wide * table.slow
         table.dev[:] = np.clip(np.where(rng.random(shape) < 0.2, 31.7, table.slow), -31.75, 31.75)
         table.sharp[:] = rng.choice([0.0, 0.5, 1.0], shape, p=[0.05, 0.25, 0.7])
         table.quiet[:] = rng.choice([0.0, 0.5, 1.0], shape, p=[0.05, 0.1, 0.85])

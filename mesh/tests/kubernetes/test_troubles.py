@@ -9,6 +9,7 @@ from hopline_mesh.kubernetes.resources import (
 )
 from tests.kubernetes.things import (
     T,
+    at,
     container,
     deployment,
     endpoints,
@@ -36,6 +37,14 @@ def test_a_rollout_past_its_deadline_is_trouble_and_no_change():
     assert story.changes() == {("rollout", "shop/web")}
     story.says(DEPLOYMENTS, deployment(generation=3))
     assert story.changes() == set()
+
+
+def test_a_rollout_past_its_deadline_began_when_the_controller_says():
+    """Also for a watch that is started an hour later."""
+    for story in (web().after(600), web().after(4200)):
+        late = deployment(generation=2, image=NEW, updated=1, progress="ProgressDeadlineExceeded")
+        late["status"]["conditions"][0]["lastTransitionTime"] = at(T + 500)
+        assert story.says(DEPLOYMENTS, late).context().troubles[0].start_s == T + 500
 
 
 def test_a_rollout_that_comes_no_nearer_is_trouble_even_if_pods_come_and_go():
@@ -133,6 +142,19 @@ def test_an_oom_kill_is_trouble_for_a_while():
     story.after(120)
     assert story.troubles() == set()
     assert [each.kind for each in story.context().troubles] == ["oom_kill"]
+
+
+@pytest.mark.parametrize("first", ["web-a", "web-b"])
+def test_a_trouble_of_two_pods_begins_with_the_first_whatever_their_order(first):
+    """Each watch lists pods in another order; the creation of the oldest pod identifies the trouble."""
+    story = web().after(60)
+    for name in (first, "web-a", "web-b"):
+        ended_s = story.now_s - (30 if name == "web-a" else 10)
+        created_s = T - (900 if name == "web-b" else 600)
+        killed = [container(restarts=1, last="OOMKilled", ended_s=ended_s)]
+        story.says(PODS, pod(name, created_s=created_s, containers=killed))
+    (trouble,) = story.context().troubles
+    assert (trouble.start_s, trouble.pod_created_s) == (story.now_s - 30, T - 900)
 
 
 def test_an_oom_kill_of_days_ago_is_none():

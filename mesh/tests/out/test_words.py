@@ -46,6 +46,10 @@ def test_values_have_three_digits_and_a_unit(feature: str, value: float | None, 
         ),
         (Evidence("oom_kill", "shop/cart", None, None, None, 1.0), "shop/cart: killed for memory"),
         (Evidence("crash_loop", "shop/cart", None, None, 6.0, 1.0), "shop/cart: crash loop 6"),
+        (
+            Evidence("crash_loop", "shop/cart", None, None, None, 1.0, "pod cart-1, app restarted 6 times"),
+            "shop/cart: crash loop, pod cart-1, app restarted 6 times",
+        ),
     ],
 )
 def test_evidence_reads_as_a_sentence(evidence: Evidence, text: str) -> None:

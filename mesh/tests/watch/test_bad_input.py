@@ -199,6 +199,31 @@ async def test_a_fault_is_one_incident_through_a_kill_and_a_gap(faulty, tmp_path
     assert after[0].incidents[0].id in told
 
 
+async def test_a_kill_while_prometheus_is_down_ends_no_incident(faulty, tmp_path, caplog):
+    caplog.set_level("INFO", "hopline_mesh")
+    one = Watched(faulty, tmp_path / "state")
+    await one.play(0, FAULT_AT + 15)
+    told = alarms(one)
+    await one.kill()
+    again = Watched(faulty, tmp_path / "state", learn=False)
+
+    def nothing(found):
+        """A collector that was started again knows no services."""
+        rows = {name: getattr(found, name)[:0] for name in (
+            "nodes", "node_features", "edge_src", "edge_dst", "edge_features")}  # fmt: skip
+        return dataclasses.replace(found, **rows, gaps=(Gap("prometheus", "connection refused"),))
+
+    down = await again.play(FAULT_AT + 15, FAULT_AT + 25, nothing)
+    assert states(down) == {"blind"}
+    assert all({each.id for each in verdict.incidents} == told for verdict in down)
+    assert caplog.text.count("connection refused") == 1  # not every interval
+    assert "measurements: works again" not in caplog.text
+    await again.play(FAULT_AT + 25, PLAYED)
+    await again.watch.close()
+    assert alarms(again) == told
+    assert caplog.text.count("measurements: works again") == 1
+
+
 async def test_a_kill_in_quiet_time_raises_no_alarm(calm, tmp_path):
     one = Watched(calm, tmp_path / "state")
     await one.play(0, 20)

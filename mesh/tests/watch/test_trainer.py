@@ -98,6 +98,17 @@ def test_times_of_trouble_are_not_learned_from(folder, played):
     assert one.task([], played[59]).without == [(start_s - 60, end_s + 60)]
 
 
+def test_an_incident_that_returns_under_its_id_is_left_out_both_times(folder, played):
+    one, _ = trainer(folder)
+    times = [(played[at].snapshot.time_s, played[at + 3].snapshot.time_s) for at in (10, 40)]
+    for number, seen in enumerate(played[:59]):
+        ended = [
+            Incident("x", *each, 2.0, ()) for each, at in zip(times, (13, 43), strict=True) if at == number
+        ]
+        go(one, seen, ended)
+    assert one.task([], played[59]).without == [(since - 60, until + 60) for since, until in times]
+
+
 def test_a_restart_does_not_learn_from_the_incidents_before_it(folder, played):
     before, _ = trainer(folder)
     start_s, end_s = played[20].snapshot.time_s, played[25].snapshot.time_s

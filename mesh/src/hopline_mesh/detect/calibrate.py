@@ -34,6 +34,8 @@ _HALF_KNOWN = 60.0
 #: 36 h of normal simulated meshes had 44, 26 and 8 false alarms after 120, 240 and 480 intervals that were
 #: learned; with thresholds raised so 11, 10 and 2.
 _CAUTION = 20.0
+#: A training of fewer times that a deviation has to last is short: below an hour of 15-second intervals.
+_SHORT = 40
 #: A series' own threshold, as a multiple of its largest deviation in normal time.
 _OWN = 1.2
 #: The highest threshold of a series. No deviation is counted as larger than `MAX_DEVIATION`, so a series
@@ -215,7 +217,8 @@ def set_thresholds(
         percentile: of the deviations, from where on the tail is fitted.
         hold: intervals that a deviation has to last, where levels and spreads are of the same time as the
             deviations. These are then too small, by the more the shorter that time was, and thresholds are
-            raised by so much; 0 where they were learnt on the way.
+            raised by so much, after a short training up to those of an untrained watch; 0 where they were
+            learnt on the way.
         times: factor on all thresholds.
     """
     if not intervals:
@@ -223,7 +226,9 @@ def set_thresholds(
     raised = 1.0 + _CAUTION * hold / intervals
     allowed = RUN * budget_per_day / max(1, len(table.columns)) * intervals * interval_s / 86_400
     known = intervals / (intervals + _HALF_KNOWN)
-    lowest, highest = (LOWEST, HIGHEST) if hold else (_LOWEST_UNFITTED, UNKNOWN)
+    lowest = LOWEST if hold else _LOWEST_UNFITTED
+    # A watch after a short training must not be less sensitive than an untrained one.
+    highest = HIGHEST if hold and intervals >= _SHORT * hold else UNKNOWN
     for f in range(len(table.columns)):
         wanted = tail_level(table.histogram[f], allowed, percentile)
         wanted = min(raised * max(known * wanted + (1 - known) * UNKNOWN, lowest), highest)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline_mesh.changes import KubernetesTrouble
 from hopline_mesh.detect.paths import Paths
 
 #: Services are slots; of a service the caller is -1.
@@ -26,6 +27,7 @@ class Clue(msgspec.Struct, array_like=True):
         is_up: more than expected.
         is_firm: out of bounds for long enough.
         expected, seen: in the column's unit.
+        trouble: that Kubernetes reports; None for a measurement.
     """
 
     service: int
@@ -37,6 +39,7 @@ class Clue(msgspec.Struct, array_like=True):
     is_firm: bool
     expected: float | None
     seen: float | None
+    trouble: KubernetesTrouble | None = None
 
     @property
     def key(self) -> Key:

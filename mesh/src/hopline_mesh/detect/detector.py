@@ -52,7 +52,7 @@ _Interval = tuple[int, Sequence[SlotArray], Sequence[FloatArray]]
 _CAUTION = 2.2
 #: Names of the tables in the saved state.
 _NAMES = ("nodes.", "edges.", "left.nodes.", "left.edges.")
-#: An interval with less than this share of the known series is blind.
+#: An interval with less than this share of the known series is blind, as is one without any series.
 _BLIND = 0.5
 
 
@@ -384,14 +384,16 @@ class MeshDetector:
         found, score = self._judge(learn)
         self.steps += 1
         self._last_s = snapshot.time_s
-        self._learnt += learn == kernels.USUAL and self.steps > self.settings.warm_up
+        is_young = max(int(table.seen.max(initial=0)) for table in self._tables) <= self.settings.warm_up
+        self._learnt += learn == kernels.USUAL and measured > 0 and not is_young
         if not self._fitted and self.steps % self.settings.window_size == 0:
             self._set_thresholds()
-        if self.steps <= self.settings.warm_up:
-            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
-        if known and measured < _BLIND * known:
-            gap = Gap("mesh", f"only {measured} of {known} previously measured series are present")
+        if not measured or measured < _BLIND * known:
+            few = f"only {measured} of {known} previously measured series are present"
+            gap = Gap("mesh", few if known else "nothing is measured")
             return Verdict(snapshot.time_s, "blind", score, gaps=(*snapshot.gaps, gap))
+        if is_young:
+            return Verdict(snapshot.time_s, "learning", score, gaps=snapshot.gaps)
         direct = self._direct(snapshot, troubles, context)
         if len(found) or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
@@ -527,15 +529,24 @@ class MeshDetector:
         self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
     ) -> list[Clue]:
         """Return clues that need no measurement: troubles, and missing services."""
+<<<<<<< HEAD
         found = ((snapshot.roster.find(trouble.service), trouble.kind) for trouble in troubles)
         known = {(slot, str(kind)): "trouble" for slot, kind in found if slot is not None}
         if self._absence.intervals.any():
+=======
+        found = ((snapshot.roster.find(trouble.service), trouble) for trouble in troubles)
+        known: dict[tuple[int, str], KubernetesTrouble | None] = {
+            (slot, trouble.kind): trouble for slot, trouble in found if slot is not None
+        }
+        if len(snapshot.nodes) < self._nodes.size:
+>>>>>>> w-m1
             self._absence.forget_planned(expected.with_slots(context.changes, snapshot))
-            known |= {(slot, "gone"): "gone" for slot in self._absence.gone(snapshot, self._hold)}
+            known |= {(slot, "gone"): None for slot in self._absence.gone(snapshot, self._hold)}
         self._reported = {(-1, slot, kind): _REPORTED for slot, kind in known}
         return [
-            Clue(slot, -1, kind, role, _REPORTED, role == "trouble", True, None, None)
-            for (slot, kind), role in known.items()
+            Clue(slot, -1, kind, role, _REPORTED, role == "trouble", True, None, None, trouble)
+            for (slot, kind), trouble in known.items()
+            for role in ["gone" if trouble is None else "trouble"]
         ]
 
     def _follow(self, snapshot: Snapshot, found: Places, direct: Sequence[Clue]) -> list[TrackedIncident]:

@@ -86,7 +86,7 @@ def nearer(a, b):
 def observe(
     values, rows, kinds, load, clip, interval_s, warm_up, drift, pos, ago, recent, window,
     offset, anchor, level, spread, wobble, pooled, typical, seen, fitted, ring, total, count,
-    slow, near, moved,
+    slow, near, moved, now, wide,
 ):  # fmt: skip
     """Take one interval in, for all slots.
 
@@ -102,6 +102,8 @@ def observe(
         ring: int16 [window, slots, F].
         slow, near, moved: float32 [slots, F], results: spreads from the level, from the window's mean, and,
         of columns with a clip of 0, from how it was; NaN where nothing was measured.
+        now, wide: float32 [slots, F], results where something was measured: the transformed value, and the
+        spread that it was compared with.
 
     Returns: how many values were measured, and how many there should have been.
     """
@@ -141,6 +143,8 @@ def observe(
             base = level[i, f]
             if count[i, f] >= MIN_WINDOW:
                 base = anchor[i, f] + STEP * total[i, f] / count[i, f]
+            now[i, f] = u
+            wide[i, f] = width
             per = 1.0 / width
             slow[i, f] = (u - level[i, f]) * per
             near[i, f] = (u - base) * per

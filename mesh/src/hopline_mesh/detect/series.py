@@ -88,6 +88,8 @@ class SeriesTable:
     slow: Annotated[FloatArray, np.float32(np.nan)]
     near: Annotated[FloatArray, np.float32(np.nan)]
     moved: Annotated[FloatArray, np.float32(0)]
+    now: Annotated[FloatArray, np.float32(0)]
+    wide: Annotated[FloatArray, np.float32(1)]
     quiet: Annotated[FloatArray, np.float32(1)]
     score: Annotated[FloatArray, np.float32(0)]
     dev: Annotated[FloatArray, np.float32(0)]
@@ -175,6 +177,7 @@ class SeriesTable:
             self._warm_up, drift, step % window, min(ago, window - 1), min(recent, window - 1), window,
             self.offset, self.anchor, self.level, self.spread, self.wobble, self.pooled, self.typical,
             self.seen, self.fitted, self.ring, self.total, self.count, self.slow, self.near, self.moved,
+            self.now, self.wide,
         )  # fmt: skip
         return taken
 
@@ -252,7 +255,8 @@ class SeriesTable:
 _FIRST = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(SeriesTable, include_extras=True).items()
 }
-_STATE = [name for name in _FIRST if name not in ("slow", "near", "moved", "quiet", "score", "dev")]
+_PRESENT = ("slow", "near", "moved", "now", "wide", "quiet", "score", "dev")
+_STATE = [name for name in _FIRST if name not in _PRESENT]
 
 
 def prefixed(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -61,7 +61,8 @@ class TrackedIncident(msgspec.Struct):
 
         def evidence(clue: Clue) -> Evidence:
             service, caller = roster.name(clue.service), name(clue.caller)
-            return Evidence(clue.feature, service, caller, clue.expected, clue.seen, clue.score)
+            detail = "" if clue.trouble is None else clue.trouble.detail
+            return Evidence(clue.feature, service, caller, clue.expected, clue.seen, clue.score, detail)
 
         suspects = tuple(
             Suspect(
@@ -143,13 +144,13 @@ class Tracker:
 
         Args:
             time_s: of the interval.
-            first_s: start of deviations that are firm now.
+            first_s: start of deviations that are firm now; a trouble has its start.
             groups: connected clues; a group begins an incident only with a firm clue and a suspect.
             paths: call paths at the services of all clues and open incidents.
             present: returns the anomaly scores of series in this interval; None if one was not measured.
             patience: number of clean intervals after which an incident ends.
-            name: returns the name of a slot. The identity of an incident is made of names and its start,
-                so two watches of one mesh give it the same.
+            name: returns the name of a slot. The identity of an incident is made of names and times that
+                two watches of one mesh see alike; see `_beginning`.
 
         Returns: incidents that ended.
         """
@@ -173,19 +174,18 @@ class Tracker:
                 blames = suspects(group, paths)
                 if not blames:
                     continue  # nothing is worse than usual; faster responses are not an incident
-                first = blames[0]
-                path = f"{name(first.caller)} " if first.caller >= 0 else ""
-                text = f"{path}{name(first.service)} {first_s:.0f}"
+                began_s, text = _beginning(firm, blames[0], first_s, name)
                 number = len(self.open)
                 self.open.append(
-                    TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], first_s, time_s)
+                    TrackedIncident(hashlib.sha256(text.encode()).hexdigest()[:16], began_s, time_s)
                 )
                 index.alive.add(number)
             mine = self.open[number]
             clues = {clue.key: clue for clue in group}
             for key, clue in clues.items():
                 before = mine.clues.get(key)
-                if before is None or clue.score * (1.5 if clue.is_firm else 1) >= before.score:
+                # The largest stays, so that what people read is not the values of the recovery.
+                if before is None or (clue.is_firm, clue.score) >= (before.is_firm, before.score):
                     mine.clues[key] = clue
             if len(mine.clues) > _MOST_CLUES:
                 strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
@@ -244,3 +244,27 @@ class Tracker:
             incident.clues = {clue.key: clue for clue in msgspec.convert(item["clues"], list[Clue])}
             tracker.open.append(incident)
         return tracker
+
+
+def _beginning(
+    firm: Sequence[Clue], first: Blame, first_s: float, name: Callable[[int], str]
+) -> tuple[float, str]:
+    """Return when an incident begins, and the text that its identity is made of.
+
+    The identity of troubles is their service and the creation of the failing pod: of several crashes, each
+    watch knows those since it was started. Else it is the first suspect and the start.
+
+    Args:
+        firm: the clues that begin it.
+        first: suspect.
+        first_s: start of measured deviations.
+    """
+    troubles = [(clue.trouble, name(clue.service)) for clue in firm if clue.trouble is not None]
+    starts = [trouble.start_s for trouble, _ in troubles]
+    if len(starts) < len(firm):
+        starts.append(first_s)
+    if troubles:
+        at_s, service = min((each.pod_created_s or each.start_s, service) for each, service in troubles)
+        return min(starts), f"{service} trouble {at_s:.0f}"
+    path = f"{name(first.caller)} " if first.caller >= 0 else ""
+    return min(starts), f"{path}{name(first.service)} {first_s:.0f}"

@@ -185,8 +185,8 @@ class Witness:
 
     def _see(self, number: int, slots: NDArray[np.int64], columns: NDArray[np.int64]) -> _Seen:
         table, where = self._tables[number], (slots, columns)
-        dev, width, offset = (
-            values[where].astype(np.float64) for values in (table.dev, table.spread, table.offset)
+        dev, width, offset, u = (
+            values[where].astype(np.float64) for values in (table.dev, table.wide, table.offset, table.now)
         )
         slow, near = (values[where].astype(np.float64) for values in (table.slow, table.near))
         is_up = dev > 0
@@ -195,7 +195,6 @@ class Witness:
         away = np.divide(dev, counted, out=np.zeros(len(dev)), where=counted != 0)
         # A deviation ends at the largest one.
         away = np.where(np.abs(away) > 0.9 * kernels.MAX_DEVIATION, _nearer(slow, near), away)
-        u = table.level[where].astype(np.float64) + width * slow
         kinds = table.kinds[columns]
         caller = np.full(len(slots), -1) if number == 0 else self._pairs.src[slots].astype(np.int64)
         return _Seen(

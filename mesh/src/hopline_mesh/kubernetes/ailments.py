@@ -108,12 +108,16 @@ class Ailments:
             # By the cluster's clock, which may be ahead or missing.
             since_s = min(each.since_s, now_s) if each.since_s > 0 else now_s
             for service in self._backends.names_of(pod.workload):
-                yield KubernetesTrouble(each.kind, service, since_s, None, f"pod {key[1]}, {each.detail}")
+                detail = f"pod {key[1]}, {each.detail}"
+                yield KubernetesTrouble(each.kind, service, since_s, None, detail, pod.created_s)
 
     def _note(self, found: _Troubles, trouble: KubernetesTrouble) -> None:
         """Merge the same trouble of several pods of a workload; it begins with the first."""
         key = trouble.kind, trouble.service
-        if key not in found:
-            known = self._ongoing.get(key)
-            start_s = known.start_s if known else self._history.resume(*key, trouble.start_s)
-            found[key] = replace(trouble, start_s=start_s)
+        if key not in found and key not in self._ongoing:
+            trouble = replace(trouble, start_s=self._history.resume(*key, trouble.start_s))
+        known = self._ongoing.get(key) or found.get(key) or trouble
+        is_same = key in self._ongoing
+        start_s = known.start_s if is_same else min(known.start_s, trouble.start_s)
+        created_s = known.pod_created_s if is_same else min(known.pod_created_s, trouble.pod_created_s)
+        found[key] = replace(found.get(key, trouble), start_s=start_s, pod_created_s=created_s)

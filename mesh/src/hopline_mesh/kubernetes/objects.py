@@ -58,6 +58,7 @@ class Condition(Part, frozen=True):
     status: str = "Unknown"
     reason: str = ""
     message: str = ""
+    last_transition_time: datetime | None = None
 
 
 class Waiting(Part, frozen=True):

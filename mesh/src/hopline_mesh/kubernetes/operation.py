@@ -59,7 +59,7 @@ class Failure:
 
     Attributes:
         cause: of the failure.
-        since_s: when it was detected.
+        since_s: when the controller noticed it, or when it was detected.
         detail: for people.
         state: of the workload at that time.
     """

@@ -42,6 +42,7 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
         by_hand: pods are replaced only when a user deletes them, or (paused) not at all.
         deadline_s: maximum time without progress.
         overdue: the controller's message that this time is exceeded, or "".
+        overdue_s: since when, Unix seconds; 0 if unknown.
     """
 
     uid: str
@@ -56,6 +57,7 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
     by_hand: bool
     deadline_s: float = DEADLINE_S
     overdue: str = ""
+    overdue_s: float = 0.0
 
     @property
     def distance(self) -> int:
@@ -89,9 +91,11 @@ def _deployment(body: WorkloadObject) -> Workload:
     progressing = _condition(status.conditions, "Progressing")
     observed = status.observed_generation >= body.metadata.generation
     desired = 1 if spec.replicas is None else spec.replicas
-    overdue = ""
+    overdue, overdue_s = "", 0.0
     if progressing is not None and progressing.reason == "ProgressDeadlineExceeded":
         overdue = progressing.message or "its progress deadline is exceeded"
+        since = progressing.last_transition_time
+        overdue_s = since.timestamp() if since is not None else 0.0
     is_progressing = (
         progressing is not None
         and progressing.status == "True"
@@ -110,6 +114,7 @@ def _deployment(body: WorkloadObject) -> Workload:
         and (is_progressing or bool(overdue) or status.replicas > status.updated_replicas),
         deadline_s=float(spec.progress_deadline_seconds or DEADLINE_S),
         overdue=overdue,
+        overdue_s=overdue_s,
         held=max(0, status.replicas - status.updated_replicas) if spec.paused else 0,
         by_hand=spec.paused,
     )

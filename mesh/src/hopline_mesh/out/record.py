@@ -22,6 +22,8 @@ from hopline_mesh.snapshot import Snapshot
 #: Maximum number of series of one incident, and of points of each.
 MAX_SERIES = 8
 MAX_POINTS = 240
+#: Number of intervals that are recorded after the end of an incident.
+_TAIL = 20
 
 #: feature, service, caller of a series.
 Key: TypeAlias = tuple[str, str, str | None]
@@ -112,7 +114,7 @@ class Record(msgspec.Struct):
 
     incident: Incident
     series: list[Series] = []
-    tail: int = 20
+    tail: int = _TAIL
     name: str = ""
     mark: Mark | None = None
 
@@ -125,6 +127,8 @@ class Record(msgspec.Struct):
         """Set the incident as of the newest verdict."""
         self.incident = incident
         self.name = self.name or name_of(incident)
+        if self.is_open:
+            self.tail = _TAIL  # it may have been open before: a pod that crashes again
         known = {each.key for each in self.series}
         for key in evidence_of(incident):
             if key not in known and len(self.series) < MAX_SERIES:

@@ -64,9 +64,11 @@ def subject(service: str, caller: str | None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms"."""
+    """Return one line: "web → cart: p99 latency 812 ms, expected 40 ms"; of a trouble with its detail."""
     where = subject(evidence.service, evidence.caller)
     what = feature_name(evidence.feature)
+    if evidence.detail:
+        return f"{where}: {what}, {clean(evidence.detail, 200)}"
     if evidence.seen is None and evidence.expected is None:
         return f"{where}: {what}"
     if evidence.seen is None:
@@ -92,7 +94,9 @@ def headline(incident: Incident, name: str = "") -> str:
     own = [each for each in evidence if (each.service, each.caller) == (suspect.service, suspect.caller)]
     first = own[0] if own and suspect.caller is not None else evidence[0]
     what = feature_name(first.feature)
-    if first.expected is not None:
+    if first.detail:
+        what = f"{what}, {clean(first.detail, 200)}"
+    elif first.expected is not None:
         seen = "gone" if first.seen is None else amount(first.feature, first.seen)
         what = f"{what} {amount(first.feature, first.expected)} → {seen}"
     elif first.seen is not None:

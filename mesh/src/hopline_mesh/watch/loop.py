@@ -114,6 +114,9 @@ class Watch:
                     with self._tolerated("detector", gaps), self._timed("step"):
                         judged = await self._on_thread(self._judge.judge, snapshot, context)
             verdict, scores = judged or (Verdict(tick.time_s, "blind", 0.0), None)
+            if judged is not None:
+                with self._tolerated("measurements"):
+                    _check_measured(verdict)
             if verdict.state == "blind" and not verdict.incidents:
                 still = tuple(each.incident for each in self._board.open_incidents())
                 verdict = msgspec.structs.replace(verdict, incidents=still)
@@ -183,6 +186,12 @@ class Watch:
             }
             self._keeper.note(note)
             self._noted = bool(verdict.incidents)
+
+
+def _check_measured(verdict: Verdict) -> None:
+    """Raise the reason why a verdict is blind, so that the log has one line when this starts and ends."""
+    if verdict.state == "blind":
+        raise SourceUnavailable("; ".join(f"{gap.what}: {gap.reason}" for gap in verdict.gaps) or "none")
 
 
 def _lost_time(tick: Tick) -> list[Gap]:

@@ -68,7 +68,7 @@ class Trainer:
         self.trained = trained
         self._outcome = outcome
         self._is_real = is_real
-        #: times of incidents by their ids, with a margin
+        #: times of incidents by their ids and starts, with a margin
         self._abnormal = {id: (float(times[0]), float(times[1])) for id, times in (abnormal or {}).items()}
         self._snapshots = 0
         self._calm = True
@@ -87,7 +87,9 @@ class Trainer:
         self._calm = verdict.state in ("normal", "learning") and not verdict.incidents
         now_s, margin = seen.snapshot.time_s, _MARGIN * self._interval_s
         for incident in verdict.incidents:
-            self._abnormal[incident.id] = (incident.start_s - margin, (incident.end_s or now_s) + margin)
+            # With the start, because an incident may return under its id: a pod that crashes again.
+            times = incident.start_s - margin, (incident.end_s or now_s) + margin
+            self._abnormal[f"{incident.id} {incident.start_s:.0f}"] = times
         oldest_s = now_s - 3600 * self._settings.fine_tune_hours
         self._abnormal = {id: times for id, times in self._abnormal.items() if times[1] >= oldest_s}
         if self._process is not None or self._next is not None:
@@ -123,7 +125,7 @@ class Trainer:
             schema=seen.snapshot.schema,
             since_s=until_s - 3600 * self._settings.fine_tune_hours,
             until_s=until_s,
-            without=[times for id, times in self._abnormal.items() if self._is_real(id)],
+            without=[times for key, times in self._abnormal.items() if self._is_real(key.split()[0])],
             detector=self._settings,
         )
 

@@ -120,7 +120,8 @@ function inOrder(series, evidence) {
 
 function evidenceTable(evidence) {
   const rows = evidence.slice(0, 30).map((each, index) => html("tr", { hidden: index >= FIRST_ROWS },
-    html("th", { scope: "row" }, featureName(each.feature), html("span", { class: "where" }, subject(each))),
+    html("th", { scope: "row" }, featureName(each.feature), html("span", { class: "where" }, subject(each)),
+      each.detail ? html("span", { class: "where" }, clean(each.detail, 200)) : null),
     html("td", { class: "number" }, amount(each.feature, each.expected)),
     html("td", { class: "number strong" }, each.seen === null && each.expected !== null ? "gone" : amount(each.feature, each.seen)),
     html("td", { class: "number" }, times(each.score))));
