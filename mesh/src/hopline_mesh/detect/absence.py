@@ -35,8 +35,7 @@ class Absence:
         """Count an interval, after `nodes` has grown to its roster. One without services shows nothing."""
         new = self._nodes.size - len(self.intervals)
         self.intervals = np.concatenate([self.intervals, np.full(new, _FORGOTTEN, np.int32)])
-<<<<<<< HEAD
-        self.intervals += 1
+        self.intervals += len(snapshot.nodes) > 0
         self.intervals[snapshot.nodes[~self._are_silent(snapshot)]] = 0
 
     def _are_silent(self, snapshot: Snapshot) -> NDArray[np.bool_]:
@@ -49,10 +48,6 @@ class Absence:
             np.fmax.at(calls, snapshot.edge_dst, snapshot.edge_features[:, self._called])
         silent = np.isnan(snapshot.node_features).all(axis=1) & (calls[snapshot.nodes] == 0)
         return np.asarray(silent, bool)
-=======
-        self.intervals += len(snapshot.nodes) > 0
-        self.intervals[snapshot.nodes] = 0
->>>>>>> w-m1
 
     def forget_planned(self, changed: Sequence[tuple[int, Change]]) -> None:
         """Do not report services as missing that disappear during their own planned change."""

@@ -41,11 +41,7 @@ class Blame(msgspec.Struct, array_like=True):
         service: slot.
         caller: for a call path, slot of the caller; else -1.
         score: strength of its evidence.
-<<<<<<< HEAD
         clues: its evidence: troubles and that it is gone, then the strongest first; its own before others'.
-=======
-        clues: its evidence: of the service itself first, then troubles, then the strongest.
->>>>>>> w-m1
     """
 
     service: int
@@ -178,11 +174,7 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
         below = paths.callees(blame.service)
         blame.clues = sorted(
             mine or [clue for clue in clues if clue.service in below],
-<<<<<<< HEAD
             key=lambda clue: (clue.service != blame.service, _is_measured(clue), -clue.score, clue.key),
-=======
-            key=lambda clue: (clue.service != blame.service, clue.trouble is None, -clue.score, clue.key),
->>>>>>> w-m1
         )
     return found
 

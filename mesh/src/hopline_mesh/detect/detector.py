@@ -529,17 +529,11 @@ class MeshDetector:
         self, snapshot: Snapshot, troubles: Sequence[KubernetesTrouble], context: Context
     ) -> list[Clue]:
         """Return clues that need no measurement: troubles, and missing services."""
-<<<<<<< HEAD
-        found = ((snapshot.roster.find(trouble.service), trouble.kind) for trouble in troubles)
-        known = {(slot, str(kind)): "trouble" for slot, kind in found if slot is not None}
-        if self._absence.intervals.any():
-=======
         found = ((snapshot.roster.find(trouble.service), trouble) for trouble in troubles)
         known: dict[tuple[int, str], KubernetesTrouble | None] = {
             (slot, trouble.kind): trouble for slot, trouble in found if slot is not None
         }
-        if len(snapshot.nodes) < self._nodes.size:
->>>>>>> w-m1
+        if self._absence.intervals.any():
             self._absence.forget_planned(expected.with_slots(context.changes, snapshot))
             known |= {(slot, "gone"): None for slot in self._absence.gone(snapshot, self._hold)}
         self._reported = {(-1, slot, kind): _REPORTED for slot, kind in known}

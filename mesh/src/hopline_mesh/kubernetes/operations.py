@@ -325,14 +325,8 @@ class Operations:
         for kind in _OF_WORKLOADS:
             self._end((key, kind), now_s, f"failed: {detail}")
         if state is not None:
-<<<<<<< HEAD
-            self.failed[key] = Failure(cause, now_s, detail, state)
-=======
             since_s = state.overdue_s if cause == "overdue" and state.overdue_s else now_s
-            self.failed[key] = Failure(
-                cause, since_s, detail, state.template, state.desired, state.distance
-            )
->>>>>>> w-m1
+            self.failed[key] = Failure(cause, since_s, detail, state)
 
     def _names(self, subject: WorkloadKey | str) -> tuple[str, ...]:
         if isinstance(subject, WorkloadKey):
