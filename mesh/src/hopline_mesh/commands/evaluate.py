@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ from hopline_mesh.commands.flags import bars, numbers_table, read_period, say
 
 if TYPE_CHECKING:
     from hopline_mesh.evaluate import Recording
-    from hopline_mesh.evaluate.report import Judged, Report
+    from hopline_mesh.evaluate.report import Report
     from hopline_mesh.evaluate.scores import Counts
     from hopline_mesh.incident import Verdict
 
@@ -69,7 +69,10 @@ def evaluate(
 ) -> None:
     """Train detectors on a recorded mesh, and compare their incidents with its labelled events."""
     from hopline_mesh.evaluate.folder import read_folder
-    from hopline_mesh.evaluate.report import ABLATION, DETECTORS, Failed, Report, write_report
+    from hopline_mesh.evaluate.recording import within
+    from hopline_mesh.evaluate.report import ABLATION, DETECTORS, Failed, Judged, Report, write_report
+    from hopline_mesh.evaluate.report import detector as detector_of
+    from hopline_mesh.evaluate.run import judge
 
     groups = {"all": DETECTORS, "ablation": ABLATION}
     names = [each for name in detector.split(",") if name for each in groups.get(name, (name,))]
@@ -91,30 +94,31 @@ def evaluate(
         from hopline_mesh.evaluate.elsewhere import learned_elsewhere
 
         recording = learned_elsewhere(read_folder(learn_from), recording)
-    judged_or_learned = (*recording.train, *recording.test)
-    outside = [
-        event for event in recording.events if not any(event.start_s in each for each in judged_or_learned)
-    ]
+    periods = (*recording.train, *recording.test)
+    outside = [event for event in recording.events if not within(event.start_s, periods)]
     recording = recording.in_playing_order()
     verdicts: dict[str, list[Verdict]] = {}
     found, failed = [], []
     with bars(quiet=as_json) as advance:
         for name in names:
+            advance(name, 0.0, None)  # the time of the training is unknown
             try:
-                verdicts[name], judged = _judge(name, recording, grace, min_duration, advance)
+                made = detector_of(name, recording, min_duration)
+                done = judge(made, recording, progress=functools.partial(advance, name))
+                scores = done.score(recording, grace_s=grace)
             except Exception as error:  # the results of the other detectors must not be lost
                 logger.debug("%s failed", name, exc_info=True)
                 failed.append(Failed(name, f"{type(error).__name__}: {error}"))
-            else:
-                found.append(judged)
+                continue
+            verdicts[name] = done.verdicts
+            unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
+            found.append(Judged(name, scores, round(done.fit_s, 3), round(done.step_ms, 4), unjudged))
     result = Report(
         name=recording.name,
         train=recording.train,
         test=recording.test,
         snapshots=(len(recording.training()[0]), len(recording.testing()[0])),
-        events_in_training=sum(
-            any(event.start_s in period for period in recording.train) for event in recording.events
-        ),
+        events_in_training=sum(within(event.start_s, recording.train) for event in recording.events),
         events_outside=tuple(outside),
         interval_s=recording.interval_s,
         grace_s=grace,
@@ -188,25 +192,6 @@ def _cells(counts: Counts) -> list[str]:
         _number(counts.root_cause_top1, ".0%"),
         _number(counts.root_cause_top3, ".0%"),
     ]
-
-
-def _judge(
-    name: str,
-    recording: Recording,
-    grace: float,
-    min_duration: float,
-    advance: Callable[[str, float, float | None], None],
-) -> tuple[list[Verdict], Judged]:
-    from hopline_mesh.evaluate.report import Judged, detector
-    from hopline_mesh.evaluate.run import judge
-
-    advance(name, 0.0, None)  # the time of the training is unknown
-    done = judge(
-        detector(name, recording, min_duration), recording, progress=lambda share: advance(name, share, 1.0)
-    )
-    scores = done.score(recording, grace_s=grace)
-    unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
-    return done.verdicts, Judged(name, scores, round(done.fit_s, 3), round(done.step_ms, 4), unjudged)
 
 
 def _trained_on(recording: Recording, text: str) -> Recording:

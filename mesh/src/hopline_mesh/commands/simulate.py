@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import threading
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hopline.errors import BadRequest
+from hopline_mesh.commands.flags import bars
 
 if TYPE_CHECKING:
-    from hopline_mesh.simulate import Fault, MeshPlan, Operation, Simulation
+    from hopline_mesh.simulate import Simulation
     from hopline_mesh.simulate.live import Live
 
 _PRESETS = ("plain", "calm", "high-churn")
@@ -116,15 +118,26 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a service mesh: metrics of Istio, cAdvisor and kube-state-metrics, pods, and faults."""
-    from hopline_mesh.simulate import Simulation, unkind_plan
+    from hopline_mesh.simulate import MeshPlan, Simulation, calm, high_churn, unkind_plan
     from hopline_mesh.simulate.orders import read_fault, read_operation, read_traits
 
-    faults = tuple(read_fault(each) for each in fault or [])
-    operations = tuple(read_operation(each) for each in operation or [])
-    plan = _plan(preset, services, hours, seed, faults, operations)
+    if preset not in _PRESETS:
+        raise BadRequest(f"--preset {preset} is not one of {', '.join(_PRESETS)}")
+    if preset != "plain" and record is None:
+        raise BadRequest(f"--preset {preset} needs --record; use --fault for faults of a running mesh")
+    if preset != "plain" and (fault or operation):
+        raise BadRequest(
+            f"--preset {preset} defines its faults and operations; remove --fault and --operation"
+        )
+    if preset == "calm":
+        plan = calm(hours, services, seed=seed).plan
+    elif preset == "high-churn":
+        plan = high_churn(hours, services, seed=seed, quiet_hours=min(4.0, hours / 4)).plan
+    else:
+        faults = tuple(read_fault(each) for each in fault or [])
+        operations = tuple(read_operation(each) for each in operation or [])
+        plan = MeshPlan(services, hours=hours, rate=150.0, faults=faults, operations=operations)
     if record is None:
-        if preset != "plain":
-            raise BadRequest(f"--preset {preset} needs --record; use --fault for faults of a running mesh")
         plan = replace(plan, daily=0.0, missing=0.0)
     if unkind:
         plan = unkind_plan(plan, seed)
@@ -146,39 +159,12 @@ def simulate(
     _serve(live, host, port, kubernetes_port, prometheus_config, scrape_interval, seconds, as_json)
 
 
-def _plan(
-    preset: str,
-    services: int,
-    hours: float,
-    seed: int,
-    faults: tuple[Fault, ...],
-    operations: tuple[Operation, ...],
-) -> MeshPlan:
-    """Return the plan of a preset."""
-    from hopline_mesh.simulate import MeshPlan, calm, high_churn
-
-    if preset not in _PRESETS:
-        raise BadRequest(f"--preset {preset} is not one of {', '.join(_PRESETS)}")
-    if preset == "plain":
-        return MeshPlan(services, hours=hours, rate=150.0, faults=faults, operations=operations)
-    if faults or operations:
-        raise BadRequest(
-            f"--preset {preset} defines its faults and operations; remove --fault and --operation"
-        )
-    if preset == "calm":
-        return calm(hours, services, seed=seed).plan
-    return high_churn(hours, services, seed=seed, quiet_hours=min(4.0, hours / 4)).plan
-
-
 def _record(run: Simulation, folder: Path, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from hopline_mesh.simulate.truth import write
 
-    with Progress(console=Console(stderr=True), disable=as_json, transient=True) as progress:
-        task = progress.add_task("Simulating", total=len(run))
-        write(run, folder, folder.resolve().name, lambda: progress.advance(task))
+    done = itertools.count(1)
+    with bars(quiet=as_json) as advance:
+        write(run, folder, folder.resolve().name, lambda: advance("Simulating", next(done), len(run)))
     written = {
         "folder": str(folder),
         "snapshots": len(run),

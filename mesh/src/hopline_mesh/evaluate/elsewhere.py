@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hopline_mesh.errors import SnapshotInvalid
-from hopline_mesh.evaluate.recording import Period, Recording, recorded_period
+from hopline_mesh.evaluate.recording import Period, Recording, recorded_period, within
 from hopline_mesh.roster import Roster
 
 _DAY_S = 86_400.0
@@ -39,7 +39,7 @@ def learned_elsewhere(learned: Recording, judged: Recording) -> Recording:
     eventful = [Period(event.start_s, event.end_s + _AFTER_S) for event in learned.events]
     snapshots, contexts = [], []
     for snapshot, context in zip(learned.snapshots, learned.contexts, strict=True):
-        if not any(snapshot.time_s in period for period in eventful):
+        if not within(snapshot.time_s, eventful):
             ours = snapshot.with_columns(columns).with_slots(roster, slots)
             snapshots.append(replace(ours, time_s=snapshot.time_s - back))
             contexts.append(context.moved(-back))

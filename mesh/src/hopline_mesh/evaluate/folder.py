@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline_mesh.changes import Change, KubernetesTrouble
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate import known, manifest
-from hopline_mesh.evaluate.recording import Period, Recording, complete, overlaps, recorded_period
+from hopline_mesh.evaluate.recording import Period, Recording, complete, overlaps, recorded_period, within
 from hopline_mesh.evaluate.table import Problems, Table, read
 from hopline_mesh.evaluate.times import clock
 from hopline_mesh.roster import Roster
@@ -46,7 +47,8 @@ def read_folder(folder: Path) -> Recording:
         missing="it has a row for each call path and interval (a header alone: no call paths)",
     )
     events = [] if nodes is None else known.read_events(folder, set(nodes.columns["service"]), problems)
-    changes, troubles = known.read_changes(folder, problems), known.read_troubles(folder, problems)
+    changes = known.read_items(folder, "changes", Change, problems)
+    troubles = known.read_items(folder, "troubles", KubernetesTrouble, problems)
     snapshots = [] if nodes is None or edges is None else _snapshots(nodes, edges, problems)
     problems.check()
     times = [snapshot.time_s for snapshot in snapshots]
@@ -85,13 +87,13 @@ def _snapshots(nodes: Table, edges: Table, problems: Problems) -> list[Snapshot]
     _check_order(edges, edge_times)
     if not len(nodes):
         problems.add(nodes.name, "has no rows")
-    if len(problems):
+    if problems:
         return []
     moments = np.unique(node_times)
     node_at, edge_at = np.searchsorted(moments, node_times), np.searchsorted(moments, edge_times)
     for row in np.flatnonzero(~np.isin(edge_times, moments)).tolist():
         edges.wrong(row, "time", f"{nodes.name} has no row of {clock(edge_times[row])}")
-    if len(problems):
+    if problems:
         return []
     size = len(roster)
     _check_unique(nodes, node_at * size + slots, "service")
@@ -102,7 +104,7 @@ def _snapshots(nodes: Table, edges: Table, problems: Problems) -> list[Snapshot]
         for row in np.flatnonzero(~present[edge_at, ends]).tolist():
             name = edges.columns[column][row]
             edges.wrong(row, column, f"{name!r} has no row in {nodes.name} at that time")
-    if len(problems):
+    if problems:
         return []
     node_starts, edge_starts = (
         np.searchsorted(at, np.arange(1, len(moments))) for at in (node_at, edge_at)
@@ -154,7 +156,7 @@ def _check_periods(
     train: tuple[Period, ...], test: tuple[Period, ...], times: list[float], problems: Problems
 ) -> None:
     for key, periods in (("train", train), ("test", test)):
-        if not any(moment in period for moment in times for period in periods):
+        if not any(within(time_s, periods) for time_s in times):
             problems.add(
                 f"{manifest.FILE}, {key}",
                 "no snapshot is in this period; the recording is from "

@@ -68,10 +68,9 @@ def inject(recording: Recording, seed: int) -> Recording:
             continue
         snapshots[time] = stretch.snapshots
         first, last = stretch.snapshots[0], stretch.snapshots[-1]
-        caller, service = (None if slot is None else first.roster.name(slot) for slot in target)
-        assert service is not None
-        kind_and_severity = f"{kind} {SEVERITIES[severity]}"
-        events.append(Event(first.time_s, last.time_s, service, caller, kind_and_severity))
+        names = first.roster.names
+        caller, service = None if target[0] is None else names[target[0]], names[target[1]]
+        events.append(Event(first.time_s, last.time_s, service, caller, f"{kind} {SEVERITIES[severity]}"))
     return replace(recording, snapshots=snapshots, events=events)
 
 
@@ -154,10 +153,12 @@ class _Faults:
         name = self._snapshots[0].roster.name
         ends = self._contexts[stretch.time.start], self._contexts[stretch.time.stop - 1]
         busy = {change.service for context in ends for change in context.changes}
-        quiet = sorted(service for service in stretch.services if name(service) not in busy)
-        paths = sorted(path for path in stretch.paths if {*path} <= {*quiet} and path[0] != path[1])
-        of_path = kind in ("delay", "dropped")
-        targets: list[tuple[int | None, int]] = [*paths] if of_path else [(None, each) for each in quiet]
+        quiet = {service for service in stretch.services if name(service) not in busy}
+        targets: list[tuple[int | None, int]] = [(None, service) for service in sorted(quiet)]
+        if kind in ("delay", "dropped"):
+            targets = [
+                path for path in sorted(stretch.paths) if path[0] != path[1] and quiet.issuperset(path)
+            ]
         for _ in range(_TRIES if targets else 0):
             caller, service = targets[int(self.rng.integers(len(targets)))]
             if caller is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
 
 from hopline.config.setting import did_you_mean
-from hopline_mesh.changes import Change, ChangeKind, Context, KubernetesTrouble, TroubleKind
+from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.evaluate.recording import Event
 from hopline_mesh.evaluate.table import Problems, Table, read
 
@@ -70,14 +70,44 @@ def read_events(folder: Path, services: Collection[str], problems: Problems) -> 
     return sorted(events, key=lambda event: event.start_s)
 
 
-def read_changes(folder: Path, problems: Problems) -> list[Change]:
-    """Read `changes.csv`; its services may be unmeasured ones."""
-    return _items(folder, "changes", Change, get_args(ChangeKind), problems)
+def read_items(folder: Path, stem: str, of: type[_Item], problems: Problems) -> list[_Item]:
+    """Read a table of planned changes or troubles; its services may be unmeasured ones."""
+    pods: tuple[str, ...] = _PODS if of is Change else ()
+    table = read(
+        folder,
+        stem,
+        problems,
+        ("start", "service", "kind"),
+        known=(*_ITEM_COLUMNS, *pods),
+        synonyms={"time": "start"},
+    )
+    if table is None:
+        return []
+    kinds = get_args(get_type_hints(of)["kind"])
+    starts, services = table.times("start"), table.names("service")
+    ends, details = table.times("end", optional=True), table.cells("detail")
+    counts = [_counts(table, column) for column in pods]
+    items = []
+    for row, kind in enumerate(table.columns["kind"]):
+        if kind not in kinds:
+            table.wrong(row, "kind", f"{kind!r} is not one of {', '.join(kinds)}")
+        if ends[row] < starts[row]:
+            table.wrong(row, "end", "is before the start")
+        end_s = None if np.isnan(ends[row]) else float(ends[row])
+        more = [count[row] for count in counts]
+        items.append(of(kind, services[row], float(starts[row]), end_s, details[row], *more))  # type: ignore[arg-type]
+    return items
 
 
-def read_troubles(folder: Path, problems: Problems) -> list[KubernetesTrouble]:
-    """Read `troubles.csv`; its services may be unmeasured ones."""
-    return _items(folder, "troubles", KubernetesTrouble, get_args(TroubleKind), problems)
+def _counts(table: Table, column: str) -> list[int | None]:
+    """Return a column of numbers of pods; None if a cell is empty, or the column is missing."""
+    cells = table.cells(column)
+    for row, text in enumerate(cells):
+        if text and not text.isdecimal():
+            table.wrong(
+                row, column, f"{text!r} is not a number of pods; leave the cell empty if it is unknown"
+            )
+    return [int(text) if text.isdecimal() else None for text in cells]
 
 
 def contexts_at(
@@ -103,43 +133,3 @@ def _at(times: Sequence[float], items: Sequence[_Item]) -> list[list[_Item]]:
         for at in range(first, last):
             found[at].append(item if item.end_s is None or grid[at] >= item.end_s else going)
     return found
-
-
-def _items(
-    folder: Path, stem: str, of: type[_Item], kinds: Sequence[str], problems: Problems
-) -> list[_Item]:
-    pods: tuple[str, ...] = _PODS if of is Change else ()
-    table = read(
-        folder,
-        stem,
-        problems,
-        ("start", "service", "kind"),
-        known=(*_ITEM_COLUMNS, *pods),
-        synonyms={"time": "start"},
-    )
-    if table is None:
-        return []
-    starts, services = table.times("start"), table.names("service")
-    ends, details = table.times("end", optional=True), table.cells("detail")
-    counts = [_counts(table, column) for column in pods]
-    items = []
-    for row, kind in enumerate(table.columns["kind"]):
-        if kind not in kinds:
-            table.wrong(row, "kind", f"{kind!r} is not one of {', '.join(kinds)}")
-        if ends[row] < starts[row]:
-            table.wrong(row, "end", "is before the start")
-        end_s = None if np.isnan(ends[row]) else float(ends[row])
-        more = [count[row] for count in counts]
-        items.append(of(kind, services[row], float(starts[row]), end_s, details[row], *more))  # type: ignore[arg-type]
-    return items
-
-
-def _counts(table: Table, column: str) -> list[int | None]:
-    """Return a column of numbers of pods; None if a cell is empty, or the column is missing."""
-    cells = table.cells(column)
-    for row, text in enumerate(cells):
-        if text and not text.isdecimal():
-            table.wrong(
-                row, column, f"{text!r} is not a number of pods; leave the cell empty if it is unknown"
-            )
-    return [int(text) if text.isdecimal() else None for text in cells]

@@ -120,7 +120,7 @@ class Recording:
 
     def test_events(self) -> list[Event]:
         """Return events that begin in a test period."""
-        return [event for event in self.events if any(event.start_s in period for period in self.test)]
+        return [event for event in self.events if within(event.start_s, self.test)]
 
     def in_playing_order(self) -> Recording:
         """Return the recording with the part before the training moved after its end.
@@ -163,9 +163,14 @@ class Recording:
         chosen = [
             (snapshot, context)
             for snapshot, context in zip(self.snapshots, self.contexts, strict=True)
-            if any(snapshot.time_s in period for period in periods)
+            if within(snapshot.time_s, periods)
         ]
         return [snapshot for snapshot, _ in chosen], [context for _, context in chosen]
+
+
+def within(time_s: float, periods: Iterable[Period]) -> bool:
+    """Whether a time is in one of the periods."""
+    return any(time_s in period for period in periods)
 
 
 def recorded_period(times: Sequence[float], interval_s: float) -> Period:

@@ -52,13 +52,13 @@ class Judgement:
 
 
 def judge(
-    detector: Detector, recording: Recording, *, progress: Callable[[float], None] | None = None
+    detector: Detector, recording: Recording, *, progress: Callable[[int, int], None] | None = None
 ) -> Judgement:
     """Train a detector, then run it on the test.
 
     Args:
         recording: in playing order (`Recording.in_playing_order`).
-        progress: called with the finished share of the test, 0 to 1.
+        progress: called with the number of judged snapshots, and the total.
     """
     began = time.perf_counter()
     detector.fit(*recording.training())
@@ -70,5 +70,5 @@ def judge(
         verdicts.append(detector.step(snapshot, context))
         times.append(time.perf_counter() - began)
         if progress is not None:
-            progress(number / len(snapshots))
+            progress(number, len(snapshots))
     return Judgement(verdicts, fit_s, 1e3 * median(times) if times else 0.0)

@@ -22,18 +22,12 @@ _REPORTED = 20
 _ROUNDING = 1e-6
 
 
-class Problems:
-    """A list of errors; `check` raises them."""
-
-    def __init__(self) -> None:
-        self._found: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._found)
+class Problems(list[str]):
+    """A list of errors, one line each; `check` raises them."""
 
     def add(self, where: str, what: str) -> None:
         """Add an error; `where` is such as "nodes.csv, line 3, p99_ms"."""
-        self._found.append(f"{where}: {what}")
+        self.append(f"{where}: {what}")
 
     def check(self) -> None:
         """Raise if there are errors.
@@ -41,12 +35,9 @@ class Problems:
         Raises:
             SnapshotInvalid: there are errors; the message has the first twenty, one per line.
         """
-        if not self._found:
-            return
-        lines = self._found[:_REPORTED]
-        if len(self._found) > _REPORTED:
-            lines.append(f"and {len(self._found) - _REPORTED} more")
-        raise SnapshotInvalid("\n".join(lines))
+        more = [f"and {len(self) - _REPORTED} more"] if len(self) > _REPORTED else []
+        if self:
+            raise SnapshotInvalid("\n".join(self[:_REPORTED] + more))
 
 
 class Table:
