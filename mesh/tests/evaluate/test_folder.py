@@ -145,6 +145,11 @@ def test_a_folder_may_name_itself_its_interval_and_its_periods(tmp_path):
     assert one.test == (Period(T0 + 120, T0 + 300),)
 
 
+def test_a_date_in_a_period_is_its_first_moment(tmp_path):
+    one = read_folder(files(tmp_path, mesh="train = [[2026-01-01, 2026-01-01T00:01:00Z]]\n"))
+    assert one.train == (Period(T0, T0 + 60),)
+
+
 names = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=6)
 values = st.one_of(
     st.just(math.nan), st.floats(0, 2.0**100, width=32), st.sampled_from([0.0, 1e-40, 3.4e38, 1 / 3])

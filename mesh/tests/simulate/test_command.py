@@ -1,6 +1,9 @@
 """`hopline mesh simulate`: recordings, and what is refused."""
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -78,6 +81,30 @@ def test_a_recording_has_the_faults_that_were_asked_for(tmp_path):
         ("edge_latency", 300.0),
     ]
     assert events[1].path is not None
+
+
+def test_it_serves_for_as_long_as_it_is_told(tmp_path):
+    config = tmp_path / "prometheus.yml"
+    done = run(
+        "--port", 0, "--kubernetes-port", 0, "--services", 4, "--for", 0.1, "--json",
+        "--prometheus-config", config,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told["metrics"] == f"{told['control']}/metrics"
+    assert told["control"].removeprefix("http://") in config.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it(number):
+    words = ["mesh", "simulate", "--port", "0", "--kubernetes-port", "0", "--services", "4", "--json"]
+    with subprocess.Popen([sys.executable, "-m", "hopline.cli", *words], stdout=subprocess.PIPE) as process:
+        try:
+            assert json.loads(process.stdout.readline())["kubernetes"]
+            process.send_signal(number)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def test_a_folder_with_a_recording_is_left_alone(tmp_path):
