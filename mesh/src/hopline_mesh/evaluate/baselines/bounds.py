@@ -123,17 +123,14 @@ class Bounded:
             scores = np.minimum(np.abs(values - self._centre) / self._reach, _MAX_SCORE)
         scores[np.isnan(scores)] = 0.0
         lasting = self._alarm.lasting(scores, snapshot.time_s)
-        evidence = [
-            self._mesh.evidence(
-                series,
-                snapshot.roster,
-                expected=float(self._centre[series] + self._reach[series]),  # the largest usual value
-                seen=float(values[series]),
-                score=float(scores[series]),
-            )
-            for series in self._mesh.places(snapshot).tolist()
-            if series >= 0 and lasting[series]
-        ]
+        places = self._mesh.places(snapshot).tolist()
+        evidence = self._mesh.evidence(
+            [series for series in places if series >= 0 and lasting[series]],
+            snapshot.roster,
+            expected=self._centre + self._reach,  # the largest usual value
+            seen=values,
+            scores=scores,
+        )
         return self._alarm.verdict(snapshot, float(scores.max(initial=0.0)), evidence)
 
     def scale_thresholds(self, times: float) -> None:

@@ -62,15 +62,17 @@ class MeshVector:
         return vectors
 
     def evidence(
-        self, series: int, roster: Roster, *, expected: float, seen: float, score: float
-    ) -> Evidence:
-        """Return evidence for a series."""
-        caller = int(self.callers[series])
-        return Evidence(
-            self.columns[series],
-            roster.name(int(self.services[series])),
-            roster.name(caller) if caller >= 0 else None,
-            expected,
-            seen,
-            score,
-        )
+        self, series: Sequence[int], roster: Roster, *, expected: Values, seen: Values, scores: Values
+    ) -> list[Evidence]:
+        """Return evidence for some series; the arrays have all of them, float64 [series]."""
+        return [
+            Evidence(
+                self.columns[each],
+                roster.name(int(self.services[each])),
+                roster.name(int(self.callers[each])) if self.callers[each] >= 0 else None,
+                float(expected[each]),
+                float(seen[each]),
+                float(scores[each]),
+            )
+            for each in series
+        ]

@@ -18,7 +18,7 @@ from hopline_mesh.detect.roles import role_of
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
 from hopline_mesh.evaluate.baselines.bounds import check_used, unit_ms, watched
 from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
-from hopline_mesh.incident import Evidence, Verdict
+from hopline_mesh.incident import Verdict
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Snapshot
 
@@ -77,26 +77,19 @@ class Whole:
         values = self._mesh.of([snapshot])
         vectors = self._distances(self._logarithms(values))
         scores = self._scores(vectors) / self._threshold
+        score = float(scores[0])
         evidence = []
         if self._alarm.lasting(scores, snapshot.time_s)[0]:
-            evidence = self._evidence(snapshot, values[0], self._errors(vectors)[0], float(scores[0]))
-        return self._alarm.verdict(snapshot, float(scores[0]), evidence)
-
-    def _evidence(self, snapshot: Snapshot, values: Values, errors: Values, score: float) -> list[Evidence]:
-        """Return evidence for the series with the largest errors; the first has the score of the mesh."""
-        threshold = float(errors.max(initial=1e-12)) / score
-        usual = np.where(self._is_amount, np.expm1(self._median) / self._units, self._median)
-        return [
-            self._mesh.evidence(
-                series,
+            errors, seen = self._errors(vectors)[0], values[0]
+            largest = np.argsort(-errors)[:_EVIDENCE].tolist()
+            evidence = self._mesh.evidence(
+                [series for series in largest if errors[series] > 0 and not np.isnan(seen[series])],
                 snapshot.roster,
-                expected=float(usual[series]),
-                seen=float(values[series]),
-                score=float(errors[series] / threshold),
+                expected=np.where(self._is_amount, np.expm1(self._median) / self._units, self._median),
+                seen=seen,
+                scores=errors / (errors.max(initial=1e-12) / score),  # the largest has that of the mesh
             )
-            for series in np.argsort(-errors)[:_EVIDENCE].tolist()
-            if errors[series] > 0 and not np.isnan(values[series])
-        ]
+        return self._alarm.verdict(snapshot, score, evidence)
 
     def _logarithms(self, values: Values) -> Values:
         found: Values = np.where(self._is_amount, np.log1p(np.maximum(values, 0.0) * self._units), values)
