@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, HoplineError
 from hopline_mesh.commands.flags import bars, numbers_table, read_period, say
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def evaluate(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Average the recording to this interval. Default: 15 if its own is below 10, else its own.",
+            help="Average to this interval. Default: 15 if the recording's own is below 10, else its own.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
@@ -81,7 +81,15 @@ def evaluate(
     """Train detectors on a recorded mesh, and compare their incidents with its labelled events."""
     from hopline_mesh.evaluate.folder import read_folder
     from hopline_mesh.evaluate.recording import within
-    from hopline_mesh.evaluate.report import ABLATION, DETECTORS, Failed, Judged, Report, write_report
+    from hopline_mesh.evaluate.report import (
+        ABLATION,
+        DETECTORS,
+        Failed,
+        NotCounted,
+        Judged,
+        Report,
+        write_report,
+    )
     from hopline_mesh.evaluate.report import detector as detector_of
     from hopline_mesh.evaluate.run import judge
 
@@ -104,7 +112,8 @@ def evaluate(
         interval = _AVERAGED_S if 0 < recorded_interval_s < _FINE_S else recorded_interval_s
     if not 0.95 * recorded_interval_s <= interval < math.inf:
         raise BadRequest(
-            f"--interval {interval:g}: {folder} was recorded every {recorded_interval_s:g} s; give that or more"
+            f"--interval {interval:g}: {folder} was recorded every {recorded_interval_s:g} s; "
+            "give that or more"
         )
     recording = recording.averaged(interval)
     _check_min_duration(min_duration, interval)
@@ -137,7 +146,7 @@ def evaluate(
                 scores = done.score(recording, grace_s=grace)
             except Exception as error:  # the results of the other detectors must not be lost
                 logger.debug("%s failed", name, exc_info=True)
-                failed.append(Failed(name, f"{type(error).__name__}: {error}"))
+                failed.append(Failed(name, _reason(error)))
                 continue
             verdicts[name] = done.verdicts
             unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
@@ -226,6 +235,11 @@ def _cells(counts: Counts) -> list[str]:
         _number(counts.root_cause_top1, ".0%"),
         _number(counts.root_cause_top3, ".0%"),
     ]
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, HoplineError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
 
 
 def _check_min_duration(min_duration: float, interval: float) -> None:

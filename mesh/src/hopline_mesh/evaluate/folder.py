@@ -204,9 +204,9 @@ def _check_even(snapshots: Sequence[Snapshot], declared_s: float | None, problem
         first = int(np.argmax(runs) if runs.any() else np.argmax(is_other))
         problems.add(
             "nodes, time",
-            f"the times are uneven: {is_other.sum()} of {len(steps)} steps are not about {usual:g} s, such as "
-            f"{steps[first]:g} s from {clock(times[first])}; record with one interval throughout, or evaluate "
-            "the parts alone",
+            f"the times are uneven: {is_other.sum()} of {len(steps)} steps are not about {usual:g} s, "
+            f"such as {steps[first]:g} s from {clock(times[first])}; record with one interval throughout, "
+            "or evaluate the parts alone",
         )
 
 

@@ -6,7 +6,6 @@ Knows values in memory and the split into training and test, but no files or det
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -247,7 +246,7 @@ def _mean(snapshots: Sequence[Snapshot], time_s: float) -> Snapshot:
 
 
 def _means(parts: Sequence[tuple[NDArray[Any], FloatArray]]) -> tuple[NDArray[Any], FloatArray]:
-    """Return all keys of some tables, and the mean of each cell over the tables that have a number in it."""
+    """Return all keys of some tables, and the mean of each cell over the tables that have a number."""
     keys, rows = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
     values = np.concatenate([values for _, values in parts]).astype(np.float64)
     total, count = np.zeros((2, len(keys), values.shape[1]))

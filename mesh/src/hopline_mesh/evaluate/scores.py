@@ -174,8 +174,8 @@ def rank(event: Event, incident: Incident) -> int | None:
     """Return the rank of the event's root cause among the suspects, from 1; None if it is missing.
 
     For a fault of a service, the suspect must be that service, or calls into it. For a fault of a call
-    path, it must be the end that is the root cause, or the call path itself. The other end alone, or another
-    call path of either end, is not enough.
+    path, it must be the end that is the root cause, or the call path itself. The other end alone, or
+    another call path of either end, is not enough.
     """
     for place, suspect in enumerate(incident.suspects, start=1):
         path = None if suspect.caller is None else (suspect.caller, suspect.service)

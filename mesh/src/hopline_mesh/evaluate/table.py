@@ -36,8 +36,8 @@ class Problems(list[str]):
         """Raise if there are errors.
 
         Raises:
-            SnapshotInvalid: there are errors, one per line. Of more than twenty, the message has the first of
-                each kind, with their number.
+            SnapshotInvalid: there are errors, one per line. Of more than twenty, the message has the first
+                of each kind, with their number.
         """
         if not self:
             return

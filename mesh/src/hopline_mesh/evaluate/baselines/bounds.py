@@ -30,8 +30,8 @@ _LEAST = 0.01
 
 _NEEDS = "a latency, errors, a share or CPU time by its name, such as p99_ms, error_share or cpu_cores"
 _STATIC_NEEDS = (
-    "a service's latency with its unit, such as p99_ms or latency_seconds; or CPU time and the cpu_limits of "
-    "mesh.toml"
+    "a service's latency with its unit, such as p99_ms or latency_seconds; or CPU time and the cpu_limits "
+    "of mesh.toml"
 )
 #: Milliseconds of each unit of latency in a column's name.
 _UNITS_MS = {
