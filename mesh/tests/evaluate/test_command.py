@@ -239,7 +239,6 @@ def test_two_folders_with_other_columns_are_refused(folder, tmp_path):
         (["--grace", "nan"], "--grace nan: must be a number of seconds"),
         (["--grace", "inf"], "--grace inf: must be a number of seconds"),
         (["--min-duration", "inf"], "--min-duration inf: must be at most 960, 16 intervals of 60 s"),
-        (["--min-duration", "nan"], "--min-duration nan: must be at most 960"),
         (["--min-duration", "961"], "--min-duration 961: must be at most 960"),
         (["--interval", "30"], "was recorded every 60 s; give that or more"),
         (["--interval", "nan"], "was recorded every 60 s; give that or more"),
@@ -341,3 +340,10 @@ def test_the_same_folder_or_other_services_are_nothing_to_learn_from(folder, tmp
         (other / name).write_text(text)
     with pytest.raises(SnapshotInvalid, match="have no service in common"):
         run(folder, "--learn-from", other)
+
+
+def test_a_training_of_a_few_snapshots_is_refused(folder):
+    with pytest.raises(
+        SnapshotInvalid, match="drawn: 9 snapshots to learn from; a detector needs at least 10"
+    ):
+        run(folder, "--train", f"{START}..{START + 540}", "--detector", "maximum")

@@ -85,8 +85,8 @@ def evaluate(
         ABLATION,
         DETECTORS,
         Failed,
-        NotCounted,
         Judged,
+        NotCounted,
         Report,
         write_report,
     )

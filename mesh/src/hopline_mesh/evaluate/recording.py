@@ -20,6 +20,8 @@ from hopline_mesh.evaluate.times import clock
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
 _DAY_S = 86_400.0
+#: Least number of snapshots of a training, as the watch needs before its first verdict (`warm_up`).
+LEAST_TRAINING = 10
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -141,14 +143,19 @@ class Recording:
         return "" if self.saw(event) else "in a hole of the recording"
 
     def check_measured(self) -> None:
-        """Refuse a training or a test without snapshots, or without a measured value.
+        """Refuse a training or a test without a measured value, and a training that is too short.
 
         Raises:
-            SnapshotInvalid: one of them has none.
+            SnapshotInvalid: there is one.
         """
         for what, (snapshots, _) in (("training", self.training()), ("test", self.testing())):
             if not snapshots:
                 raise SnapshotInvalid(f"{self.name}: no snapshot is in the {what}")
+            if what == "training" and len(snapshots) < LEAST_TRAINING:
+                raise SnapshotInvalid(
+                    f"{self.name}: {len(snapshots)} snapshots to learn from; a detector needs at least "
+                    f"{LEAST_TRAINING}, better some hundred"
+                )
             if not any(
                 np.isfinite(values).any()
                 for each in snapshots
