@@ -86,6 +86,11 @@ def test_hold_is_counted_in_intervals():
     assert fired(maximum(), one)[0][0] == 5  # 80 s are six intervals
 
 
+def test_an_incident_ends_after_two_intervals_at_least():
+    one = latencies([50] * 3 + [10] * 4, interval_s=120.0)
+    assert fired(maximum(), one) == [(1, 4, "a")]  # the last verdict that names it is the one at its end
+
+
 def test_sigma_fires_below_as_well_and_the_others_do_not():
     low = [1.0] * 4
     assert fired(sigma(), latencies(low)) == [(1, 3, "a")]

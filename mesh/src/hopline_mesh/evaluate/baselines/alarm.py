@@ -67,8 +67,8 @@ class Alarm:
 
         Args:
             score: the largest anomaly score of the mesh, 1.0 is the threshold.
-            evidence: series that were out of bounds for long enough; the incident ends `CLEAN_S` after the
-                last. Services are ranked by their strongest evidence.
+            evidence: series that were out of bounds for long enough; the incident ends `CLEAN_S`
+                and at least two intervals after the last. Services are ranked by their strongest evidence.
         """
         incident, time_s = self._open, snapshot.time_s
         if evidence:
@@ -83,7 +83,7 @@ class Alarm:
             return Verdict(time_s, "anomalous", score, (self._open,))
         if incident is None:
             return Verdict(time_s, "normal", score)
-        if time_s - self._last_s < CLEAN_S:
+        if time_s - self._last_s < max(CLEAN_S, 1.5 * self._interval_s):  # at least two intervals
             return Verdict(time_s, "anomalous", score, (incident,))
         self._open = None
         ended = msgspec.structs.replace(incident, end_s=self._last_s)
