@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +74,7 @@ class SimulatedFeed:
         faults, operations = _story()
         plan = MeshPlan(services=services, hours=_HOURS, faults=faults, operations=operations)
         self._run = simulate(plan, seed)
-        self._lines = list(_lines(self._run))
+        self._lines = deque(sorted(_lines(self._run), key=lambda line: line[0]))
         self._pairs = iter(self._run)
         self.schema = Schema()
         self._began = time.monotonic()
@@ -104,11 +105,13 @@ class SimulatedFeed:
         if pair is None:
             assert self._last is not None
             return self._last[0].unmeasured(now_s, Gap("demo", "the simulated day is over"))
-        before_s = -1.0 if self._last is None else self._last[0].time_s
-        self._last = pair
-        snapshot = pair[0]
+        self._last, snapshot = pair, pair[0]
         self._moved_s = now_s - snapshot.time_s
-        self._narrate(before_s, snapshot.time_s)
+        while self._lines and self._lines[0][0] <= snapshot.time_s:
+            _, fault, line = self._lines.popleft()
+            if fault is not None:
+                self.found.setdefault(fault, False)
+            self._say(f"{_time(now_s)}  {line}")
         return replace(snapshot, time_s=now_s)
 
     def context(self, now_s: float) -> tuple[Context, tuple[Gap, ...]]:
@@ -128,13 +131,6 @@ class SimulatedFeed:
                 self._ended += 1
                 self._say(f"{_time(verdict.time_s)}    the watch: incident ended")
         return self._enough > 0 and (self._ended >= self._enough or len(self.found) > self._enough)
-
-    def _narrate(self, before_s: float, now_s: float) -> None:
-        for at_s, fault, line in self._lines:
-            if before_s < at_s <= now_s:
-                if fault is not None:
-                    self.found.setdefault(fault, False)
-                self._say(f"{_time(now_s + self._moved_s)}  {line}")
 
     def _judge(self, incident: Incident, time_s: float) -> None:
         now_s = time_s - self._moved_s

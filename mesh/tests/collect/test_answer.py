@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hopline_mesh.collect.answer import read_answer
+from hopline_mesh.collect.answer import read_answer, read_matrix
 from hopline_mesh.errors import QueryFailed
 
 labels = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3)
@@ -77,3 +77,24 @@ def test_an_answer_that_is_cut_off_is_refused(cut):
     text = body([{"metric": {"a": "b"}, "value": [1.0, "2"]}])
     with pytest.raises(QueryFailed):
         read_answer(text[:-cut])
+
+
+def test_a_range_is_read_as_the_answers_at_its_times():
+    def series(name, *pairs):
+        return {"metric": {"app": name}, "values": [[time_s, str(value)] for time_s, value in pairs]}
+
+    result = [series("a", (10.0, 1.5), (30.0, 3)), series("b", (20.0, "NaN"))]
+    text = body(result, warnings=["partial"]).replace(b"vector", b"matrix")
+    answers = read_matrix(text, np.array([10.0, 20.0, 30.0]))
+    names = [[json.loads(raw)["app"] for raw in each.labels] for each in answers]
+    assert names == [["a"], ["b"], ["a"]]
+    assert np.array_equal(np.concatenate([each.values for each in answers]), [1.5, np.nan, 3], True)
+    assert [each.times.tolist() for each in answers] == [[10.0], [20.0], [30.0]]
+    assert {each.warnings for each in answers} == {("partial",)}
+
+
+@pytest.mark.parametrize("time_s", [0.0, 40.0])
+def test_a_value_outside_of_the_range_is_no_value_of_another_time(time_s):
+    result = [{"metric": {"app": "a"}, "values": [[time_s, "1"]]}]
+    with pytest.raises(QueryFailed, match="a series of the response is invalid"):
+        read_matrix(body(result).replace(b"vector", b"matrix"), np.array([10.0, 20.0, 30.0]))

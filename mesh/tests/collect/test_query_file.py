@@ -129,6 +129,21 @@ def test_a_built_in_set_can_be_changed(tmp_path):
     assert {"node.p50_ms", "node.cpu_cores", "edge.client_ms"} <= set(names)
 
 
+def test_a_histogram_of_a_built_in_set_loses_one_quantile_and_keeps_the_check_of_the_other(tmp_path):
+    for text in (
+        'extends = "istio"\nwithout = ["node.p99_ms"]\n',
+        'extends = "istio"\n[[node]]\ncolumn = "p99_ms"\nquery = "up{}"\nservice = "app"\n',
+    ):
+        queries = read(tmp_path, text).queries
+        (check,) = (query for query in queries if query.of == "node" and query.ceiling_of)
+        assert (check.name, check.ceiling_of) == ("node.p50_ms (last bucket)", (("p50_ms", 0.5),))
+    queries = read(tmp_path, 'extends = "istio"\nwithout = ["node.p50_ms"]\n').queries
+    (check,) = (query for query in queries if query.of == "node" and query.ceiling_of)
+    assert check.ceiling_of == (("p99_ms", 0.99),)
+    queries = read(tmp_path, 'extends = "istio"\nwithout = ["node.p50_ms", "node.p99_ms"]\n').queries
+    assert not any(query.of == "node" and query.ceiling_of for query in queries)
+
+
 ONE = '[[node]]\ncolumn = "cpu_cores"\nquery = "up{}"\nservice = "app"\n'
 
 
@@ -140,6 +155,7 @@ ONE = '[[node]]\ncolumn = "cpu_cores"\nquery = "up{}"\nservice = "app"\n'
         (ONE + 'colunm = "x"\n', 5, "node.colunm: unknown key; did you mean 'column'?"),
         ('extend = "istio"\n' + ONE, 1, "extend: unknown key; did you mean 'extends'?"),
         ('extends = "envoy"\n' + ONE, 1, "must be a list of istio, linkerd, containers; got 'envoy'"),
+        ('extends = "istio"\nwithout = ["node.request_rate"]\n', 2, "node.error_share needs node.request_"),
         ('extends = "istio"\nwithout = ["node.x"]\n', 2, "without: must be a list of extended columns"),
         ("[labels]\nsevice = 'app'\n" + ONE, 2, "labels.sevice: unknown key; did you mean 'service'?"),
         ('[node]\ncolumn = "x"\n', 1, "must be [[node]], once for each query"),

@@ -134,6 +134,19 @@ def test_what_is_found_lasted_long_enough(hold, seed):
         assert largest == pytest.approx(score.max(), abs=1e-5)
 
 
+@pytest.mark.parametrize("size", [20.0, 1000.0])
+def test_one_interval_within_bounds_hides_no_deviation_however_large(size):
+    table = table_after(numbers(2))
+    table.slope[:], table.factor[:] = 0, 1
+    found = []
+    for step in range(7):
+        table.slow[0, 4] = table.near[0, 4] = 0.0 if step == 3 else size
+        found.append(judge(table, step, hold=6, learn=kernels.NOTHING)[0])
+    history = [table.held[step, :1] for step in range(7)]
+    assert oracle.lasting(history, 6)[0, 4] / 4 > table.threshold[4]
+    assert found[-1] == [(0, 4)]
+
+
 def test_a_tail_is_continued_beyond_what_was_seen():
     rng = np.random.default_rng(0)
     seen = rng.exponential(1.0, 200_000)

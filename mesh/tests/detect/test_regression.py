@@ -76,7 +76,7 @@ def test_predictors_are_means_over_neighbours_weighted_by_traffic(state):
     assert calls[1, of_path.all.index(("callee", RATE))] == pytest.approx(moved[2, RATE], rel=1e-4)
     # The errors and latencies that callers measure are the service's own, and explain nothing.
     assert {source for source, _ in plan.all} == {
-        "one", "own", "past", "callers", "callees", "calls", "calls to it",
+        "one", "own", "callers", "callees", "calls", "calls to it",
     }  # fmt: skip
     assert [f for source, f in plan.all if source == "calls to it"] == [edge("request_rate")]
 

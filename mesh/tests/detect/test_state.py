@@ -55,7 +55,7 @@ def test_a_state_that_lacks_something_is_refused(state, what):
 def test_a_state_of_an_earlier_version_is_refused(state):
     meta, arrays = copy.deepcopy(state)
     meta["format"] = "hopline-mesh-tagae-1"
-    with pytest.raises(StateDamaged, match=r"format 'hopline-mesh-tagae-1', not 'hopline-mesh-3'"):
+    with pytest.raises(StateDamaged, match=r"format 'hopline-mesh-tagae-1', not 'hopline-mesh-4'"):
         MeshDetector.restore(meta, arrays)
 
 

@@ -159,6 +159,7 @@ async def test_a_stream_that_cannot_be_read_is_opened_again(token_file, line):
             await until(lambda: len(api.watches) > len(resources.RESOURCES))
             await follows(api, watched)
             await until(lambda: watched.gaps() == ())
+            assert all(lists_of(api, each) == 1 for each in (DEPLOYMENTS, PODS, ENDPOINT_SLICES))
 
 
 async def test_a_line_that_comes_again_and_again_is_got_around_by_a_list(token_file):

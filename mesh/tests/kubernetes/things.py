@@ -224,10 +224,10 @@ def sizes(feed):
         "endpoint_slices": len(feed._backends.slices),
         "workloads": len(feed._workloads),
         "autoscalers": len(feed._autoscalers),
-        "operations": len(feed._operations),
-        "ended": len(feed._changes) + len(feed._troubles),
+        "operations": len(feed._operations._open),
+        "ended": len(feed._changes.items()) + len(feed._troubles.items()),
         "ill_pods": len(feed._ailments.pods),
-        "words": len(feed._words),
+        "words": len(feed._words._reasons) + len(feed._words._cordoned),
     }
 
 

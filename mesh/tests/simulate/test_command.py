@@ -155,6 +155,11 @@ def test_words_that_are_no_fault_are_refused(text, says):
         read_fault(text)
 
 
+def test_more_pods_than_any_number_are_refused():
+    with pytest.raises(BadRequest, match="must be KIND@T"):
+        read_operation(f"scale@1={'9' * 5000}")
+
+
 @pytest.mark.parametrize("text", ["explode@5", "cpu_hog@5*3", "cpu_hog@5:a>b"])
 def test_faults_that_cannot_be_are_refused(text):
     with pytest.raises(ConfigError):

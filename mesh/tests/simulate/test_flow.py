@@ -131,8 +131,8 @@ def test_waits_are_about_those_of_erlangs_formula(workers, busy):
 def test_what_is_too_much_is_turned_away(topology):
     now = usual(topology)
     flow = settled(topology, replace(now, entering=now.entering * 6))
-    assert flow.busy.max() > 1.0
-    over = flow.busy > 1.0
+    over = flow.served < 0.999 * flow.arrived
+    assert over.any()
     assert (flow.errors[over] > 0.0).all()
     assert (flow.served <= flow.arrived + 1e-9).all()
 

@@ -54,6 +54,14 @@ def test_checkpoints_come_back_newest_first_and_two_are_kept(tmp_path):
     found[0].arrays["level"][0] = 1  # is the reader's to change
 
 
+def test_a_checkpoint_may_have_any_name(tmp_path):
+    names = ("ns/\ud800", "ns/\x00\u202e", "ns/" + "x" * 5000)
+    state = folder(tmp_path)
+    state.save({"shown": names[0]}, {"level": np.ones(3)}, time_s=1.0, names=names, shape={})
+    found = next(iter(folder(tmp_path).checkpoints()))
+    assert (found.names, found.meta) == (names, {"shown": names[0]})
+
+
 def test_history_goes_over_many_files_and_comes_back_in_order(tmp_path):
     state, roster = folder(tmp_path, limit=MIB), Roster()
     written = [snapshot(15.0 * i, roster, services=20, edges=60) for i in range(100)]
@@ -149,6 +157,25 @@ def test_a_full_disk_costs_history_first(tmp_path, monkeypatch):
         save(state, 2)
     assert newest(folder(tmp_path)) == 1
     assert not [path for path in tmp_path.iterdir() if is_draft(path)]
+
+
+def test_a_disk_that_stays_full_leaves_no_files_without_an_interval(tmp_path, monkeypatch):
+    state, roster = folder(tmp_path), Roster()
+    state.append(snapshot(0.0, roster), Context())
+    with monkeypatch.context() as patch:
+
+        def full(handle):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "fdatasync", full)
+        for number in range(1, 6):
+            with pytest.raises(OSError, match="No space"):
+                state.append(snapshot(15.0 * number, roster), Context())
+    assert len(list(tmp_path.glob("history-*"))) == 1
+    state.append(snapshot(90.0, roster), Context())
+    state.close()
+    times = [seen.snapshot.time_s for seen in folder(tmp_path).history(Roster())]
+    assert (times[0], times[-1]) == (0.0, 90.0)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "version", "other"])

@@ -76,3 +76,15 @@ def test_a_folder_that_does_not_last_is_said_all_the_time(tmp_path):
     keeper.keep(snapshot(0), Context())
     keeper.close()
     assert keeper.gaps[0].reason == "/var/tagae: Permission denied"
+
+
+def test_state_that_cannot_be_written_is_said_too(tmp_path):
+    keeper = Keeper(StateFolder(tmp_path, 2**20, 1e9))
+    objects = np.array([object()])
+    keeper.checkpoint({}, {"x": objects}, time_s=1.0, names=[], shape={})
+    keeper.settle()
+    assert keeper.failures == 1
+    assert "booleans, integers and floats" in keeper.gaps[0].reason
+    keeper.keep(snapshot(9.0), Context())
+    keeper.close()
+    assert keeper.gaps == ()

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -40,27 +41,18 @@ def faulty():
 class Watched:
     """A watch that learned from a simulated mesh's beginning, then sees what a test makes of the rest."""
 
-    def __init__(self, played, path=None, learn=True):
+    def __init__(self, played, path, learn=True):
         self.played, self.path = played, path
         self.board, self.alerts = Board(), FakeAlerts()
-        self.detector, folder = MeshDetector(SETTINGS), None
+        folder = StateFolder(path, 2**24, 1e9)
         if learn:
-            snapshots, contexts = zip(*played[:LEARNED], strict=True)
-            self.detector.fit(snapshots, contexts)
-        if path is not None:
-            folder = StateFolder(path, 2**24, 1e9)
+            self.detector = MeshDetector(SETTINGS)
+            self.detector.fit(*zip(*played[:LEARNED], strict=True))
+        else:
             schema = played[0][0].schema
-            if not learn:
-                resumed = resume(
-                    folder,
-                    lambda: MeshDetector(SETTINGS),
-                    MeshDetector.restore,
-                    schema=schema,
-                    shape={},
-                    board=self.board,
-                )
-                self.detector = resumed.detector
-                self.roster = resumed.roster
+            fresh = functools.partial(MeshDetector, SETTINGS)
+            resumed = resume(folder, fresh, schema=schema, shape={}, board=self.board)
+            self.detector, self.roster = resumed.detector, resumed.roster
         self.keeper = Keeper(folder)
         judge = Judge(self.detector, self.keeper, shape={}, checkpoint_s=0.0, shown=self.board.export)
         self.watch = Watch(
@@ -88,8 +80,8 @@ class Watched:
 
 
 @pytest.fixture
-async def watched(calm):
-    one = Watched(calm)
+async def watched(calm, tmp_path):
+    one = Watched(calm, tmp_path / "state")
     yield one
     await one.watch.close()
 
@@ -150,9 +142,10 @@ async def test_half_the_services_gone_at_once_is_a_gap_of_the_collection(watched
     assert not alarms(watched)
 
 
-async def test_ten_thousand_new_services_with_hostile_names_at_once():
+async def test_ten_thousand_new_services_with_hostile_names_at_once(tmp_path):
     # A mesh of its own: the names stay in its roster.
-    watched = Watched(list(simulate(MeshPlan(services=8, hours=(LEARNED + 45) * 15 / 3600), 5)))
+    played = list(simulate(MeshPlan(services=8, hours=(LEARNED + 45) * 15 / 3600), 5))
+    watched = Watched(played, tmp_path / "state")
     hostile = [
         "ns/\ud800", "ns/'; DROP TABLE services; --", "ns/<script>alert(1)</script>", "ns/" + "x" * 10_000,
         "ns/\x00\n\u202e", "/", "ns/../../etc/passwd", "{{ .Values }}",

@@ -182,6 +182,16 @@ def test_a_training_that_fails_or_hangs_changes_nothing(folder, played, monkeypa
     assert outcomes == ["failed"]
 
 
+def test_a_training_that_prints_a_lot_ends(folder, played, monkeypatch):
+    monkeypatch.setenv("PYTHONVERBOSE", "1")  # more than a pipe holds
+    one, outcomes = trainer(folder)
+    for seen in played[:60]:
+        go(one, seen)
+    until_done(one)
+    assert any(go(one, seen) is not None for seen in played[60:])
+    assert outcomes == ["ok"]
+
+
 def test_a_training_ends_with_the_watch(folder, played):
     one, _ = trainer(folder)
     for seen in played[:60]:

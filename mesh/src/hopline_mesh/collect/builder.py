@@ -21,6 +21,7 @@ from hopline_mesh.collect.presence import Presence
 from hopline_mesh.collect.query import Combine, Outcome, Query, QuerySet
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import kind_of
+from hopline_mesh.scope import Scope
 from hopline_mesh.snapshot import Gap, Snapshot
 
 Column = NDArray[np.float64]
@@ -111,7 +112,8 @@ class SnapshotBuilder:
         self.owner_queries = owner_queries(matchers) if queries.by_pod else ()
         self._owners = Owners()
         most_names = max(len(roster), _NAMES_PER_SERVICE * options.max_services)
-        self._places = Places(roster, options.watched(), self._owners, most_names)
+        scope = Scope(options.namespaces, options.exclude_namespaces)
+        self._places = Places(roster, scope, self._owners, most_names)
         self._nodes = Presence(options.keep_missing_s)
         self._edges = Presence(options.keep_missing_s)
         self._usual: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +19,6 @@ from hopline_mesh.collect.query import CollectReport, Outcome, Query, QueryRepor
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
 from hopline_mesh.snapshot import Gap, Snapshot
-
-#: Bytes of a response above which it is read on a thread, to keep the event loop responsive.
-_READ_ON_LOOP = 2**20
 
 #: Queries in parallel; Prometheus allows 20 by default.
 _PARALLEL = 8
@@ -103,15 +101,11 @@ class Collector:
             if abs(jump_s) > TOLERANCE_S:
                 self._ahead_s = _beyond_tolerance(self._ahead_s - jump_s)
         self._began = now_s, begin_s
-        ahead_s = self._ahead_s
-        asked_s = now_s + ahead_s - self._options.delay_s
+        asked_s = now_s + self._ahead_s - self._options.delay_s
         owners = self._builder.owner_queries if self._builder.needs_owners else ()
         asked, of_owners = await self._ask(owners, asked_s)
-        differences = [
-            one.date_s - (now_s + one.at_s - begin_s)
-            for one in (*asked, *of_owners)
-            if one.date_s is not None
-        ]
+        every = (*asked, *of_owners)
+        differences = [one.date_s - (now_s + one.at_s - begin_s) for one in every if one.date_s is not None]
         if differences:
             # Dates are cut to whole seconds, which is half a second too early on average.
             self._ahead_s = _beyond_tolerance(statistics.median(differences) + 0.5)
@@ -130,19 +124,16 @@ class Collector:
         asked = [_Asked(query.promql, query, late) for query in self._queries.queries]
         of_owners = [_Asked(text, None, late) for text in owners]
         free = asyncio.Semaphore(_PARALLEL)
-        tasks = [asyncio.ensure_future(self._ask_one(one, asked_s, free)) for one in (*asked, *of_owners)]
+        is_complete = False
         try:
-            await asyncio.wait(tasks, timeout=deadline_s)
-        finally:
-            given_up = [task.cancel() for task in tasks]
-            try:
-                await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # also if the whole collection is cancelled
-                if any(given_up):
-                    await self._client.renew()
-        for task in tasks:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as group:
+                    for one in (*asked, *of_owners):
+                        group.create_task(self._ask_one(one, asked_s, free))
+                is_complete = True
+        finally:  # also if the whole collection is cancelled
+            if not is_complete:
+                await self._client.renew()
         return asked, of_owners
 
     async def _ask_one(self, one: _Asked, asked_s: float, free: asyncio.Semaphore) -> None:
@@ -151,12 +142,10 @@ class Collector:
             try:
                 reply = await self._client.query(one.promql, asked_s, self._options.deadline_s)
                 one.at_s, one.date_s = self._steady(), reply.date_s
-                if len(reply.body) < _READ_ON_LOOP:
-                    answer = read_answer(reply.body)
-                else:
-                    # One at a time: reading needs three times the memory of the response.
-                    async with self._reading:
-                        answer = await asyncio.to_thread(read_answer, reply.body)
+                # On a thread, to keep the event loop responsive; one at a time, because reading needs three
+                # times the memory of the response.
+                async with self._reading:
+                    answer = await asyncio.to_thread(read_answer, reply.body)
                 one.answer = answer if one.query is None else self._builder.read(one.query, answer)
             except SourceUnavailable as error:
                 one.answer = Failure("unavailable", str(error))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopline_mesh.scope import Scope
-
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
@@ -31,11 +29,3 @@ class CollectOptions:
     max_edges: int = 200_000
     keep_missing_s: float = 3600.0
     stale_s: float = 60.0
-
-    def watched(self) -> Scope:
-        """Return the watched namespaces.
-
-        Raises:
-            ConfigError: an invalid regular expression.
-        """
-        return Scope(self.namespaces, self.exclude_namespaces)

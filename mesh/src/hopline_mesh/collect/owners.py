@@ -88,13 +88,10 @@ class Owners:
         workloads.update(by_rule)
         if workloads:
             self._workloads = workloads
-        known = [pod for pod in self._missed if pod in self._workloads]
-        self._missed = {
-            pod: tries + 1
-            for pod, tries in self._missed.items()
-            if pod not in self._workloads and tries + 1 < _TRIES
-        }
-        return bool(known)
+        unknown = {pod: tries + 1 for pod, tries in self._missed.items() if pod not in self._workloads}
+        is_news = len(unknown) < len(self._missed)
+        self._missed = {pod: tries for pod, tries in unknown.items() if tries < _TRIES}
+        return is_news
 
     def forget_missed(self) -> None:
         """Forget pods without a known owner; existing ones will be noted again."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.collect.answer import Answer, Matrix, read_answer, read_matrix
+from hopline_mesh.collect.answer import Answer, read_answer, read_matrix
 from hopline_mesh.collect.builder import Failure, SnapshotBuilder
 from hopline_mesh.collect.collector import TOLERANCE_S
 from hopline_mesh.collect.options import CollectOptions
-from hopline_mesh.collect.prometheus import Prometheus
+from hopline_mesh.collect.prometheus import Prometheus, Reply
 from hopline_mesh.collect.query import Query, QuerySet
 from hopline_mesh.errors import QueryFailed, SourceUnavailable
 from hopline_mesh.roster import Roster
@@ -37,6 +37,10 @@ _LOOKS = 200
 _TRIES, _PAUSE_S = 4, 1.0
 #: Timeout of one query, seconds.
 _LONGEST_S = 60.0
+
+
+class _TooMuch(Exception):
+    """One round of queries for fewer times may succeed."""
 
 
 class Past:
@@ -116,14 +120,22 @@ class Past:
         most = _FIRST_TIMES
         while at <= last:
             count = min(most, last - at + 1)
-            answers = await self._round(at, count)
-            if answers is None:
-                most = max(1, count // 2)
+            try:
+                answers = await self._round(at, count)
+            except _TooMuch:
+                most = count // 2
                 continue
             yield self._built(at, count, answers)
             at += count
-            series = sum(len(answer.labels) for answer in answers if isinstance(answer, Matrix))
-            most = max(1, min(_MAX_TIMES, _MAX_VALUES // max(1, series), 4 * count))
+            values = sum(
+                len(each) for answer in answers if not isinstance(answer, Failure) for each in answer
+            )
+            most = max(1, min(_MAX_TIMES, _MAX_VALUES * count // max(1, values), 4 * count))
+
+    @property
+    def _moved_s(self) -> float:
+        """From our clock to the time of the queries, by the server's clock, seconds."""
+        return (self._ahead_s or 0.0) - self._delay_s
 
     def _numbers(self, since_s: float, until_s: float) -> tuple[int, int]:
         return math.ceil(since_s / self._interval_s), math.floor(until_s / self._interval_s)
@@ -140,45 +152,42 @@ class Past:
                 refusals.append(each)
             elif isinstance(each, BaseException):
                 raise each
-            elif each.present.any():
-                firsts.append(float(times[np.flatnonzero(each.present.any(axis=0))[0]]))
+            else:
+                firsts += [
+                    time_s for time_s, answer in zip(times.tolist(), each, strict=True) if len(answer)
+                ]
         if len(refusals) == len(found):
             raise refusals[0]
         return min(firsts, default=None)
 
-    async def _round(self, first: int, count: int) -> list[Matrix | Failure] | None:
-        """Return the responses to all queries for these times; None if that is too much in one round."""
+    async def _round(self, first: int, count: int) -> list[list[Answer] | Failure]:
+        """Return the responses to all queries for these times."""
         times = self._interval_s * np.arange(first, first + count, dtype=np.float64)
-        pause_s = self._pause_s
         for left in reversed(range(_TRIES)):
+            self._gave_up = False
             found = await asyncio.gather(
                 *(self._answer(query, times) for query in self._queries), return_exceptions=True
             )
-            late, self._gave_up = self._gave_up, False
-            if late:
+            if self._gave_up:
                 await self._client.renew()
-            away = [each for each in found if isinstance(each, SourceUnavailable)]
-            others = [each for each in found if isinstance(each, BaseException) and each not in away]
-            if others:
-                raise others[0]
-            if not away:
+            errors = [each for each in found if isinstance(each, BaseException)]
+            for error in errors:
+                if not isinstance(error, SourceUnavailable):
+                    raise error
+            if not errors:
                 break
-            if count > 1 and (late or len(away) < len(found)):
-                return None  # the server is up, so the round was too large
+            if count > 1 and (self._gave_up or len(errors) < len(found)):
+                raise _TooMuch  # the server is up
             if not left:
-                raise away[0]
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        answers = [each for each in found if not isinstance(each, BaseException)]
-        if any(each is None for each in answers):
-            return None
+                raise errors[0]
+            await asyncio.sleep(self._pause_s * 2 ** (_TRIES - 1 - left))
         if len(self.refused) == len(self._queries):
             raise QueryFailed(next(iter(self.refused.values())))
         await self._learn_owners(times)
-        return [each for each in answers if each is not None]
+        return [each for each in found if not isinstance(each, BaseException)]
 
-    async def _answer(self, query: Query, times: NDArray[np.float64]) -> Matrix | Failure | None:
-        """Return a response or its failure; None if fewer times may succeed."""
+    async def _answer(self, query: Query, times: NDArray[np.float64]) -> list[Answer] | Failure:
+        """Return a response, or its failure."""
         if query.name not in self.refused:
             try:
                 return await self._ask(query.promql, times)
@@ -186,24 +195,22 @@ class Past:
                 refusal = str(error)
             try:  # find out whether it has too many samples, or is invalid
                 single = await self._ask(query.promql, times[:1])
-                return None if len(times) > 1 else single
             except QueryFailed:
                 self.refused[query.name] = refusal
+            else:
+                if len(times) > 1:
+                    raise _TooMuch
+                return single
         return Failure("refused", self.refused[query.name])
 
-    async def _ask(self, promql: str, times: NDArray[np.float64]) -> Matrix:
+    async def _ask(self, promql: str, times: NDArray[np.float64]) -> list[Answer]:
         step_s = float(times[1] - times[0]) if len(times) > 1 else 1.0
-        moved_s = (self._ahead_s or 0.0) - self._delay_s
+        moved_s = self._moved_s
         start_s, end_s = float(times[0]) + moved_s, float(times[-1]) + moved_s
         async with self._free:
-            try:
-                async with asyncio.timeout(_LONGEST_S):
-                    reply = await self._client.query_range(promql, start_s, end_s, step_s, _LONGEST_S)
-            except TimeoutError:
-                self._gave_up = True
-                raise SourceUnavailable(
-                    f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
-                ) from None
+            reply = await self._within_limit(
+                self._client.query_range(promql, start_s, end_s, step_s, _LONGEST_S)
+            )
         if self._ahead_s is None and reply.date_s is not None:
             ahead_s = reply.date_s + 0.5 - time.time()
             self._ahead_s = ahead_s if abs(ahead_s) > TOLERANCE_S else 0.0
@@ -214,20 +221,28 @@ class Past:
         known: list[Answer] = []
         for promql in self._builder.owner_queries:
             for moment in {float(times[0]), float(times[-1])}:
-                with suppress(QueryFailed, SourceUnavailable, TimeoutError):
-                    async with asyncio.timeout(_LONGEST_S):
-                        reply = await self._client.query(promql, moment, _LONGEST_S)
+                with suppress(QueryFailed, SourceUnavailable):
+                    reply = await self._within_limit(self._client.query(promql, moment, _LONGEST_S))
                     known.append(read_answer(reply.body))
         self._builder.learn_owners(known)
 
-    def _built(self, first: int, count: int, answers: Sequence[Matrix | Failure]) -> list[Snapshot]:
+    async def _within_limit(self, reply: Awaitable[Reply]) -> Reply:
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                return await reply
+        except TimeoutError:
+            self._gave_up = True
+            raise SourceUnavailable(
+                f"Prometheus at {self._client.url} did not respond within {_LONGEST_S:g} s"
+            ) from None
+
+    def _built(self, first: int, count: int, answers: Sequence[list[Answer] | Failure]) -> list[Snapshot]:
         snapshots = []
         for number in range(count):
             readings = [
-                answer if isinstance(answer, Failure) else self._builder.read(query, answer.at(number))
+                answer if isinstance(answer, Failure) else self._builder.read(query, answer[number])
                 for query, answer in zip(self._queries, answers, strict=True)
             ]
             time_s = (first + number) * self._interval_s
-            asked_s = next((float(a.times[number]) for a in answers if isinstance(a, Matrix)), time_s)
-            snapshots.append(self._builder.build(time_s, asked_s, readings).snapshot)
+            snapshots.append(self._builder.build(time_s, time_s + self._moved_s, readings).snapshot)
         return snapshots

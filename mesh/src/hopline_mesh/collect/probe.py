@@ -119,7 +119,7 @@ async def _why_empty(client: Prometheus, query: Query, time_s: float) -> str:
 
 
 async def _count(client: Prometheus, metric: str, matchers: tuple[str, ...], time_s: float) -> float | None:
-    return await _number(client, f"count({metric}{{{','.join(matchers)}}})", time_s, 0.0)
+    return await _number(client, f"count({metric}{{{','.join(matchers)}}})", time_s)
 
 
 async def _scrape_s(client: Prometheus, queries: QuerySet, time_s: float) -> float | None:
@@ -140,8 +140,8 @@ async def _scrape_s(client: Prometheus, queries: QuerySet, time_s: float) -> flo
             return None
         up = ",".join(f"{name}={json.dumps(value)}" for name, value in sorted(labels.items()))
         times = f"timestamp(up{{{up}}})[10m:1s]"
-        scrapes = await _number(client, f"max(changes({times}))", time_s, 0.0)
-        span_s = await _number(client, f"max(max_over_time({times}) - min_over_time({times}))", time_s, 0.0)
+        scrapes = await _number(client, f"max(changes({times}))", time_s)
+        span_s = await _number(client, f"max(max_over_time({times}) - min_over_time({times}))", time_s)
         return span_s / scrapes if scrapes and span_s and scrapes >= 4 else None
     return None
 
@@ -154,9 +154,9 @@ async def _ask(client: Prometheus, promql: str, time_s: float) -> Answer | None:
         return None
 
 
-async def _number(client: Prometheus, promql: str, time_s: float, empty: float) -> float | None:
-    """Return the single value of an expression; None if the query failed."""
+async def _number(client: Prometheus, promql: str, time_s: float) -> float | None:
+    """Return the single value of an expression, 0 for an empty result; None if the query failed."""
     answer = await _ask(client, promql, time_s)
     if answer is None:
         return None
-    return float(answer.values[0]) if len(answer) else empty
+    return float(answer.values[0]) if len(answer) else 0.0

@@ -10,7 +10,6 @@ import email.utils
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import httpx
 import msgspec
@@ -92,9 +91,7 @@ class Prometheus:
     async def __aenter__(self) -> Prometheus:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -125,12 +122,7 @@ class Prometheus:
             SourceUnavailable: no connection, or the server is overloaded, starting or failing.
             QueryFailed: the server refuses the query, or the response is too long.
         """
-        fields = {
-            "query": promql,
-            "time": f"{time_s:.3f}",
-            "timeout": f"{max(1, round(timeout_s * 1000))}ms",
-        }
-        return await self._exchange("/api/v1/query", fields)
+        return await self._exchange("query", promql, timeout_s, {"time": time_s})
 
     async def query_range(
         self, promql: str, start_s: float, end_s: float, step_s: float, timeout_s: float
@@ -143,16 +135,14 @@ class Prometheus:
 
         Raises: see `query`.
         """
-        fields = {
-            "query": promql,
-            "start": f"{start_s:.3f}",
-            "end": f"{end_s:.3f}",
-            "step": f"{step_s:.3f}",
-            "timeout": f"{max(1, round(timeout_s * 1000))}ms",
-        }
-        return await self._exchange("/api/v1/query_range", fields)
+        times = {"start": start_s, "end": end_s, "step": step_s}
+        return await self._exchange("query_range", promql, timeout_s, times)
 
-    async def _exchange(self, path: str, fields: Mapping[str, str]) -> Reply:
+    async def _exchange(
+        self, path: str, promql: str, timeout_s: float, times: Mapping[str, float]
+    ) -> Reply:
+        fields = {"query": promql, **{name: f"{time_s:.3f}" for name, time_s in times.items()}}
+        fields["timeout"] = f"{max(1, round(timeout_s * 1000))}ms"
         try:
             try:
                 return await self._once(path, fields)
@@ -166,7 +156,7 @@ class Prometheus:
     async def _once(self, path: str, fields: Mapping[str, str]) -> Reply:
         request = self._http.build_request(
             "POST",
-            self._url.copy_with(path=self._url.path.rstrip("/") + path),
+            self._url.copy_with(path=f"{self._url.path.rstrip('/')}/api/v1/{path}"),
             data=fields,
             headers=self._authorization(),
         )
@@ -199,14 +189,10 @@ class Prometheus:
         reason = _reason(body)
         where = f"Prometheus at {self.url} returned HTTP {status}"
         if status in (401, 403):
-            return QueryFailed(
-                f"{where}: a token or password is missing, wrong or has no permission{reason}"
-            )
-        if 300 <= status < 400:
-            return QueryFailed(
-                f"{where}, a redirection to {safe_text(location)!r}; configure that URL instead"
-            )
-        if status in (408, 429) or status >= 500:
+            reason = f": a token or password is missing, wrong or has no permission{reason}"
+        elif 300 <= status < 400:
+            reason = f", a redirection to {safe_text(location)!r}; configure that URL instead"
+        elif status in (408, 429) or status >= 500:
             return SourceUnavailable(f"{where}{reason}")
         return QueryFailed(f"{where}{reason}")
 

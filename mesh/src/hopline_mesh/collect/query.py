@@ -1,15 +1,13 @@
 """A query to Prometheus for one column, the labels that name the services of its series, and its outcome.
 
-Plain values that are checked when they are created; knows no mesh and no HTTP.
+Plain values; knows no mesh and no HTTP.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hopline.errors import ConfigError
 from hopline_mesh.schema import EDGE_FEATURES, NODE_FEATURES, Schema
 
 #: How values of several series of one service (or call path) are combined.
@@ -72,18 +70,6 @@ class Query:
     reveals: bool = True
     ceiling_of: tuple[tuple[str, float], ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.promql.strip():
-            raise ConfigError(f"{self.name}: its query is empty")
-        if (self.of == "edge") != (self.caller is not None):
-            raise ConfigError(
-                f"{self.name}: a call path needs labels of caller and callee, a service only its own"
-            )
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ConfigError(f"{self.name}: scale is {self.scale}; it must be above 0")
-        if self.per == self.column:
-            raise ConfigError(f"{self.name}: per is the column itself; name another column")
-
     @property
     def name(self) -> str:
         """Name of the query, such as "node.request_rate"."""
@@ -96,30 +82,11 @@ class QuerySet:
 
     Attributes:
         name: for people.
-        queries: at most one for each column, plus checks of histograms.
-
-    Raises:
-        ConfigError: a duplicate column, or a division by a missing column.
+        queries: at most one for each column, plus checks of histograms; those that they refer to.
     """
 
     name: str
     queries: tuple[Query, ...]
-
-    def __post_init__(self) -> None:
-        seen: set[str] = set()
-        for query in self.queries:
-            if query.name in seen:
-                raise ConfigError(f"queries {self.name}: {query.name} has two queries")
-            seen.add(query.name)
-        for query in self.queries:
-            needed = [query.per] if query.per else [column for column, _ in query.ceiling_of]
-            for column in needed:
-                if f"{query.of}.{column}" not in seen:
-                    raise ConfigError(f"queries {self.name}: {query.name} needs {query.of}.{column}")
-        if not any(query.reveals for query in self.queries):
-            raise ConfigError(
-                f"queries {self.name}: none of them reveals services; set reveals = true for one"
-            )
 
     @property
     def by_pod(self) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import re
 import string
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -104,19 +104,18 @@ def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> Q
                 if query.name in own:
                     table.wrong("column", f"{query.name} has two queries")
                 own[query.name] = table, query
-    base = [
-        query for query in _extended(file, window_s, matchers) if f"{query.of}.{query.column}" not in own
-    ]
-    queries = (*base, *(query for _, query in own.values()))
-    for table, query in own.values():
-        if query.per and f"{query.of}.{query.per}" not in {each.name for each in queries}:
-            table.wrong("per", f"there is no query for {query.of}.{query.per}")
+    queries = (*_without(_extended(file, window_s, matchers), own), *(query for _, query in own.values()))
     if not queries:
         raise ConfigError(f"{path}: it has no queries; add [[node]] and [[edge]], or extends")
-    try:
-        return QuerySet(path.name, queries)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    names = {query.name for query in queries}
+    for query in queries:
+        if query.per and (per := f"{query.of}.{query.per}") not in names:
+            if query.name in own:
+                own[query.name][0].wrong("per", f"there is no query for {per}")
+            file.wrong("without", f"{query.name} needs {per}; leave out both or none")
+    if not any(query.reveals for query in queries):
+        raise ConfigError(f"{path}: none of them reveals services; set reveals = true for one")
+    return QuerySet(path.name, queries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,19 @@ def _extended(file: _Table, window_s: float, matchers: str) -> list[Query]:
         file.wrong(
             "without", f"must be a list of extended columns, such as node.connections; got {without!r}"
         )
-    return [query for query in queries.values() if f"{query.of}.{query.column}" not in without]
+    return _without(queries.values(), without)
+
+
+def _without(queries: Iterable[Query], names: Container[str]) -> list[Query]:
+    """Return the queries for other columns, and the checks of their histograms."""
+    found = []
+    for query in queries:
+        checked = tuple(each for each in query.ceiling_of if f"{query.of}.{each[0]}" not in names)
+        if checked:
+            found.append(replace(query, column=checked[-1][0], ceiling_of=checked))
+        elif not query.ceiling_of and query.name not in names:
+            found.append(query)
+    return found
 
 
 def _queries(table: _Table, merged: Mapping[str, Any], variables: Mapping[str, str]) -> list[Query]:

@@ -43,7 +43,7 @@ _REPORTED = 2.0
 #: Maximum number of values to learn baselines from, 200 MB, and of series times intervals to learn a
 #: regression from; of more intervals every second, third … is used.
 _LEARN_VALUES, _LEARN_ROWS = 50_000_000, 10_000_000
-_FORMAT = "hopline-mesh-3"
+_FORMAT = "hopline-mesh-4"
 #: Number of an interval, and slots and values by table.
 _Interval = tuple[int, Sequence[SlotArray], Sequence[FloatArray]]
 #: Factor on the thresholds of what is left. A regression was learned at few loads, and errs more at others:

@@ -254,7 +254,7 @@ def judge(
                 elif size < second:
                     second = size
                 mean += size
-            least = second if slack and second < 127 else least
+            least = second if slack else least
             # As much on average, and each nearly as much: one that is far out cannot speak for all.
             quarters = min(mean / hold, UNEVEN * least)
             steady = quarters / 4.0

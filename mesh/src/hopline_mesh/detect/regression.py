@@ -1,9 +1,9 @@
-"""Predicts the deviation of each series from its neighbours, its load and its own past.
+"""Predicts the deviation of each series from its neighbours and its load.
 
-One ridge regression for each series, on a constant, the mean of its window and few predictors that its role
-suggests: `_OF_SERVICES` and `_OF_PATHS`. Means over call paths are weighted by traffic. What a service uses
-(CPU, memory, connections) follows no law that would hold for other loads than those that were seen, and is
-not predicted.
+One ridge regression for each series, on a constant and few predictors that its role suggests:
+`_OF_SERVICES` and `_OF_PATHS`. Means over call paths are weighted by traffic. What a service uses (CPU,
+memory, connections) follows no law that would hold for other loads than those that were seen, and is not
+predicted.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class NeighbourRegression:
     def __init__(self, nodes: SeriesTable, edges: SeriesTable) -> None:
         self._tables = (nodes, edges)
         self._plans = (
-            _plan(nodes, _OF_SERVICES, "past", self._tables),
-            _plan(edges, _OF_PATHS, "path's past", self._tables),
+            _plan(nodes, _OF_SERVICES, self._tables),
+            _plan(edges, _OF_PATHS, self._tables),
         )
         self.weights: Weights = [{}, {}]
 
@@ -89,10 +89,8 @@ class NeighbourRegression:
         """
         nodes, edges = self._tables
         slots, size = snapshot.nodes, nodes.size
-        own = _moved(nodes, nodes.slow, slice(size))
-        past = _moved(nodes, nodes.slow[:size] - nodes.near[:size], slice(size))
-        path_own = _moved(edges, edges.slow, paths)
-        path_past = _moved(edges, edges.slow - edges.near, paths)
+        own = _moved(nodes, slice(size))
+        path_own = _moved(edges, paths)
         traffic = np.ones(len(paths))
         if edges.load >= 0:
             rates = snapshot.edge_features[:, edges.load]
@@ -109,13 +107,11 @@ class NeighbourRegression:
         of_source: dict[str, Callable[[int], Any]] = {
             "one": lambda f: 1.0,
             "own": lambda f: own[slots, f],
-            "past": lambda f: past[slots, f],
             "callers": lambda f: over_callers(own[src, f])[slots],
             "callees": lambda f: over_calls(own[dst, f])[slots],
             "calls": lambda f: over_calls(path_own[:, f])[slots],
             "calls to it": lambda f: over_callers(path_own[:, f])[slots],
             "path": lambda f: path_own[:, f],
-            "path's past": lambda f: path_past[:, f],
             "caller": lambda f: own[src, f],
             "callee": lambda f: own[dst, f],
         }
@@ -224,18 +220,18 @@ def _solved(products: NDArray[np.float64], with_target: NDArray[np.float64]) -> 
     return weights.astype(np.float32)
 
 
-def _moved(table: SeriesTable, deviations: FloatArray, slots: Any) -> FloatArray:
+def _moved(table: SeriesTable, slots: Any) -> FloatArray:
     """Return deviations on the scale of the values, so that those of several series can be added.
 
     0 is not measured; during a planned change deviations count less.
     """
-    away = np.clip(deviations[slots], -_MOST, _MOST)
+    away = np.clip(table.slow[slots], -_MOST, _MOST)
     away[np.isnan(away)] = 0.0
     moved: FloatArray = away * table.spread[slots] * table.quiet[slots]
     return moved
 
 
-def _plan(table: SeriesTable, rules: _Rules, past: str, tables: tuple[SeriesTable, SeriesTable]) -> _Plan:
+def _plan(table: SeriesTable, rules: _Rules, tables: tuple[SeriesTable, SeriesTable]) -> _Plan:
     """Return the predictors of each column of a table; a column without any neighbour or load has none."""
 
     def wanted(role: Role) -> list[_Predictor]:
@@ -252,7 +248,7 @@ def _plan(table: SeriesTable, rules: _Rules, past: str, tables: tuple[SeriesTabl
         if not some and table.roles[f] == "outgoing":
             some = wanted("latency")
         if some:
-            each = [("one", 0), (past, f), *some]
+            each = [("one", 0), *some]
             of[f] = np.array([numbers.setdefault(one, len(numbers)) for one in each], np.int64)
     return _Plan(list(numbers), of)
 

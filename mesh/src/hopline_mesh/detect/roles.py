@@ -10,9 +10,6 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hopline_mesh.schema import kind_of
 
 #: `load` requests that arrive; `calls` what a caller sends for each request that it gets; `traffic` what
@@ -37,7 +34,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 #: How much of a deviation counts, upwards and downwards. Lower latency, memory or use of a processor is
 #: seldom trouble in itself; fewer errors never are, and fewer calls show as less load already.
-_POLARITY: dict[Role, tuple[float, float]] = {
+POLARITY: dict[Role, tuple[float, float]] = {
     "load": (1.0, 1.0),
     "calls": (1.0, 0.0),
     "traffic": (0.7, 0.7),
@@ -79,13 +76,4 @@ def role_of(column: str) -> Role:
 
 def load_column(columns: Sequence[str]) -> int:
     """Return the position of the column with the load; -1 if there is none."""
-    for position, column in enumerate(columns):
-        if role_of(column) == "load":
-            return position
-    return -1
-
-
-def polarity(columns: Sequence[str]) -> NDArray[np.float32]:
-    """float32 [columns, 2]: how much of a deviation counts, upwards and downwards."""
-    rows = [_POLARITY[role_of(column)] for column in columns]
-    return np.array(rows, dtype=np.float32).reshape(len(columns), 2)
+    return next((f for f, column in enumerate(columns) if role_of(column) == "load"), -1)

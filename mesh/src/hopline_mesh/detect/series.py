@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect import kernels
-from hopline_mesh.detect.roles import load_column, polarity, role_of
+from hopline_mesh.detect.roles import POLARITY, load_column, role_of
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import FloatArray
@@ -107,7 +107,7 @@ class SeriesTable:
             self.least_spread = np.array([least_spread(column) for column in columns], np.float32)
         self.roles = [role_of(column) for column in columns]
         self.load = -1 if are_plain else load_column(columns)
-        self.polarity = polarity(columns)
+        self.polarity = np.array([POLARITY[role] for role in self.roles], np.float32).reshape(-1, 2)
         self.still = np.array([role == "memory" for role in self.roles], dtype=bool)
         self.clip = np.where(self.still, 0.0, _CLIP).astype(np.float32)
         width = len(columns)
@@ -125,16 +125,11 @@ class SeriesTable:
         """Have at least `size` slots in use."""
         if size > len(self.level):
             room = max(64, size + size // 4)
-            for name, first in _FIRST.items():
+            for name, first in (_FIRST | {"ring": kernels.ABSENT, "held": np.int8(0)}).items():
                 old = getattr(self, name)
-                new = np.full((room, len(self.columns)), first)
-                new[: len(old)] = old
-                setattr(self, name, new)
-            for name, empty in (("ring", int(kernels.ABSENT)), ("held", 0)):
-                old = getattr(self, name)
-                wider = np.full((len(old), room, len(self.columns)), empty, old.dtype)
-                wider[:, : old.shape[1]] = old
-                setattr(self, name, wider)
+                more = [(0, 0)] * old.ndim
+                more[-2] = (0, room - old.shape[-2])
+                setattr(self, name, np.pad(old, more, constant_values=first))
         self.size = max(self.size, size)
 
     def look(self, values: FloatArray) -> None:
@@ -222,9 +217,8 @@ class SeriesTable:
 
     def _kept(self) -> dict[str, NDArray[Any]]:
         """Return the arrays of the state, without the space to grow; no copies."""
-        size = self.size
-        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[:size] for name in _STATE}
-        kept |= {"ring": self.ring[:, :size], "held": self.held[:, :size]}
+        names = (*_STATE, "ring", "held")
+        kept: dict[str, NDArray[Any]] = {name: getattr(self, name)[..., : self.size, :] for name in names}
         return kept | {"pooled": self.pooled, "typical": self.typical, "threshold": self.threshold,
                        "histogram": self.histogram}  # fmt: skip
 

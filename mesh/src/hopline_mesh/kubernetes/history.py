@@ -31,9 +31,6 @@ class History(Generic[Item]):
         self._longest_s = longest_s
         self._ended: dict[tuple[str, str], Item] = {}
 
-    def __len__(self) -> int:
-        return len(self._ended)
-
     def items(self) -> list[Item]:
         """Return all items, in the order of their ends."""
         return list(self._ended.values())

@@ -31,13 +31,10 @@ PLUGIN_S = 60.0
 EARLY_S = 60.0
 
 
-def from_kubeconfig(
-    file: Path, context: str | None = None, clock: Callable[[], float] = time.time
-) -> Credentials:
-    """Return the credentials of a context of a kubeconfig file.
+def from_kubeconfig(file: Path, clock: Callable[[], float] = time.time) -> Credentials:
+    """Return the credentials of the current context of a kubeconfig file.
 
     Args:
-        context: its name; None is the file's current one.
         clock: Unix seconds, for tokens that expire.
 
     Raises:
@@ -51,7 +48,7 @@ def from_kubeconfig(
         raise ConfigError(f"{file}: cannot be read as a kubeconfig file: {error}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: not a kubeconfig file")
-    name = context or tree.get("current-context") or ""
+    name = tree.get("current-context") or ""
     chosen = _entry(tree, "contexts", "context", name, file)
     cluster = _entry(tree, "clusters", "cluster", chosen.get("cluster", ""), file)
     user = _entry(tree, "users", "user", chosen["user"], file) if chosen.get("user") else {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hopline_mesh.changes import Change, ChangeKind
-from hopline_mesh.kubernetes.workload import WorkloadKey
+from hopline_mesh.kubernetes.workload import Workload, WorkloadKey
 
 #: Why a change failed: `idle`: no progress for too long; `overdue`: the controller reports it;
 #: `unstartable`: a container cannot be started; `sick`: new pods crash, which is a separate trouble.
@@ -61,13 +61,10 @@ class Failure:
         cause: of the failure.
         since_s: when it was detected.
         detail: for people.
-        template, desired: the wanted state. Another wanted state is another change.
-        distance: from completion.
+        state: of the workload at that time.
     """
 
     cause: Cause
     since_s: float
     detail: str
-    template: int
-    desired: int
-    distance: float
+    state: Workload

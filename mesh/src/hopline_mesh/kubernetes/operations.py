@@ -63,12 +63,9 @@ class Operations:
         self._keep_s = keep_s
         self._open: dict[tuple[WorkloadKey | str, ChangeKind], Operation] = {}
         self._lately: dict[WorkloadKey, float] = {}
-        self._ending: dict[WorkloadKey, dict[Key, float]] = {}
+        self._ending: dict[Key, float] = {}
         self._unheard: dict[tuple[Resource, str | None], float] = {}
         self.failed: dict[WorkloadKey, Failure] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
 
     def workload_changed(
         self, key: WorkloadKey, old: Workload | None, new: Workload, now_s: float, listed: bool
@@ -98,7 +95,7 @@ class Operations:
     def pod_ending(self, key: Key, pod: PodState, now_s: float) -> None:
         """Note a planned end of a pod."""
         workload, why = pod.workload, self._words.of_ending(pod)
-        self._ending.setdefault(workload, {})[key] = now_s
+        self._ending[key] = now_s
         drain = self._open.get((workload, "drain"))
         if drain is not None:
             drain.detail = why
@@ -114,14 +111,10 @@ class Operations:
 
     def pod_gone(self, key: Key, pod: PodState, now_s: float) -> None:
         """Note a pod that is gone."""
-        ending = self._ending.get(pod.workload)
-        if ending is not None:
-            drain = self._open.get((pod.workload, "drain"))
-            if ending.pop(key, None) is not None and drain is not None:
-                # The numbers of the workload may be older than the end of the pod.
-                drain.earliest_end_s = now_s + TOGETHER_S
-            if not ending:
-                del self._ending[pod.workload]
+        drain = self._open.get((pod.workload, "drain"))
+        if self._ending.pop(key, None) is not None and drain is not None:
+            # The numbers of the workload may be older than the end of the pod.
+            drain.earliest_end_s = now_s + TOGETHER_S
         self.review(pod.workload, now_s)
 
     def service_added(self, service: str, now_s: float) -> None:
@@ -196,9 +189,8 @@ class Operations:
             operation.best_s += by_s
             operation.earliest_end_s += by_s
             operation.start_s = min(operation.start_s, now_s)
-        for ending in self._ending.values():
-            for key in ending:
-                ending[key] += by_s
+        for key in self._ending:
+            self._ending[key] += by_s
         self._lately.clear()
 
     def lost(self, resource: Resource, namespace: str | None, now_s: float) -> None:
@@ -246,9 +238,8 @@ class Operations:
         if operation.kind == "scale":
             # A workload that is scaled to zero is not expected to serve; the change stays open.
             return state is not None and state.resized and state.desired > 0
-        if now_s < operation.earliest_end_s or any(
-            now_s - seen_s <= ENDING_S for seen_s in self._ending.get(key, {}).values()
-        ):
+        ending = self._ending.keys() & self._backends.pods_of(key)
+        if now_s < operation.earliest_end_s or any(now_s - self._ending[pod] <= ENDING_S for pod in ending):
             return False
         if state is not None:
             return state.available >= state.desired
@@ -259,13 +250,15 @@ class Operations:
 
     def _over(self, failure: Failure, key: WorkloadKey, state: Workload) -> bool:
         """Whether a failure is over."""
-        is_another = (failure.template, failure.desired) != (state.template, state.desired)
-        if is_another or (state.settled and not state.overdue):
+        then = failure.state
+        if (state.template, state.desired) != (then.template, then.desired):
+            return True  # another change
+        if state.settled and not state.overdue:
             return True
         if failure.cause == "overdue":
             return not state.overdue
         if failure.cause == "idle":
-            return state.distance < failure.distance
+            return state.distance < then.distance
         return not self._ailments.of_workload(key)
 
     def _unheard_since_s(self, operation: Operation) -> float | None:
@@ -332,7 +325,7 @@ class Operations:
         for kind in _OF_WORKLOADS:
             self._end((key, kind), now_s, f"failed: {detail}")
         if state is not None:
-            self.failed[key] = Failure(cause, now_s, detail, state.template, state.desired, state.distance)
+            self.failed[key] = Failure(cause, now_s, detail, state)
 
     def _names(self, subject: WorkloadKey | str) -> tuple[str, ...]:
         if isinstance(subject, WorkloadKey):

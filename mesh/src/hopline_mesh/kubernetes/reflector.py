@@ -88,6 +88,7 @@ class Reflector:
         self._version = ""
         self._reason = "not listed yet"
         self._is_logged = False
+        self._is_garbled = False
         self._since_s = clock()
         self._backoff = Backoff(pace.first, pace.longest, random.random)
 
@@ -139,6 +140,7 @@ class Reflector:
                     self._feed.changed(self._resource, kind, body, self._clock())
                 if version and version != self._version:
                     self._version = version
+                    self._is_garbled = False
                     self._backoff.reset()
 
     def _heard(self) -> None:
@@ -165,8 +167,10 @@ class Reflector:
         elif isinstance(error, Refused):
             wait_s = max(wait_s, min(error.retry_after_s, self._pace.refused))
         elif isinstance(error, QueryFailed):
-            # Resuming from the same version could give the same line.
-            self._version = ""
+            if self._is_garbled:
+                # Resuming from the same version gave the same line.
+                self._version = ""
+            self._is_garbled = not self._is_garbled
         elif not isinstance(error, (MeshError, ConfigError)):
             log.exception("kubernetes %s: lists again", self.name)
             self._version, reason = "", f"{type(error).__name__}: {error}"

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from hopline.errors import ConfigError
@@ -22,7 +21,7 @@ from hopline_mesh.kubernetes.reflector import Pace, Reflector
 from hopline_mesh.kubernetes.resources import NODE_EVENTS, RESOURCES
 from hopline_mesh.scope import Scope
 from hopline_mesh.server_access import is_sent_in_clear
-from hopline_mesh.settings import MeshSettings
+from hopline_mesh.settings import KubernetesSettings, MeshSettings
 from hopline_mesh.snapshot import Gap
 
 
@@ -70,12 +69,7 @@ class KubernetesWatch:
         ]
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,37 +112,24 @@ def kubernetes_watch(
             cannot be read.
     """
     wanted = settings.kubernetes
-    credentials: Credentials | None = None
+    credentials = None if wanted.kubernetes == "never" else _credentials(wanted, env, account)
     absent = ""
-    if wanted.kubernetes != "never":
-        if wanted.kubernetes_url:
-            credentials = from_files(
-                wanted.kubernetes_url,
-                wanted.kubernetes_token_file or _if_file(account / "token"),
-                wanted.kubernetes_ca_file or _if_file(account / "ca.crt"),
+    if credentials is not None:
+        # Report invalid files at the start, not an hour later.
+        token = credentials.token()
+        credentials.tls()
+        if token and is_sent_in_clear(credentials.url):
+            raise ConfigError(
+                f"kubernetes_url: {credentials.url} would send the account's token unencrypted over "
+                "the network; use https://, or http:// only to this machine (`kubectl proxy`)"
             )
-        elif wanted.kubeconfig is not None:
-            from hopline_mesh.kubernetes.kubeconfig import from_kubeconfig
-
-            credentials = from_kubeconfig(wanted.kubeconfig)
-        else:
-            credentials = in_cluster(env, account)
-        if credentials is None:
-            absent = (
-                "planned changes are unknown: not in a pod with a service account; "
-                "set kubernetes_url or kubeconfig, or kubernetes = never"
-            )
-            if wanted.kubernetes == "require":
-                raise ConfigError(f"kubernetes: {absent}")
-        else:
-            # Report invalid files at the start, not an hour later.
-            token = credentials.token()
-            credentials.tls()
-            if token and is_sent_in_clear(credentials.url):
-                raise ConfigError(
-                    f"kubernetes_url: {credentials.url} would send the account's token unencrypted over "
-                    "the network; use https://, or http:// only to this machine (`kubectl proxy`)"
-                )
+    elif wanted.kubernetes != "never":
+        absent = (
+            "planned changes are unknown: not in a pod with a service account; "
+            "set kubernetes_url or kubeconfig, or kubernetes = never"
+        )
+        if wanted.kubernetes == "require":
+            raise ConfigError(f"kubernetes: {absent}")
     return KubernetesWatch(
         credentials,
         ChangeFeed(stuck_after_s=wanted.stuck_after_s, calm_s=wanted.trouble_calm_s),
@@ -157,5 +138,13 @@ def kubernetes_watch(
     )
 
 
-def _if_file(file: Path) -> Path | None:
-    return file if file.is_file() else None
+def _credentials(wanted: KubernetesSettings, env: Mapping[str, str], account: Path) -> Credentials | None:
+    if wanted.kubernetes_url:
+        token, ca = (file if file.is_file() else None for file in (account / "token", account / "ca.crt"))
+        token, ca = wanted.kubernetes_token_file or token, wanted.kubernetes_ca_file or ca
+        return from_files(wanted.kubernetes_url, token, ca)
+    if wanted.kubeconfig is not None:
+        from hopline_mesh.kubernetes.kubeconfig import from_kubeconfig
+
+        return from_kubeconfig(wanted.kubeconfig)
+    return in_cluster(env, account)

@@ -32,9 +32,6 @@ class Words:
         self._reasons: dict[WorkloadKey | str, tuple[float, str]] = {}
         self._cordoned: dict[str, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._reasons) + len(self._cordoned)
-
     def heard(self, event: KubernetesEvent, target: WorkloadKey | None, now_s: float) -> None:
         """Note an event of a watch or a list.
 

@@ -80,11 +80,8 @@ class Workload(msgspec.Struct, frozen=True, gc=False):
 
 def workload_of(kind: str, body: WorkloadObject) -> Workload:
     """Return the state of an object of the API."""
-    if kind == "DaemonSet":
-        return _daemon_set(body)
-    if kind == "StatefulSet":
-        return _stateful_set(body)
-    return _deployment(body)
+    rules = {"DaemonSet": _daemon_set, "StatefulSet": _stateful_set}
+    return rules.get(kind, _deployment)(body)
 
 
 def _deployment(body: WorkloadObject) -> Workload:

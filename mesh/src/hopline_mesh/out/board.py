@@ -71,6 +71,14 @@ class Subscription:
         self._readers.discard(self)
 
 
+class _Saved(msgspec.Struct):
+    """The state for a restart, and when it was saved, Unix seconds."""
+
+    records: list[Record]
+    changes: list[Change] = []
+    saved_s: float = 0.0
+
+
 class Board:
     """The newest verdict and snapshot, and the incidents of the last hours.
 
@@ -226,8 +234,8 @@ class Board:
     def export(self) -> dict[str, Any]:
         """Return the state for a restart, JSON-compatible; see `restore`."""
         changes = [each for each in self.changes() if isinstance(each, Change)]
-        state = {"records": self.incidents(), "changes": changes, "saved_s": self._clock()}
-        return msgspec.to_builtins(state)  # type: ignore[no-any-return]
+        saved = _Saved(self.incidents(), changes, self._clock())
+        return msgspec.to_builtins(saved)  # type: ignore[no-any-return]
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state of `export`.
@@ -236,14 +244,12 @@ class Board:
             StateDamaged: the state has another form.
         """
         try:
-            records = msgspec.convert(state["records"], list[Record])
-            changes = msgspec.convert(state.get("changes", []), list[Change])
-            restored_s = msgspec.convert(state.get("saved_s", 0.0), float)
-        except (msgspec.ValidationError, KeyError, TypeError) as error:
+            saved = msgspec.convert(state, _Saved)
+        except msgspec.ValidationError as error:
             raise StateDamaged(f"the saved incidents cannot be read: {error}") from None
-        self._records = {each.incident.id: each for each in records}
-        self._changes |= _by_identity(changes)
-        self._restored_s = restored_s
+        self._records = {each.incident.id: each for each in saved.records}
+        self._changes |= _by_identity(saved.changes)
+        self._restored_s = saved.saved_s
         self.ready = True
 
     def _record(self, verdict: Verdict, snapshot: Snapshot | None) -> None:

@@ -63,7 +63,6 @@ class MeshGrpc:
     """
 
     def __init__(self, board: Board, gate: Gatekeeper | None = None) -> None:
-        self._is_draining = False
         self._board = board
         self._guard = None if gate is None else GrpcGuard(gate, permission_of)
         self._num_streams: Counter[str] = Counter()
@@ -81,10 +80,6 @@ class MeshGrpc:
         }
         health = {"Check": self._check, "Watch": self._watch}
         return [self._service(MESH, mesh), self._service(HEALTH, health)]
-
-    def drain(self) -> None:
-        """Report NOT_SERVING from now on."""
-        self._is_draining = True
 
     def _service(self, name: str, behaviours: Mapping[str, Callable[[Any], Any]]) -> Any:
         table = {}
@@ -220,8 +215,7 @@ class MeshGrpc:
             await asyncio.sleep(_HEALTH_S)
 
     def _status(self) -> int:
-        is_serving = self._board.ready and self._board.alive and not self._is_draining
-        return _SERVING if is_serving else _NOT_SERVING
+        return _SERVING if self._board.ready and self._board.alive else _NOT_SERVING
 
 
 def _spreads(columns: dict[str, float | None]) -> dict[str, float]:

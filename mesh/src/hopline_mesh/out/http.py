@@ -60,12 +60,13 @@ _MAX_QUERY = 4096
 @functools.cache
 def page_files() -> dict[str, tuple[bytes, bytes]]:
     """Return the files of the page, read once: name -> body and content type."""
-    found = {}
-    for file in (files("hopline_mesh.out") / "page").iterdir():
-        suffix = file.name[file.name.rfind(".") :]
-        if suffix in _TYPES:
-            found[file.name] = (file.read_bytes(), _TYPES[suffix])
-    return found
+    page = (files("hopline_mesh.out") / "page").iterdir()
+    return {
+        file.name: (file.read_bytes(), content_type)
+        for file in page
+        for suffix, content_type in _TYPES.items()
+        if file.name.endswith(suffix)
+    }
 
 
 class Route(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.incident import Incident, Suspect
 from hopline_mesh.out.board import Board
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
@@ -62,7 +61,9 @@ def _drawn(board: Board, snapshot: Snapshot, scores: FloatArray, rows: Rows) -> 
     suspected: dict[str, str] = {}
     blamed: set[tuple[str, str]] = set()
     for record in board.open_incidents():
-        for suspect in _likely(record.incident):
+        suspects = record.incident.suspects
+        likely_at = _LIKELY * max((suspect.score for suspect in suspects), default=0.0)
+        for suspect in (each for each in suspects if each.score >= likely_at):
             suspected.setdefault(suspect.service, record.incident.id)
             blamed |= {(each.caller, each.service) for each in suspect.evidence if each.caller is not None}
     suppressed = set(board.verdict.suppressed if board.verdict is not None else ())
@@ -113,12 +114,6 @@ def _drawn(board: Board, snapshot: Snapshot, scores: FloatArray, rows: Rows) -> 
     }
 
 
-def _likely(incident: Incident) -> list[Suspect]:
-    """Return the likely suspects."""
-    least = _LIKELY * max((suspect.score for suspect in incident.suspects), default=0.0)
-    return [suspect for suspect in incident.suspects if suspect.score >= least]
-
-
 def _grown(snapshot: Snapshot, start: Rows, limit: int, rank: FloatArray) -> Rows:
     """Return rows of services around others, ring by ring, in each ring the highest rank first."""
     row_of = np.full(len(snapshot.roster), -1, np.int64)
@@ -155,15 +150,11 @@ def _shares(snapshot: Snapshot) -> FloatArray:
 
 def _rank(board: Board, snapshot: Snapshot, scores: FloatArray) -> FloatArray:
     """Return the importance of services: suspects first, then high scores, then services without one."""
+    suspects = [suspect for record in board.open_incidents() for suspect in record.incident.suspects]
+    names = {name for suspect in suspects for name in (suspect.service, suspect.caller) if name is not None}
     rank = np.nan_to_num(scores, nan=-1.0)
-    suspected = np.zeros(len(snapshot.roster), bool)
-    for record in board.open_incidents():
-        for suspect in record.incident.suspects:
-            for name in (suspect.service, suspect.caller):
-                slot = None if name is None else snapshot.roster.find(name)
-                if slot is not None:
-                    suspected[slot] = True
-    rank[suspected[snapshot.nodes]] += _SUSPECTED
+    slots = [slot for name in names if (slot := snapshot.roster.find(name)) is not None]
+    rank[np.isin(snapshot.nodes, slots)] += _SUSPECTED
     return rank
 
 

@@ -8,17 +8,17 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hopline.config.schema import AuthConfig, Config, TlsConfig
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import is_loopback
+from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.process.listeners import remove_dead_socket, reserve, tls_context, tls_pair, url_host
+from hopline.transports.http_endpoint import HttpEndpoint
 from hopline_mesh.out.board import Board
+from hopline_mesh.out.http import MeshHttp
 from hopline_mesh.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from hopline.ingress.gatekeeper import Gatekeeper
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,6 @@ class Outputs:
         settings = self._settings
         check_exposure(settings)
         if self._config.auth.enabled:
-            from hopline.ingress.gatekeeper import Gatekeeper
-
             self._gate = Gatekeeper(self._config)
             self._ticks.append(self._gate.tick)
         try:
@@ -89,9 +87,6 @@ class Outputs:
         await self._open.aclose()
 
     async def _open_http(self) -> None:
-        from hopline.transports.http_endpoint import HttpEndpoint
-        from hopline_mesh.out.http import MeshHttp
-
         tls = tls_context(self._config.tls)
         bound = reserve(self._settings.host, self._settings.http_port, "http_port")
         app = MeshHttp(self._board, self._gate, open_metrics=self._settings.open_metrics)
@@ -105,11 +100,11 @@ class Outputs:
         self.http_port = bound.getsockname()[1]
 
     async def _open_grpc(self) -> None:
-        import grpc
+        import grpc  # large: trainings, which import this module too, do not need it
 
         from hopline_mesh.out.grpc import MeshGrpc
 
-        settings, app = self._settings, MeshGrpc(self._board, self._gate)
+        settings = self._settings
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_BODY),
@@ -117,7 +112,7 @@ class Outputs:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        server.add_generic_rpc_handlers(app.handlers())
+        server.add_generic_rpc_handlers(MeshGrpc(self._board, self._gate).handlers())
         if settings.grpc_port >= 0:
             address = f"{url_host(settings.host)}:{settings.grpc_port}"
             pair = tls_pair(self._config.tls)
@@ -131,7 +126,6 @@ class Outputs:
         if settings.socket is not None:
             self._add_socket(server, settings.socket.absolute())
         self._open.push_async_callback(server.stop, _GRACE_S)
-        self._open.callback(app.drain)
         await server.start()
         if settings.socket is not None:
             # Access is controlled by the folder and the group of the socket.

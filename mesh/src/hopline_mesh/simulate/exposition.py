@@ -12,25 +12,16 @@ import numpy as np
 
 from hopline_mesh.simulate import names
 from hopline_mesh.simulate.topology import Topology
-from hopline_mesh.simulate.traffic import BOUNDS_MS, FAILED, FINE, NOBODY, TIMED_OUT, Counters, Traffic
+from hopline_mesh.simulate.traffic import BOUNDS_MS, FINE, Counters, Traffic
 from hopline_mesh.simulate.world import World
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LE = (*(f"{bound:g}" if bound < 1e6 else f"{bound:.0f}" for bound in BOUNDS_MS), "+Inf")
-#: End of a request -> HTTP status, gRPC status and Envoy's flags; gRPC failures have HTTP status 200.
-_HTTP = {
-    FINE: ("200", "", "-"),
-    FAILED: ("500", "", "-"),
-    TIMED_OUT: ("504", "", "UT"),
-    NOBODY: ("503", "", "UH"),
-}
-_GRPC = {
-    FINE: ("200", "0", "-"),
-    FAILED: ("200", "13", "-"),
-    TIMED_OUT: ("200", "4", "UT"),
-    NOBODY: ("200", "14", "UH"),
-}
+#: HTTP status, gRPC status and Envoy's flags, for each end of a request: FINE, FAILED, TIMED_OUT, NO_POD.
+#: gRPC failures have HTTP status 200.
+_HTTP = (("200", "", "-"), ("500", "", "-"), ("504", "", "UT"), ("503", "", "UH"))
+_GRPC = (("200", "0", "-"), ("200", "13", "-"), ("200", "4", "UT"), ("200", "14", "UH"))
 
 
 def render(world: World, traffic: Traffic) -> bytes:
@@ -66,7 +57,7 @@ def _istio(world: World, traffic: Traffic, pods: dict[int, str]) -> Iterator[str
     for counters, rows, _ in both:
         ends = counters.ends.tolist()
         for row, labels, grpc in rows:
-            for end, (code, status, flags) in (_GRPC if grpc else _HTTP).items():
+            for end, (code, status, flags) in enumerate(_GRPC if grpc else _HTTP):
                 # As in Envoy, a counter exists only after its first request.
                 if ends[row][end] or end == FINE:
                     answer = (

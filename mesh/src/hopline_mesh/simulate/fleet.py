@@ -79,7 +79,7 @@ class Fleet:
         self._looked_s = now_s
         # Weight of the newest measurement in the smoothed use.
         self._newest = 1.0 - math.exp(-HPA_S / window_s) if window_s else 1.0
-        self._usage: Floats | None = None
+        self._usage = np.zeros(len(topology.names))
         self._pods_seen = np.zeros(len(topology.names), dtype=np.int64)
         self.notes: deque[Note] = deque(maxlen=200)
         for service in np.flatnonzero(self.running):
@@ -206,10 +206,8 @@ class Fleet:
         pods = np.maximum(ready, 1)
         usage = cpu_cores / (pods * topology.cpu_request)
         # Added pods share the work immediately, so the previous use is no longer comparable.
-        if self._usage is not None:
-            usage = np.where(
-                pods == self._pods_seen, usage * self._newest + self._usage * (1.0 - self._newest), usage
-            )
+        smoothed = usage * self._newest + self._usage * (1.0 - self._newest)
+        usage = np.where(pods == self._pods_seen, smoothed, usage)
         self._usage, self._pods_seen = usage, pods
         ratio = usage / HPA_TARGET
         wanted = np.where(np.abs(ratio - 1.0) > _HPA_TOLERANCE, np.ceil(pods * ratio - 1e-9), self.desired)

@@ -43,7 +43,6 @@ class Flow:
 
     arrived: Floats  # [s], requests per second that reach a pod, from outside and from callers
     errors: Floats  # [s], share of them with an error response
-    busy: Floats  # [s], utilisation of the workers; above 1 requests are rejected
     served: Floats  # [s], requests per second that were processed
     server: Latencies  # [s], at the server; stuck: waiting for a timeout somewhere below
     in_flight: Floats  # [s], requests in the service, by Little's law
@@ -57,7 +56,7 @@ def start(topology: Topology) -> Flow:
     """Return the state before the first step, without any request."""
     nodes, edges = np.zeros(len(topology.names)), np.zeros(len(topology.src))
     server, client = Latencies(*[nodes] * 4), Latencies(*[edges] * 4)
-    return Flow(nodes, nodes, nodes, nodes, server, nodes, edges, edges, edges, client)
+    return Flow(nodes, nodes, nodes, server, nodes, edges, edges, edges, client)
 
 
 def advance(topology: Topology, now: Conditions, before: Flow) -> Flow:
@@ -91,11 +90,12 @@ def advance(topology: Topology, now: Conditions, before: Flow) -> Flow:
     sent[back] = before.served[src[back]] * per_request[back]
     arrived += np.bincount(dst[back], sent[back] * arrives[back], s)
     for level in topology.levels:
-        served = _served(arrived, capacity, clogged)
+        served = np.minimum(arrived * (1.0 - clogged), capacity)
         sent[level] = served[src[level]] * per_request[level]
         arrived += np.bincount(dst[level], sent[level] * arrives[level], s)
     busy = arrived / capacity
-    served = _served(arrived, capacity, clogged)
+    # Requests that are not served are rejected immediately.
+    served = np.minimum(arrived * (1.0 - clogged), capacity)
     rejected = 1.0 - served / np.maximum(arrived, 1e-12)
 
     # Upwards: latencies and failures.
@@ -163,7 +163,6 @@ def advance(topology: Topology, now: Conditions, before: Flow) -> Flow:
     return Flow(
         arrived=arrived,
         errors=np.where(gone, 0.0, -np.expm1(right)),
-        busy=np.where(gone, 0.0, busy),
         served=served,
         server=server,
         in_flight=served * server.overall_ms() / 1000.0,
@@ -172,8 +171,3 @@ def advance(topology: Topology, now: Conditions, before: Flow) -> Flow:
         failed=failed,
         client=Latencies(client, client_variance, client_stuck, client_stuck_ms),
     )
-
-
-def _served(arrived: Floats, capacity: Floats, clogged: Floats) -> Floats:
-    """Return requests per second that are processed; others are rejected immediately."""
-    return np.minimum(arrived * (1.0 - clogged), capacity)

@@ -48,8 +48,7 @@ class Monitor:
     def look(self, step_s: float) -> None:
         """Measure the last step."""
         world, rng, flow, exact = self._world, self._rng, self._world.flow, self._noise == 0.0
-        counts = flow.arrived * step_s
-        sent = flow.sent * step_s
+        counts, sent = flow.arrived * step_s, flow.sent * step_s
         if not exact:
             counts, sent = rng.poisson(counts).astype(np.float64), rng.poisson(sent).astype(np.float64)
         failed = counts * flow.errors if exact else rng.binomial(counts.astype(np.int64), flow.errors)

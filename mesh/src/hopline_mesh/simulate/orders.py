@@ -13,7 +13,7 @@ from hopline_mesh.simulate.traits import Traits
 
 _SHAPE = re.compile(
     r"(?P<kind>[a-z_]+)@(?P<start>[0-9.]+)(\+(?P<length>[0-9.]+))?(:(?P<target>[^=*]*))?"
-    r"(=(?P<replicas>[0-9]+))?(\*(?P<severity>[0-9.]+))?"
+    r"(=(?P<replicas>[0-9]{1,9}))?(\*(?P<severity>[0-9.]+))?"
 )
 
 
@@ -30,10 +30,7 @@ def read_fault(text: str) -> Fault:
             f"--fault {text}: must be KIND@T[+SECONDS][:SERVICE or CALLER>CALLEE][*SEVERITY], such as"
             " memory_leak@300+600:cart or edge_latency@300:web>cart*0.8"
         )
-    caller, arrow, callee = (found["target"] or "").partition(">")
-    if not arrow:
-        caller, callee = "", caller
-    kind = found["kind"]
+    kind, (caller, _, callee) = found["kind"], (found["target"] or "").rpartition(">")
     start_s, length_s = _number(text, found["start"]), _number(text, found["length"] or "300")
     severity = _number(text, found["severity"] or "0.6")
     return Fault(kind, start_s, length_s, callee, caller, severity)  # type: ignore[arg-type]

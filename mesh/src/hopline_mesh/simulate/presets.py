@@ -44,7 +44,7 @@ def high_churn(
 ) -> Simulation:
     """Simulate a mesh whose pods are replaced all the time, with labelled faults in between.
 
-    About 20 rollouts, drains and scalings an hour for 30 services, without autoscaling.
+    About 20 rollouts, drains and scalings an hour for 30 services; autoscaling follows all noise.
 
     Args:
         hours: total length.

@@ -18,16 +18,16 @@ BOUNDS_MS = np.array(
     [0.5, 1, 5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 3e5, 6e5, 1.8e6, 3.6e6]
 )
 #: Ends of a request, as columns of `Counters.ends`.
-FINE, FAILED, TIMED_OUT, NOBODY = range(4)
+FINE, FAILED, TIMED_OUT, NO_POD = range(4)
 
 _COLUMNS = np.dtype(
     [
-        ("path", np.int64),
-        ("serial", np.int64),
-        ("ends", np.int64, 4),
-        ("buckets", np.int64, len(BOUNDS_MS) + 1),
-        ("total_ms", np.float64),
-        ("opened", np.int64),
+        ("path", np.int64),  # number of the call path
+        ("serial", np.int64),  # pod of the proxy
+        ("ends", np.int64, 4),  # requests by how they ended
+        ("buckets", np.int64, len(BOUNDS_MS) + 1),  # requests by duration, not cumulative
+        ("total_ms", np.float64),  # sum of durations
+        ("opened", np.int64),  # connections
         ("closed", np.int64),
     ]
 )
@@ -38,14 +38,6 @@ class Counters(Columns):
 
     Args:
         owners: int64 [paths], services whose pods count each call path.
-
-    Attributes:
-        path: int64 [r], number of the call path.
-        serial: int64 [r], pod of the proxy.
-        ends: int64 [r, 4], requests by how they ended.
-        buckets: int64 [r, 20], requests by duration, not cumulative.
-        total_ms: float64 [r], sum of durations.
-        opened, closed: int64 [r], connections.
     """
 
     def __init__(self, owners: Ints) -> None:
@@ -130,7 +122,7 @@ class Traffic:
         self.src = np.concatenate([topology.src, np.full(len(self._entries), -1)])
         self.dst = np.concatenate([topology.dst, self._entries])
         self.source, self.destination = Counters(topology.src), Counters(self.dst)
-        self._serving: bytes = b""
+        self._serving: bytes | None = None
 
     def count(self, step_s: float) -> None:
         """Count the requests of the last step."""
@@ -149,7 +141,7 @@ class Traffic:
             (1 - lost) * failed,
             lost,
         )
-        ends[(world.ready[dst] == 0) & (sent > 0)] = (0.0, 0.0, 0.0, 1.0)
+        ends[(world.ready[dst] == 0) & (sent > 0)] = np.eye(4)[NO_POD]
         self.source.count(sent, ends, flow.client, rng)
         ends = np.zeros((len(self.dst), 4))
         ends[:, FINE], ends[:, FAILED] = 1.0 - flow.errors[self.dst], flow.errors[self.dst]

@@ -144,19 +144,18 @@ def _with_canaries(mesh: Topology, originals: Ints) -> Topology:
 def _with_cycles(share: float, mesh: Topology, inner: Ints, rng: np.random.Generator) -> Topology:
     """Add paths from services back to one of their callers, or to a caller of those."""
     below = inner[mesh.layer[inner] > 1]
-    found: list[tuple[int, int]] = []
+    found = []
     for service in _some(share, below, rng).tolist():
         callers = mesh.src[mesh.dst == service]
         above = np.union1d(callers, mesh.src[np.isin(mesh.dst, callers)])
         fits = above[(mesh.layer[above] > 0) & (mesh.spare_of[above] < 0) & (above != service)]
         if len(fits):
             found.append((service, int(rng.choice(fits))))
-    if not found:
-        return mesh
     count = len(found)
+    src, dst = np.array(found, dtype=np.int64).reshape(-1, 2).T
     more = {
-        "src": np.array([caller for caller, _ in found]),
-        "dst": np.array([callee for _, callee in found]),
+        "src": src,
+        "dst": dst,
         "calls": rng.uniform(*_BACK_CALLS, count),
         "network_ms": rng.uniform(0.3, 1.2, count),
         "timeout_ms": np.full(count, 1000.0),

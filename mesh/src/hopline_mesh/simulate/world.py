@@ -56,7 +56,7 @@ class World:
         self.pods = Pods(machines=max(6, plan.services))
         self.journal = Journal(self.topology)
         self.fleet = Fleet(self.topology, self.pods, self.journal, self.now_s, rng, plan.autoscale_window_s)
-        self.load = Load(plan, self.topology.entry_share, rng)
+        self._load = Load(plan, self.topology.entry_share, rng)
         self.flow = physics.start(self.topology)
         s, e = len(self.topology.names), len(self.topology.src)
         self.harm = Harm(self.topology, self.pods, self.fleet, self.journal, rng)
@@ -65,7 +65,7 @@ class World:
         self._taken = np.zeros(s)
         self._asleep_until = np.full(s, -np.inf)
         self._asleep_until[self.topology.idle] = self.now_s
-        self.awake = np.ones(s, dtype=bool)
+        self._awake = np.ones(s, dtype=bool)
         self.ready: Ints = np.zeros(s, dtype=np.int64)
         self.cpu_cores: Floats = np.zeros(s)
         self._noise = plan.noise
@@ -101,7 +101,7 @@ class World:
         harm = self.harm
         own_ms = topology.own_ms * np.exp(self._pace) * harm.slower
         now = physics.Conditions(
-            entering=self.load.rates(now_s, step_s) * self.fleet.running,
+            entering=self._load.rates(now_s, step_s) * self.fleet.running,
             calls=topology.calls * np.exp(self._mix) * self._routes(step_s),
             ready=self.ready.astype(np.float64),
             slow_mean=slow_mean,
@@ -151,10 +151,10 @@ class World:
         if topology.idle.any():
             over = topology.idle & (self._asleep_until <= self.now_s)
             for service in np.flatnonzero(over):
-                self.awake[service] = not self.awake[service]
+                self._awake[service] = not self._awake[service]
                 self._asleep_until[service] = self.now_s + self._rng.exponential(1500.0)
         spares = np.flatnonzero(topology.spare_of >= 0)
-        share = self.awake.astype(np.float64)
+        share = self._awake.astype(np.float64)
         for spare in spares:
             up = self.fleet.running[spare] and self.ready[spare] > 0
             aim = SPARE_SHARE if up else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import math
 import os
@@ -155,7 +156,8 @@ class StateFolder:
         for path in self._files("history")[:-1]:
             if self._newest.get(path, math.inf) < snapshot.time_s - self._keep_s:
                 self._drop(path)
-        self._make_room(most + self._reserve())
+        history, older = self._files("history"), self._files("checkpoint")[:-1]
+        self._make_room(most + self._reserve(), [*history[:-1], *older, *history[-1:]])
         self._with_room(lambda: self._append(snapshot, context))
 
     def _append(self, snapshot: Snapshot, context: Context) -> None:
@@ -165,7 +167,10 @@ class StateFolder:
         try:
             self._segment.append(self._records.encode(snapshot, context))
         except OSError:
+            failed = self._segment
             self.close()  # the next record starts an independent file
+            if not failed.records:
+                failed.path.unlink()
             raise
         self._newest[self._segment.path] = snapshot.time_s
 
@@ -186,9 +191,13 @@ class StateFolder:
             OSError: no space, or a failed write; the previous checkpoints still exist.
         """
         header = {"time_s": time_s, "names": list(names), "shape": dict(shape), "meta": dict(meta)}
-        # During the replacement both files exist.
-        wanted = PACKED * sum(array.nbytes for array in arrays.values())
-        self._make_room(round(wanted) + len(msgspec.json.encode(header)), checkpoint=True)
+        wanted = round(PACKED * sum(array.nbytes for array in arrays.values()))
+        try:
+            wanted += len(msgspec.json.encode(header))
+        except UnicodeEncodeError:  # half of a surrogate pair in a name; this takes five times as long
+            wanted += len(json.dumps(header))
+        # The new checkpoint replaces the older one anyway.
+        self._make_room(wanted, [*self._files("checkpoint")[:-1], *self._files("history")])
         path = self._next("checkpoint")
         size = self._with_room(lambda: write_checkpoint(path, header, arrays, most=self._limit - self.size))
         for old in self._files("checkpoint")[:-_KEPT_CHECKPOINTS]:
@@ -242,15 +251,9 @@ class StateFolder:
         sizes = [path.stat().st_size for path in self._files("checkpoint")]
         return max(0, sizes[-1] - sum(sizes[:-1])) if sizes else 0
 
-    def _make_room(self, wanted: int, *, checkpoint: bool = False) -> None:
-        """Delete the least needed files until `wanted` more bytes fit.
-
-        Args:
-            checkpoint: the space is for a checkpoint, which replaces the older one anyway.
-        """
+    def _make_room(self, wanted: int, order: Sequence[Path]) -> None:
+        """Delete files in this order until `wanted` more bytes fit."""
         over = self.size + wanted - self._limit
-        history, older = self._files("history"), self._files("checkpoint")[:-1]
-        order = [*older, *history] if checkpoint else [*history[:-1], *older, *history[-1:]]
         for path in order:
             if over <= 0:
                 return

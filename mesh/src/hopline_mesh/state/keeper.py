@@ -101,8 +101,8 @@ class Keeper:
     def _write(self, what: str, write: Callable[[], object]) -> None:
         try:
             write()
-        except OSError as error:
-            self._fail(f"{what}: {error.strerror or error}")
+        except Exception as error:  # at the boundary of the thread: reported as a gap
+            self._fail(f"{what}: {getattr(error, 'strerror', None) or error}")
         else:
             self.size_bytes = self._folder.size
             if self._problem:

@@ -44,20 +44,13 @@ class SegmentWriter:
             raise
 
     def append(self, payload: bytes) -> None:
-        """Write one record; after a failure the file is cut back to its previous end.
+        """Write one record.
 
         Raises:
-            OSError: the disk is full, or a write failed.
+            OSError: the disk is full, or a write failed; then close the file, whose end is incomplete.
         """
-        before = self.size
-        try:
-            self._write(framed(payload))
-            os.fdatasync(self._file.fileno())
-        except OSError:
-            self._file.truncate(before)
-            self._file.seek(before)
-            self.size = before
-            raise
+        self._write(framed(payload))
+        os.fdatasync(self._file.fileno())
         self.records += 1
 
     def close(self) -> None:

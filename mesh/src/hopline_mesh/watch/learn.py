@@ -37,23 +37,22 @@ def target_folder(settings: MeshSettings, *, replace: bool) -> Iterator[StateFol
         MeshError: a running watch uses the folder, it has state and `replace` is not set, or it cannot be
             written.
     """
-    state = settings.state
+    state_dir = settings.state.state_dir
     with ExitStack() as stack:
         try:
-            stack.enter_context(only_writer(state.state_dir))
-            keep_s = 3600 * settings.detector.fine_tune_hours
-            folder = StateFolder(state.state_dir, state.state_bytes, keep_s)
+            stack.enter_context(only_writer(state_dir))
+            folder = parts.state_folder(settings, state_dir)
         except BlockingIOError:
             raise MeshError(
-                f"state_dir: {state.state_dir} is in use by a running watch; stop it first, or choose "
-                "another folder with --state-dir"
+                f"state_dir: {state_dir} is in use by a running watch; stop it first, or choose another "
+                "folder with --state-dir"
             ) from None
         except OSError as error:
-            raise MeshError(f"state_dir: {state.state_dir}: {error.strerror}") from None
+            raise MeshError(f"state_dir: {state_dir}: {error.strerror}") from None
         if folder.size and not replace:
             raise MeshError(
-                f"state_dir: {state.state_dir} has the state of a watch; --replace deletes it, "
-                "with its incidents and history"
+                f"state_dir: {state_dir} has the state of a watch; --replace deletes it, with its "
+                "incidents and history"
             )
         yield folder
 
@@ -61,17 +60,17 @@ def target_folder(settings: MeshSettings, *, replace: bool) -> Iterator[StateFol
 def _write(
     target: StateFolder,
     settings: MeshSettings,
-    detector_state: tuple[dict[str, Any], dict[str, NDArray[Any]]],
+    meta: dict[str, Any],
+    arrays: dict[str, NDArray[Any]],
     history: Sequence[Seen],
 ) -> None:
-    """Replace the content of the folder by a detector and its history.
+    """Replace the content of the folder by a detector's exported state and its history.
 
     Raises:
         MeshError: no space, or a failed write.
     """
     last = history[-1].snapshot
     since_s = last.time_s - 3600 * settings.detector.fine_tune_hours
-    meta, arrays = detector_state
     try:
         target.clear()
         target.save(
@@ -136,7 +135,7 @@ def learn(
     meta, arrays = detector.export()
     days = len(snapshots) * interval_s / 86_400
     columns = learned.columns_of(detector, arrays, days, asked.anomaly_percentile)
-    _write(target, settings, (meta, arrays), kept)
+    _write(target, settings, meta, arrays, kept)
     return Learned(
         source=source,
         state_dir=str(settings.state.state_dir),

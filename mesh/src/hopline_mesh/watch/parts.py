@@ -99,15 +99,23 @@ def folder_of(settings: MeshSettings, stack: ExitStack) -> tuple[StateFolder, st
     Raises:
         ConfigError: the temporary folder cannot be written either.
     """
-    state = settings.state
-    keep_s = 3600 * settings.detector.fine_tune_hours
+    state_dir = settings.state.state_dir
     try:
-        stack.enter_context(only_writer(state.state_dir))
-        return StateFolder(state.state_dir, state.state_bytes, keep_s), ""
+        stack.enter_context(only_writer(state_dir))
+        return state_folder(settings, state_dir), ""
     except OSError as error:
-        why = f"state_dir: {state.state_dir}: {error.strerror}; state is not saved"
+        why = f"state_dir: {state_dir}: {error.strerror}; state is not saved"
     try:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hopline-mesh-")))
-        return StateFolder(folder, state.state_bytes, keep_s), why
+        return state_folder(settings, folder), why
     except OSError as error:
         raise ConfigError(f"{why}; and no temporary folder: {error.strerror}") from None
+
+
+def state_folder(settings: MeshSettings, folder: Path) -> StateFolder:
+    """Return a folder with the limits of the settings.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    return StateFolder(folder, settings.state.state_bytes, 3600 * settings.detector.fine_tune_hours)

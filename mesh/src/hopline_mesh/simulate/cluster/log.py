@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Plural of the kind, namespace and name.
 Key = tuple[str, str, str]
@@ -21,23 +20,13 @@ class Expired(LookupError):
     """The requested changes are not stored any more: the client must list again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """One change of one object.
+class Happening(NamedTuple):
+    """One change of one object."""
 
-    Attributes:
-        version: increases by one with each change of any object.
-        key: of the object.
-        body: the object after the change, with its version in `metadata.resourceVersion`; for a deleted
-            one, its last state.
-        before: the object before the change; None for a new one.
-        deleted: whether it was deleted.
-    """
-
-    version: int
-    key: Key
-    body: Body
-    before: Body | None
+    version: int  # increases by one with each change of any object
+    key: Key  # of the object
+    body: Body  # after the change, with this version in `metadata.resourceVersion`; or the last state
+    before: Body | None  # before the change; None for a new object
     deleted: bool
 
 

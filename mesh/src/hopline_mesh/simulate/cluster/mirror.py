@@ -20,7 +20,7 @@ class Mirror:
     def __init__(self, world: World, log: Log, clock: Clock) -> None:
         self._world, self._log, self._objects = world, log, Objects(world, clock)
         self._states: dict[int, list[tuple[Any, ...]]] = {}
-        self._written: dict[int, list[Key]] = {}
+        self._written: dict[int, set[Key]] = {}
         self._numbers = itertools.count()
         self._events: deque[Key] = deque()
 
@@ -40,10 +40,9 @@ class Mirror:
 
     def _write(self, group: int) -> None:
         """Write the objects of the workloads behind one Service, and drop those that exist no more."""
-        keys = [self._log.put(*each) for each in self._objects.of_group(group)]
-        for key in self._written.get(group, ()):
-            if key not in keys:
-                self._log.drop(key)
+        keys = {self._log.put(*each) for each in self._objects.of_group(group)}
+        for key in sorted(self._written.get(group, set()) - keys):
+            self._log.drop(key)
         self._written[group] = keys
 
     def _group_states(self) -> dict[int, list[tuple[Any, ...]]]:

@@ -74,15 +74,15 @@ class _Api(Handler):
             else:
                 self._list(place, query, matches)
         except BadRequest as error:
-            self._status(400, "BadRequest", str(error))
+            self.answer(400, _status(400, "BadRequest", str(error)))
         except Expired as error:
-            self._status(410, "Expired", str(error))
+            self.answer(410, _status(410, "Expired", str(error)))
         except (ConnectionError, TimeoutError):
             self.close_connection = True
 
     def _found(self, content: Any, otherwise: str) -> None:
         if content is None:
-            self._status(404, "NotFound", otherwise)
+            self.answer(404, _status(404, "NotFound", otherwise))
         else:
             self.answer(200, content)
 
@@ -155,9 +155,6 @@ class _Api(Handler):
     def _chunk(self, raw: bytes) -> None:
         self.wfile.write(b"%x\r\n%b\r\n" % (len(raw), raw))
         self.wfile.flush()
-
-    def _status(self, code: int, reason: str, message: str) -> None:
-        self.answer(code, _status(code, reason, message))
 
 
 def _status(code: int, reason: str, message: str) -> Body:
