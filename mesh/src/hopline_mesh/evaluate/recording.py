@@ -171,7 +171,7 @@ class Recording:
 
         A value is the mean of those that were measured. A service or call path exists in an interval if it
         has a row in it. The time of an interval is its end, so no snapshot has values of its future.
-        Planned changes are those of the newest snapshot. Labels and periods stay as they are.
+        Planned changes are those of the newest snapshot. Labels and periods are unchanged.
         """
         if interval_s <= 1.05 * self.interval_s:
             return self

@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True):
         events_in_training: number of events that begin in the training, and so may be learned as normal.
         events_outside: labelled events that count nowhere, and why.
         interval_s: seconds from one snapshot to the next.
-        recorded_interval_s: the same of the recording; if it is another, snapshots are averages.
+        recorded_interval_s: as `interval_s`, for the folder; if it is shorter, snapshots are averages.
         notes: see `Recording`.
         grace_s: see `scores`.
         min_duration_s: how long a deviation had to last, for every detector.
