@@ -109,6 +109,18 @@ def test_edges_are_watched_and_name_the_callee_and_the_path():
     )
 
 
+def test_a_suspect_is_a_call_path_only_if_nothing_else_of_its_callee_is_out_of_bounds():
+    one = latencies([10] * 5, edge=[*USUAL, 10, 100, 100, 100, 10])
+    snapshots = [*one.snapshots]
+    for at in (101, 102, 103):
+        slow = snapshots[at].node_features.copy()
+        slow[1] = 20.0  # of "b" itself
+        snapshots[at] = replace(snapshots[at], node_features=slow)
+    first = episodes(judge(maximum(), replace(one, snapshots=snapshots)).verdicts)[0].first.suspects[0]
+    assert (first.service, first.caller) == ("b", None)
+    assert [piece.caller for piece in first.evidence] == ["a", None]
+
+
 def test_the_largest_exceedance_comes_first():
     one = latencies([10, 20, 20, 20], edge=[*USUAL, 10, 100, 100, 100])
     suspects = judge(maximum(), one).verdicts[3].incidents[0].suspects

@@ -91,10 +91,16 @@ class Alarm:
 
 
 def _suspects(evidence: Sequence[Evidence]) -> tuple[Suspect, ...]:
+    """Return services by their strongest evidence; a call path if all evidence is of that path."""
     by_service: dict[str, list[Evidence]] = {}
     for piece in sorted(evidence, key=lambda piece: -piece.score):
         by_service.setdefault(piece.service, []).append(piece)
     return tuple(
-        Suspect(service, pieces[0].score, pieces[0].caller, tuple(pieces[:_EVIDENCE]))
+        Suspect(
+            service,
+            pieces[0].score,
+            pieces[0].caller if len({piece.caller for piece in pieces}) == 1 else None,
+            tuple(pieces[:_EVIDENCE]),
+        )
         for service, pieces in by_service.items()
     )
