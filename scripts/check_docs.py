@@ -115,7 +115,7 @@ def settings_table() -> str:
 
     lines = ["| setting | type | default | what it does |", "|---|---|---|---|"]
     for row in config_table():
-        kind = row.type.replace("|", "\\|")
+        kind = _kind(row.type, row.bounds)
         help_text = row.help.replace("<", "&lt;")
         lines.append(f"| `{row.path}` | {kind} | {_shown(row.path, row.default)} | {help_text} |")
     return "\n".join(lines)
@@ -127,7 +127,7 @@ def mesh_settings_table() -> str:
 
     lines = ["| setting | environment | type | default | what it does |", "|---|---|---|---|---|"]
     for row in rows():
-        kind = row.type.replace("|", "\\|")
+        kind = _kind(row.type, row.bounds)
         lines.append(
             f"| `{row.path}` | `{row.env}` | {kind} | {_shown(row.path, row.default)} | {row.help} |"
         )
@@ -140,10 +140,8 @@ def limits_table() -> str:
 
     lines = ["| key | type | default | what it does |", "|---|---|---|---|"]
     for row in rows():
-        lines.append(
-            f"| `{row.name}` | {row.type.replace('|', chr(92) + '|')} | {_shown(row.name, row.default)} "
-            f"| {row.help} |"
-        )
+        kind = _kind(row.type, row.bounds)
+        lines.append(f"| `{row.name}` | {kind} | {_shown(row.name, row.default)} | {row.help} |")
     return "\n".join(lines)
 
 
@@ -272,6 +270,12 @@ def _commands(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
     for name in names:
         group: Any = typer.main.get_command(cli.build_app([name]))
         yield from leaves(f"hopline {name}", group.commands[name])
+
+
+def _kind(type_name: str, bounds: str) -> str:
+    """The type of a setting, with the bounds of a number."""
+    kind = type_name.replace("|", "\\|")
+    return f"{kind}, {bounds}" if bounds else kind
 
 
 def _shown(path: str, default: Any) -> str:

@@ -65,6 +65,26 @@ def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
             r"is the same setting; set only one",
         ),
         ({"HOPLINE_MESH__ALERTS__ALERT_LABELS": "a-b=c"}, r"alert_labels: 'a-b=c'"),
+        ({"HOPLINE_MESH__ALERTS__ALERT_LABELS": "team="}, r"alert_labels: 'team=' is not"),
+        (
+            {"HOPLINE_MESH__ALERTS__ALERT_LABELS": "team=a,team=b"},
+            r"alert_labels: 'team=b': team is there twice",
+        ),
+        *(
+            (
+                {"HOPLINE_MESH__ALERTS__ALERT_LABELS": f"{name}=Foo"},
+                rf"alert_labels: '{name}=Foo': the watch sets the label {name} itself",
+            )
+            for name in ("alertname", "incident", "service", "namespace")
+        ),
+        (
+            {
+                "HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS": "http://a:9093",
+                "HOPLINE_MESH__ALERTS__ALERT_TIMEOUT_S": "3",
+                "HOPLINE_MESH__SOURCE__INTERVAL_S": "2",
+            },
+            r"alert_timeout_s: 3 is less than 3 intervals of 2 s: set it to 6 or more",
+        ),
         (
             {"HOPLINE_MESH__STATE__STATE_BYTES": "much"},
             r"state.state_bytes: 'much' \(HOPLINE_MESH__STATE__STATE_BYTES\) .*a size such as",

@@ -133,6 +133,8 @@ def test_every_setting_is_in_the_table_with_help() -> None:
     }
     assert set(rows) == fields
     assert all(row.help and row.type for row in rows.values())
+    assert rows["server.http_port"].bounds == "between 0 and 65535"
+    assert not any(row.bounds for row in rows.values() if row.type not in ("integer", "number"))
     assert rows["server.http_port"].env == "HOPLINE__SERVER__HTTP_PORT"
     assert rows["log.format"].type == "'text' | 'json'"
     assert dict(show_config(Config()))["server.http_port"] == 8700

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -10,17 +11,20 @@ from hopline.config.reader import load_config
 from hopline.observe.logs import JsonFormatter, configure_logs
 from hopline.transports.failure import as_hopline_error
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 def lines(monkeypatch):
     """What was logged, line by line."""
     out = io.StringIO()
     monkeypatch.setattr("sys.stderr", out)
-    root = logging.getLogger("hopline")
-    before = list(root.handlers), root.level, root.propagate
+    loggers = [logging.getLogger(name) for name in ("hopline", "hopline_mesh")]
+    before = [(list(each.handlers), each.level, each.propagate) for each in loggers]
     configure_logs(load_config(overrides={"log.format": "json"}).log)
     yield lambda: [json.loads(line) for line in out.getvalue().splitlines()]
-    root.handlers, root.level, root.propagate = before
+    for each, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        each.handlers, each.level, each.propagate = handlers, level, propagate
 
 
 def test_an_unexpected_failure_is_logged_with_its_request(lines):
@@ -40,6 +44,15 @@ def test_a_line_that_is_about_no_request_names_none(lines):
     (line,) = lines()
     assert line["message"] == "serving risk"
     assert "request_id" not in line
+
+
+def test_every_package_of_the_house_logs_alike(lines):
+    packages = [each.parent.name for each in ROOT.glob("**/src/*/__init__.py") if ".venv" not in each.parts]
+    assert {"hopline", "hopline_mesh"} <= set(packages)
+    for package in packages:
+        logging.getLogger(f"{package}.part").info("from %s", package)
+        logging.getLogger(f"{package}.part").debug("below the level")
+    assert [line["message"] for line in lines()] == [f"from {package}" for package in packages]
 
 
 def test_odd_messages_stay_one_line():

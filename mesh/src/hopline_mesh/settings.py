@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopline.config.reader import ConfigRow, read_toml
-from hopline.config.setting import did_you_mean, setting, type_name
+from hopline.config.setting import bounds_text, did_you_mean, setting, type_name
 from hopline.config.values import apply, fields, flatten
 from hopline.config.values import flags as read_flags
 from hopline.errors import ConfigError
+from hopline_mesh.out.alert import OWN_LABELS
 from hopline_mesh.out.links import check_template
 
 ENV_PREFIX = "HOPLINE_MESH__"
@@ -202,7 +203,14 @@ class MeshSettings:
 def settings_table() -> list[ConfigRow]:
     """Every setting in declaration order, for the docs."""
     return [
-        ConfigRow(path, type_name(annotation), item.default, _env_of(path), item.metadata["help"])
+        ConfigRow(
+            path,
+            type_name(annotation),
+            item.default,
+            _env_of(path),
+            item.metadata["help"],
+            bounds_text(item),
+        )
         for path, (item, annotation) in fields(MeshSettings).items()
     ]
 
@@ -304,6 +312,22 @@ def _check(settings: MeshSettings) -> None:
         raise ConfigError(f"query_file: {str(source.query_file)!r} does not exist or is not a file")
     for link in alerts.links:
         check_template(link)
+    names: set[str] = set()
     for label in alerts.alert_labels:
-        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*=.*", label):
+        name = label.partition("=")[0]
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*=.+", label):
             raise ConfigError(f'alert_labels: {label!r} is not "name=value" with a name of letters, 0-9, _')
+        if name in OWN_LABELS:
+            raise ConfigError(
+                f"alert_labels: {label!r}: the watch sets the label {name} itself; use another name"
+            )
+        if name in names:
+            raise ConfigError(f"alert_labels: {label!r}: {name} is there twice")
+        names.add(name)
+    least_s = 3 * source.interval_s
+    if alerts.alertmanager_urls and alerts.alert_timeout_s < least_s:
+        raise ConfigError(
+            f"alert_timeout_s: {alerts.alert_timeout_s:g} is less than 3 intervals of "
+            f"{source.interval_s:g} s: set it to {least_s:g} or more, because one late interval would "
+            "resolve all alerts"
+        )

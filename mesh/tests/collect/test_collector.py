@@ -62,6 +62,24 @@ async def test_a_service_without_series_of_failures_has_none():
     assert reasons(snapshot, "node.error_share") == []
 
 
+async def test_what_only_calls_has_the_rate_of_its_calls():
+    gateway = vector(*paths(("in", "a"), ("in", "b"), value="3"), *paths(("b", "c")))
+    fake = Fake(**{**SOME, "paths": gateway})
+    one = collector_of(fake)
+    assert column(await one.collect(NOW), "request_rate") == {"a": 4.0, "b": 4.0, "c": 4.0, "in": 6.0}
+    # A service that was counted itself, or may have been, is not guessed.
+    fake.answers["rates"] = vector(*named("a", "c", "in", value="4"))
+    found = column(await one.collect(NOW + 15), "request_rate")
+    assert found["in"] == 4.0
+    assert np.isnan(found["b"])
+    for answer in (httpx.Response(503), vector(*named("a", "c", value="4"))):
+        fake.answers["rates"] = answer
+        found = column(await one.collect(NOW + 30), "request_rate")
+        assert np.isnan([found["in"], found["b"]]).all()
+    fake.answers["rates"] = httpx.Response(503)
+    assert np.isnan(list(column(await collector_of(fake).collect(NOW), "request_rate").values())).all()
+
+
 async def test_without_the_answer_on_failures_none_are_claimed():
     snapshot = await taken(Fake(**{**SOME, "failures": httpx.Response(503)}))
     assert np.isnan(list(column(snapshot, "error_share").values())).all()

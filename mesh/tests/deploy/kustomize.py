@@ -1,7 +1,7 @@
 """Builds a Kustomize folder: as `kubectl kustomize` does where that is installed, and by itself.
 
-By itself it knows what deploy uses of it: resources, namespace, labels, images and strategic merge
-patches. Tests compare the two where both can be had.
+By itself it knows what deploy uses of it: resources, namespace, labels, images, strategic merge patches
+and replacements. Tests compare the two where both can be had.
 """
 
 import copy
@@ -37,6 +37,7 @@ def build(folder):
     plan = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert plan.keys() <= {
         "apiVersion", "kind", "resources", "namespace", "labels", "images", "patches",
+        "replacements",
     }  # fmt: skip
     objects = {}
     for name in plan["resources"]:
@@ -55,7 +56,32 @@ def build(folder):
             body["metadata"].setdefault("labels", {}).update(label["pairs"])
         for image in plan.get("images", ()):
             _retag(body, image)
-    return objects
+    for replacement in plan.get("replacements", ()):
+        _replace(objects, replacement)
+    return _named(objects.values())
+
+
+def _replace(objects, replacement):
+    """Put a field of one object into fields of others, as one of their parts."""
+    source = replacement["source"]
+    holder, field = _holder(objects[source["kind"], source["name"]], source["fieldPath"])
+    value = holder[field]
+    for target in replacement["targets"]:
+        body = objects[target["select"]["kind"], target["select"]["name"]]
+        options = target["options"]
+        for path in target["fieldPaths"]:
+            holder, field = _holder(body, path)
+            parts = holder[field].split(options["delimiter"])
+            parts[options["index"] :] = [value, *parts[options["index"] + 1 :]]
+            holder[field] = options["delimiter"].join(parts)
+
+
+def _holder(body, path):
+    """What has a field, and the field's name."""
+    *above, field = path.split(".")
+    for name in above:
+        body = body[name]
+    return body, field
 
 
 def merge(old, patch):

@@ -81,6 +81,15 @@ def test_every_setting_is_one_and_all_go_together(overlay):
         assert str(settings.serve.socket.parent) in mounts
 
 
+def test_the_configmap_shows_the_setting_of_links_in_alerts():
+    """It stays unset: which URL leads to the page is known only to its user."""
+    text = (DEPLOY / "settings/configmap.yaml").read_text()
+    (line,) = [line for line in text.splitlines() if "PAGE_URL" in line]
+    name, _, url = line.strip().removeprefix("# ").partition(": ")
+    assert line.strip().startswith("# ")
+    assert load_settings(env={name: url}).alerts.page_url == url
+
+
 def test_only_prometheus_and_the_own_namespace_may_connect_without_a_key():
     objects = built("standalone")
     (rule,) = objects["NetworkPolicy", "mesh-watch"]["spec"]["ingress"]
@@ -101,7 +110,7 @@ def test_the_watch_may_do_what_it_does_and_nothing_else():
     used = {(each.group, each.plural, verb) for each in RESOURCES for verb in ("list", "watch")}
     granted = {
         (group, resource, verb)
-        for rule in built("standalone")["ClusterRole", "mesh-watch"]["rules"]
+        for rule in built("standalone")["ClusterRole", "mesh-watch-mesh-watch"]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -112,14 +121,43 @@ def test_the_watch_may_do_what_it_does_and_nothing_else():
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_role_is_bound_to_the_account_of_the_pod(overlay):
     objects = built(overlay)
-    binding = objects["ClusterRoleBinding", "mesh-watch"]
     account = objects["ServiceAccount", "mesh-watch"]["metadata"]
+    name = f"mesh-watch-{account['namespace']}"
+    binding = objects["ClusterRoleBinding", name]
     _, pod = watch_of(objects)
-    assert binding["roleRef"]["name"] == "mesh-watch"
+    assert ("ClusterRole", name) in objects
+    assert binding["roleRef"]["name"] == name
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
     ]
     assert pod["serviceAccountName"] == account["name"]
+
+
+def test_overlays_in_different_namespaces_replace_nothing_of_each_other(tmp_path):
+    """Copies of the overlays, as for further applications, of which only the namespace is another."""
+    copied = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, copied)
+    placed = {"standalone": "mesh-watch", "sidecar": "shop"}
+    for of, namespace in (("sidecar", "pay"), ("sidecar", "pay-test"), ("standalone", "other")):
+        folder = copied / "overlays" / f"{of}-{namespace}"
+        shutil.copytree(copied / "overlays" / of, folder)
+        for file in ("kustomization.yaml", "namespace.yaml"):
+            if (folder / file).exists():
+                text = (folder / file).read_text()
+                text = re.sub(r"(?m)^namespace: .*", f"namespace: {namespace}", text)
+                (folder / file).write_text(
+                    text.replace("  name: mesh-watch\n  labels", f"  name: {namespace}\n  labels")
+                )
+        placed[folder.name] = namespace
+    applied = {}
+    for name, namespace in placed.items():
+        objects = kustomize.build(copied / "overlays" / name)
+        assert kustomize.by_kubectl(copied / "overlays" / name) in (None, objects)
+        for (kind, object_name), body in objects.items():
+            key = kind, body["metadata"].get("namespace"), object_name
+            assert key not in applied, f"{name} replaces {key} of {applied.get(key)}"
+            applied[key] = name
+        assert any(namespace == key[1] for key in applied)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -198,6 +236,8 @@ def test_the_service_and_the_policy_are_about_the_pods_of_the_deployment():
     assert {port["targetPort"] for port in service["ports"]} == names
     assert {port["port"] for port in policy["ingress"][0]["ports"]} == names
     open_to = {port["port"] for port in policy["egress"][0]["ports"]}
+    # API servers of managed clusters, kubeadm, minikube and MicroK8s.
+    assert {443, 6443, 8443, 16443} <= open_to
     data = objects["ConfigMap", "mesh-watch"]["data"]
     for key in ("HOPLINE_MESH__SOURCE__PROMETHEUS_URL", "HOPLINE_MESH__ALERTS__ALERTMANAGER_URLS"):
         assert int(data[key].rpartition(":")[2]) in open_to
@@ -208,6 +248,8 @@ def test_alertmanager_takes_the_example_and_its_route_is_about_our_alert():
     example = yaml.safe_load(file.read_text())
     (route,) = example["route"]["routes"]
     assert route["matchers"] == [f'alertname="{ALERT_NAME}"']
+    # By default Alertmanager sends the end up to 5 minutes late.
+    assert route["group_interval"] == "15s"
     if shutil.which("amtool") is not None:
         checked = subprocess.run(
             ["amtool", "check-config", file], capture_output=True, text=True, timeout=60

@@ -9,8 +9,9 @@ from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import DetectorSettings, MeshDetector, kernels
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.roster import Roster
+from hopline_mesh.schema import Schema
 from hopline_mesh.simulate import MeshPlan, simulate
-from hopline_mesh.snapshot import Gap
+from hopline_mesh.snapshot import Gap, Snapshot
 from tests.detect.conftest import NORMAL
 from tests.detect.meshes import (
     CALLS,
@@ -325,6 +326,65 @@ def test_gaps_that_last_hide_no_service_that_goes(fitted):
     gone = [without(one, PAY) if number >= 20 else one for number, one in enumerate(snapshots)]
     (incident,) = incidents(watch(detector, iter(gone)))
     assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("pay", "gone")
+
+
+def still(number, nodes, edges):
+    """From the 20th interval on, what callers' proxies count of a service that is gone."""
+    if number >= 20:
+        nodes[PAY] = np.nan
+        edges[2] = np.nan
+        edges[2, edge("request_rate")] = 0.0
+
+
+def test_a_service_is_gone_whose_callers_still_have_counters_of_it(fitted):
+    (incident,) = incidents(watch(fitted(), play(60, still, seed=1, start_s=NEXT_S)))
+    assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("pay", "gone")
+
+
+def test_a_service_that_still_gets_calls_or_has_measurements_is_not_gone(fitted):
+    def called(number, nodes, edges):
+        if number >= 20:
+            nodes[PAY] = np.nan
+
+    def idle(number, nodes, edges):
+        still(number, nodes, edges)
+        nodes[PAY, CPU] = 0.5
+
+    for edit in (called, idle):
+        found = incidents(watch(fitted(), play(60, edit, seed=1, start_s=NEXT_S)))
+        assert not any(
+            evidence.feature == "gone"
+            for incident in found
+            for suspect in incident.suspects
+            for evidence in suspect.evidence
+        )
+
+
+@pytest.mark.parametrize(("usual", "learned"), [(0.002, True), (0.001, True), (0.001, False)])
+def test_a_count_that_is_mostly_zero_shows_a_burst(usual, learned):
+    """Failures a second, of ten requests; then a fifth of these fail."""
+    schema = Schema(("request_rate", "errors"), ())
+    rng = np.random.default_rng(2)
+    roster, slots, none = Roster(["a", "b", "c"]), np.arange(3, dtype=np.int32), np.zeros(0, np.int32)
+
+    def at(number, share):
+        shares = np.array([share, usual, usual])
+        counts = rng.binomial(150, shares)
+        features = np.stack([np.full(3, 10.0), counts / INTERVAL_S], axis=1).astype(np.float32)
+        time_s = START_S + number * INTERVAL_S
+        return Snapshot(time_s, schema, roster, slots, features, none, none, np.zeros((0, 0), np.float32))
+
+    normal, burst = (
+        [at(number, usual) for number in range(960)],
+        [at(960 + number, 0.2) for number in range(20)],
+    )
+    detector = MeshDetector()
+    if learned:
+        detector.fit(normal, [Context()] * len(normal))
+    else:
+        assert not incidents(watch(detector, iter(normal)))
+    (incident,) = incidents(watch(detector, iter(burst)))
+    assert (incident.suspects[0].service, incident.suspects[0].evidence[0].feature) == ("a", "errors")
 
 
 def test_a_service_that_only_failed_queries_find_is_not_missed(fitted):

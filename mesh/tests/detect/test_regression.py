@@ -61,7 +61,10 @@ def test_predictors_are_means_over_neighbours_weighted_by_traffic(state):
     plan, of_path = regression._plans
     moved = nodes.slow[:4].astype(float) * nodes.spread[:4]
     path_moved = edges.slow[:3].astype(float) * edges.spread[:3]
-    rates = snapshot.edge_features[:, edge("request_rate")].astype(float)
+    rate = edge("request_rate")
+    rates = np.exp(edges.level[paths, rate]) - edges.offset[paths, rate].astype(float)
+    learned = [one.edge_features[:, rate] for one in with_load(LEARNT)]
+    np.testing.assert_allclose(rates, np.median(learned, axis=0), rtol=0.02)  # usual traffic
     p99, client = node("p99_ms"), edge("client_ms")
     own = services[:, plan.all.index(("own", RATE))]
     np.testing.assert_allclose(own, moved[:, RATE], rtol=1e-4, atol=1e-6)
@@ -70,7 +73,7 @@ def test_predictors_are_means_over_neighbours_weighted_by_traffic(state):
     mean = (rates[0] * path_moved[0, client] + rates[2] * path_moved[2, client]) / (rates[0] + rates[2])
     assert services[0, plan.all.index(("calls", client))] == pytest.approx(mean, rel=1e-4)
     got = services[:, plan.all.index(("calls to it", edge("request_rate")))]
-    assert got[0] == 0, "front has no callers"
+    assert np.isnan(got[0]), "front has no callers"
     np.testing.assert_allclose(got[[1, 2, 3]], path_moved[:, edge("request_rate")], rtol=1e-4)
     assert calls[1, of_path.all.index(("caller", RATE))] == pytest.approx(moved[1, RATE], rel=1e-4)
     assert calls[1, of_path.all.index(("callee", RATE))] == pytest.approx(moved[2, RATE], rel=1e-4)
@@ -112,6 +115,43 @@ def test_weights_are_those_of_ridge_regression_and_folds_leave_their_own_time_ou
         others = np.arange(300) * FOLDS // 300 != fold
         wanted = ridge(x[others], y[others])
         np.testing.assert_allclose(x @ apart[fold][0][RATE][CART], x @ wanted, atol=2e-3)
+
+
+def test_nothing_is_predicted_from_neighbours_that_are_not_measured(state):
+    detector = restored(state)
+    start_s = START_S + LEARNT * INTERVAL_S
+
+    def no_calls_to_pay(number, nodes, edges):
+        if number >= 10:
+            edges[2] = np.nan
+
+    verdicts = []
+    for snapshot in with_load(60, no_calls_to_pay, seed=4, start_s=start_s):
+        verdicts.append(detector.step(snapshot, Context()))
+    assert not incidents(verdicts)
+    of_services, _ = detector._left
+    assert np.isnan(of_services.slow[PAY, RATE]), "its load follows from the calls to it"
+    assert not np.isnan(of_services.slow[CART, RATE])
+
+
+@pytest.mark.parametrize("absent", ["rows", "values"])
+def test_paths_that_are_missing_for_minutes_are_no_incident(state, absent):
+    def gone(number):
+        return number % 60 >= 44
+
+    def no_values(number, nodes, edges):
+        if gone(number) and absent == "values":
+            edges[:] = np.nan
+
+    def run():
+        start_s = START_S + LEARNT * INTERVAL_S
+        for number, one in enumerate(with_load(180, no_values, seed=5, start_s=start_s)):
+            if gone(number) and absent == "rows":
+                none = np.zeros(0, np.int32)
+                one = replace(one, edge_src=none, edge_dst=none, edge_features=one.edge_features[:0])
+            yield one
+
+    assert not incidents(watch(restored(state), run()))
 
 
 def unlike_its_calls(number, nodes, edges):

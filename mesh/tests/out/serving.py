@@ -41,10 +41,10 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(board: Board | None = None, **settings: Any) -> Iterator[Served]:
+def serving(board: Board | None = None, page_url: str = "", **settings: Any) -> Iterator[Served]:
     """Started on free ports; `settings` are of `ServeSettings`."""
     board = board or Board()
-    outputs = Outputs(board, ServeSettings(**{"http_port": 0, "grpc_port": 0, **settings}))
+    outputs = Outputs(board, ServeSettings(**{"http_port": 0, "grpc_port": 0, **settings}), page_url)
     started, failed = threading.Event(), []
     loops: list[asyncio.AbstractEventLoop] = []
     ending: list[asyncio.Event] = []

@@ -123,3 +123,19 @@ async def test_alertmanager_that_is_down_is_told_once_it_is_back(tmp_path: Path)
                 (alert,) = (await client.get(f"{url}/api/v2/alerts")).json()
             assert alert["labels"]["alertname"] == "MeshAnomaly"
         await alerts.close()
+
+
+async def test_end_is_notified_by_an_alertmanager_that_restarted_before_it_did(tmp_path: Path) -> None:
+    port = free_port()
+    with webhooks() as hooks:
+        alerts = Alerts([Alertmanager(f"http://127.0.0.1:{port}")])
+        with alertmanager(tmp_path, hooks.url, port=port, group_interval="1m"):
+            await alerts.send(verdict(time.time(), now_incident("ended")))
+            assert await until(hooks, "ended", 1) == [("firing", "shop/cart")]
+            await alerts.send(verdict(time.time(), now_incident("ended", end_s=time.time())))
+            await asyncio.sleep(QUIET_S)
+            assert all(each.end_accepted_by for each in alerts._alerts.values())
+        with alertmanager(tmp_path, hooks.url, port=port):
+            await alerts.send(verdict(time.time()))  # the next interval
+            assert await until(hooks, "ended", 2) == [("firing", "shop/cart"), ("resolved", "shop/cart")]
+        await alerts.close()

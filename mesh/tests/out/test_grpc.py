@@ -89,6 +89,18 @@ def test_absent_incident_is_not_found(call: Any) -> None:
     assert dict(caught.value.trailing_metadata())["hopline-error"] == "incident_not_found"
 
 
+def test_bytes_that_are_no_request_are_invalid_for_every_method(served: Served) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{served.outputs.grpc_port}") as channel:
+        for service in (MESH, "grpc.health.v1.Health"):
+            for method in methods(service):
+                kind = channel.unary_stream if method.server_streaming else channel.unary_unary
+                stub = kind(f"/{service}/{method.name}")
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(stub(b"\xff\xff\xff", timeout=10))
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, method.name
+                assert f"(3 bytes) is not a {method.input_type.full_name}" in caught.value.details()
+
+
 def test_stream_begins_with_the_newest_verdict_and_goes_on(served: Served, call: Any) -> None:
     stream = call("WatchVerdicts")
     assert next(stream).verdict.time_s == 1000.0

@@ -102,6 +102,8 @@ def test_nothing_can_be_changed_and_bodies_are_bounded(served: Served) -> None:
     assert refused.headers["allow"] == "GET, HEAD"
     large = httpx.request("GET", f"{served.url}/v1/mesh/verdict", content=b"x" * 3_000_000)
     assert large.status_code == 413
+    assert "larger than 2097152 bytes" in large.text
+    assert "server." not in large.text, "the watch has no such setting"
 
 
 def test_an_incident_is_told_with_what_happened_and_links(served: Served) -> None:
@@ -122,6 +124,72 @@ def test_an_incident_is_marked_by_json_only(served: Served) -> None:
     assert httpx.post(url, json={"mark": "gone"}).status_code == 400
     assert httpx.post(f"{served.url}/v1/mesh/incidents/absent/mark", json={"mark": None}).status_code == 404
     assert httpx.post(url, json={"mark": None}).json()["incident"]["mark"] is None
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        (None, None, 200),  # no browser
+        ("watch.mesh.svc:9092", None, 200),
+        ("127.0.0.1:9092", "http://127.0.0.1:9092", 200),
+        ("localhost:9092", "http://localhost:9092", 200),
+        ("10.0.0.5:9092", "http://10.0.0.5:9092", 200),
+        ("[::1]:9092", "http://[::1]:9092", 200),
+        ("mesh.example.com", "https://mesh.example.com", 200),  # the setting page_url
+        ("127.0.0.1:9092", "https://mesh.example.com", 200),  # the same, behind a proxy
+        ("evil.example", "http://evil.example", 403),  # a name that was made to lead here
+        ("127.0.0.1:9092", "http://evil.example", 403),
+        ("127.0.0.1:9092", "http://127.0.0.1:8000", 403),
+        ("mesh.example.com", "http://mesh.example.com", 403),
+        ("127.0.0.1:9092", "null", 403),
+        ("127.0.0.1.evil.example", "http://127.0.0.1.evil.example", 403),
+    ],
+)
+def test_pages_of_others_change_nothing(host: str | None, origin: str | None, status: int) -> None:
+    board = Board()
+    board.publish(verdict(1000.0, incident()), snapshot(1000.0))
+    with serving(board, grpc_port=-1, page_url="https://mesh.example.com/watch/") as found:
+        sent = {"host": host, "origin": origin}
+        headers = {name: value for name, value in sent.items() if value is not None}
+        marked = httpx.post(
+            f"{found.url}/v1/mesh/incidents/i-1/mark", json={"mark": "muted"}, headers=headers
+        )
+        assert marked.status_code == status
+        assert board.is_muted("i-1") == (status == 200)
+        if status == 403:
+            assert "set page_url" in marked.json()["error"]["message"]
+
+
+def test_where_a_key_is_needed_a_page_may_have_any_name(tmp_path: Path) -> None:
+    key = new_key()
+    clients = tmp_path / "clients.toml"
+    clients.write_text(
+        f'[clients.ada]\nadmin = true\nkeys = [{{ id = "{key.id}", sha256 = "{key.sha256}" }}]\n'
+    )
+    board = Board()
+    board.publish(verdict(1000.0, incident()), snapshot(1000.0))
+    with serving(board, grpc_port=-1, clients_file=clients) as found:
+        url = f"{found.url}/v1/mesh/incidents/i-1/mark"
+        sent = {"host": "mesh.example", "origin": "http://mesh.example", "x-api-key": key.text}
+        assert httpx.post(url, json={"mark": "muted"}, headers=sent).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "page_url", "url", "link"),
+    [
+        ("127.0.0.1", "", "http://127.0.0.1:{port}", "http://127.0.0.1:{port}"),
+        ("0.0.0.0", "", "http://127.0.0.1:{port}", ""),
+        ("::", "", "http://[::1]:{port}", ""),
+        ("0", "", "http://127.0.0.1:{port}", ""),
+        ("0.0.0.0", "https://mesh.example.com", "http://127.0.0.1:{port}", "https://mesh.example.com"),
+    ],
+)
+def test_a_link_leads_to_the_page_or_there_is_none(host: str, page_url: str, url: str, link: str) -> None:
+    with serving(host=host, grpc_port=-1, allow_anonymous=True, page_url=page_url) as found:
+        port = found.outputs.http_port
+        assert found.outputs.url == url.format(port=port)
+        assert found.outputs.link == link.format(port=port)
+        assert httpx.get(f"{found.outputs.url}/healthz").status_code == 200
 
 
 def test_a_watch_that_hangs_is_not_live_and_one_that_is_blind_is() -> None:
@@ -239,7 +307,11 @@ def test_keys_are_asked_for_where_there_are_clients(tmp_path: Path) -> None:
         ({"host": "no such host"}, "host: 'no such host' is not an address"),
         ({"allow_anonymous": True, "clients_file": Path("clients.toml")}, "contradicts"),
         ({"cert_file": Path("cert.pem")}, "together with key_file"),
-        ({"cert_file": Path("absent.pem"), "key_file": Path("absent.key")}, "absent.pem"),
+        (
+            {"cert_file": Path("absent.pem"), "key_file": Path("absent.key")},
+            r"^(cert|key)_file: .*absent.(pem|key)",
+        ),
+        ({"clients_file": Path("absent.toml")}, r"^clients_file: absent.toml does not exist"),
     ],
 )
 def test_ports_that_must_not_open_do_not(settings: dict[str, object], said: str) -> None:

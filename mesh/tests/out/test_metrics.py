@@ -57,9 +57,9 @@ def test_metrics_can_be_read_while_a_detector_begins(monkeypatch):
     metrics.thresholds = lambda: detector.thresholds
 
     class Looked(SeriesTable):
-        def __init__(self, *parts):
+        def __init__(self, *parts, **named):
             seen.append(values(metrics))
-            super().__init__(*parts)
+            super().__init__(*parts, **named)
 
     monkeypatch.setattr("hopline_mesh.detect.detector.SeriesTable", Looked)
     (snapshot, context), *_ = simulate(MeshPlan(services=4, hours=15 / 3600), 2)

@@ -157,8 +157,8 @@ def test_an_incident_says_what_happened_and_keeps_its_name(tab: Tab) -> None:
         tab.open(f"{served.url}/")
         tab.wait_for("document.querySelector('.suspects')")
         assert text(tab, "#incident-title") == "shop/cart"
-        assert text(tab, ".headline") == "p99 latency 40 ms → 812 ms · now suspected: shop/db"
-        assert text(tab, ".incidents .what") == "p99 latency 40 ms → 812 ms"
+        assert text(tab, ".headline") == "now suspected: shop/db: p99 latency 40 ms → 812 ms"
+        assert text(tab, ".incidents .what") == text(tab, ".headline")
         assert text(tab, ".suspects li:first-child .number") == "71 %"
         assert tab.eval("document.querySelector('.links a').href") == "https://t/?s=shop%2Fdb"
         zone = tab.eval("Intl.DateTimeFormat().resolvedOptions().timeZone")
@@ -190,6 +190,40 @@ def test_planned_changes_are_listed_after_they_ended(tab: Tab) -> None:
         tab.wait_for("document.querySelector('.changes li')")
         assert text(tab, ".changes li").startswith("shop/cart rollout: new version")
         assert "lasted 50 s" in text(tab, ".changes .when")
+
+
+def test_a_change_of_a_workload_and_its_services_is_one_line(tab: Tab) -> None:
+    names = ("shop/cart-app", "shop/cart")
+    changes = tuple(Change("rollout", name, 900.0, 950.0, "new version") for name in names)
+    other = Change("rollout", "shop/pay", 910.0, 950.0, "new version")
+    context = Context((*changes, other))
+    with serving(grpc_port=-1) as served:
+        served.do(lambda: served.board.publish(verdict(1000.0), snapshot(1000.0), context=context))
+        tab.open(f"{served.url}/")
+        tab.wait_for("document.querySelectorAll('.changes li').length == 2")
+        assert text(tab, ".changes li:last-child").startswith("shop/cart-app, shop/cart rollout")
+
+
+def test_columns_that_a_mesh_need_not_have_are_no_notice_and_no_empty_column(tab: Tab) -> None:
+    def seen(*gaps: Gap) -> Verdict:
+        return Verdict(1000.0, "normal", 0.4, (), gaps=gaps)
+
+    never, lost = Gap("node.connections", "no series"), Gap("node.cpu_cores", "no series any more")
+    with serving(grpc_port=-1) as served:
+        served.publish(seen(never), snapshot(1000.0))
+        tab.open(f"{served.url}/")
+        tab.wait_for("document.querySelectorAll('#table tbody tr').length == 4")
+        assert text(tab, "#notices") == ""
+        heads = tab.eval("[...document.querySelectorAll('#table thead th')].map(each => each.innerText)")
+        assert heads == ["Service", "Anomaly score", "p99 latency"]
+        assert tab.eval("document.querySelectorAll('#table tbody tr:first-child > *').length") == 3
+        assert "open connections" in text(tab, "#table p.quiet")
+        required = Gap("node.request_rate", "no series")
+        served.publish(seen(never, lost, required), snapshot(1000.0))
+        tab.open(f"{served.url}/?again")
+        tab.wait_for("document.querySelector('#notices summary')")
+        assert text(tab, "#notices summary") == "Not measured: node.cpu_cores, node.request_rate"
+        assert tab.problems == []
 
 
 def test_on_a_phone_what_happened_comes_before_the_graph(tab: Tab) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hopline_mesh.incident import Evidence, Incident, Suspect
 from hopline_mesh.out.alert import alert_of
-from hopline_mesh.out.words import amount, clean, evidence_text, summary, suspects_text
+from hopline_mesh.out.words import amount, clean, evidence_text, headline, summary, suspects_text
 from hopline_mesh.schema import EDGE_FEATURES, NODE_FEATURES
 from tests.out.drawn import incident
 
@@ -57,6 +57,28 @@ def test_incident_is_told_in_one_line_and_in_full() -> None:
     assert suspects_text(incident().suspects, most=1, evidence=1) == (
         "1. shop/cart (71 % of the evidence)\n   shop/cart: p99 latency 812 ms, expected 40 ms\nand 1 more"
     )
+
+
+def test_suspects_without_a_share_are_not_counted() -> None:
+    some = (*incident().suspects, Suspect("shop/pay", 0.01, None, ()), Suspect("shop/db", 0.0, None, ()))
+    going = Incident("i-1", 1000.0, None, 3.0, some)
+    assert summary(going) == summary(incident())
+    assert suspects_text(some, most=5, evidence=1) == suspects_text(incident().suspects, most=5, evidence=1)
+
+
+def test_a_suspected_call_path_is_shown_with_its_own_evidence() -> None:
+    other = Evidence("p99_ms", "shop/db", None, 40.0, 900.0, 9.0)
+    own = Evidence("client_ms", "shop/db", "shop/cart", 41.0, 812.0, 3.0)
+    going = Incident("i-1", 1000.0, None, 9.0, (Suspect("shop/db", 3.0, "shop/cart", (other, own)),))
+    assert headline(going) == "latency seen by the caller 41 ms → 812 ms"
+    assert summary(going, "shop/web") == (
+        "shop/web, now suspected: shop/cart → shop/db: latency seen by the caller 41 ms → 812 ms"
+    )
+
+
+def test_a_headline_says_if_it_is_about_another_than_the_name() -> None:
+    assert headline(incident(), "shop/cart") == "p99 latency 40 ms → 812 ms"
+    assert headline(incident(), "shop/db") == "now suspected: shop/cart: p99 latency 40 ms → 812 ms"
 
 
 def test_incident_without_suspects_is_an_alert_too() -> None:

@@ -134,6 +134,46 @@ def test_a_checkpoint_that_packs_badly_costs_history_and_is_written(tmp_path):
     state.close()
 
 
+@pytest.mark.parametrize("kind", ["checkpoint-0000000007.state", "history-0000000007.log"])
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: os.symlink("nowhere", path)])
+def test_what_only_has_the_name_of_a_file_of_the_state_is_left_alone(tmp_path, kind, make):
+    make(tmp_path / kind)
+    state, roster = folder(tmp_path, limit=MIB), Roster()
+    for number in range(4):
+        state.append(snapshot(15.0 * number, roster), Context())
+        save(state, number)
+    state.write_note({"a": 1})
+    assert newest(folder(tmp_path)) == 3
+    assert len(list(folder(tmp_path).history(Roster()))) == 4
+    state.clear()
+    assert [path.name for path in tmp_path.iterdir()] == [kind]
+
+
+def test_a_full_disk_costs_the_older_checkpoint_where_little_history_is_left(tmp_path, monkeypatch):
+    state = folder(tmp_path)
+    state.append(snapshot(15.0, Roster()), Context())
+    state.close()
+    save(state, 1)
+    save(state, 2)
+    failures = [OSError(errno.ENOSPC, "No space left on device")]
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: real(handle) if not failures else _raise(failures.pop())
+    )
+    save(state, 3)
+    assert [each.meta["number"] for each in folder(tmp_path).checkpoints()] == [3, 2]
+    save(state, 4)
+    failures.append(OSError(errno.ENOSPC, "No space left on device"))
+    state.write_note({"a": 1})
+    assert state.note() == {"a": 1}
+    assert newest(folder(tmp_path)) == 4
+    assert len(list(folder(tmp_path).history(Roster()))) == 1
+
+
+def _raise(error):
+    raise error
+
+
 def test_a_full_disk_costs_history_first(tmp_path, monkeypatch):
     state, roster = folder(tmp_path, limit=MIB), Roster()
     for i in range(100):

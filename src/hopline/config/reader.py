@@ -17,7 +17,7 @@ from typing import Any
 
 from hopline.config.platforms import platform_settings
 from hopline.config.schema import Config, check_tls
-from hopline.config.setting import type_name
+from hopline.config.setting import bounds_text, type_name
 from hopline.config.values import apply, fields, flags, flatten
 from hopline.errors import ConfigError
 
@@ -40,6 +40,7 @@ class ConfigRow:
         default: the default value.
         env: the environment variable.
         help: one line of text.
+        bounds: of a number; "" if it has none.
     """
 
     path: str
@@ -47,12 +48,20 @@ class ConfigRow:
     default: Any
     env: str
     help: str
+    bounds: str
 
 
 def config_table() -> list[ConfigRow]:
     """Every setting in declaration order, for the docs and `hopline config show`."""
     return [
-        ConfigRow(path, type_name(annotation), item.default, _env_name(path), item.metadata["help"])
+        ConfigRow(
+            path,
+            type_name(annotation),
+            item.default,
+            _env_name(path),
+            item.metadata["help"],
+            bounds_text(item),
+        )
         for path, (item, annotation) in fields(Config).items()
         if not item.metadata["hidden"]
     ]

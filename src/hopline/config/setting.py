@@ -149,6 +149,14 @@ def type_name(annotation: Any) -> str:
     )
 
 
+def bounds_text(field: dataclasses.Field[Any]) -> str:
+    """Bounds of a setting, for errors and the docs table: "between 4 and 100"; "" if it has none."""
+    minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
+    if minimum is None:
+        return "" if maximum is None else f"at most {maximum}"
+    return f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
+
+
 def read_size(text: str, what: str) -> int:
     """Bytes of a size such as "512 MiB", for a flag that is not a setting.
 
@@ -178,9 +186,5 @@ def _read_int(value: Any, *, is_size: bool) -> int | None:
 def _bounded(number: Any, field: dataclasses.Field[Any], wrong: Any) -> Any:
     minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
-        if maximum is None:
-            raise wrong(f"at least {minimum}")
-        if minimum is None:
-            raise wrong(f"at most {maximum}")
-        raise wrong(f"between {minimum} and {maximum}")
+        raise wrong(bounds_text(field))
     return number

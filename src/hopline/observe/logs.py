@@ -9,6 +9,8 @@ import time
 
 from hopline.config.schema import LogConfig
 
+#: Loggers of Hopline and of the packages built on it; every logger of theirs is below one of these.
+_LOGGERS = ("hopline", "hopline_mesh")
 #: Attribute of a log record with its request id, set by `extra={"request_id": ...}`.
 _ABOUT = ("request_id", "model", "version")
 
@@ -32,14 +34,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(config: LogConfig) -> None:
-    """Send everything below `hopline` to stderr in the configured format."""
+    """Send everything that Hopline's packages log to stderr in the configured format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()
         if config.format == "json"
         else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
-    root = logging.getLogger("hopline")
-    root.handlers = [handler]
-    root.setLevel(config.level.upper())
-    root.propagate = False
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(config.level.upper())
+        logger.propagate = False

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hopline.config.schema import Config
-from hopline.config.setting import did_you_mean, read_value, setting, type_name
+from hopline.config.setting import bounds_text, did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
 from hopline.types import Priority
 
@@ -95,6 +95,7 @@ class LimitRow:
     type: str
     default: Any
     help: str
+    bounds: str
 
 
 def limits_table() -> list[LimitRow]:
@@ -106,6 +107,7 @@ def limits_table() -> list[LimitRow]:
             type_name(hints[item.name]),
             _DEFAULTS.get(item.name, item.default),
             item.metadata["help"],
+            bounds_text(item),
         )
         for item in dataclasses.fields(ModelLimits)
     ]

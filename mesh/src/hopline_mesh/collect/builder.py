@@ -25,6 +25,7 @@ from hopline_mesh.scope import Scope
 from hopline_mesh.snapshot import Gap, Snapshot
 
 Column = NDArray[np.float64]
+Table = NDArray[np.float32]
 
 #: Larger numbers are infinite in float32.
 _LARGEST = 3e38
@@ -118,6 +119,8 @@ class SnapshotBuilder:
         self._edges = Presence(options.keep_missing_s)
         self._usual: dict[str, float] = {}
         self._lacking: dict[str, int] = {}
+        #: services whose own requests were counted once
+        self._counted: set[int] = set()
 
     @property
     def needs_owners(self) -> bool:
@@ -146,6 +149,7 @@ class SnapshotBuilder:
         nodes, edges, left_out = self._present(time_s, found)
         node_table = self._table("node", nodes, found)
         edge_table = self._table("edge", edges, found)
+        self._set_rates_of_entries(nodes, node_table, edges, edge_table, found)
         snapshot = Snapshot(
             time_s,
             self._schema,
@@ -263,7 +267,7 @@ class SnapshotBuilder:
             found.gaps.append(Gap("services" if len(lost) else "edges", f"{missing}; {why}"))
         return nodes, edges, num_nodes - len(nodes) + num_edges - len(edges)
 
-    def _table(self, of: str, rows: IdArray, found: _Found) -> NDArray[np.float32]:
+    def _table(self, of: str, rows: IdArray, found: _Found) -> Table:
         """Return the measurements: float32 [rows, columns of the schema]."""
         names = self._schema.node_features if of == "node" else self._schema.edge_features
         columns: dict[str, Column] = {name: np.full(len(rows), np.nan) for name in names}
@@ -288,6 +292,26 @@ class SnapshotBuilder:
         for index, name in enumerate(names):
             table[:, index] = columns[name]
         return table
+
+    def _set_rates_of_entries(
+        self, nodes: IdArray, node_table: Table, edges: IdArray, edge_table: Table, found: _Found
+    ) -> None:
+        """Set the request rate of services of which no proxy ever counted requests to that of their calls.
+
+        An ingress gateway reports only as a caller.
+        """
+        schema, column = self._schema, "request_rate"
+        if not (column in schema.node_features and column in schema.edge_features):
+            return
+        rates = node_table[:, schema.node_features.index(column)]
+        self._counted.update(nodes[~np.isnan(rates)].tolist())
+        if any(gap.what in ("prometheus", f"node.{column}", f"edge.{column}") for gap in found.gaps):
+            return
+        sent = fill(
+            nodes, edges >> 32, edge_table[:, schema.edge_features.index(column)].astype(float), "sum"
+        )
+        entries = np.array([one not in self._counted for one in nodes.tolist()], bool)
+        rates[entries] = sent[entries]
 
     def _named(self, ids: IdArray, of: str = "node") -> str:
         """Return the first three names, for people."""

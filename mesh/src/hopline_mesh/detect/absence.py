@@ -20,14 +20,15 @@ class Absence:
     """Counts the intervals since each service was last there.
 
     Args:
-        nodes: the series of services.
+        nodes, edges: the series of services and of call paths.
 
     Attributes:
         intervals: int32 [slots].
     """
 
-    def __init__(self, nodes: SeriesTable) -> None:
+    def __init__(self, nodes: SeriesTable, edges: SeriesTable) -> None:
         self._nodes = nodes
+        self._called = edges.load
         self.intervals = np.zeros(0, np.int32)
 
     def observe(self, snapshot: Snapshot) -> None:
@@ -35,7 +36,18 @@ class Absence:
         new = self._nodes.size - len(self.intervals)
         self.intervals = np.concatenate([self.intervals, np.full(new, _FORGOTTEN, np.int32)])
         self.intervals += 1
-        self.intervals[snapshot.nodes] = 0
+        self.intervals[snapshot.nodes[~self._are_silent(snapshot)]] = 0
+
+    def _are_silent(self, snapshot: Snapshot) -> NDArray[np.bool_]:
+        """Return which services are not measured and get no calls, bool [services].
+
+        The counters of a caller's proxy outlive the service that it called, and stand still.
+        """
+        calls = np.full(self._nodes.size, np.nan)
+        if self._called >= 0:
+            np.fmax.at(calls, snapshot.edge_dst, snapshot.edge_features[:, self._called])
+        silent = np.isnan(snapshot.node_features).all(axis=1) & (calls[snapshot.nodes] == 0)
+        return np.asarray(silent, bool)
 
     def forget_planned(self, changed: Sequence[tuple[int, Change]]) -> None:
         """Do not report services as missing that disappear during their own planned change."""

@@ -30,6 +30,8 @@ _PASSED, _KEPT, _ROUNDS = 0.85, 0.6, 4
 
 #: Roles that do not depend on neighbours.
 _OWN = ("resource", "memory", "trouble", "gone")
+#: Roles that need no measurement; they say most of what happened.
+_REPORTED = ("trouble", "gone")
 
 
 class Blame(msgspec.Struct, array_like=True):
@@ -39,7 +41,7 @@ class Blame(msgspec.Struct, array_like=True):
         service: slot.
         caller: for a call path, slot of the caller; else -1.
         score: strength of its evidence.
-        clues: its evidence, strongest first.
+        clues: its evidence: troubles and that it is gone, then the strongest first; its own before others'.
     """
 
     service: int
@@ -51,6 +53,10 @@ class Blame(msgspec.Struct, array_like=True):
 def _weight(score: float) -> float:
     """Return the weight of a score; logarithmic, because scores span decades."""
     return math.log2(1.0 + max(score, 0.0))
+
+
+def _is_measured(clue: Clue) -> bool:
+    return clue.role not in _REPORTED
 
 
 def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
@@ -73,7 +79,7 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
         at, edge = clue.service, (clue.caller, clue.service)
         if clue.role in _OWN or (clue.role == "calls" and clue.caller < 0):
             if clue.caller < 0:
-                own[at] = max(own[at], weight * (1.5 if clue.role in ("trouble", "gone") else 1.0))
+                own[at] = max(own[at], weight * (1.5 if clue.role in _REPORTED else 1.0))
         elif clue.role == "calls" or (clue.role == "load" and clue.caller >= 0 and clue.is_up):
             if clue.is_firm:
                 floods[edge] = max(floods[edge], weight)
@@ -168,7 +174,7 @@ def suspects(clues: Sequence[Clue], paths: Paths, most: int = 5) -> list[Blame]:
         below = paths.callees(blame.service)
         blame.clues = sorted(
             mine or [clue for clue in clues if clue.service in below],
-            key=lambda clue: (clue.service != blame.service, -clue.score, clue.key),
+            key=lambda clue: (clue.service != blame.service, _is_measured(clue), -clue.score, clue.key),
         )
     return found
 

@@ -18,6 +18,8 @@ _FEWEST = 20
 #: Share of a series' outermost values that the spread ignores, and how much further out than normally
 #: distributed values the remaining ones may be.
 TAIL, _OUTER = 0.01, 3.0 / 2.5758
+#: Share of values from which a value occurs often.
+_OFTEN = 0.1
 #: Share of a series' variance that its load must explain before the load is taken out.
 _FOLLOWS = 0.1
 #: How much narrower the spread of what the load leaves may be taken: its law was learned at few loads.
@@ -63,8 +65,9 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         if table.kinds[f] == kernels.AMOUNT:
             values[values < 0] = np.nan
             middle = quantile(values, 0.5)
-            typical = np.median(middle)
-            offset = np.maximum(0.05 * middle + 0.02 * typical, 1e-9)
+            step = _steps(values)
+            typical = np.median(middle) or np.median(step) / kernels.OFFSET
+            offset = np.maximum(0.05 * middle + kernels.OFFSET * typical, np.maximum(step, 1e-9))
             table.offset[own, f] = offset
             table.typical[f] = typical
             values = np.log(values + offset)
@@ -80,6 +83,20 @@ def learn_scales(table: SeriesTable, history: NDArray[np.float32], tail: float =
         table.seen[own, f] = np.isfinite(values).sum(axis=0)
     table.pooled[:] = 1.5 * pooled
     _learn_loads(table, history, enough, tail)
+
+
+def _steps(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the smallest positive value of each series that is often 0, of others 0, float32 [series].
+
+    Such a series counts something rare, for example failures, in steps of this size.
+
+    Args:
+        values: float32 [T, series].
+    """
+    least = np.where(values > 0, values, np.inf).min(axis=0)
+    is_rare = (values == 0).mean(axis=0) > _OFTEN
+    steps: NDArray[np.float32] = np.where(is_rare & np.isfinite(least), least, 0).astype(np.float32)
+    return steps
 
 
 def _learn_loads(

@@ -272,7 +272,7 @@ class MeshDetector:
         self._gaps: list[float] = []  # between the first intervals, to learn the interval
         self._excused: dict[int, expected.Excuse] = {}
         self._reported: dict[Key, float] = {}
-        self._absence = Absence(self._nodes)
+        self._absence = Absence(self._nodes, self._edges)
         self.left_out = []
         self.steps = 0
         self._learnt = 0
@@ -529,7 +529,7 @@ class MeshDetector:
         """Return clues that need no measurement: troubles, and missing services."""
         found = ((snapshot.roster.find(trouble.service), trouble.kind) for trouble in troubles)
         known = {(slot, str(kind)): "trouble" for slot, kind in found if slot is not None}
-        if len(snapshot.nodes) < self._nodes.size:
+        if self._absence.intervals.any():
             self._absence.forget_planned(expected.with_slots(context.changes, snapshot))
             known |= {(slot, "gone"): "gone" for slot in self._absence.gone(snapshot, self._hold)}
         self._reported = {(-1, slot, kind): _REPORTED for slot, kind in known}

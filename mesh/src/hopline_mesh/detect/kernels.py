@@ -45,6 +45,8 @@ AMOUNT, SHARE, REAL, PLAIN = 0, 1, 2, 3
 NOTHING, USUAL, ALL = 0, 1, 2
 #: Series younger than this have no window mean yet.
 MIN_WINDOW = 8
+#: Least offset of an amount before its logarithm is taken, as a share of what is typical of its column.
+OFFSET = 0.02
 #: Larger than anything measured; what is beyond is not believed.
 ABSURD = 1e30
 
@@ -118,7 +120,7 @@ def observe(
             if row >= 0:
                 known += seen[i, f] > 0
                 if offset[i, f] < 0 and 0 <= values[row, f] < ABSURD:  # never seen before
-                    offset[i, f] = max(0.05 * values[row, f], 0.02 * typical[f], 1e-9)
+                    offset[i, f] = max(0.05 * values[row, f], OFFSET * typical[f], 1e-9)
                 u = transform(values[row, f], kinds[f], offset[i, f])
             if math.isnan(u):
                 ring[pos, i, f] = ABSENT

@@ -1,9 +1,9 @@
 """Predicts the deviation of each series from its neighbours and its load.
 
 One ridge regression for each series, on a constant and few predictors that its role suggests:
-`_OF_SERVICES` and `_OF_PATHS`. Means over call paths are weighted by traffic. What a service uses (CPU,
-memory, connections) follows no law that would hold for other loads than those that were seen, and is not
-predicted.
+`_OF_SERVICES` and `_OF_PATHS`. Means over call paths are weighted by usual traffic. Nothing is predicted
+from neighbours that are not measured. What a service uses (CPU, memory, connections) follows no law that
+would hold for other loads than those that were seen, and is not predicted.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class NeighbourRegression:
     def predictors(self, snapshot: Snapshot, paths: SlotArray) -> tuple[FloatArray, FloatArray]:
         """Return the predictors of an interval, float32 [n, predictors] and [e, predictors].
 
+        NaN = not measured, and a mean over call paths of which none is.
+
         Args:
             snapshot: the interval that the tables observed last.
             paths: int32 [e], slots of its call paths.
@@ -93,16 +95,24 @@ class NeighbourRegression:
         path_own = _moved(edges, paths)
         traffic = np.ones(len(paths))
         if edges.load >= 0:
-            rates = snapshot.edge_features[:, edges.load]
-            traffic = np.where((rates > 0) & (rates < 1e30), rates, 0.0)
+            usual = (
+                np.exp(np.minimum(edges.level[paths, edges.load], 80.0)) - edges.offset[paths, edges.load]
+            )
+            traffic = np.maximum(np.nan_to_num(usual), 0.0)
         src, dst = snapshot.edge_src, snapshot.edge_dst
-        sent, got = (np.maximum(np.bincount(end, traffic, size), 1e-9) for end in (src, dst))
+
+        def mean_at(end: SlotArray, values: FloatArray) -> NDArray[np.float64]:
+            weight = np.where(np.isnan(values), 0.0, traffic)
+            total = np.bincount(end, weight, size).astype(float)  # without any call path it is of integers
+            total[total <= 0] = np.nan
+            mean: NDArray[np.float64] = np.bincount(end, weight * np.nan_to_num(values), size) / total
+            return mean
 
         def over_calls(values: FloatArray) -> NDArray[np.float64]:
-            return np.bincount(src, traffic * values, size) / sent
+            return mean_at(src, values)
 
         def over_callers(values: FloatArray) -> NDArray[np.float64]:
-            return np.bincount(dst, traffic * values, size) / got
+            return mean_at(dst, values)
 
         of_source: dict[str, Callable[[int], Any]] = {
             "one": lambda f: 1.0,
@@ -142,8 +152,11 @@ class NeighbourRegression:
             for f, weight in (weights or self.weights)[number].items():
                 known = mine < len(weight)
                 expected = np.full(len(mine), np.nan, np.float32)
-                places = self._plans[number].of[f]
-                expected[known] = np.einsum("np,np->n", matrix[known][:, places], weight[mine[known]])
+                x, w = matrix[known][:, self._plans[number].of[f]], weight[mine[known]]
+                lacking = np.isnan(x)
+                # A predictor that was never measured has no weight.
+                w = np.where((lacking & (w != 0)).any(axis=1)[:, None], np.nan, w)
+                expected[known] = np.einsum("np,np->n", np.where(lacking, np.float32(0), x), w)
                 left[:, f] = np.clip(table.slow[mine, f], -_MOST, _MOST) - expected
             sides.append(left)
         return sides[0], sides[1]
@@ -169,7 +182,7 @@ class NeighbourRegression:
                 for f, places in self._plans[number].of.items():
                     target = np.clip(self._tables[number].slow[mine, f], -_MOST, _MOST)
                     there = np.flatnonzero(~np.isnan(target))
-                    x = predictors[number][there][:, places].astype(np.float64)
+                    x = np.nan_to_num(predictors[number][there][:, places].astype(np.float64))
                     products, with_target = sums[number][f]
                     products[fold, mine[there]] += x[:, :, None] * x[:, None, :]
                     with_target[fold, mine[there]] += x * target[there, None]
@@ -223,10 +236,9 @@ def _solved(products: NDArray[np.float64], with_target: NDArray[np.float64]) -> 
 def _moved(table: SeriesTable, slots: Any) -> FloatArray:
     """Return deviations on the scale of the values, so that those of several series can be added.
 
-    0 is not measured; during a planned change deviations count less.
+    During a planned change deviations count less.
     """
     away = np.clip(table.slow[slots], -_MOST, _MOST)
-    away[np.isnan(away)] = 0.0
     moved: FloatArray = away * table.spread[slots] * table.quiet[slots]
     return moved
 

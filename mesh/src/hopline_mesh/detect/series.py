@@ -139,8 +139,12 @@ class SeriesTable:
         self._looks -= 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a column without any value
-            middle = np.nanmedian(np.where(np.abs(values) < kernels.ABSURD, values, np.nan), axis=0)
-        self.typical[:] = np.where(self.typical == 0, np.nan_to_num(middle), self.typical)
+            known = np.where(np.abs(values) < kernels.ABSURD, values, np.nan)
+            middle = np.nanmedian(known, axis=0)
+            # A count that is 0 most of the time has steps of its smallest value.
+            step = np.nanmin(np.where(known > 0, known, np.nan), axis=0) / kernels.OFFSET
+        middle = np.nan_to_num(np.where(middle == 0, step, middle))
+        self.typical[:] = np.where(self.typical == 0, middle, self.typical)
 
     def observe(
         self,

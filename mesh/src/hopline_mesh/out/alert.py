@@ -17,6 +17,8 @@ from hopline_mesh.out.words import clean, name_of, summary, suspects_text
 from hopline_mesh.roster import namespace_of
 
 ALERT_NAME = "MeshAnomaly"
+#: Labels that identify an incident; settings may not replace them.
+OWN_LABELS = ("alertname", "incident", "service", "namespace")
 _MAX_LABEL = 200
 _MAX_ANNOTATION = 4000
 _SUSPECTS, _EVIDENCE = 5, 4

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_ALERTS = 256
 #: How long posting the end of an alert is retried; by then Alertmanager has resolved the alert itself.
 _KEEP_END_S = 3600.0
+#: How long an accepted end is posted again, as Prometheus does: an Alertmanager that restarts before it
+#: sends the notification has forgotten the end.
+_REPEAT_END_S = 900.0
 #: Seconds before the first retry of a failed post; each further pause is twice as long.
 _FIRST_PAUSE_S = 0.5
 
@@ -128,8 +131,11 @@ class Alerts:
 
     def outstanding(self, name: str) -> list[Alert]:
         """Return the alerts to post to an Alertmanager now."""
+        repeated = self._clock() - _REPEAT_END_S
         return [
-            each for each in self._alerts.values() if each.end_s is None or name not in each.end_accepted_by
+            each
+            for each in self._alerts.values()
+            if each.end_s is None or each.end_s > repeated or name not in each.end_accepted_by
         ]
 
     def posted(self, alerts: list[Alert]) -> list[dict[str, Any]]:
@@ -157,7 +163,7 @@ def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") 
     Args:
         settings: mainly `alerts`.
         metrics: counts posts.
-        page_url: URL of the page, if the settings have none.
+        page_url: URL of the page; "" leaves links out.
 
     Raises:
         ConfigError: an address or a file is invalid.
@@ -175,7 +181,7 @@ def alerts_of(settings: MeshSettings, metrics: MeshMetrics, page_url: str = "") 
         interval_s=settings.source.interval_s,
         timeout_s=asked.alert_timeout_s,
         labels=labels,
-        page_url=asked.page_url or page_url,
+        page_url=page_url,
         metrics=metrics,
     )
 

@@ -18,3 +18,18 @@ _OWN = {
 }
 HTTP_STATUS: dict[type[HoplineError], int] = _HTTP_STATUS | {kind: row[0] for kind, row in _OWN.items()}
 GRPC_CODE: dict[type[HoplineError], StatusCode] = _GRPC_CODE | {kind: row[1] for kind, row in _OWN.items()}
+
+#: Settings of the server in texts of its parts -> those of the watch; the size of bodies is none of them.
+_SETTINGS = {
+    "auth.clients_file": "clients_file",
+    "tls.cert_file": "cert_file",
+    "tls.key_file": "key_file",
+    " (server.max_body_bytes)": "",
+}
+
+
+def own_text(text: str) -> str:
+    """Return a text of the server's parts with the names of the watch's settings."""
+    for name, own in _SETTINGS.items():
+        text = text.replace(name, own)
+    return text

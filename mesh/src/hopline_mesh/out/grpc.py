@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from hopline.errors import ModelNotFound, Overloaded, Unavailable
+from hopline.errors import BadRequest, ModelNotFound, Overloaded, Unavailable
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.transports.failure import as_hopline_error
 from hopline.transports.grpc_access import Asked, GrpcGuard
@@ -84,32 +85,37 @@ class MeshGrpc:
     def _service(self, name: str, behaviours: Mapping[str, Callable[[Any], Any]]) -> Any:
         table = {}
         for method in methods(name):
-            request = message(method.input_type.full_name).FromString
+            request = message(method.input_type.full_name)
             response = message(method.output_type.full_name).SerializeToString
             behaviour = behaviours[method.name]
+            # Requests stay bytes until `_call`: gRPC answers UNKNOWN if its own reading fails.
             if method.server_streaming:
                 table[method.name] = grpc.unary_stream_rpc_method_handler(
-                    self._streamed(behaviour, method.name), request, response
+                    self._streamed(behaviour, method.name, request), None, response
                 )
             else:
                 table[method.name] = grpc.unary_unary_rpc_method_handler(
-                    self._unary(behaviour, method.name), request, response
+                    self._unary(behaviour, method.name, request), None, response
                 )
         return grpc.method_handlers_generic_handler(name, table)
 
-    def _unary(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: Any) -> Any:
-            async with self._call(method, request, context):
+    def _unary(
+        self, behaviour: Callable[[Any], Any], method: str, kind: Any
+    ) -> Callable[..., Awaitable[Any]]:
+        async def call(data: bytes, context: Any) -> Any:
+            async with self._call(method, kind, data, context) as request:
                 response = behaviour(request)
                 return await response if inspect.isawaitable(response) else response
 
         return call
 
-    def _streamed(self, behaviour: Callable[[Any], Any], method: str) -> Callable[..., AsyncIterator[Any]]:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+    def _streamed(
+        self, behaviour: Callable[[Any], Any], method: str, kind: Any
+    ) -> Callable[..., AsyncIterator[Any]]:
+        async def call(data: bytes, context: Any) -> AsyncIterator[Any]:
             self._num_streams[method] += 1
             try:
-                async with self._call(method, request, context):
+                async with self._call(method, kind, data, context) as request:
                     if self._num_streams[method] > _MAX_STREAMS:
                         raise Overloaded(f"{_MAX_STREAMS} streams of {method} are open; close some")
                     async for response in behaviour(request):
@@ -120,16 +126,21 @@ class MeshGrpc:
         return call
 
     @contextlib.asynccontextmanager
-    async def _call(self, method: str, request: Any, context: Any) -> AsyncIterator[None]:
-        """Authenticate and authorise a call, end it with the status of an error, and count it."""
+    async def _call(self, method: str, kind: Any, data: bytes, context: Any) -> AsyncIterator[Any]:
+        """Authenticate and authorise a call, end it with the status of an error, and count it.
+
+        Yields its request, a message of this kind.
+        """
         try:
+            client = None
             if self._guard is not None:
                 sent = dict(context.invocation_metadata() or ())
                 client = self._guard.recognise(method, sent.get("authorization"), sent.get("x-api-key"))
-                if client is not None:
-                    self._guard.check(method, request, client)
-                    client.admit()
-            yield
+            request = _parsed(kind, data)
+            if self._guard is not None and client is not None:
+                self._guard.check(method, request, client)
+                client.admit()
+            yield request
         except Exception as error:
             known = as_hopline_error(error, "(none)")
             code = grpc_code(known, GRPC_CODE)
@@ -216,6 +227,13 @@ class MeshGrpc:
 
     def _status(self) -> int:
         return _SERVING if self._board.ready and self._board.alive else _NOT_SERVING
+
+
+def _parsed(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise BadRequest(f"the message ({len(data)} bytes) is not a {kind.DESCRIPTOR.full_name}") from None
 
 
 def _spreads(columns: dict[str, float | None]) -> dict[str, float]:

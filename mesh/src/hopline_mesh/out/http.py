@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import math
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
-from hopline.errors import BadRequest, HoplineError
+from hopline.errors import BadRequest, HoplineError, PermissionDenied
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.transports.failure import as_hopline_error
@@ -27,7 +28,7 @@ from hopline.transports.path_table import PathTable
 from hopline_mesh import __version__
 from hopline_mesh.out.between import deviations, read_events, take_events
 from hopline_mesh.out.board import Board
-from hopline_mesh.out.error_tables import HTTP_STATUS
+from hopline_mesh.out.error_tables import HTTP_STATUS, own_text
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline_mesh.out.record import Record, read_mark
 from hopline_mesh.out.wire import encode_json, shown
@@ -90,12 +91,20 @@ class MeshHttp:
         board: the data that it serves.
         gate: authenticates clients; None allows anonymous access.
         open_metrics: /metrics needs no key.
+        urls: of the page, in addition to addresses without a name.
 
     Attributes:
         routes: by path pattern.
     """
 
-    def __init__(self, board: Board, gate: Gatekeeper | None = None, *, open_metrics: bool = False) -> None:
+    def __init__(
+        self,
+        board: Board,
+        gate: Gatekeeper | None = None,
+        *,
+        open_metrics: bool = False,
+        urls: Sequence[str] = (),
+    ) -> None:
         self.routes = {
             # The files of the page have no data; its requests need the permission.
             "/": Route(lambda request, options: self._file("index.html"), access=OPEN),
@@ -116,6 +125,7 @@ class MeshHttp:
         self._paths = PathTable(self.routes.items())
         self._board = board
         self._guard = None if gate is None else Guard(gate)
+        self._origins = {f"{parts.scheme}://{parts.netloc}" for parts in map(urlsplit, urls)}
         self._num_waiting = 0
 
     def __call__(self, request: Request) -> Response | Pending:
@@ -128,7 +138,7 @@ class MeshHttp:
 
     def refuse(self, status: int, text: str) -> Response:
         """Return the response to a request that was refused while it was read."""
-        return self._counted(_refusal(status, text))
+        return self._counted(_refusal(status, own_text(text)))
 
     def _answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
         path, _, query = request.target.partition(b"?")
@@ -144,7 +154,29 @@ class MeshHttp:
             return _refusal(405, f"this path accepts only {' and '.join(allowed)}", lines)
         if self._guard is not None:
             self._guard.admit(request, route.access)
+        elif b"POST" in route.methods:
+            self._check_origin(request)
         return route.handle(request, {**_options(query), **match.values})
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse a change that a page of another origin sends through someone's browser.
+
+        Its own page has the origin of the request's host. If that is a name that the watch does not know,
+        the name may be another page's, which now leads here (DNS rebinding). Clients without a browser send
+        no origin.
+        """
+        if b"origin" not in request.headers:
+            return
+        origin, host = request.headers[b"origin"].decode("latin-1"), request.headers.get(b"host", b"")
+        if origin in self._origins:
+            return
+        scheme, _, place = origin.partition("://")
+        if scheme in ("http", "https") and place == host.decode("latin-1") and _has_no_name(place):
+            return
+        raise PermissionDenied(
+            f"a page at {origin[:100]!r} may change nothing: if it is the page of this watch, set page_url "
+            "to its URL"
+        )
 
     def _file(self, name: str) -> Response:
         if name not in page_files():
@@ -258,6 +290,15 @@ class _Awaited(Pending):
 
 def _refusal(status: int, text: str, lines: bytes = b"") -> Response:
     return plain_error(status, text, lines + _POLICY + _NO_STORE)
+
+
+def _has_no_name(place: str) -> bool:
+    """Whether a host and port is this machine, or an address: no one else can let it lead here."""
+    try:
+        host = urlsplit(f"//{place}").hostname or ""
+        return host == "localhost" or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _json_body(request: Request) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.process.listeners import remove_dead_socket, reserve, tls_context, tls_pair, url_host
 from hopline.transports.http_endpoint import HttpEndpoint
 from hopline_mesh.out.board import Board
+from hopline_mesh.out.error_tables import own_text
 from hopline_mesh.out.http import MeshHttp
 from hopline_mesh.settings import ServeSettings
 
@@ -36,12 +38,16 @@ class Outputs:
     Args:
         board: the data that they serve.
         settings: addresses and authentication.
+        page_url: URL of the page for others, if the settings have one.
 
     Attributes:
         http_port, grpc_port: actual ports after the start; None if they are off.
     """
 
-    def __init__(self, board: Board, settings: ServeSettings) -> None:
+    def __init__(self, board: Board, settings: ServeSettings, page_url: str = "") -> None:
+        self._page_url = page_url
+        #: that the page listens on; 0.0.0.0 and :: are all interfaces, and lead nowhere
+        self._address: ipaddress.IPv4Address | ipaddress.IPv6Address | None = None
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self._board = board
@@ -54,11 +60,23 @@ class Outputs:
 
     @property
     def url(self) -> str:
-        """URL of the page; "" if HTTP is off."""
-        if self.http_port is None:
+        """URL of the page on this machine; "" if HTTP is off."""
+        if self._address is None:
             return ""
-        secure = "s" if self._config.tls.enabled else ""
-        return f"http{secure}://{url_host(self._settings.host)}:{self.http_port}"
+        host = self._settings.host
+        if self._address.is_unspecified:
+            host = "127.0.0.1" if self._address.version == 4 else "::1"
+        return self._url_of(host)
+
+    @property
+    def link(self) -> str:
+        """URL of the page for links in alerts; "" if none is known that leads to it."""
+        if self._address is None or self._page_url:
+            return self._page_url
+        return "" if self._address.is_unspecified else self.url
+
+    def _url_of(self, host: str) -> str:
+        return f"http{'s' if self._config.tls.enabled else ''}://{url_host(host)}:{self.http_port}"
 
     async def start(self) -> None:
         """Open all ports.
@@ -69,16 +87,18 @@ class Outputs:
         """
         settings = self._settings
         check_exposure(settings)
-        if self._config.auth.enabled:
-            self._gate = Gatekeeper(self._config)
-            self._ticks.append(self._gate.tick)
         try:
+            if self._config.auth.enabled:
+                self._gate = Gatekeeper(self._config)
+                self._ticks.append(self._gate.tick)
             if settings.http_port >= 0:
                 await self._open_http()
             if settings.grpc_port >= 0 or settings.socket is not None:
                 await self._open_grpc()
-        except BaseException:
+        except BaseException as error:
             await self.stop()
+            if isinstance(error, ConfigError):
+                raise ConfigError(own_text(str(error))) from None
             raise
         self._open.callback(asyncio.create_task(self._tick(), name="timer of the ports").cancel)
 
@@ -89,7 +109,14 @@ class Outputs:
     async def _open_http(self) -> None:
         tls = tls_context(self._config.tls)
         bound = reserve(self._settings.host, self._settings.http_port, "http_port")
-        app = MeshHttp(self._board, self._gate, open_metrics=self._settings.open_metrics)
+        name, self.http_port = bound.getsockname()[:2]
+        self._address = ipaddress.ip_address(name.partition("%")[0])
+        app = MeshHttp(
+            self._board,
+            self._gate,
+            open_metrics=self._settings.open_metrics,
+            urls=(self._page_url, self._url_of(self._settings.host)),
+        )
         endpoint = HttpEndpoint(app, app.refuse, max_body_bytes=_MAX_BODY)
         loop = asyncio.get_running_loop()
         endpoint.tick(loop.time())
@@ -97,7 +124,6 @@ class Outputs:
         self._open.callback(endpoint.abort)
         self._open.callback(endpoint.begin_close)
         self._open.callback((await loop.create_server(endpoint, sock=bound, ssl=tls)).close)
-        self.http_port = bound.getsockname()[1]
 
     async def _open_grpc(self) -> None:
         import grpc  # large: trainings, which import this module too, do not need it

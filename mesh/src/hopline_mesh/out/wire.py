@@ -34,10 +34,11 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def shown(record: Record, templates: Sequence[str], now_s: float) -> dict[str, Any]:
     """Return an incident for people: with its name, what happened, its mark, and links."""
+    name = record.name or name_of(record.incident)
     return {
         **msgspec.to_builtins(record.incident),
-        "name": record.name or name_of(record.incident),
-        "headline": headline(record.incident),
+        "name": name,
+        "headline": headline(record.incident, name),
         "mark": record.mark,
         "links": links_of(record.incident, templates, now_s),
     }

@@ -77,20 +77,29 @@ def evidence_text(evidence: Evidence) -> str:
     return f"{text}, expected {amount(evidence.feature, evidence.expected)}"
 
 
-def headline(incident: Incident) -> str:
-    """Return what happened: "p99 latency 40 ms → 812 ms", the strongest evidence of the first suspect."""
+def headline(incident: Incident, name: str = "") -> str:
+    """Return what happened: "p99 latency 40 ms → 812 ms", the strongest evidence of the first suspect.
+
+    Args:
+        name: of the incident since it opened; if the first suspect is another now, the text begins with it.
+    """
     evidence = incident.suspects[0].evidence if incident.suspects else ()
+    now = name_of(incident)
+    moved = f"now suspected: {now}" if name and name != now else ""
     if not evidence:
-        return ""
-    first, suspect = evidence[0], incident.suspects[0]
+        return moved
+    suspect = incident.suspects[0]
+    own = [each for each in evidence if (each.service, each.caller) == (suspect.service, suspect.caller)]
+    first = own[0] if own and suspect.caller is not None else evidence[0]
     what = feature_name(first.feature)
     if first.expected is not None:
         seen = "gone" if first.seen is None else amount(first.feature, first.seen)
         what = f"{what} {amount(first.feature, first.expected)} → {seen}"
     elif first.seen is not None:
         what = f"{what} {amount(first.feature, first.seen)}"
-    of_another = (first.service, first.caller) != (suspect.service, suspect.caller)
-    return f"{what} ({subject(first.service, first.caller)})" if of_another else what
+    if (first.service, first.caller) != (suspect.service, suspect.caller):
+        what = f"{what} ({subject(first.service, first.caller)})"
+    return f"{moved}: {what}" if moved else what
 
 
 def name_of(incident: Incident) -> str:
@@ -108,17 +117,18 @@ def summary(incident: Incident, name: str = "") -> str:
     """
     if not incident.suspects:
         return "The mesh behaves unusually"
-    now, what = name_of(incident), headline(incident)
-    where = f"{name}, now suspected: {now}" if name and name != now else now
-    others = len(incident.suspects) - 1
-    text = f"{where}: {what}" if what else where
+    now, what = name_of(incident), headline(incident, name)
+    where = name or now
+    others = len(_likely(incident.suspects)) - 1
+    text = where if not what else f"{where}, {what}" if where != now else f"{where}: {what}"
     return f"{text} (and {others} more suspect{'s' if others > 1 else ''})" if others else text
 
 
 def suspects_text(suspects: tuple[Suspect, ...], *, most: int, evidence: int) -> str:
-    """Return ranked suspects with their evidence, one line each."""
+    """Return ranked suspects with their evidence, one line each; without those whose share is 0 %."""
     lines = []
-    total = sum(suspect.score for suspect in suspects) or 1.0
+    total = _total(suspects)
+    suspects = _likely(suspects)
     for rank, suspect in enumerate(suspects[:most], 1):
         share = f"{100 * suspect.score / total:.0f} % of the evidence"
         lines.append(f"{rank}. {subject(suspect.service, suspect.caller)} ({share})")
@@ -126,6 +136,16 @@ def suspects_text(suspects: tuple[Suspect, ...], *, most: int, evidence: int) ->
     if len(suspects) > most:
         lines.append(f"and {len(suspects) - most} more")
     return "\n".join(lines)
+
+
+def _total(suspects: tuple[Suspect, ...]) -> float:
+    return sum(suspect.score for suspect in suspects) or 1.0
+
+
+def _likely(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+    """Return the suspects with a share of the evidence, in whole percent, and always the first."""
+    total = _total(suspects)
+    return suspects[:1] + tuple(each for each in suspects[1:] if round(100 * each.score / total) > 0)
 
 
 def _short(value: float) -> str:

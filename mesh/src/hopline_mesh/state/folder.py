@@ -188,7 +188,7 @@ class StateFolder:
         Returns: its size in bytes.
 
         Raises:
-            OSError: no space, or a failed write; the previous checkpoints still exist.
+            OSError: no space, or a failed write; the newest of the previous checkpoints still exists.
         """
         header = {"time_s": time_s, "names": list(names), "shape": dict(shape), "meta": dict(meta)}
         wanted = round(PACKED * sum(array.nbytes for array in arrays.values()))
@@ -210,7 +210,7 @@ class StateFolder:
         Raises:
             OSError: no space, or a failed write; the previous note still exists.
         """
-        write_checkpoint(self.folder / _NOTE, note, {})
+        self._with_room(lambda: write_checkpoint(self.folder / _NOTE, note, {}))
 
     def note(self) -> dict[str, Any]:
         """Return the newest note; empty if there is none, or if it is damaged, which is logged."""
@@ -238,11 +238,15 @@ class StateFolder:
 
     def _files(self, kind: str) -> list[Path]:
         """Return the files of a kind, oldest first."""
+        return [path for path in self._taken(kind) if path.is_file()]
+
+    def _taken(self, kind: str) -> list[Path]:
+        """Return all with the name of such a file, also folders and links that lead nowhere."""
         name = re.compile(rf"{kind}-\d{{10}}\.{_ENDINGS[kind]}")
         return sorted(path for path in self.folder.iterdir() if name.fullmatch(path.name))
 
     def _next(self, kind: str) -> Path:
-        files = self._files(kind)
+        files = self._taken(kind)
         number = int(files[-1].stem.removeprefix(f"{kind}-")) + 1 if files else 1
         return self.folder / f"{kind}-{number:010d}.{_ENDINGS[kind]}"
 
@@ -264,14 +268,15 @@ class StateFolder:
             )
 
     def _with_room(self, write: Callable[[], Result]) -> Result:
-        """Write; if the disk is full, delete half of the history and write again."""
+        """Write; on a full disk delete half of the history, or the older checkpoint, and write again."""
         try:
             return write()
         except OSError as error:
             history = self._files("history")
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(history) < 2:
+            spare = history[: len(history) // 2] or self._files("checkpoint")[:-1]
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not spare:
                 raise
-            for path in history[: len(history) // 2]:
+            for path in spare:
                 self._drop(path)
             return write()
 

@@ -125,14 +125,14 @@ async def watch(
         board = Board(interval_s=interval_s, metrics=metrics, clock=clock)
         board.links = settings.alerts.links
         # First, because a port that is in use must be reported before a long restore.
-        outputs = Outputs(board, settings.serve)
+        outputs = Outputs(board, settings.serve, settings.alerts.page_url)
         await outputs.start()
         stack.push_async_callback(outputs.stop)
         files = stack.enter_context(contextlib.ExitStack())
         folder, why_not = parts.folder_of(settings, files)
         fresh = partial(MeshDetector if feed is None else feed.detector, settings.detector)
         resumed = resume(folder, fresh, schema=schema, shape=shape, board=board)
-        alerts = alerts_of(settings, metrics, outputs.url)
+        alerts = alerts_of(settings, metrics, outputs.link)
         stack.push_async_callback(alerts.close, 2.0)
         board.restore_marks(resumed.note.get("marks", {}))
         if "alerts" in resumed.note:
@@ -207,12 +207,15 @@ def _started(
     source = settings.source
     where = ", ".join(source.namespaces) or "all namespaces"
     alertmanagers = ", ".join(settings.alerts.alertmanager_urls)
+    unlinked = "" if outputs.link else "; without links to the page: page_url is not set"
     watched = f"{source.mesh} in {where} of {source.prometheus_url}" if feed is None else feed.name
     lines = [
         f"watching {watched}, every {source.interval_s:g} s",
         f"page     {outputs.url or 'off'}",
         f"gRPC     {settings.serve.host}:{outputs.grpc_port}" if outputs.grpc_port else "gRPC     off",
-        f"alerts   to {alertmanagers}" if alertmanagers else "alerts   none: no Alertmanager is configured",
+        f"alerts   to {alertmanagers}{unlinked}"
+        if alertmanagers
+        else "alerts   none: no Alertmanager is configured",
         f"state    {why_not}" if why_not else f"state    {settings.state.state_dir}: {restored}",
     ]
     return Started(tuple(lines), outputs.url)

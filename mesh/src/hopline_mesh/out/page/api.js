@@ -21,8 +21,10 @@ export async function mark(id, kind) {
   const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
   const body = JSON.stringify({ mark: kind });
   const response = await fetch(`v1/mesh/incidents/${encodeURIComponent(id)}/mark`, { method: "POST", headers, body });
-  if (response.status === 401 || response.status === 403) throw new Error("marks need an API key with the permission admin");
-  if (!response.ok) throw new Error(`the watch returned status ${response.status}`);
+  if (response.ok) return;
+  if (response.status === 401) throw new Error("marks need an API key with the permission admin");
+  const { error } = await response.json().catch(() => ({}));
+  throw new Error(error?.message ?? `the watch returned status ${response.status}`);
 }
 
 export function useKey(key) {

@@ -17,6 +17,8 @@ const STATES = {
   unreachable: ["Not reachable", "The watch does not respond. The page shows its last response."],
   stale: ["No news", ""],
 };
+// Columns that a mesh need not have; the table says that they are empty.
+const OPTIONAL = ["node.connections", "node.cpu_cores", "node.memory_bytes"];
 const $ = (id) => document.getElementById(id);
 const page = { latest: null, at: 0, graph: null, incidents: [], changes: [], detail: null, reachable: true, around: "" };
 const graph = new Graph($("canvas"), (name) => { location.hash = `service=${encodeURIComponent(name)}`; });
@@ -129,10 +131,11 @@ function showState(verdict) {
 
 function notices(verdict) {
   const found = [];
-  if (verdict?.gaps.length) {
+  const gaps = (verdict?.gaps ?? []).filter((gap) => gap.reason !== "no series" || !OPTIONAL.includes(gap.what));
+  if (gaps.length) {
     found.push(html("details", { class: "notice", open: verdict.state === "blind" },
-      html("summary", {}, html("b", {}, "Not measured: "), verdict.gaps.slice(0, 4).map((gap) => clean(gap.what, 40)).join(", "), verdict.gaps.length > 4 ? ` and ${verdict.gaps.length - 4} more` : ""),
-      html("ul", {}, verdict.gaps.slice(0, 50).map((gap) => html("li", {}, html("code", {}, clean(gap.what, 80)), ` ${clean(gap.reason, 300)}`)))));
+      html("summary", {}, html("b", {}, "Not measured: "), gaps.slice(0, 4).map((gap) => clean(gap.what, 40)).join(", "), gaps.length > 4 ? ` and ${gaps.length - 4} more` : ""),
+      html("ul", {}, gaps.slice(0, 50).map((gap) => html("li", {}, html("code", {}, clean(gap.what, 80)), ` ${clean(gap.reason, 300)}`)))));
   }
   if (verdict?.suppressed.length) {
     const names = verdict.suppressed;

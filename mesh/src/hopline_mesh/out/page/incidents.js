@@ -22,7 +22,7 @@ export function incidentList(incidents, chosen, now) {
         "aria-current": incident.id === chosen ? "true" : null,
       },
         html("span", { class: "who" }, clean(incident.name)),
-        html("span", { class: "what" }, clean(incident.headline)),
+        html("span", { class: "what" }, clean(incident.headline, 300)),
         html("span", { class: "when" }, when(incident, now), incident.mark ? ` · ${MARKS[incident.mark.kind]}` : ""),
         html("span", { class: "peak" }, times(incident.peak_score))));
     })));
@@ -35,15 +35,14 @@ function when(incident, now) {
 
 /** @param setMark called with a kind of mark, or null to remove it */
 export function incidentDetail({ incident, series }, now, setMark = () => {}) {
-  const { suspects } = incident;
-  const total = suspects.reduce((sum, suspect) => sum + suspect.score, 0) || 1;
-  const moved = suspects.length && subject(suspects[0]) !== clean(incident.name);
+  const total = incident.suspects.reduce((sum, suspect) => sum + suspect.score, 0) || 1;
+  const suspects = incident.suspects.filter((suspect, rank) => !rank || Math.round((100 * suspect.score) / total));
   const evidence = distinct(suspects.flatMap((suspect) => suspect.evidence));
   return html("section", { class: "card incident", "aria-labelledby": "incident-title" },
     html("div", { class: "bar" },
       html("h2", { id: "incident-title" }, clean(incident.name)),
       html("span", { class: `pill small ${incident.end_s === null ? "going" : "over"}` }, incident.end_s === null ? "open" : "ended")),
-    html("p", { class: "headline" }, clean(incident.headline), moved ? ` · now suspected: ${subject(suspects[0])}` : ""),
+    html("p", { class: "headline" }, clean(incident.headline, 300)),
     html("p", { class: "quiet" }, times_of(incident, now), ` · peak anomaly score ${times(incident.peak_score)} the threshold · `, html("code", {}, clean(incident.id, 40))),
     incident.links.length ? html("p", { class: "links" }, "Look at: ", incident.links.map(({ name, url }, index) => [index ? " · " : "", html("a", { href: url, rel: "noopener noreferrer", target: "_blank" }, clean(name, 60))])) : null,
     marks(incident, setMark),
@@ -82,12 +81,19 @@ const capital = (text) => text[0].toUpperCase() + text.slice(1);
 /** Planned changes and troubles of the last hours: what was excused, and what Kubernetes reported. */
 export function changeList(changes, now) {
   if (!changes.length) return null;
+  // A workload and its Services have the same change: one line.
+  const lines = new Map();
+  for (const change of changes) {
+    const key = JSON.stringify([change.kind, change.start_s, change.end_s, change.detail]);
+    lines.set(key, [...(lines.get(key) ?? []), change]);
+  }
   return html("section", { class: "card changes" }, html("h2", {}, "Planned changes and troubles"),
-    html("ul", {}, changes.slice(0, 20).map((change) => html("li", {},
-      html("a", { href: `#service=${encodeURIComponent(change.service)}` }, clean(change.service, 80)),
-      html("span", {}, ` ${change.kind.replaceAll("_", " ")}`, change.detail ? `: ${clean(change.detail, 120)}` : ""),
-      html("span", { class: "when" }, when(change, now))))),
-    changes.length > 20 ? html("p", { class: "quiet" }, `and ${changes.length - 20} more`) : null);
+    html("ul", {}, [...lines.values()].slice(0, 20).map((same) => html("li", {},
+      same.slice(0, 4).map(({ service }, index) => [index ? ", " : "", html("a", { href: `#service=${encodeURIComponent(service)}` }, clean(service, 80))]),
+      same.length > 4 ? ` and ${same.length - 4} more` : "",
+      html("span", {}, ` ${same[0].kind.replaceAll("_", " ")}`, same[0].detail ? `: ${clean(same[0].detail, 120)}` : ""),
+      html("span", { class: "when" }, when(same[0], now))))),
+    lines.size > 20 ? html("p", { class: "quiet" }, `and ${lines.size - 20} more`) : null);
 }
 
 /** A share as a bar; an element without styles, because the page's policy forbids inline styles. */
@@ -157,13 +163,16 @@ export function serviceDetail(graph, name) {
 /** The services of the graph as a table. */
 export function serviceTable(graph) {
   const rows = graph.nodes.map((node, index) => ({ node, index })).sort((a, b) => (b.node.score ?? -1) - (a.node.score ?? -1)).slice(0, 50);
+  const isMeasured = graph.node_features.map((_, column) => graph.nodes.some((node) => node.values[column] !== null));
+  const empty = graph.node_features.filter((_, column) => !isMeasured[column]);
   return [
     html("h2", { id: "table-title" }, "Services by anomaly score"),
     html("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "table-title" }, html("table", {},
-      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "Service"), html("th", { scope: "col", class: "number" }, "Anomaly score"), graph.node_features.map((feature) => html("th", { scope: "col", class: "number" }, featureName(feature))))),
+      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, "Service"), html("th", { scope: "col", class: "number" }, "Anomaly score"), graph.node_features.filter((_, column) => isMeasured[column]).map((feature) => html("th", { scope: "col", class: "number" }, featureName(feature))))),
       html("tbody", {}, rows.map(({ node }) => html("tr", {},
         html("th", { scope: "row" }, html("span", { class: `dot ${node.suppressed ? "planned" : level(node.score)}`, "aria-hidden": "true" }), html("a", { href: `#service=${encodeURIComponent(node.service)}` }, clean(node.service, 80))),
         html("td", { class: "number" }, node.suppressed ? "planned" : times(node.score)),
-        node.values.map((value, column) => html("td", { class: "number" }, amount(graph.node_features[column], value)))))))),
+        node.values.map((value, column) => isMeasured[column] ? html("td", { class: "number" }, amount(graph.node_features[column], value)) : null)))))),
+    empty.length ? html("p", { class: "quiet" }, `Not measured for any of these services: ${empty.map(featureName).join(", ")}.`) : "",
   ];
 }
