@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import ConfigError
+from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.baselines import (
     BASELINES,
     isolation_forest,
@@ -20,6 +21,7 @@ from hopline_mesh.evaluate.baselines import (
 from hopline_mesh.evaluate.report import detector
 from hopline_mesh.evaluate.run import judge
 from hopline_mesh.evaluate.scores import episodes
+from hopline_mesh.schema import Schema
 from tests.evaluate.drawn import START, recording
 
 USUAL = [9.0, 10.0, 11.0, 10.0] * 25
@@ -84,6 +86,11 @@ def test_hold_is_counted_in_intervals():
     assert fired(maximum(), one)[0][0] == 5  # 80 s are six intervals
 
 
+def test_an_incident_ends_after_two_intervals_at_least():
+    one = latencies([50] * 3 + [10] * 4, interval_s=120.0)
+    assert fired(maximum(), one) == [(1, 4, "a")]  # the last verdict that names it is the one at its end
+
+
 def test_sigma_fires_below_as_well_and_the_others_do_not():
     low = [1.0] * 4
     assert fired(sigma(), latencies(low)) == [(1, 3, "a")]
@@ -102,6 +109,18 @@ def test_edges_are_watched_and_name_the_callee_and_the_path():
     )
 
 
+def test_a_suspect_is_a_call_path_only_if_nothing_else_of_its_callee_is_out_of_bounds():
+    one = latencies([10] * 5, edge=[*USUAL, 10, 100, 100, 100, 10])
+    snapshots = [*one.snapshots]
+    for at in (101, 102, 103):
+        slow = snapshots[at].node_features.copy()
+        slow[1] = 20.0  # of "b" itself
+        snapshots[at] = replace(snapshots[at], node_features=slow)
+    first = episodes(judge(maximum(), replace(one, snapshots=snapshots)).verdicts)[0].first.suspects[0]
+    assert (first.service, first.caller) == ("b", None)
+    assert [piece.caller for piece in first.evidence] == ["a", None]
+
+
 def test_the_largest_exceedance_comes_first():
     one = latencies([10, 20, 20, 20], edge=[*USUAL, 10, 100, 100, 100])
     suspects = judge(maximum(), one).verdicts[3].incidents[0].suspects
@@ -116,17 +135,86 @@ def test_memory_and_rates_are_left_alone_unless_they_are_named():
     assert fired(maximum(columns=["memory_bytes"]), one) == [(1, 3, "a")]
 
 
+@pytest.mark.parametrize(
+    ("column", "times"),
+    [
+        ("request_duration_p99_seconds", 1e-3),
+        ("latency", 1.0),
+        ("latency_p99_ms", 1.0),
+        ("error_ratio", 1e-3),
+        ("error", 1.0),
+        ("cpu_usage_cores", 1e-2),
+        ("cpu", 1e-2),
+        ("client_latency_us", 1e3),
+        ("http_5xx_share", 1e-3),
+    ],
+)
+@pytest.mark.parametrize("name", sorted({*BASELINES} - {"static", "pca"}))  # pca explains a single series
+def test_columns_are_watched_by_their_role_under_any_name(name, column, times):
+    usual = np.random.default_rng(0).normal(10, 1, 300).tolist()
+    values = [times * value for value in [*usual, 10, 500, 500, 500, 10]]
+    one = recording({column: values, "heap_bytes": [5.0] * len(values)}, train=300)
+    assert fired(detector(name, one), one)[0][::2] == (2, "a")
+
+
+@pytest.mark.parametrize(
+    ("columns", "bounds"),
+    [
+        ({"request_duration_p99_seconds": 1.0}, 1.0),
+        ({"latency_p99_us": 1.0}, 1e6),
+        ({"LatencyP99Millis": 1.0, "LatencyP50Millis": 5000.0}, 1e3),  # the other is not a 99th percentile
+        ({"latency_s": 1.0}, 1.0),
+        ({"p90_ms": 1.0, "client_p99_ms": 5000.0}, 1e3),  # the other is that of its calls
+        ({"cpu_usage": 1.0, "cpu_limit": 9.0}, 0.4),
+        ({"cpu_millicores": 1.0}, 400.0),
+    ],
+)
+def test_static_reads_the_unit_from_the_name(columns, bounds):
+    for factor, found in ((0.99, []), (1.01, [(2, 5, "a")])):
+        values = {
+            column: [value] * 10 + [value if value > 1 else factor * bounds] * 4
+            for column, value in columns.items()
+        }
+        name = next(iter(columns))
+        values[name][10] = values[name][0] = 0.0
+        one = recording({each: [*some, some[0]] for each, some in values.items()}, train=10,
+                        cpu_limits={"a": 0.5})  # fmt: skip
+        assert [each[::2] for each in fired(detector("static", one), one)] == [each[::2] for each in found]
+
+
+@pytest.mark.parametrize("name", sorted(BASELINES))
+def test_a_recording_of_which_no_column_is_judged_is_an_error(name):
+    one = recording({"request_rate": USUAL, "memory_bytes": USUAL}, train=50)
+    bare = Schema(one.snapshots[0].schema.node_features, ())
+    snapshots = [
+        replace(each, schema=bare, edge_features=np.empty((1, 0), np.float32)) for each in one.snapshots
+    ]
+    one = replace(one, snapshots=snapshots)
+    with pytest.raises(
+        SnapshotInvalid, match=f"{name} can judge no column of this recording .request_rate, memory_bytes."
+    ):
+        judge(detector(name, one), one)
+
+
+def test_static_refuses_a_latency_without_a_unit():
+    with pytest.raises(SnapshotInvalid, match="its name needs one unit, such as latency_p99_ms"):
+        judge(static(), recording({"latency_p99": USUAL}, train=50))
+
+
 def test_static_knows_shares_and_limits_of_processors():
     shares = recording({"cpu_share": [0.5] * 10 + [0.85] * 4}, train=10)
     assert fired(static(), shares) == [(1, 3, "a")]
     cores = {"cpu_cores": [0.1] * 10 + [0.17] * 4}
-    assert fired(static(), recording(cores, train=10)) == []
+    with pytest.raises(
+        SnapshotInvalid, match=r"static can judge no column of this recording \(cpu_cores, "
+    ):
+        fired(static(), recording(cores, train=10))
     limited = recording(cores, train=10, cpu_limits={"a": 0.2, "b": 0.2})
     assert fired(detector("static", limited), limited) == [(1, 3, "a")]
 
 
 def test_static_looks_at_errors_where_it_is_told_to():
-    one = recording({"error_share": [0.0] * 10 + [0.06] * 4}, train=10)
+    one = recording({"error_share": [0.0] * 10 + [0.06] * 4, "p99_ms": [9.0] * 14}, train=10)
     assert fired(static(), one) == []
     assert fired(static(error_share=0.05), one) == [(1, 3, "a")]
 

@@ -235,7 +235,13 @@ def test_two_folders_with_other_columns_are_refused(folder, tmp_path):
             "--detector statik: unknown; choose from watch, none, static",
         ),
         (["--detector", ","], "--detector ',': unknown; choose from"),
-        (["--grace", "-1"], "--grace -1: must be at least 0"),
+        (["--grace", "-1"], "--grace -1: must be a number of seconds, at least 0"),
+        (["--grace", "nan"], "--grace nan: must be a number of seconds"),
+        (["--grace", "inf"], "--grace inf: must be a number of seconds"),
+        (["--min-duration", "inf"], "--min-duration inf: must be at most 960, 16 intervals of 60 s"),
+        (["--min-duration", "961"], "--min-duration 961: must be at most 960"),
+        (["--interval", "30"], "was recorded every 60 s; give that or more"),
+        (["--interval", "nan"], "was recorded every 60 s; give that or more"),
         (["--train", "noon"], r"--train noon: must be A\.\.B"),
         (["--train", "1700000600..1700000000"], "must be A..B, two times"),
         (
@@ -258,3 +264,86 @@ def test_a_report_is_not_written_over_a_file(folder):
 def test_a_bad_folder_is_named(tmp_path):
     with pytest.raises(SnapshotInvalid, match="no such folder"):
         run(tmp_path / "nowhere")
+
+
+def test_a_fine_recording_is_averaged_to_the_interval_of_the_watch(tmp_path):
+    slow = [10.0] * 300 + [90.0] * 180 + [10.0] * 120
+    labelled = (event(20, minutes=3.0, service="a", kind="slow"),)
+    one = recording({"p99_ms": [*USUAL * 30, *slow][:1800]}, train=900, interval_s=1.0, events=labelled)
+    write_folder(replace(one, name="fine"), tmp_path)
+    words = (tmp_path, "--detector", "maximum", "--grace", "600")
+    assert (
+        "60 snapshots to learn from, 60 to judge, 15 s each (averages; it was recorded every 1 s)"
+        in run(*words)
+    )
+    told = json.loads(run(*words, "--json"))
+    assert (told["interval_s"], told["recorded_interval_s"]) == (15.0, 1.0)
+    assert told["detectors"][0]["scores"]["found"] == 1
+    own = json.loads(run(*words, "--json", "--interval", "1", "--min-duration", "16"))
+    assert (own["interval_s"], own["snapshots"]) == (1.0, [900, 900])
+    assert json.loads(run(*words, "--json", "--interval", "60"))["snapshots"] == [15, 15]
+    with pytest.raises(BadRequest, match="--min-duration 80: must be at most 16, 16 intervals of 1 s"):
+        run(*words, "--interval", "1")
+
+
+def test_events_that_were_not_recorded_count_nowhere_and_are_named(folder):
+    lines = (folder / "nodes.csv").read_text().splitlines(keepends=True)
+    hole = [str(START + 60 * minute) for minute in range(50, 56)]
+    for name in ("nodes.csv", "edges.csv"):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(each for each in lines if not each.startswith(tuple(hole))))
+    with (folder / "labels.csv").open("a") as file:
+        file.write(f"{START + 3060},{START + 3180},a,,,dark\n{START + 3960},{START + 4000},a,,,after\n")
+    manifest = (folder / "mesh.toml").read_text().replace(str(START + 4080), str(START + 3900))
+    (folder / "mesh.toml").write_text(manifest)
+    said = run(folder, "--detector", "maximum")
+    assert "in a hole of the recording, not counted: dark a at" in said
+    assert "outside of training and test, not counted: after a at" in said
+    assert "1/1" in said
+
+
+def test_notes_of_a_recording_are_printed(folder):
+    (folder / "changes.csv").write_text("start,service,kind\n2026-01-01,aa,scale\n")
+    assert "changes: no row of the nodes has 'aa'" in run(folder, "--detector", "maximum")
+    assert len(json.loads(run(folder, "--detector", "maximum", "--json"))["notes"]) == 1
+
+
+@pytest.mark.parametrize("what", ["training", "test"])
+def test_nothing_measured_is_an_error(folder, what):
+    for name, keys in (("nodes.csv", 2), ("edges.csv", 3)):
+        rows = [line.split(",") for line in (folder / name).read_text().splitlines()]
+        for row in rows[1:]:
+            if (float(row[0]) < START + 2400) == (what == "training"):
+                row[keys:] = [""] * len(row[keys:])
+        (folder / name).write_text("\n".join(map(",".join, rows)) + "\n")
+    with pytest.raises(SnapshotInvalid, match=f"drawn: no value was measured in the {what}, 2023-"):
+        run(folder, "--detector", "maximum")
+
+
+def test_a_detector_that_judges_no_column_is_named(folder):
+    nodes = (folder / "nodes.csv").read_text().replace("p99_ms", "heap_bytes")
+    (folder / "nodes.csv").write_text(nodes)
+    arguments = ["mesh", "evaluate", str(folder), "--detector", "maximum,static"]
+    result = CliRunner().invoke(build_app(arguments), arguments)
+    assert result.exit_code == 1
+    assert "static failed: static can judge no column of this recording (heap_bytes, " in result.output
+    assert "maximum failed" not in result.output
+
+
+def test_the_same_folder_or_other_services_are_nothing_to_learn_from(folder, tmp_path):
+    with pytest.raises(BadRequest, match="is the judged recording"):
+        run(folder, "--learn-from", folder)
+    other = tmp_path / "other"
+    write_folder(recording({"p99_ms": USUAL}, train=20), other)
+    for name in ("nodes.csv", "edges.csv"):
+        text = (other / name).read_text().replace(",a,", ",x,").replace(",b,", ",y,")
+        (other / name).write_text(text)
+    with pytest.raises(SnapshotInvalid, match="have no service in common"):
+        run(folder, "--learn-from", other)
+
+
+def test_a_training_of_a_few_snapshots_is_refused(folder):
+    with pytest.raises(
+        SnapshotInvalid, match="drawn: 9 snapshots to learn from; a detector needs at least 10"
+    ):
+        run(folder, "--train", f"{START}..{START + 540}", "--detector", "maximum")

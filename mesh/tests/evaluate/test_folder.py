@@ -136,11 +136,11 @@ def test_what_ended_long_ago_is_forgotten():
 
 def test_a_folder_may_name_itself_its_interval_and_its_periods(tmp_path):
     told = (
-        'name = "shop"\ninterval_s = 30\ntrain = [[2026-01-01T00:00:00Z, 2026-01-01T00:01:00Z]]\n'
+        'name = "shop"\ninterval_s = 60\ntrain = [[2026-01-01T00:00:00Z, 2026-01-01T00:01:00Z]]\n'
         'test = [["2026-01-01T00:02:00Z", 1767225900]]\n[cpu_limits]\ncart = 0.5\n'
     )
     one = read_folder(files(tmp_path, mesh=told))
-    assert (one.name, one.interval_s, one.cpu_limits) == ("shop", 30.0, {"cart": 0.5})
+    assert (one.name, one.interval_s, one.cpu_limits) == ("shop", 60.0, {"cart": 0.5})
     assert one.train == (Period(T0, T0 + 60),)
     assert one.test == (Period(T0 + 120, T0 + 300),)
 

@@ -1,8 +1,10 @@
 """Training, test, and the order in which a recording is played."""
 
 import itertools
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hopline_mesh.changes import Change, Context
@@ -109,3 +111,43 @@ def test_periods_that_are_not_told_follow_the_stated_rule(events, train, test, c
 def test_what_is_taken_may_overlap_and_reach_beyond():
     taken = [Period(-5, 10), Period(5, 30), Period(90, 200)]
     assert without(WHOLE, taken) == (Period(30, 90),)
+
+
+def test_averages_are_means_of_what_was_measured_and_know_no_future():
+    values = [1.0, 3.0, math.nan, 5.0, 7.0, math.nan, math.nan, math.nan, 2.0, 9.0]
+    one = recording({"p99_ms": values}, train=4, edge=[*range(10)], interval_s=1.0)
+    first, *others = one.snapshots
+    alone = replace(  # b and the path have no row in the first second of the second interval
+        one.snapshots[4],
+        nodes=first.nodes[:1],
+        node_features=first.node_features[:1] * 7,
+        edge_src=first.edge_src[:0],
+        edge_dst=first.edge_dst[:0],
+        edge_features=first.edge_features[:0],
+    )
+    later = Context((Change("rollout", "a", START + 2.0),))
+    contexts = [*one.contexts[:2], *[later] * 8]
+    one = replace(one, snapshots=[first, *others[:3], alone, *others[4:]], contexts=contexts)
+    coarse = one.averaged(4.0)
+    assert [each.time_s - START for each in coarse.snapshots] == [3.0, 7.0, 11.0]  # ends of the intervals
+    assert [each.node_features[0, 0] for each in coarse.snapshots] == [3.0, 7.0, 5.5]
+    assert [each.node_features[1, 0] for each in coarse.snapshots] == [1.0, 1.0, 1.0]
+    assert [each.edge_features[0, 0] for each in coarse.snapshots] == [1.5, 6.0, 8.5]
+    assert coarse.contexts == [later] * 3
+    assert (coarse.interval_s, coarse.train, coarse.test) == (4.0, one.train, one.test)
+    for each in coarse.snapshots:
+        each.check()
+    assert one.averaged(1.0) is one
+
+
+def test_no_average_is_earlier_than_its_values():
+    rng = np.random.default_rng(0)
+    one = recording({"p99_ms": [1.0] * 200}, train=4, interval_s=1.0)
+    times = START + np.sort(rng.uniform(0, 200, 200))
+    one = replace(
+        one, snapshots=[replace(each, time_s=t) for each, t in zip(one.snapshots, times, strict=True)]
+    )
+    ends = np.array([each.time_s for each in one.averaged(15.0).snapshots])
+    at = np.searchsorted(ends, times)
+    assert (ends[at] - times < 15.0).all()
+    assert {*at.tolist()} == {*range(len(ends))}

@@ -111,6 +111,9 @@ def test_the_rank_is_the_place_of_the_service_among_the_suspects(named, rank):
         ("a>b", "a", 1),  # the caller is to blame, and the path is named
         ("a", "a", 1),
         ("b", "a", None),
+        ("c>b", "b", None),  # calls of another service into the callee
+        ("c>b b", "b", 2),
+        ("c>a", "a", None),
     ],
 )
 def test_of_a_call_path_the_end_to_blame_or_the_path_counts(named, blamed, rank):

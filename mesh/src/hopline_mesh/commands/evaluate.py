@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from hopline.errors import BadRequest
+from hopline.errors import BadRequest, HoplineError
 from hopline_mesh.commands.flags import bars, numbers_table, read_period, say
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("hopline_mesh")
 
+#: A recording with a shorter interval is averaged to `_AVERAGED_S`, the interval of the watch: the detector
+#: counts its window and how long a deviation lasts in intervals.
+_FINE_S, _AVERAGED_S = 10.0, 15.0
 #: Maximum number of labels that are named.
 _NAMED = 5
 
@@ -59,6 +63,13 @@ def evaluate(
     min_duration: Annotated[
         float, typer.Option(help="Seconds that a deviation must last, for every detector.", min=0.0)
     ] = 80.0,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Average to this interval. Default: 15 if the recording's own is below 10, else its own.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     report: Annotated[
         Path | None,
@@ -70,7 +81,15 @@ def evaluate(
     """Train detectors on a recorded mesh, and compare their incidents with its labelled events."""
     from hopline_mesh.evaluate.folder import read_folder
     from hopline_mesh.evaluate.recording import within
-    from hopline_mesh.evaluate.report import ABLATION, DETECTORS, Failed, Judged, Report, write_report
+    from hopline_mesh.evaluate.report import (
+        ABLATION,
+        DETECTORS,
+        Failed,
+        Judged,
+        NotCounted,
+        Report,
+        write_report,
+    )
     from hopline_mesh.evaluate.report import detector as detector_of
     from hopline_mesh.evaluate.run import judge
 
@@ -83,19 +102,38 @@ def evaluate(
         raise BadRequest(f"--detector {unknown}: unknown; choose from {choices}")
     if learn_from is not None and train is not None:
         raise BadRequest("--learn-from and --train exclude each other: both name the training")
-    if grace < 0:
-        raise BadRequest(f"--grace {grace:g}: must be at least 0")
+    if not 0 <= grace < math.inf:
+        raise BadRequest(f"--grace {grace:g}: must be a number of seconds, at least 0")
     if report is not None and report.exists() and not report.is_dir():
         raise BadRequest(f"--report {report}: is a file; give a folder")
     recording = read_folder(folder)
+    recorded_interval_s = recording.interval_s
+    if interval is None:
+        interval = _AVERAGED_S if 0 < recorded_interval_s < _FINE_S else recorded_interval_s
+    if not 0.95 * recorded_interval_s <= interval < math.inf:
+        raise BadRequest(
+            f"--interval {interval:g}: {folder} was recorded every {recorded_interval_s:g} s; "
+            "give that or more"
+        )
+    recording = recording.averaged(interval)
+    _check_min_duration(min_duration, interval)
     if train is not None:
         recording = _trained_on(recording, train)
     if learn_from is not None:
         from hopline_mesh.evaluate.elsewhere import learned_elsewhere
 
-        recording = learned_elsewhere(read_folder(learn_from), recording)
-    periods = (*recording.train, *recording.test)
-    outside = [event for event in recording.events if not within(event.start_s, periods)]
+        if learn_from.resolve() == folder.resolve():
+            raise BadRequest(f"--learn-from {learn_from}: is the judged recording; give another one")
+        learned = read_folder(learn_from)
+        if learned.interval_s < interval:
+            learned = learned.averaged(interval)
+        recording = learned_elsewhere(learned, recording)
+    recording.check_measured()
+    outside = [
+        NotCounted(**msgspec.structs.asdict(event), reason=reason)
+        for event in recording.events
+        if (reason := recording.why_not_counted(event))
+    ]
     recording = recording.in_playing_order()
     verdicts: dict[str, list[Verdict]] = {}
     found, failed = [], []
@@ -108,7 +146,7 @@ def evaluate(
                 scores = done.score(recording, grace_s=grace)
             except Exception as error:  # the results of the other detectors must not be lost
                 logger.debug("%s failed", name, exc_info=True)
-                failed.append(Failed(name, f"{type(error).__name__}: {error}"))
+                failed.append(Failed(name, _reason(error)))
                 continue
             verdicts[name] = done.verdicts
             unjudged = sum(verdict.state in ("learning", "blind") for verdict in done.verdicts)
@@ -121,6 +159,8 @@ def evaluate(
         events_in_training=sum(within(event.start_s, recording.train) for event in recording.events),
         events_outside=tuple(outside),
         interval_s=recording.interval_s,
+        recorded_interval_s=recorded_interval_s,
+        notes=recording.notes,
         grace_s=grace,
         min_duration_s=min_duration,
         detectors=tuple(found),
@@ -141,16 +181,19 @@ def show(report: Report, console: Console) -> None:
     from hopline_mesh.evaluate.times import clock, plain
 
     judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
-    say(console, f"{plain(report.name)}: {judged}, {report.interval_s:g} s each")
-    warnings = []
+    each_s = f"{report.interval_s:g} s each"
+    if not math.isclose(report.interval_s, report.recorded_interval_s, rel_tol=1e-6):
+        each_s += f" (averages; it was recorded every {report.recorded_interval_s:g} s)"
+    say(console, f"{plain(report.name)}: {judged}, {each_s}")
+    warnings = [plain(note) for note in report.notes]
     if number := report.events_in_training:
         warnings.append(f"{number} events begin in the training: detectors may learn them as normal")
     for event in report.events_outside[:_NAMED]:
         where = plain(event.service if event.path is None else " → ".join(event.path))
         what = f"{plain(event.kind)} {where} at {clock(event.start_s)}"
-        warnings.append(f"outside of the recording, not counted: {what}")
+        warnings.append(f"{event.reason}, not counted: {what}")
     if more := len(report.events_outside[_NAMED:]):
-        warnings.append(f"and {more} more labels outside of the recording")
+        warnings.append(f"and {more} more labels that are not counted")
     for text in warnings:
         say(console, text, "yellow")
     table = numbers_table(
@@ -192,6 +235,22 @@ def _cells(counts: Counts) -> list[str]:
         _number(counts.root_cause_top1, ".0%"),
         _number(counts.root_cause_top3, ".0%"),
     ]
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, HoplineError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def _check_min_duration(min_duration: float, interval: float) -> None:
+    """Refuse a duration of more intervals than the watch counts; other detectors would wait longer."""
+    from hopline_mesh.detect.kernels import HOLD
+
+    if interval and not 0 <= min_duration <= HOLD * interval:
+        raise BadRequest(
+            f"--min-duration {min_duration:g}: must be at most {HOLD * interval:g}, {HOLD} intervals of "
+            f"{interval:g} s; or give a longer --interval"
+        )
 
 
 def _trained_on(recording: Recording, text: str) -> Recording:

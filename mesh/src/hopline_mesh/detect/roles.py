@@ -27,6 +27,8 @@ _WORDS: tuple[tuple[Role, frozenset[str]], ...] = (
 )  # fmt: skip
 _LATENCY = frozenset({"latency", "duration", "p50", "p75", "p90", "p95", "p99", "ms", "seconds", "s"})
 _ERRORS = frozenset({"error", "errors", "failed", "failure", "failures", "fault", "faults"})
+_PROCESSOR = frozenset({"cpu", "processor"})
+_NOT_USED = frozenset({"limit", "limits", "request", "requests", "quota", "throttled"})
 _RATIO = frozenset({"calls", "per", "request"})
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -44,9 +46,20 @@ POLARITY: dict[Role, tuple[float, float]] = {
 }
 
 
+def words_of(column: str) -> set[str]:
+    """Return the words of a column's name, in lower case, such as {"latency", "p99", "ms"}."""
+    return set(re.findall(r"[a-z]+\d*", _CAMEL.sub(" ", column).lower()))
+
+
+def is_processor_time(column: str) -> bool:
+    """Whether a column is the use of a processor, not a limit or a request of it."""
+    words = words_of(column)
+    return bool(words & _PROCESSOR) and not words & _NOT_USED
+
+
 def role_of(column: str) -> Role:
     """Return the role of a column."""
-    words = set(re.findall(r"[a-z]+\d*", _CAMEL.sub(" ", column).lower()))
+    words = words_of(column)
     if words & _ERRORS:
         return "errors"
     if kind_of(column) == "share":

@@ -23,7 +23,7 @@ def learned_elsewhere(learned: Recording, judged: Recording) -> Recording:
     sees time in one direction only.
 
     Raises:
-        SnapshotInvalid: the two have other columns, or another interval.
+        SnapshotInvalid: the two have other columns, another interval, or no service in common.
     """
     columns = judged.snapshots[0].schema
     _check_columns(learned, judged)
@@ -31,6 +31,10 @@ def learned_elsewhere(learned: Recording, judged: Recording) -> Recording:
         raise SnapshotInvalid(
             f"{learned.name} has a snapshot every {learned.interval_s:g} s, and {judged.name} every "
             f"{judged.interval_s:g} s; a detector needs the same interval in both"
+        )
+    if not {*learned.snapshots[0].roster.names} & {*judged.snapshots[0].roster.names}:
+        raise SnapshotInvalid(
+            f"{learned.name} and {judged.name} have no service in common; services are matched by name"
         )
     roster = Roster(judged.snapshots[0].roster.names)
     slots = np.array([roster.slot(name) for name in learned.snapshots[0].roster.names], np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot
 
 _NODE_KEYS = ("time", "service")
+#: Tolerance of the interval of mesh.toml, as a share.
+_JITTER = 0.1
+#: Number of successive steps of another length that are another interval, and not missing snapshots.
+_OTHER_STEPS = 10
+#: Maximum share of steps of another length; missing snapshots make some.
+_MOST_OTHER = 0.2
 _EDGE_KEYS = ("time", "source", "destination")
 
 
@@ -46,7 +53,13 @@ def read_folder(folder: Path) -> Recording:
         _EDGE_KEYS,
         missing="it has a row for each call path and interval (a header alone: no call paths)",
     )
-    events = [] if nodes is None else known.read_events(folder, set(nodes.columns["service"]), problems)
+    services = set() if nodes is None else set(nodes.columns["service"])
+    paths = (
+        set()
+        if edges is None
+        else {*zip(edges.columns["source"], edges.columns["destination"], strict=True)}
+    )
+    events = [] if nodes is None else known.read_events(folder, services, paths, problems)
     changes = known.read_items(folder, "changes", Change, problems)
     troubles = known.read_items(folder, "troubles", KubernetesTrouble, problems)
     snapshots = [] if nodes is None or edges is None else _snapshots(nodes, edges, problems)
@@ -54,7 +67,8 @@ def read_folder(folder: Path) -> Recording:
     times = [snapshot.time_s for snapshot in snapshots]
     interval_s = declared.interval_s or (float(np.median(np.diff(times))) if len(times) > 1 else 0.0)
     train, test = complete(recorded_period(times, interval_s), events, declared.train, declared.test)
-    _check_periods(train, test, times, problems)
+    _check_even(snapshots, declared.interval_s, problems)
+    _check_periods(declared, train, test, times, problems)
     problems.check()
     return Recording(
         snapshots=snapshots,
@@ -65,6 +79,14 @@ def read_folder(folder: Path) -> Recording:
         interval_s=interval_s,
         cpu_limits=declared.cpu_limits,
         name=declared.name or folder.resolve().name,
+        notes=known.unknown_services(
+            services,
+            {
+                "changes": [each.service for each in changes],
+                "troubles": [each.service for each in troubles],
+                "cpu_limits": declared.cpu_limits,
+            },
+        ),
     )
 
 
@@ -152,15 +174,63 @@ def _check_unique(table: Table, keys: NDArray[Any], column: str) -> None:
         table.wrong(row, column, f"{name!r} already has a row for that time, at {table.line(first[row])}")
 
 
+def _check_even(snapshots: Sequence[Snapshot], declared_s: float | None, problems: Problems) -> None:
+    """Add a problem if the interval is not the declared one, changes, or differs between services."""
+    times = np.array([snapshot.time_s for snapshot in snapshots])
+    if len(times) < 2:
+        return
+    steps = np.diff(times)
+    usual = float(np.median(steps))
+    if declared_s is not None and abs(declared_s / usual - 1) > _JITTER:
+        problems.add(
+            f"{manifest.FILE}, interval_s",
+            f"is {declared_s:g}, but the snapshots are {usual:g} s apart; correct it, or leave it out",
+        )
+    if len(steps) < _OTHER_STEPS:
+        return
+    apart = sum(
+        not np.intersect1d(one.nodes, other.nodes).size for one, other in itertools.pairwise(snapshots)
+    )
+    if apart > len(steps) / 2:
+        problems.add(
+            "nodes, time",
+            f"the times are uneven: {apart} of {len(steps)} times have no service in common with the time "
+            "before; all rows of one interval must have the same time",
+        )
+        return
+    is_other = np.abs(steps / usual - 1) > 0.5
+    runs = np.convolve(is_other, np.ones(_OTHER_STEPS), "valid") == _OTHER_STEPS
+    if runs.any() or is_other.mean() > _MOST_OTHER:
+        first = int(np.argmax(runs) if runs.any() else np.argmax(is_other))
+        problems.add(
+            "nodes, time",
+            f"the times are uneven: {is_other.sum()} of {len(steps)} steps are not about {usual:g} s, "
+            f"such as {steps[first]:g} s from {clock(times[first])}; record with one interval throughout, "
+            "or evaluate the parts alone",
+        )
+
+
 def _check_periods(
-    train: tuple[Period, ...], test: tuple[Period, ...], times: list[float], problems: Problems
+    declared: manifest.Manifest,
+    train: tuple[Period, ...],
+    test: tuple[Period, ...],
+    times: list[float],
+    problems: Problems,
 ) -> None:
-    for key, periods in (("train", train), ("test", test)):
-        if not any(within(time_s, periods) for time_s in times):
+    whole = f"the recording is from {clock(times[0])} to {clock(times[-1])}"
+    for key, what, periods, given in (
+        ("train", "training", train, declared.train),
+        ("test", "test", test, declared.test),
+    ):
+        if any(within(time_s, periods) for time_s in times):
+            continue
+        if given is not None:
+            problems.add(f"{manifest.FILE}, {key}", f"no snapshot is in this period; {whole}")
+        else:
             problems.add(
-                f"{manifest.FILE}, {key}",
-                "no snapshot is in this period; the recording is from "
-                f"{clock(times[0])} to {clock(times[-1])}",
+                "labels",
+                f"no snapshot outside of the events is left for the {what}; {whole}; name the periods in "
+                f"{manifest.FILE}",
             )
     for _, other in overlaps(train, test):
         problems.add(

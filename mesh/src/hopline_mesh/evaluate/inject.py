@@ -12,8 +12,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from hopline_mesh.detect.roles import Role, is_processor_time, load_column, role_of
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.recording import Event, Recording
+from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
 #: `scale` and `shift`: one column of a service is multiplied, or moved by its own spreads. `swapped`: all
@@ -37,6 +39,8 @@ _SIZES: dict[InjectedKind, tuple[float, float, float]] = {
 DURATION_S, EVERY_S, FIRST_S = 480.0, 1800.0, 900.0
 #: Draws of a target until one fits.
 _TRIES = 50
+#: Roles of latencies.
+_LATENCIES: tuple[Role, ...] = ("outgoing", "latency")
 
 
 def inject(recording: Recording, seed: int) -> Recording:
@@ -135,7 +139,7 @@ class _Faults:
         self._snapshots, self._contexts = recording.snapshots, recording.contexts
         schema = self._snapshots[0].schema
         self._columns, self._edge_columns = schema.node_features, schema.edge_features
-        self._load = _place(self._columns, "request_rate")
+        self._load = load_column(self._columns)
         training, _ = recording.training()
         values = np.full((len(training), len(training[0].roster), len(self._columns)), np.nan)
         for at, snapshot in enumerate(training):
@@ -178,7 +182,7 @@ class _Faults:
         usable = [
             column
             for column, name in enumerate(self._columns)
-            if name.endswith("_ms") or name == "cpu_cores"
+            if role_of(name) in _LATENCIES or (is_processor_time(name) and kind_of(name) == "amount")
         ]
         if not usable:
             return False
@@ -194,7 +198,7 @@ class _Faults:
 
     def _swapped(self, size: float, service: int, stretch: _Stretch) -> bool:
         """A service has the numbers of another time, in which its load was as different as `size` says."""
-        if self._load is None:
+        if self._load < 0:
             return False
         snapshots, time = self._snapshots, stretch.time
         times = [each.time_s for each in snapshots]
@@ -219,8 +223,7 @@ class _Faults:
 
     def _errors(self, size: float, service: int, stretch: _Stretch) -> bool:
         """Responses of a service fail, as its callers see too."""
-        column = _place(self._columns, "error_share")
-        on_edge = _place(self._edge_columns, "error_share")
+        column, on_edge = _failed_share(self._columns), _failed_share(self._edge_columns)
         if column is None:
             return False
         rows = stretch.of_service(service)
@@ -238,16 +241,11 @@ class _Faults:
 
     def _of_path(self, kind: str, size: float, path: tuple[int, int], stretch: _Stretch) -> bool:
         """Calls of one path take longer, or a share of them gets lost."""
-        column = next(
-            (
-                column
-                for column, name in enumerate(self._edge_columns)
-                if ("client" in name if kind == "delay" else name == "request_rate")
-            ),
-            None,
-        )
-        if column is None:
+        roles = [role_of(name) for name in self._edge_columns]
+        wanted = [role for role in (_LATENCIES if kind == "delay" else ("load",)) if role in roles]
+        if not wanted:
             return False
+        column = roles.index(wanted[0])
         calls, callers, callees = (
             stretch.of_path(path),
             stretch.of_service(path[0]),
@@ -256,7 +254,7 @@ class _Faults:
         usual = float(np.mean([call[column] for call in calls]))
         if not usual > 0:
             return False
-        slower = [at for at, name in enumerate(self._columns) if name.endswith("_ms")]
+        slower = [at for at, name in enumerate(self._columns) if role_of(name) in _LATENCIES]
         for call, caller, callee in zip(calls, callers, callees, strict=True):
             if kind == "delay":
                 call[column] += size * usual
@@ -264,11 +262,15 @@ class _Faults:
                 continue
             lost = size * call[column]
             call[column] -= lost
-            if self._load is not None:
+            if self._load >= 0:
                 rate = callee[self._load]
                 callee[self._load] = max(rate - lost, 0.05 * rate)
         return True
 
 
-def _place(columns: Sequence[str], name: str) -> int | None:
-    return columns.index(name) if name in columns else None
+def _failed_share(columns: Sequence[str]) -> int | None:
+    """Return the position of the first share of failed requests."""
+    return next(
+        (at for at, name in enumerate(columns) if role_of(name) == "errors" and kind_of(name) == "share"),
+        None,
+    )

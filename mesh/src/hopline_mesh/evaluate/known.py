@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args, get_type_hints
 
@@ -23,8 +23,15 @@ _PODS = ("before", "after")
 _Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
-def read_events(folder: Path, services: Collection[str], problems: Problems) -> list[Event]:
-    """Read `labels.csv`, ordered by start; `services` are those of the nodes."""
+def read_events(
+    folder: Path, services: Collection[str], paths: Collection[tuple[str, str]], problems: Problems
+) -> list[Event]:
+    """Read `labels.csv`, ordered by start.
+
+    Args:
+        services: those of the nodes.
+        paths: those of the edges; if there are none, labels may name any.
+    """
     table = read(
         folder,
         "labels",
@@ -57,6 +64,9 @@ def read_events(folder: Path, services: Collection[str], problems: Problems) -> 
             if cells[row] and cells[row] not in services:
                 hint = did_you_mean(cells[row], services)
                 table.wrong(row, column, f"{cells[row]!r} is not a service of the nodes{hint}")
+        if paths and source in services and destination in services and (source, destination) not in paths:
+            hint = did_you_mean(f"{source} → {destination}", [" → ".join(path) for path in paths])
+            table.wrong(row, "source", f"no row of the edges is from {source!r} to {destination!r}{hint}")
         events.append(
             Event(
                 start_s=float(starts[row]),
@@ -108,6 +118,21 @@ def _counts(table: Table, column: str) -> list[int | None]:
                 row, column, f"{text!r} is not a number of pods; leave the cell empty if it is unknown"
             )
     return [int(text) if text.isdecimal() else None for text in cells]
+
+
+def unknown_services(services: Collection[str], named: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """Return a note for each list of names that has some without a row in the nodes.
+
+    Kubernetes also reports changes of services that send no metrics, so they are allowed.
+    """
+    notes = []
+    for what, names in named.items():
+        unknown = sorted({*names} - {*services})
+        if unknown:
+            hint = did_you_mean(unknown[0], services)
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            notes.append(f"{what}: no row of the nodes has {unknown[0]!r}{more}{hint}")
+    return tuple(notes)
 
 
 def contexts_at(

@@ -8,14 +8,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from hopline_mesh.changes import Context
 from hopline_mesh.errors import SnapshotInvalid
-from hopline_mesh.snapshot import Snapshot
+from hopline_mesh.evaluate.times import clock
+from hopline_mesh.snapshot import FloatArray, Snapshot
 
 _DAY_S = 86_400.0
+#: Least number of snapshots of a training, as the watch needs before its first verdict (`warm_up`).
+LEAST_TRAINING = 10
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -71,6 +77,7 @@ class Recording:
         interval_s: seconds from one snapshot to the next.
         cpu_limits: CPU limit of services in cores, where known, for static thresholds.
         name: for tables.
+        notes: what a reader of the results should know of it.
 
     Raises:
         SnapshotInvalid: not one context for each snapshot, snapshots out of order, or a training period
@@ -85,6 +92,7 @@ class Recording:
     interval_s: float
     cpu_limits: Mapping[str, float] = field(default_factory=dict)
     name: str = "mesh"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.snapshots) != len(self.contexts):
@@ -119,8 +127,65 @@ class Recording:
         return self._within(self.test)
 
     def test_events(self) -> list[Event]:
-        """Return events that begin in a test period."""
-        return [event for event in self.events if within(event.start_s, self.test)]
+        """Return events that begin in a test period, and not in a hole of the recording."""
+        return [event for event in self.events if within(event.start_s, self.test) and self.saw(event)]
+
+    def saw(self, event: Event) -> bool:
+        """Whether a snapshot was recorded during an event, or within an interval after it."""
+        return any(event.start_s <= each.time_s <= event.end_s + self.interval_s for each in self.snapshots)
+
+    def why_not_counted(self, event: Event) -> str:
+        """Return why an event counts neither in the training nor in the test; "" if it does."""
+        if not within(event.start_s, [self.period()]):
+            return "outside of the recording"
+        if not within(event.start_s, (*self.train, *self.test)):
+            return "outside of training and test"
+        return "" if self.saw(event) else "in a hole of the recording"
+
+    def check_measured(self) -> None:
+        """Refuse a training or a test without a measured value, and a training that is too short.
+
+        Raises:
+            SnapshotInvalid: there is one.
+        """
+        for what, (snapshots, _) in (("training", self.training()), ("test", self.testing())):
+            if not snapshots:
+                raise SnapshotInvalid(f"{self.name}: no snapshot is in the {what}")
+            if what == "training" and len(snapshots) < LEAST_TRAINING:
+                raise SnapshotInvalid(
+                    f"{self.name}: {len(snapshots)} snapshots to learn from; a detector needs at least "
+                    f"{LEAST_TRAINING}, better some hundred"
+                )
+            if not any(
+                np.isfinite(values).any()
+                for each in snapshots
+                for values in (each.node_features, each.edge_features)
+            ):
+                raise SnapshotInvalid(
+                    f"{self.name}: no value was measured in the {what}, {clock(snapshots[0].time_s)} to "
+                    f"{clock(snapshots[-1].time_s)}"
+                )
+
+    def averaged(self, interval_s: float) -> Recording:
+        """Return the recording with one snapshot for each interval of this length, if its own is shorter.
+
+        A value is the mean of those that were measured. A service or call path exists in an interval if it
+        has a row in it. The time of an interval is its end, so no snapshot has values of its future.
+        Planned changes are those of the newest snapshot. Labels and periods are unchanged.
+        """
+        if interval_s <= 1.05 * self.interval_s:
+            return self
+        times = np.array([snapshot.time_s for snapshot in self.snapshots])
+        begin_s = times[0] - self.interval_s
+        ends = begin_s + interval_s * np.ceil((times - begin_s) / interval_s)
+        _, firsts = np.unique(ends, return_index=True)
+        cuts = itertools.pairwise([*firsts.tolist(), len(times)])
+        return replace(
+            self,
+            snapshots=[_mean(self.snapshots[a:b], float(ends[a])) for a, b in cuts],
+            contexts=[self.contexts[after - 1] for after in [*firsts[1:].tolist(), len(times)]],
+            interval_s=interval_s,
+        )
 
     def in_playing_order(self) -> Recording:
         """Return the recording with the part before the training moved after its end.
@@ -166,6 +231,36 @@ class Recording:
             if within(snapshot.time_s, periods)
         ]
         return [snapshot for snapshot, _ in chosen], [context for _, context in chosen]
+
+
+def _mean(snapshots: Sequence[Snapshot], time_s: float) -> Snapshot:
+    """Return the mean of snapshots of one roster."""
+    size = len(snapshots[0].roster)
+    nodes, node_features = _means([(each.nodes, each.node_features) for each in snapshots])
+    paths, edge_features = _means(
+        [(each.edge_src.astype(np.int64) * size + each.edge_dst, each.edge_features) for each in snapshots]
+    )
+    source, destination = (ends.astype(np.int32) for ends in np.divmod(paths, size))
+    return replace(
+        snapshots[0],
+        time_s=time_s,
+        nodes=nodes.astype(np.int32),
+        node_features=node_features,
+        edge_src=source,
+        edge_dst=destination,
+        edge_features=edge_features,
+    )
+
+
+def _means(parts: Sequence[tuple[NDArray[Any], FloatArray]]) -> tuple[NDArray[Any], FloatArray]:
+    """Return all keys of some tables, and the mean of each cell over the tables that have a number."""
+    keys, rows = np.unique(np.concatenate([keys for keys, _ in parts]), return_inverse=True)
+    values = np.concatenate([values for _, values in parts]).astype(np.float64)
+    total, count = np.zeros((2, len(keys), values.shape[1]))
+    np.add.at(total, rows, np.nan_to_num(values, nan=0.0))
+    np.add.at(count, rows, ~np.isnan(values))
+    means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return keys, means.astype(np.float32)
 
 
 def within(time_s: float, periods: Iterable[Period]) -> bool:

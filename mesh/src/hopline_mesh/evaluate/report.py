@@ -46,6 +46,16 @@ class Failed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class NotCounted(Event, frozen=True):
+    """An event that counts neither in the training nor in the test.
+
+    Attributes:
+        reason: such as "outside of the recording".
+    """
+
+    reason: str = ""
+
+
 class Report(msgspec.Struct, frozen=True):
     """The report on a recording.
 
@@ -55,8 +65,10 @@ class Report(msgspec.Struct, frozen=True):
         test: test periods.
         snapshots: numbers in training and test.
         events_in_training: number of events that begin in the training, and so may be learned as normal.
-        events_outside: labelled events that begin outside of the recording; they count nowhere.
+        events_outside: labelled events that count nowhere, and why.
         interval_s: seconds from one snapshot to the next.
+        recorded_interval_s: as `interval_s`, for the folder; if it is shorter, snapshots are averages.
+        notes: see `Recording`.
         grace_s: see `scores`.
         min_duration_s: how long a deviation had to last, for every detector.
         detectors: in the order of the request.
@@ -68,8 +80,10 @@ class Report(msgspec.Struct, frozen=True):
     test: tuple[Period, ...]
     snapshots: tuple[int, int]
     events_in_training: int
-    events_outside: tuple[Event, ...]
+    events_outside: tuple[NotCounted, ...]
     interval_s: float
+    recorded_interval_s: float
+    notes: tuple[str, ...]
     grace_s: float
     min_duration_s: float
     detectors: tuple[Judged, ...]

@@ -173,12 +173,14 @@ def episodes(verdicts: Sequence[Verdict]) -> list[Episode]:
 def rank(event: Event, incident: Incident) -> int | None:
     """Return the rank of the event's root cause among the suspects, from 1; None if it is missing.
 
-    For a fault of a service, the suspect must be that service. For a fault of a call path, it must be the
-    end that is the root cause, or the call path itself; the other end alone is not enough.
+    For a fault of a service, the suspect must be that service, or calls into it. For a fault of a call
+    path, it must be the end that is the root cause, or the call path itself. The other end alone, or
+    another call path of either end, is not enough.
     """
     for place, suspect in enumerate(incident.suspects, start=1):
         path = None if suspect.caller is None else (suspect.caller, suspect.service)
-        if suspect.service == event.service or (path is not None and path == event.path):
+        of_service = suspect.service == event.service and (path is None or event.path is None)
+        if of_service or (path is not None and path == event.path):
             return place
     return None
 

@@ -6,6 +6,7 @@ Knows the kind of number of columns, and no other meaning.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.times import parse, unit_hint
 from hopline_mesh.schema import kind_of
 
-#: Maximum number of reported errors; further ones are only counted.
+#: Maximum number of reported errors, or of kinds of errors.
 _REPORTED = 20
+#: What differs between errors of one kind: names and numbers.
+_VALUES = re.compile(r"""'[^']*'|"[^"]*"|[-+]?\d[\d.,:e]*|; did you mean.*""")
 #: Tolerance of a share, for rounding.
 _ROUNDING = 1e-6
 
@@ -33,11 +36,22 @@ class Problems(list[str]):
         """Raise if there are errors.
 
         Raises:
-            SnapshotInvalid: there are errors; the message has the first twenty, one per line.
+            SnapshotInvalid: there are errors, one per line. Of more than twenty, the message has the first
+                of each kind, with their number.
         """
-        more = [f"and {len(self) - _REPORTED} more"] if len(self) > _REPORTED else []
-        if self:
-            raise SnapshotInvalid("\n".join(self[:_REPORTED] + more))
+        if not self:
+            return
+        lines: list[str] = [*self]
+        if len(self) > _REPORTED:
+            kinds: dict[str, list[str]] = {}
+            for each in self:
+                kinds.setdefault(_VALUES.sub("", each), []).append(each)
+            lines = [
+                same[0] + (f" (and {len(same) - 1} more of this kind)" if len(same) > 1 else "")
+                for same in kinds.values()
+            ]
+        more = [f"and {len(lines) - _REPORTED} more kinds"] if len(lines) > _REPORTED else []
+        raise SnapshotInvalid("\n".join(lines[:_REPORTED] + more))
 
 
 class Table:
@@ -114,7 +128,8 @@ class Table:
         with np.errstate(over="ignore"):
             narrow = found.astype(np.float32)
         for is_wrong, what in (
-            (np.isinf(narrow), "is not finite; leave the cell empty"),
+            (np.isinf(found), "is not finite; leave the cell empty"),
+            (np.isinf(narrow) & np.isfinite(found), "is too large; a value may be up to 3.4e38"),
             (
                 (found < 0) & (kind != "real"),
                 "is less than 0; only columns that end in _delta may be negative",
@@ -189,6 +204,12 @@ def _read_csv(path: Path, problems: Problems) -> Table | None:
             header = next(reader, None)
             if header is None:
                 problems.add(path.name, "is empty; its first line must have the names of the columns")
+                return None
+            other = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+            if other is not None:
+                problems.add(
+                    f"{path.name}, line 1", f"cells are separated by {other!r}; separate them by commas"
+                )
                 return None
             twice = sorted({column for column in header if header.count(column) > 1})
             if twice:

@@ -67,8 +67,8 @@ class Alarm:
 
         Args:
             score: the largest anomaly score of the mesh, 1.0 is the threshold.
-            evidence: series that were out of bounds for long enough; the incident ends `CLEAN_S` after the
-                last. Services are ranked by their strongest evidence.
+            evidence: series that were out of bounds for long enough; the incident ends `CLEAN_S`
+                and at least two intervals after the last. Services are ranked by their strongest evidence.
         """
         incident, time_s = self._open, snapshot.time_s
         if evidence:
@@ -83,7 +83,7 @@ class Alarm:
             return Verdict(time_s, "anomalous", score, (self._open,))
         if incident is None:
             return Verdict(time_s, "normal", score)
-        if time_s - self._last_s < CLEAN_S:
+        if time_s - self._last_s < max(CLEAN_S, 1.5 * self._interval_s):  # at least two intervals
             return Verdict(time_s, "anomalous", score, (incident,))
         self._open = None
         ended = msgspec.structs.replace(incident, end_s=self._last_s)
@@ -91,10 +91,16 @@ class Alarm:
 
 
 def _suspects(evidence: Sequence[Evidence]) -> tuple[Suspect, ...]:
+    """Return services by their strongest evidence; a call path if all evidence is of that path."""
     by_service: dict[str, list[Evidence]] = {}
     for piece in sorted(evidence, key=lambda piece: -piece.score):
         by_service.setdefault(piece.service, []).append(piece)
     return tuple(
-        Suspect(service, pieces[0].score, pieces[0].caller, tuple(pieces[:_EVIDENCE]))
+        Suspect(
+            service,
+            pieces[0].score,
+            pieces[0].caller if len({piece.caller for piece in pieces}) == 1 else None,
+            tuple(pieces[:_EVIDENCE]),
+        )
         for service, pieces in by_service.items()
     )

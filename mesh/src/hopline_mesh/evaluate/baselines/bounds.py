@@ -7,21 +7,44 @@ values of the series itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hopline_mesh.changes import Context
+from hopline_mesh.detect.roles import is_processor_time, role_of, words_of
+from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
 from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
 from hopline_mesh.incident import Verdict
+from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Snapshot
 
 #: Largest anomaly score; a series that never moved in training has no reach.
 _MAX_SCORE = 1e6
 #: Least interquartile range, as a share of the median: a series that hardly moves would have none.
 _LEAST = 0.01
+
+_NEEDS = "a latency, errors, a share or CPU time by its name, such as p99_ms, error_share or cpu_cores"
+_STATIC_NEEDS = (
+    "a service's latency with its unit, such as p99_ms or latency_seconds; or CPU time and the cpu_limits "
+    "of mesh.toml"
+)
+#: Milliseconds of each unit of latency in a column's name.
+_UNITS_MS = {
+    unit: milliseconds
+    for milliseconds, units in (
+        (1.0, "ms msec millis millisecond milliseconds"),
+        (1e3, "s sec secs second seconds"),
+        (1e-3, "us usec micros microsecond microseconds"),
+        (1e-6, "ns nanos nanosecond nanoseconds"),
+    )
+    for unit in units.split()
+}
+_P99 = re.compile(r"(?<!\d)99(?!\d)")
 
 #: Returns centre and reach of each series, float64 [series], from normal snapshots; NaN = no bound.
 Rule = Callable[[MeshVector, Sequence[Snapshot]], tuple[Values, Values]]
@@ -30,10 +53,35 @@ Rule = Callable[[MeshVector, Sequence[Snapshot]], tuple[Values, Values]]
 def watched(column: str) -> bool:
     """Whether bounds on a column's absolute value are useful by default.
 
-    They are for latencies, shares and CPU time. Memory drifts, and would keep the alarm on for ever after a
-    drift, which is worse than ignoring it. Rates follow the load.
+    They are for latencies, errors, shares and CPU time. Memory drifts, and would keep the alarm on for ever
+    after a drift, which is worse than ignoring it. Rates follow the load.
     """
-    return column.endswith(("_ms", "_share")) or column == "cpu_cores"
+    by_role = role_of(column) in ("latency", "outgoing", "errors")
+    return by_role or kind_of(column) == "share" or is_processor_time(column)
+
+
+def unit_ms(column: str) -> float | None:
+    """Return the milliseconds of one unit of a latency, by the name of its column; None if it has none."""
+    units = [_UNITS_MS[word] for word in words_of(column) if word in _UNITS_MS]
+    return units[0] if len(units) == 1 else None
+
+
+def check_used(name: str, columns: Sequence[str], used: NDArray[np.bool_], needs: str = _NEEDS) -> None:
+    """Refuse a recording of which a detector would judge no series.
+
+    Args:
+        columns: name of the column of each series.
+        used: bool [series].
+
+    Raises:
+        SnapshotInvalid: no series is used.
+    """
+    if not used.any():
+        these = ", ".join(dict.fromkeys(columns))
+        raise SnapshotInvalid(
+            f"{name} can judge no column of this recording ({these}); it needs {needs}, measured in the "
+            "training"
+        )
 
 
 class Bounded:
@@ -44,6 +92,7 @@ class Bounded:
         rule: sets the bounds.
         min_duration_s: how long a series must be out of bounds, in all snapshots of that time.
         columns: names of watched columns; default: those of `watched`.
+        needs: the columns that it can judge, for the error if there are none.
     """
 
     def __init__(
@@ -53,8 +102,9 @@ class Bounded:
         *,
         min_duration_s: float = MIN_DURATION_S,
         columns: Sequence[str] | None = None,
+        needs: str = _NEEDS,
     ) -> None:
-        self._rule = rule
+        self._name, self._rule, self._needs = name, rule, needs
         self._watches = watched if columns is None else frozenset(columns).__contains__
         self._alarm = Alarm(name, min_duration_s)
 
@@ -64,6 +114,7 @@ class Bounded:
         self._mesh = MeshVector(snapshots, len(snapshots[0].roster))
         self._centre, reach = self._rule(self._mesh, snapshots)
         self._reach = np.where([self._watches(column) for column in self._mesh.columns], reach, np.nan)
+        check_used(self._name, self._mesh.columns, ~np.isnan(self._reach), self._needs)
 
     def step(self, snapshot: Snapshot, context: Context) -> Verdict:
         """See `Detector.step`. Simple rules ignore planned changes."""
@@ -151,25 +202,55 @@ def static(
 
     Args:
         cpu_share: maximum share of a service's CPU limit.
-        p99_ms: maximum 99th percentile of its latency.
+        p99_ms: maximum 99th percentile of its latency in milliseconds, whatever the unit of the column; of
+            each latency if none is a 99th percentile by its name.
         error_share: maximum share of failed requests; None: ignored.
         cpu_limits: CPU limit of each service in cores; without it, CPU time is ignored, unless the
-            recording has it as a share (column `cpu_share`).
+            recording has it as a share (such as a column `cpu_share`).
         min_duration_s: see `Bounded`.
     """
-    fixed = {"cpu_share": cpu_share, "p99_ms": p99_ms}
-    if error_share is not None:
-        fixed["error_share"] = error_share
 
     def rule(mesh: MeshVector, snapshots: Sequence[Snapshot]) -> tuple[Values, Values]:
+        columns = snapshots[0].schema.node_features
+        fixed = _latency_bounds(columns, p99_ms)
+        cores = []
+        for column in columns:
+            is_share = kind_of(column) == "share"
+            if is_share and role_of(column) == "errors" and error_share is not None:
+                fixed[column] = error_share
+            elif is_share and is_processor_time(column):
+                fixed[column] = cpu_share
+            elif is_processor_time(column):
+                cores.append(column)
         reach = np.array([fixed.get(column, np.nan) for column in mesh.columns])
-        for service, cores in (cpu_limits or {}).items():
+        for service, limit in (cpu_limits or {}).items():
             slot = snapshots[0].roster.find(service)
-            if slot is not None:
-                reach[(mesh.services == slot) & (np.array(mesh.columns) == "cpu_cores")] = cpu_share * cores
+            for column in cores if slot is not None else ():
+                unit = 1000.0 if words_of(column) & {"millicores", "mcores"} else 1.0
+                here = (mesh.services == slot) & (np.array(mesh.columns) == column)
+                reach[here] = cpu_share * limit * unit
         return _from_zero(np.where(mesh.callers < 0, reach, np.nan))
 
-    return Bounded("static", rule, min_duration_s=min_duration_s, columns=[*fixed, "cpu_cores"])
+    return Bounded("static", rule, min_duration_s=min_duration_s, needs=_STATIC_NEEDS)
+
+
+def _latency_bounds(columns: Sequence[str], p99_ms: float) -> dict[str, float]:
+    """Return the bound of each 99th percentile of latency in its unit; without one, of each latency.
+
+    Raises:
+        SnapshotInvalid: such a column has no unit in its name.
+    """
+    latencies = [column for column in columns if role_of(column) == "latency"]
+    bounds = {}
+    for column in [column for column in latencies if _P99.search(column)] or latencies:
+        milliseconds = unit_ms(column)
+        if milliseconds is None:
+            raise SnapshotInvalid(
+                f"static cannot compare {column} with {p99_ms:g} ms: its name needs one unit, such as "
+                f"{column}_ms or {column}_seconds"
+            )
+        bounds[column] = p99_ms / milliseconds
+    return bounds
 
 
 def _from_zero(reach: Values) -> tuple[Values, Values]:

@@ -1,6 +1,7 @@
 """Detectors with one anomaly score for the whole mesh, and a threshold at a percentile of normal scores.
 
-They see the mesh as one vector of numbers around 0. Amounts become logarithms. Each series is its distance
+They see the mesh as one vector of numbers around 0. Amounts become logarithms, latencies those of
+milliseconds. Each series is its distance
 from its normal median, in units of its normal spread. Series that are not measured, or did not exist in the
 training, are 0.
 """
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.changes import Context
+from hopline_mesh.detect.roles import role_of
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
-from hopline_mesh.evaluate.baselines.bounds import watched
+from hopline_mesh.evaluate.baselines.bounds import check_used, unit_ms, watched
 from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
 from hopline_mesh.incident import Verdict
 from hopline_mesh.schema import kind_of
@@ -46,7 +48,7 @@ class Whole:
     """
 
     def __init__(self, name: str, learn: Learn, *, min_duration_s: float = MIN_DURATION_S) -> None:
-        self._learn = learn
+        self._name, self._learn = name, learn
         self._alarm = Alarm(name, min_duration_s)
 
     def fit(self, snapshots: Sequence[Snapshot], contexts: Sequence[Context]) -> None:
@@ -56,6 +58,7 @@ class Whole:
         self._mesh = MeshVector(snapshots, 1 + seen)
         columns = self._mesh.columns
         self._is_amount = np.array([kind_of(column) == "amount" for column in columns], dtype=bool)
+        self._units = np.array([_unit(column) for column in columns])
         values = self._logarithms(self._mesh.of(snapshots))
         measured = ~np.isnan(values).all(axis=0)
         values[:, ~measured] = 0.0
@@ -64,6 +67,7 @@ class Whole:
         least = np.array([_LEAST[kind_of(column)] for column in columns])
         self._spread = np.maximum((high - low) / 2, least)
         self._used = measured & np.array([watched(column) for column in columns], dtype=bool)
+        check_used(self._name, columns, self._used)
         vectors = self._distances(values)
         self._scores, self._errors = self._learn(vectors)
         self._threshold = max(float(np.percentile(self._scores(vectors), _PERCENT)), 1e-12)
@@ -81,14 +85,14 @@ class Whole:
             evidence = self._mesh.evidence(
                 [series for series in largest if errors[series] > 0 and not np.isnan(seen[series])],
                 snapshot.roster,
-                expected=np.where(self._is_amount, np.expm1(self._median), self._median),
+                expected=np.where(self._is_amount, np.expm1(self._median) / self._units, self._median),
                 seen=seen,
                 scores=errors / (errors.max(initial=1e-12) / score),  # the largest has that of the mesh
             )
         return self._alarm.verdict(snapshot, score, evidence)
 
     def _logarithms(self, values: Values) -> Values:
-        found: Values = np.where(self._is_amount, np.log1p(np.maximum(values, 0.0)), values)
+        found: Values = np.where(self._is_amount, np.log1p(np.maximum(values, 0.0) * self._units), values)
         return found
 
     def _distances(self, values: Values) -> Values:
@@ -96,6 +100,11 @@ class Whole:
         spreads: Values = np.where(self._used, (values - self._median) / self._spread, 0.0)
         found: Values = np.clip(np.nan_to_num(spreads, nan=0.0), -_FARTHEST, _FARTHEST)
         return found
+
+
+def _unit(column: str) -> float:
+    """Return the milliseconds of one unit of a latency; 1 for all other columns."""
+    return (role_of(column) in ("latency", "outgoing") and unit_ms(column)) or 1.0
 
 
 def isolation_forest(trees: int = 100, seed: int = 0, **options: Any) -> Whole:
