@@ -43,5 +43,6 @@ def lasting(history: list[np.ndarray], hold: int) -> np.ndarray:
         other = history[-1 - k].astype(int) if k < len(history) else np.zeros_like(newest)
         sizes.append(np.where((other > 0) == (newest > 0), np.abs(other), 0))
     ordered = np.sort(np.stack(sizes), axis=0)
-    least = ordered[1 if hold >= 4 else 0]
+    # One between may be smaller, if the oldest is out of bounds itself.
+    least = np.where((hold >= 4) & (sizes[-1] > 0), ordered[1], ordered[0])
     return np.minimum(np.stack(sizes).sum(axis=0) / hold, kernels.UNEVEN * least)

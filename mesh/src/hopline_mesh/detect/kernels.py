@@ -193,7 +193,7 @@ def judge(
         polarity: float32 [F, 2]; threshold: float32 [F]; factor: float32 [slots, F], of each series' own.
         quiet: float32 [slots, F], what deviations are multiplied by during planned changes; 1 = all counts.
         held: int8 [HOLD, slots, F], the last deviations; at: this interval's place; hold: how many must
-        agree, of which `slack` may be smaller.
+        agree; slack: whether one of them but the first and the last may be smaller.
         score: float32 [slots, F], result: 1.0 = threshold, of this interval alone; no more than that
         where harmless.
         dev: float32 [slots, F], result where it is not harmless: spreads, with sign; sharper ones where
@@ -250,7 +250,7 @@ def judge(
                 if learn:
                     histogram[f, 0] += 1
                 continue
-            least, second = abs(whole), 127
+            least, second, size = abs(whole), 127, 0
             mean = 1.0 * least
             for k in range(1, hold):
                 other = held[(at - k) % HOLD, i, f]
@@ -260,7 +260,8 @@ def judge(
                 elif size < second:
                     second = size
                 mean += size
-            least = second if slack else least
+            # One interval between may be within bounds, but not the oldest: it must have lasted so long.
+            least = second if slack and size > 0 else least
             # As much on average, and each nearly as much: one that is far out cannot speak for all.
             quarters = min(mean / hold, UNEVEN * least)
             steady = quarters / 4.0
