@@ -55,6 +55,8 @@ def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
         ({"TAGAE_ANOMALY_PERCENTILE": "nan"}, r"anomaly_percentile: 'nan' .* not a number"),
         ({"HOPLINE_MESH__SOURCE__MESH": "istoi"}, r"\(HOPLINE_MESH__SOURCE__MESH\) .*did you mean 'istio'"),
         ({"HOPLINE_MESH__SOURCE__PROMETHEUS_URL": "prometheus:9090"}, r"prometheus_url: .* is not a URL"),
+        ({"HOPLINE_MESH__ALERTS__PAGE_URL": "http://[::1:9092"}, r"page_url: .* is not a URL"),
+        ({"HOPLINE_MESH__ALERTS__PAGE_URL": "http://a:port"}, r"page_url: .* is not a URL"),
         ({"HOPLINE_MESH__SOURCE__MESH": "file"}, r"query_file: not set"),
         ({"HOPLINE_MESH__DETECTOR__MESH": "istio"}, r"HOPLINE_MESH__DETECTOR__MESH: unknown"),
         ({"TAGAE_PORT": "9000"}, r"TAGAE_PORT: unknown"),

@@ -80,5 +80,7 @@ _Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
 def _moved(item: _Item, by_s: float) -> _Item:
-    end_s = None if item.end_s is None else item.end_s + by_s
-    return msgspec.structs.replace(item, start_s=item.start_s + by_s, end_s=end_s)
+    moved = {"start_s": item.start_s + by_s, "end_s": None if item.end_s is None else item.end_s + by_s}
+    if isinstance(item, KubernetesTrouble) and item.pod_created_s:
+        moved["pod_created_s"] = item.pod_created_s + by_s
+    return msgspec.structs.replace(item, **moved)

@@ -20,7 +20,7 @@ from hopline.config.values import apply, fields, flatten
 from hopline.config.values import flags as read_flags
 from hopline.errors import ConfigError
 from hopline_mesh.out.alert import OWN_LABELS
-from hopline_mesh.out.links import check_template
+from hopline_mesh.out.links import check_template, origin_of
 
 ENV_PREFIX = "HOPLINE_MESH__"
 DEFAULT_FILE = Path("hopline-mesh.toml")
@@ -137,7 +137,9 @@ class AlertSettings:
         'links from an incident to other tools, each as "name=https://host/path?service={service}"; '
         "a list in the file, because URLs may have commas",
     )
-    page_url: str = setting("", "URL of the page, for links in alerts; empty: the address it listens on")
+    page_url: str = setting(
+        "", "URL of the page, for links in alerts; empty: the address it listens on, no link on 0.0.0.0"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,15 @@ def _check(settings: MeshSettings) -> None:
         ("page_url", (alerts.page_url,)),
     ):
         for url in urls:
-            if url and not re.match(r"https?://[^/\s]", url):
+            if not url:
+                continue
+            try:
+                origin = origin_of(url)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{key}: {url!r} is not a URL such as http://host:9090: {error}"
+                ) from None
+            if not re.match(r"https?://[^/\s]", origin):
                 raise ConfigError(f"{key}: {url!r} is not a URL such as http://host:9090")
     if not source.prometheus_url:
         raise ConfigError("prometheus_url: empty; set the URL of Prometheus")

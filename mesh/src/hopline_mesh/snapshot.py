@@ -57,6 +57,11 @@ class Snapshot:
     edge_features: FloatArray
     gaps: tuple[Gap, ...] = field(default=())
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has any measurement."""
+        return bool(np.isfinite(self.node_features).any() or np.isfinite(self.edge_features).any())
+
     def unmeasured(self, time_s: float, gap: Gap) -> Snapshot:
         """Return the same services and call paths in a later interval without measurements."""
         return replace(

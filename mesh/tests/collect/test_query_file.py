@@ -155,6 +155,12 @@ ONE = '[[node]]\ncolumn = "cpu_cores"\nquery = "up{}"\nservice = "app"\n'
         (ONE + 'colunm = "x"\n', 5, "node.colunm: unknown key; did you mean 'column'?"),
         ('extend = "istio"\n' + ONE, 1, "extend: unknown key; did you mean 'extends'?"),
         ('extends = "envoy"\n' + ONE, 1, "must be a list of istio, linkerd, containers; got 'envoy'"),
+        ('extends = [["istio"]]\n' + ONE, 1, "must be a list of istio, linkerd, containers"),
+        (
+            'extends = "istio"\nwithout = [["node.p50_ms"]]\n',
+            2,
+            "without: must be a list of extended columns",
+        ),
         ('extends = "istio"\nwithout = ["node.request_rate"]\n', 2, "node.error_share needs node.request_"),
         ('extends = "istio"\nwithout = ["node.x"]\n', 2, "without: must be a list of extended columns"),
         ("[labels]\nsevice = 'app'\n" + ONE, 2, "labels.sevice: unknown key; did you mean 'service'?"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -583,6 +584,24 @@ def test_a_clock_that_jumps_is_no_incident(fitted, jump_s):
     follow(detector, 20)
     verdicts = follow(detector, 60, seed=3, start_s=NEXT_S + 20 * INTERVAL_S + jump_s)
     assert {verdict.state for verdict in verdicts} == {"normal"}
+
+
+def test_a_trouble_that_goes_on_after_a_long_pause_is_one_open_incident(fitted):
+    detector = fitted()
+    trouble = KubernetesTrouble("crash_loop", "pay", NEXT_S, pod_created_s=NEXT_S - 500)
+    context = Context(troubles=(trouble,))
+    (before,) = incidents(watch(detector, play(5, seed=1, start_s=NEXT_S), context))
+    (verdict,) = watch(detector, play(1, seed=1, start_s=NEXT_S + 4000), context)
+    assert [(each.id, each.end_s) for each in verdict.incidents] == [(before.id, None)]
+
+
+def test_an_untrained_detector_knows_its_interval_after_a_restart():
+    detector = MeshDetector()
+    watch(detector, play(200, seed=1))
+    again = MeshDetector.restore(*copy.deepcopy(detector.export()))
+    watch(again, play(1, seed=2, start_s=START_S + 200 * INTERVAL_S + 7200))
+    assert again.interval_s == INTERVAL_S
+    assert (again._nodes.count <= 1).all(), "the window begins anew after a pause"
 
 
 def test_memory_after_a_long_pause_is_taken_as_it_is(fitted):

@@ -224,6 +224,15 @@ def test_nothing_is_stuck_that_is_only_not_heard_of():
     assert story.changes() == {("scale", "shop/web")}
 
 
+def test_a_namespace_that_may_not_be_read_ends_no_change_of_another():
+    story = web().after(60)
+    story.feed.lost(DEPLOYMENTS, "pay", story.now_s)
+    story.says(DEPLOYMENTS, deployment(desired=7, generation=2, observed=1, replicas=3)).after(500)
+    assert story.changes() == {("scale", "shop/web")}
+    story.after(200)
+    assert story.troubles() == {("stuck_rollout", "shop/web")}
+
+
 def test_a_short_silence_ends_nothing_and_starts_the_patience_anew():
     story = web().after(60)
     story.says(DEPLOYMENTS, deployment(desired=7, generation=2, replicas=3)).after(300)

@@ -148,7 +148,7 @@ def test_an_incident_is_marked_by_json_only(served: Served) -> None:
 def test_pages_of_others_change_nothing(host: str | None, origin: str | None, status: int) -> None:
     board = Board()
     board.publish(verdict(1000.0, incident()), snapshot(1000.0))
-    with serving(board, grpc_port=-1, page_url="https://mesh.example.com/watch/") as found:
+    with serving(board, grpc_port=-1, page_url="https://Mesh.example.com:443/watch/") as found:
         sent = {"host": host, "origin": origin}
         headers = {name: value for name, value in sent.items() if value is not None}
         marked = httpx.post(

@@ -218,6 +218,24 @@ def test_a_disk_that_stays_full_leaves_no_files_without_an_interval(tmp_path, mo
     assert (times[0], times[-1]) == (0.0, 90.0)
 
 
+def test_a_disk_that_stays_full_costs_half_of_the_history_once(tmp_path, monkeypatch):
+    state, roster = folder(tmp_path), Roster()
+    for number in range(8):
+        state.append(snapshot(15.0 * number, roster), Context())
+        state.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "fdatasync", lambda handle: _raise(OSError(errno.ENOSPC, "No space left on device"))
+        )
+        for number in range(8, 14):
+            with pytest.raises(OSError, match="No space"):
+                state.append(snapshot(15.0 * number, roster), Context())
+    assert len(list(tmp_path.glob("history-*"))) == 4
+    state.append(snapshot(300.0, roster), Context())  # there is room again; the next time costs again
+    state.close()
+    assert len(list(folder(tmp_path).history(Roster()))) == 5
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "version", "other"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, damage, caplog):
     state = folder(tmp_path)

@@ -116,6 +116,20 @@ async def test_a_muted_incident_raises_no_alert_and_stays_on_the_board(bench):
     assert bench.folder.note()["marks"][1]["fault-75"]["kind"] == "muted"
 
 
+async def test_a_mark_on_an_incident_that_has_ended_is_kept_before_the_next_checkpoint(tmp_path):
+    bench = Bench(tmp_path / "state", checkpoint_s=1e9)
+    await bench.intervals(0.0, 5)
+    bench.source.fault = True
+    await bench.intervals(75.0, 2)
+    bench.source.fault = False
+    await bench.intervals(105.0, 4)
+    assert bench.board.open_incidents() == []
+    bench.board.mark("fault-75", "not_an_incident")
+    await bench.intervals(165.0, 1)
+    await bench.kill()
+    assert bench.folder.note()["marks"][1]["fault-75"]["kind"] == "not_an_incident"
+
+
 async def test_planned_changes_are_on_the_board(tmp_path):
     rollout = Change("rollout", "ns/s0", 0.0)
     one = Bench(tmp_path / "state", context=lambda now_s: (Context((rollout,)), ()))

@@ -1,5 +1,6 @@
 """The command as a process: what it says at its start, and how it ends."""
 
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,18 @@ def test_it_says_where_its_page_is_goes_on_without_prometheus_and_ends_at_sigter
         assert any(gap["what"] == "prometheus" for gap in verdict["gaps"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_an_outage_is_one_line_of_the_log_in_the_configured_format(environment, tmp_path):
+    process = start(environment | {"HOPLINE_MESH__LOG__LOG_FORMAT": "json"}, tmp_path)
+    try:
+        line = json.loads(next(text for text in process.stderr if text.startswith("{")))
+        assert (line["logger"], line["level"]) == ("hopline_mesh", "warning")
+        assert "prometheus: Prometheus at http://127.0.0.1:9 is unavailable" in line["message"]
     finally:
         process.kill()
         process.wait()

@@ -1,6 +1,7 @@
 """Training beside the loop: a process learns from the history; what it learned takes over, or nothing."""
 
 import functools
+import io
 import json
 import time
 from dataclasses import replace
@@ -8,11 +9,13 @@ from dataclasses import replace
 import pytest
 
 from hopline_mesh.detect import DetectorSettings, MeshDetector
+from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.incident import Incident, Verdict
 from hopline_mesh.simulate import MeshPlan, simulate
+from hopline_mesh.snapshot import Gap
 from hopline_mesh.state import Seen, StateFolder
 from hopline_mesh.watch import trainer as module
-from hopline_mesh.watch.child import Task
+from hopline_mesh.watch.child import Task, train
 from hopline_mesh.watch.trainer import Trainer
 
 SETTINGS = DetectorSettings(train_at=60)
@@ -191,6 +194,34 @@ def test_a_training_that_fails_or_hangs_changes_nothing(folder, played, monkeypa
     for seen in played[:60]:
         assert go(one, seen) is None
     assert outcomes == ["failed"]
+
+
+def test_a_training_on_few_normal_intervals_does_not_replace_what_was_learned(folder, played, caplog):
+    one, outcomes = trainer(folder)
+    one._abnormal = {"crash 0": (played[0].snapshot.time_s, played[50].snapshot.time_s)}
+    for seen in played[:60]:
+        go(one, seen)
+    until_done(one)
+    assert go(one, played[60]) is None
+    assert outcomes == ["failed"]
+    assert "9 normal intervals are usable; at least " in caplog.text
+
+
+def test_intervals_without_measurements_are_not_waited_for_or_learned(tmp_path, played):
+    state = StateFolder(tmp_path / "state", 2**24, 1e9)
+    one = Trainer(state.folder, SETTINGS, 15.0, trained=False, outcome=list)
+    gap = Gap("prometheus", "down")
+    for seen in played[:60]:
+        empty = seen.snapshot.unmeasured(seen.snapshot.time_s, gap)
+        state.append(empty, seen.context)
+        one.saw(Seen(empty, seen.context), Verdict(empty.time_s, "blind", 0.0))
+        assert one.advance(empty.roster.names, seen) is None
+    assert one._process is None
+    state.append(played[60].snapshot, played[60].context)
+    task = one.task(played[60].snapshot.roster.names, played[60])
+    with pytest.raises(SnapshotInvalid, match="1 normal intervals are usable"):
+        train(task, io.BytesIO())
+    state.close()
 
 
 def test_a_training_that_prints_a_lot_ends(folder, played, monkeypatch):

@@ -6,11 +6,10 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 
 from hopline.config.schema import LogConfig
 
-#: Loggers of Hopline and of the packages built on it; every logger of theirs is below one of these.
-_LOGGERS = ("hopline", "hopline_mesh")
 #: Attribute of a log record with its request id, set by `extra={"request_id": ...}`.
 _ABOUT = ("request_id", "model", "version")
 
@@ -33,15 +32,15 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logs(config: LogConfig) -> None:
-    """Send everything that Hopline's packages log to stderr in the configured format."""
+def configure_logs(config: LogConfig, packages: Sequence[str] = ("hopline",)) -> None:
+    """Send everything that these packages log to stderr in the configured format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()
         if config.format == "json"
         else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     )
-    for name in _LOGGERS:
+    for name in packages:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(config.level.upper())

@@ -301,7 +301,7 @@ class SnapshotBuilder:
         An ingress gateway reports only as a caller.
         """
         schema, column = self._schema, "request_rate"
-        if not (column in schema.node_features and column in schema.edge_features):
+        if not {f"node.{column}", f"edge.{column}"} <= {query.name for query in self._queries}:
             return
         rates = node_table[:, schema.node_features.index(column)]
         self._counted.update(nodes[~np.isnan(rates)].tolist())

@@ -7,6 +7,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from hopline.errors import ConfigError
@@ -84,7 +85,9 @@ class Collector:
         self._ahead_s = 0.0
         #: our clock, and the steady one, at the start of the last interval
         self._began: tuple[float, float] | None = None
-        self._reading = asyncio.Lock()
+        # A separate thread, because those of the loop may wait for Kubernetes' credentials. Only one,
+        # because reading needs three times the memory of the response.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="mesh-read")
 
     async def collect(self, now_s: float) -> Snapshot:
         """Collect the interval that ends now.
@@ -142,10 +145,8 @@ class Collector:
             try:
                 reply = await self._client.query(one.promql, asked_s, self._options.deadline_s)
                 one.at_s, one.date_s = self._steady(), reply.date_s
-                # On a thread, to keep the event loop responsive; one at a time, because reading needs three
-                # times the memory of the response.
-                async with self._reading:
-                    answer = await asyncio.to_thread(read_answer, reply.body)
+                loop = asyncio.get_running_loop()
+                answer = await loop.run_in_executor(self._reader, read_answer, reply.body)
                 one.answer = answer if one.query is None else self._builder.read(one.query, answer)
             except SourceUnavailable as error:
                 one.answer = Failure("unavailable", str(error))

@@ -210,18 +210,22 @@ class _Table:
         return start
 
 
+def _all_in(names: Any, known: Container[str]) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and name in known for name in names)
+
+
 def _extended(file: _Table, window_s: float, matchers: str) -> list[Query]:
     """Return queries of the built-in sets that a file extends, minus those of `without`."""
     named = file.values.get("extends", [])
     names = [named] if isinstance(named, str) else named
-    if not isinstance(names, list) or any(name not in _BUILT_IN for name in names):
+    if not _all_in(names, _BUILT_IN):
         file.wrong("extends", f"must be a list of {', '.join(_BUILT_IN)}; got {named!r}")
     queries: dict[str, Query] = {}
     for name in names:
         for query in _BUILT_IN[name](window_s, matchers):
             queries.setdefault(query.name, query)
     without = file.values.get("without", [])
-    if not isinstance(without, list) or any(name not in queries for name in without):
+    if not _all_in(without, queries):
         file.wrong(
             "without", f"must be a list of extended columns, such as node.connections; got {without!r}"
         )

@@ -340,6 +340,7 @@ class MeshDetector:
             self.interval_s, self.steps = float(meta["interval_s"]), int(meta["steps"])
             self._learnt, self._last_s = int(meta["learnt"]), float(meta["last_s"])
             self._fitted = bool(meta["fitted"])
+            self._gaps = [self.interval_s] * self.settings.warm_up if self.interval_s > 0 else []
             excused = msgspec.convert(meta["excused"], list[tuple[int, int | None, int | None, bool]])
             self._excused = {
                 slot: expected.Excuse(fewest, most, is_new) for slot, fewest, most, is_new in excused
@@ -397,6 +398,9 @@ class MeshDetector:
         direct = self._direct(snapshot, troubles, context)
         if len(found) or direct or self._tracker.open:
             ended += self._follow(snapshot, found, direct)
+        # One of a trouble that continues after a pause in the data begins again under its identity.
+        going_on = {tracked.id for tracked in self._tracker.open}
+        ended = [tracked for tracked in ended if tracked.id not in going_on]
         incidents = [tracked.named(snapshot.roster) for tracked in (*self._tracker.open, *ended)]
         state: Literal["anomalous", "normal"] = "anomalous" if self._tracker.open else "normal"
         suppressed = tuple(sorted({each.service for each in changes if each.service in snapshot.roster}))

@@ -95,10 +95,9 @@ class NeighbourRegression:
         path_own = _moved(edges, paths)
         traffic = np.ones(len(paths))
         if edges.load >= 0:
-            usual = (
-                np.exp(np.minimum(edges.level[paths, edges.load], 80.0)) - edges.offset[paths, edges.load]
-            )
-            traffic = np.maximum(np.nan_to_num(usual), 0.0)
+            level, offset = edges.level[paths, edges.load], edges.offset[paths, edges.load]
+            usual = np.maximum(np.nan_to_num(np.exp(np.minimum(level, 80.0)) - offset), 0.0)
+            traffic = np.where(offset < 0, 0.0, usual)  # below 0: never measured
         src, dst = snapshot.edge_src, snapshot.edge_dst
 
         def mean_at(end: SlotArray, values: FloatArray) -> NDArray[np.float64]:

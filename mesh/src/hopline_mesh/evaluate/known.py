@@ -30,7 +30,7 @@ def read_events(
 
     Args:
         services: those of the nodes.
-        paths: those of the edges; if there are none, labels may name any.
+        paths: those of the edges; of a service without any, labels may name any call.
     """
     table = read(
         folder,
@@ -44,6 +44,7 @@ def read_events(
         return []
     starts, ends = table.times("start"), table.times("end")
     named = {column: table.cells(column) for column in ("service", "source", "destination")}
+    callers = {source for source, _ in paths}
     events = []
     for row, (service, source, destination) in enumerate(zip(*named.values(), strict=True)):
         if ends[row] <= starts[row]:
@@ -64,7 +65,9 @@ def read_events(
             if cells[row] and cells[row] not in services:
                 hint = did_you_mean(cells[row], services)
                 table.wrong(row, column, f"{cells[row]!r} is not a service of the nodes{hint}")
-        if paths and source in services and destination in services and (source, destination) not in paths:
+        # Without a proxy, none of a service's calls is measured; but the ends may be exchanged.
+        may_be_wrong = source in callers or (destination, source) in paths
+        if may_be_wrong and destination in services and (source, destination) not in paths:
             hint = did_you_mean(f"{source} → {destination}", [" → ".join(path) for path in paths])
             table.wrong(row, "source", f"no row of the edges is from {source!r} to {destination!r}{hint}")
         events.append(

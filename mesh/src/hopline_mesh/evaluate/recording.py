@@ -136,11 +136,10 @@ class Recording:
 
     def why_not_counted(self, event: Event) -> str:
         """Return why an event counts neither in the training nor in the test; "" if it does."""
-        if not within(event.start_s, [self.period()]):
-            return "outside of the recording"
-        if not within(event.start_s, (*self.train, *self.test)):
-            return "outside of training and test"
-        return "" if self.saw(event) else "in a hole of the recording"
+        if within(event.start_s, (*self.train, *self.test)):
+            return "" if self.saw(event) else "in a hole of the recording"
+        is_recorded = within(event.start_s, [self.period()])
+        return "outside of training and test" if is_recorded else "outside of the recording"
 
     def check_measured(self) -> None:
         """Refuse a training or a test without a measured value, and a training that is too short.

@@ -265,7 +265,12 @@ class Operations:
         """Return since when the objects of an operation are unavailable; None if they are available."""
         assert isinstance(operation.subject, WorkloadKey)
         kinds = {operation.subject.kind, *(["Pod"] if operation.kind == "drain" else [])}
-        return min((at_s for (of, _), at_s in self._unheard.items() if of.kind in kinds), default=None)
+        since = [
+            at_s
+            for (of, namespace), at_s in self._unheard.items()
+            if of.kind in kinds and namespace in (None, operation.subject.namespace)
+        ]
+        return min(since, default=None)
 
     def _scale(
         self, key: WorkloadKey, before: int, after: int, now_s: float, *, listed: bool = False

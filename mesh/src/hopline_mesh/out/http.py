@@ -29,6 +29,7 @@ from hopline_mesh import __version__
 from hopline_mesh.out.between import deviations, read_events, take_events
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import HTTP_STATUS, own_text
+from hopline_mesh.out.links import origin_of
 from hopline_mesh.out.live_graph import MAX_AT_ONCE, live_graph
 from hopline_mesh.out.record import Record, read_mark
 from hopline_mesh.out.wire import encode_json, shown
@@ -125,7 +126,7 @@ class MeshHttp:
         self._paths = PathTable(self.routes.items())
         self._board = board
         self._guard = None if gate is None else Guard(gate)
-        self._origins = {f"{parts.scheme}://{parts.netloc}" for parts in map(urlsplit, urls)}
+        self._origins = {origin_of(url) for url in urls if url}
         self._num_waiting = 0
 
     def __call__(self, request: Request) -> Response | Pending:

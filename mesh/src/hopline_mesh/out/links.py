@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from hopline.errors import ConfigError
 from hopline_mesh.incident import Incident
@@ -70,3 +70,18 @@ def links_of(incident: Incident, templates: Sequence[str], now_s: float) -> list
         name, template = check_template(text)
         found.append({"name": name, "url": _FIELD.sub(lambda match: quoted[match[1]], template)})
     return found
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of a URL as browsers send it: in small letters, without the usual port.
+
+    Raises:
+        ValueError: the URL is invalid.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    if not host:
+        raise ValueError("it has no host")
+    name = f"[{host}]" if ":" in host else host
+    is_usual = port in (None, {"http": 80, "https": 443}.get(parts.scheme))
+    return f"{parts.scheme}://{name}" if is_usual else f"{parts.scheme}://{name}:{port}"

@@ -166,13 +166,18 @@ class Outputs:
             server.add_insecure_port(f"unix:{path}")
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"socket: cannot listen on {str(path)!r}: {error}") from None
-        self._open.callback(path.unlink, missing_ok=True)
+        self._open.callback(_remove, path)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             for tick in self._ticks:
                 tick()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # a stop must end
+        path.unlink()
 
 
 def check_exposure(settings: ServeSettings) -> None:

@@ -149,7 +149,7 @@ def _total(suspects: tuple[Suspect, ...]) -> float:
 def _likely(suspects: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
     """Return the suspects with a share of the evidence, in whole percent, and always the first."""
     total = _total(suspects)
-    return suspects[:1] + tuple(each for each in suspects[1:] if round(100 * each.score / total) > 0)
+    return suspects[:1] + tuple(each for each in suspects[1:] if 100 * each.score / total > 0.5)
 
 
 def _short(value: float) -> str:

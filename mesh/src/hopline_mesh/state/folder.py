@@ -90,6 +90,7 @@ class StateFolder:
         probe = draft_of(folder / "probe")
         probe.write_bytes(b"")
         probe.unlink()
+        self._is_stuck = False
         self._segment: SegmentWriter | None = None
         self._records = RecordWriter()
         #: newest time of each segment that this process wrote or read to its end
@@ -268,17 +269,23 @@ class StateFolder:
             )
 
     def _with_room(self, write: Callable[[], Result]) -> Result:
-        """Write; on a full disk delete half of the history, or the older checkpoint, and write again."""
+        """Write; on a full disk delete half of the history, or the older checkpoint, and write again.
+
+        Where that did not help, nothing more is deleted before a write succeeds.
+        """
         try:
-            return write()
+            written = write()
         except OSError as error:
             history = self._files("history")
             spare = history[: len(history) // 2] or self._files("checkpoint")[:-1]
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not spare:
+            if self._is_stuck or error.errno not in (errno.ENOSPC, errno.EDQUOT) or not spare:
                 raise
             for path in spare:
                 self._drop(path)
-            return write()
+            self._is_stuck = True
+            written = write()
+        self._is_stuck = False
+        return written
 
     def _drop(self, path: Path) -> int:
         """Delete a file; returns its size in bytes."""

@@ -19,6 +19,7 @@ import msgspec
 
 from hopline.process.cgroup import Cgroup
 from hopline_mesh.detect import DetectorSettings, MeshDetector
+from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.roster import Roster
 from hopline_mesh.schema import Schema
 from hopline_mesh.state import StateFolder
@@ -58,7 +59,7 @@ def train(task: Task, out: BinaryIO) -> None:
     """Train on the normal intervals of a task, and write the result.
 
     Raises:
-        SnapshotInvalid: there are none.
+        SnapshotInvalid: there are too few.
     """
     roster = Roster(task.names)
     history = [
@@ -66,9 +67,14 @@ def train(task: Task, out: BinaryIO) -> None:
         for seen in StateFolder.to_read(Path(task.folder)).history(roster, task.since_s)
         if seen.snapshot.time_s <= task.until_s
         and seen.snapshot.schema == task.schema
+        and seen.snapshot.is_measured
         and not any(start <= seen.snapshot.time_s <= end for start, end in task.without)
     ]
-    detector = MeshDetector(task.detector)
+    settings = task.detector
+    fewest = max(20, settings.warm_up + 10, min(settings.window_size, settings.train_at) // 2)
+    if len(history) < fewest:
+        raise SnapshotInvalid(f"{len(history)} normal intervals are usable; at least {fewest} are needed")
+    detector = MeshDetector(settings)
     detector.fit([seen.snapshot for seen in history], [seen.context for seen in history])
     meta, arrays = detector.export()
     header = {

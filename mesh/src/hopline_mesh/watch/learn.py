@@ -19,7 +19,6 @@ from hopline_mesh.evaluate.recording import Period
 from hopline_mesh.out.board import Board
 from hopline_mesh.roster import Roster
 from hopline_mesh.settings import MeshSettings
-from hopline_mesh.snapshot import Snapshot
 from hopline_mesh.state import Seen, StateFolder
 from hopline_mesh.state.folder import only_writer
 from hopline_mesh.watch import learned, parts
@@ -110,7 +109,7 @@ def learn(
     Raises:
         MeshError: no service at all, too few usable intervals, or the result cannot be written.
     """
-    measured = [each for each in seen if _has_measurement(each.snapshot)]
+    measured = [each for each in seen if each.snapshot.is_measured]
     if not any(len(each.snapshot.nodes) for each in seen):
         raise MeshError(
             f"{source}: no service was found; run `hopline mesh queries` with the same settings to see the "
@@ -160,10 +159,6 @@ def fewest_of(settings: MeshSettings) -> int:
     """Return the minimum number of intervals: those that a watch would wait for, at most its window."""
     detector = settings.detector
     return max(20, detector.warm_up + 10, min(detector.window_size, detector.train_at))
-
-
-def _has_measurement(snapshot: Snapshot) -> bool:
-    return bool(np.isfinite(snapshot.node_features).any() or np.isfinite(snapshot.edge_features).any())
 
 
 def _with_present_services(seen: Sequence[Seen]) -> list[Seen]:

@@ -23,6 +23,7 @@ from hopline_mesh.incident import Verdict
 from hopline_mesh.out.alerts import Alerts
 from hopline_mesh.out.between import Between
 from hopline_mesh.out.board import Board
+from hopline_mesh.out.record import Mark
 from hopline_mesh.snapshot import Gap, Snapshot
 from hopline_mesh.state.keeper import Keeper
 from hopline_mesh.watch.judge import Judge
@@ -80,6 +81,7 @@ class Watch:
         #: parts that fail now, so that the log has one line for the start and one for the end
         self._failing: set[str] = set()
         self._noted = True
+        self._noted_marks: dict[str, Mark] = {}
         self._failures = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mesh-step")
         self._at_work = asyncio.Lock()
@@ -178,12 +180,14 @@ class Watch:
 
     async def _keep(self, snapshot: Snapshot, context: Context, verdict: Verdict) -> None:
         await self._on_thread(self._judge.keep, snapshot, context, verdict)
-        if verdict.incidents or self._noted:
+        marked_s, marks = self._board.marks()
+        if verdict.incidents or self._noted or marks != self._noted_marks:
             note = {
                 "alerts": self._alerts.export(),
                 "abnormal": self._judge.abnormal(),
-                "marks": msgspec.to_builtins(self._board.marks()),
+                "marks": msgspec.to_builtins((marked_s, marks)),
             }
+            self._noted_marks = marks
             self._keeper.note(note)
             self._noted = bool(verdict.incidents)
 

@@ -103,7 +103,8 @@ def run(
     Raises:
         HoplineError: the watch cannot start; the message gives the reason.
     """
-    configure_logs(LogConfig(level=settings.log.log_level, format=settings.log.log_format))
+    log = LogConfig(level=settings.log.log_level, format=settings.log.log_format)
+    configure_logs(log, ("hopline", "hopline_mesh"))
     asyncio.run(watch(settings, started, feed))
 
 

@@ -83,7 +83,7 @@ class Trainer:
 
     def saw(self, seen: Seen, verdict: Verdict) -> None:
         """Note a judged interval."""
-        self._snapshots += 1
+        self._snapshots += verdict.state != "blind"
         self._calm = verdict.state in ("normal", "learning") and not verdict.incidents
         now_s, margin = seen.snapshot.time_s, _MARGIN * self._interval_s
         for incident in verdict.incidents:
@@ -143,12 +143,13 @@ class Trainer:
 
     def _begin(self, task: Task) -> None:
         # In memory: the state folder is full of history by design, and its volume hardly larger.
-        self._files = [os.fdopen(os.memfd_create("mesh-training"), "w+b") for _ in range(3)]
-        stdin, stdout, stderr = self._files
-        stdin.write(msgspec.json.encode(task))
-        stdin.seek(0)
         self._began_at = time.monotonic()
         try:
+            for _ in range(3):
+                self._files.append(os.fdopen(os.memfd_create("mesh-training"), "w+b"))
+            stdin, stdout, stderr = self._files
+            stdin.write(msgspec.json.encode(task))
+            stdin.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", "from hopline_mesh.watch.child import main; main()"],
                 stdin=stdin,
