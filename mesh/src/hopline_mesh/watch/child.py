@@ -71,6 +71,7 @@ def train(task: Task, out: BinaryIO) -> None:
         and not any(start <= seen.snapshot.time_s <= end for start, end in task.without)
     ]
     settings = task.detector
+    # Half of what a first training waits for: with fewer, the present detector knows more.
     fewest = max(20, settings.warm_up + 10, min(settings.window_size, settings.train_at) // 2)
     if len(history) < fewest:
         raise SnapshotInvalid(f"{len(history)} normal intervals are usable; at least {fewest} are needed")
