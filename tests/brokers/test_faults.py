@@ -410,6 +410,33 @@ async def test_a_message_to_the_inbox_of_a_nats_source_is_not_taken_for_a_delive
     await source.close()
 
 
+async def test_readers_of_one_nats_stream_leave_each_other_alone(nats_server):
+    """As the hosts of a fleet with equal settings: none takes the consumer of another, and none is left."""
+    import nats
+
+    client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
+
+    async def consumers():
+        return sorted((each.name, each.created) for each in await client.jetstream().consumers_info("shared"))
+
+    await nats_server.make("shared")
+    address = nats_server.address("shared")
+    first, second = [await opened(open_source, address, {}) for _ in range(2)]
+    await send(address, [0])
+    assert [numbers(await collect(each, 1)) for each in (first, second)] == [[0], [0]]
+    begun = await consumers()
+    assert len(begun) == 2
+    for number in range(1, 11):
+        await send(address, [number])
+        found = await asyncio.gather(collect(first, 1), collect(second, 1))
+        assert [numbers(each) for each in found] == [[number], [number]]
+    assert await consumers() == begun
+    for each in (first, second):
+        await each.close()
+    assert await consumers() == []
+    await client.close()
+
+
 async def test_a_nats_work_queue_keeps_what_is_not_acknowledged(nats_server):
     """And positions of the reader go before: what it has is not delivered, only acknowledged."""
     import nats

@@ -18,7 +18,9 @@ from hopline_mesh.simulate import (
     calm,
     high_churn,
     simulate,
+    unkind_plan,
 )
+from hopline_mesh.simulate.world import World
 
 
 def played(run: Simulation):
@@ -287,3 +289,17 @@ def test_a_fault_of_a_path_that_does_not_exist_is_refused():
 def test_kinds_of_faults_are_all_known():
     assert set(EDGE_FAULTS) < set(FAULTS)
     assert set(FAULTS) - set(MEASURED) == {"stuck_rollout"}
+
+
+def test_a_mesh_that_does_not_scale_has_enough_pods_for_its_busiest_hours():
+    noon_s = MeshPlan().start_s + 12 * 3600.0
+    plan = unkind_plan(MeshPlan(services=12, autoscale=False, hours=4.0, start_s=noon_s), 3)
+    world = World(plan, 3)
+    taken = []
+    while world.now_s < noon_s + plan.hours * 3600.0:
+        world.step(5.0)
+        if world.now_s >= noon_s:
+            taken.append(world.flow.server.mean_ms)
+    latencies = np.array(taken)
+    overloaded = latencies > 5.0 * np.maximum(np.median(latencies, axis=0), 1.0)
+    assert overloaded.any(axis=1).mean() < 0.01

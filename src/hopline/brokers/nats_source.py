@@ -3,12 +3,16 @@
 Every `open`, and every new connection, creates a new consumer at the reader's present number, so that
 messages of an earlier connection cannot be repeated or reordered. Its sequence numbers have no holes: a
 number that does not follow means that a delivery was lost in transit.
+
+A consumer is of one reader alone: the hosts of a fleet follow a stream under equal settings, and with equal
+names each would delete that of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +28,8 @@ from hopline.brokers.nats_stream import Pull, Receipt
 
 _SLICE_S = 0.5
 _ACK_WAIT_S = 300.0
+#: Seconds after which the server deletes the consumer of a reader that is gone.
+_UNUSED_S = 300.0
 
 
 class NatsSource:
@@ -39,7 +45,7 @@ class NatsSource:
         self._address = nats_stream.parse(text, setting)
         self._stream = self._address.path
         self._subject = self._address.text("subject") or None
-        self._durable = nats_stream.durable_name(self._address)
+        self._name = nats_stream.durable_name(self._address)
         self._start = self._address.choice("start", ("earliest", "latest"))
         self._partition = f"nats/{self._stream}"
         self._condition = Condition(str(self._address))
@@ -47,6 +53,8 @@ class NatsSource:
         self._clock = clock
         self._client: Any = None
         self._pull: Pull | None = None
+        #: Name of the consumer; "" if there is none.
+        self._consumer = ""
         #: Number of the next message; 0 if unknown.
         self._next = 0
         self._expected = 1
@@ -125,6 +133,9 @@ class NatsSource:
     async def close(self) -> None:
         """As `Source.close`."""
         self._condition.leave()
+        if self._client is not None and not self._client.is_closed:
+            with contextlib.suppress(*nats_stream.FAILURES):
+                await self._delete(self._client.jetstream(timeout=2))
         await nats_stream.end(self._client)
 
     async def _connect(self) -> None:
@@ -136,10 +147,13 @@ class NatsSource:
         info = await stream.stream_info(self._stream)
         self._find(info.state.first_seq, info.state.last_seq)
         self._each = info.config.retention == api.RetentionPolicy.WORK_QUEUE
-        with contextlib.suppress(NotFoundError):
-            await stream.delete_consumer(self._stream, self._durable)
+        if self._each:  # has one reader, and admits no second consumer
+            self._consumer = self._name
+        await self._delete(stream)
+        self._consumer = self._name if self._each else f"{self._name}-{secrets.token_hex(4)}"
         config = api.ConsumerConfig(
-            durable_name=self._durable,
+            durable_name=self._consumer,
+            inactive_threshold=_UNUSED_S,
             # A work queue holds only unacknowledged messages.
             deliver_policy=api.DeliverPolicy.ALL if self._each else api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=None if self._each else self._next,
@@ -150,11 +164,18 @@ class NatsSource:
         )
         made = await stream.add_consumer(self._stream, config)
         self._pending, self._expected = made.num_pending, 1
-        pull = Pull(self._client, self._stream, self._durable, self._clock)
+        pull = Pull(self._client, self._stream, self._consumer, self._clock)
         await pull.open()
         self._pull = pull
         self._condition.good()
         self._backoff.reset()
+
+    async def _delete(self, stream: Any) -> None:
+        """Delete the consumer at the server, if there is one."""
+        if self._consumer:
+            with contextlib.suppress(NotFoundError):
+                await stream.delete_consumer(self._stream, self._consumer)
+        self._consumer = ""
 
     def _find(self, first: int, last: int) -> None:
         """Check the next number against the stream's range."""

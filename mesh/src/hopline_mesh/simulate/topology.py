@@ -110,15 +110,18 @@ class Topology:
         return [slice(int(a), int(b)) for a, b in pairwise(bounds) if b > a]
 
 
-def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> Topology:
+def build(
+    services: int, spares: int, rate: float, rng: np.random.Generator, peak: float = 1.0
+) -> Topology:
     """Build a random mesh in which every service is reachable from an entry.
 
-    At `rate` requests per second each service has a utilisation of about 42 %.
+    At `peak * rate` requests per second each service has a utilisation of about 42 %.
 
     Args:
         services: number of services, at least 3.
         spares: number of additional services, each a copy of a tier service without callers yet.
-        rate: requests per second that enter.
+        rate: requests per second that enter at the middle of the day.
+        peak: the load that pods are sized for, relative to `rate`.
     """
     layer = _layers(services, rng)
     depth = int(layer.max())
@@ -153,7 +156,7 @@ def build(services: int, spares: int, rate: float, rng: np.random.Generator) -> 
     own_ms[layer == depth] *= 0.4
     replicas = rng.integers(2, 6, n)
     replicas[entries] = rng.integers(3, 6, len(entries))
-    workers = np.maximum(2, np.ceil(usual * own_ms / 1000 / _UTILISATION / replicas)).astype(np.int64)
+    workers = np.maximum(2, np.ceil(peak * usual * own_ms / 1000 / _UTILISATION / replicas)).astype(np.int64)
     cpu_s = own_ms / 1000 * rng.uniform(0.25, 0.7, n)
     scaled = rng.random(n) < 0.75
     scaled[layer == depth] = False

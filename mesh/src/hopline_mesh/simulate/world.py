@@ -47,9 +47,11 @@ class World:
     def __init__(self, plan: MeshPlan, seed: int) -> None:
         self.plan = plan
         self._rng = rng = np.random.default_rng([seed, 1])
+        # Whoever does not scale with the load has enough pods for the busiest hour.
+        peak = 1.0 if plan.autoscale else 1.0 + plan.daily
         self.topology = add(
             plan.traits,
-            build(plan.services, plan.spares, plan.rate, np.random.default_rng([seed, 0])),
+            build(plan.services, plan.spares, plan.rate, np.random.default_rng([seed, 0]), peak),
             np.random.default_rng([seed, 7]),
         )
         self.now_s = plan.start_s - plan.warm_up_s
