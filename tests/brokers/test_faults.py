@@ -417,7 +417,8 @@ async def test_readers_of_one_nats_stream_leave_each_other_alone(nats_server):
     client = await nats.connect(f"nats://127.0.0.1:{nats_server.port}")
 
     async def consumers():
-        return sorted((each.name, each.created) for each in await client.jetstream().consumers_info("shared"))
+        found = await client.jetstream().consumers_info("shared")
+        return sorted((each.name, each.created) for each in found)
 
     await nats_server.make("shared")
     address = nats_server.address("shared")

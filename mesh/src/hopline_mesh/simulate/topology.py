@@ -110,9 +110,7 @@ class Topology:
         return [slice(int(a), int(b)) for a, b in pairwise(bounds) if b > a]
 
 
-def build(
-    services: int, spares: int, rate: float, rng: np.random.Generator, peak: float = 1.0
-) -> Topology:
+def build(services: int, spares: int, rate: float, rng: np.random.Generator, peak: float = 1.0) -> Topology:
     """Build a random mesh in which every service is reachable from an entry.
 
     At `peak * rate` requests per second each service has a utilisation of about 42 %.
@@ -156,7 +154,8 @@ def build(
     own_ms[layer == depth] *= 0.4
     replicas = rng.integers(2, 6, n)
     replicas[entries] = rng.integers(3, 6, len(entries))
-    workers = np.maximum(2, np.ceil(peak * usual * own_ms / 1000 / _UTILISATION / replicas)).astype(np.int64)
+    busy = peak * usual * own_ms / 1000  # workers, at the busiest hour
+    workers = np.maximum(2, np.ceil(busy / _UTILISATION / replicas)).astype(np.int64)
     cpu_s = own_ms / 1000 * rng.uniform(0.25, 0.7, n)
     scaled = rng.random(n) < 0.75
     scaled[layer == depth] = False

@@ -47,7 +47,7 @@ class World:
     def __init__(self, plan: MeshPlan, seed: int) -> None:
         self.plan = plan
         self._rng = rng = np.random.default_rng([seed, 1])
-        # Whoever does not scale with the load has enough pods for the busiest hour.
+        # A mesh that does not scale with the load has enough pods for the busiest hour.
         peak = 1.0 if plan.autoscale else 1.0 + plan.daily
         self.topology = add(
             plan.traits,
