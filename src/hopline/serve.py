@@ -57,6 +57,10 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     check_exposure(config)
     if config.live.stream and not config.live.enabled:
         raise ConfigError("live.stream: only a live graph follows a stream; set live.enabled (--live)")
+    if config.live.stream:
+        from hopline.brokers.registry import open_source
+
+        open_source(config.live.stream, "live.stream")  # raises an error for a wrong address
     if config.live.snapshots and not config.live.stream:
         raise ConfigError(
             "live.snapshots: only hosts that follow a stream share snapshots; set live.stream"

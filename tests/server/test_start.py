@@ -43,3 +43,12 @@ async def test_a_writer_that_fails_ends_a_server_whose_workers_wait_for_it(
     assert await asyncio.to_thread(server.ended, 60) == 1
     assert "live.json" in server.text
     assert "the writer of the live graph could not start" in server.text
+
+
+async def test_a_wrong_stream_is_refused_by_its_name_before_anything_starts(
+    start: Callable[..., Started],
+) -> None:
+    server = start(_WAITS, server__workers=2, live__stream="amqp://broker/edges")
+    assert await asyncio.to_thread(server.ended, 60) == 1
+    assert "live.stream: 'amqp://broker/edges' is not the address of a broker" in server.text
+    assert "standing by" not in server.text

@@ -62,6 +62,7 @@ class Stream:
         config: the graph and its live folder.
         dead_letters: address of a topic, a file, "discard", or None stops at the first dead letter.
         metrics_host, metrics_port: -1 is off, 0 chooses a free port.
+        setting: name of the setting with the source, for errors.
     """
 
     source: str
@@ -72,6 +73,7 @@ class Stream:
     metrics_port: int = -1
     quiet: bool = False
     options: StreamOptions = field(default_factory=StreamOptions)
+    setting: str = "--from"
 
 
 async def follow(stream: Stream, on_current: Callable[[], object] | None = None) -> None:
@@ -83,7 +85,7 @@ async def follow(stream: Stream, on_current: Callable[[], object] | None = None)
     Raises: StreamStopped: an event at which the stream must stop. HoplineError: it cannot start or
         continue.
     """
-    source = open_source(stream.source, "--from")
+    source = open_source(stream.source, stream.setting)
     dead_letters = _dead_letters(stream.dead_letters)
     path = live_socket(stream.config)
     registry = Metrics()

@@ -59,6 +59,7 @@ async def _follow(config: Config, ready: int) -> None:
         config,
         config.live.dead_letters or "discard",
         quiet=True,
+        setting="live.stream",
         options=StreamOptions(
             max_batch=_MAX_BATCH,
             max_wait_ms=_MAX_WAIT_MS,
