@@ -99,6 +99,34 @@ def test_the_example_of_the_guide_is_right(tmp_path):
     assert queries.by_pod
 
 
+@pytest.mark.parametrize(
+    ("column", "more", "combine"),
+    [
+        ("p99_ms", "", "max"),
+        ("request_duration_p95_seconds", "", "max"),
+        ("heap_share", "", "max"),
+        ("error_share", 'per = "request_rate"', "sum"),
+        ("memory_bytes", "", "sum"),
+        ("cpu_seconds", "", "sum"),
+    ],
+)
+def test_values_that_have_no_sum_are_combined_by_their_largest(tmp_path, column, more, combine):
+    text = """
+    [[node]]
+    column = "request_rate"
+    query = 'up'
+    service = "app"
+
+    [[node]]
+    column = "{}"
+    query = 'up'
+    service = "app"
+    {}
+    """
+    queries = read(tmp_path, text.format(column, more))
+    assert queries.queries[1].combine == combine
+
+
 def test_window_and_matchers_are_put_in(tmp_path):
     text = """
     [[node]]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from hopline_mesh.detect import kernels
 from hopline_mesh.detect.clues import Clue, Key
 from hopline_mesh.detect.paths import Pairs
-from hopline_mesh.detect.roles import role_of
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.detect.witness import (
     _AMPLIFIED,
@@ -26,6 +25,7 @@ from hopline_mesh.detect.witness import (
     _SUPPORTS,
     Place,
 )
+from hopline_mesh.roles import role_of
 from hopline_mesh.snapshot import Snapshot
 
 

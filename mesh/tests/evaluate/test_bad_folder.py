@@ -159,6 +159,11 @@ BAD = {
         {"mesh": "interval = 3"},
         ["mesh.toml, interval: unknown key; allowed are name, interval_s"],
     ),
+    "toml digits": ({"mesh": f"interval_s = {'9' * 5000}"}, ["mesh.toml: is not valid TOML"]),
+    "toml large": (
+        {"mesh": f"interval_s = {'9' * 400}"},
+        ["mesh.toml, interval_s", "is not a number above 0"],
+    ),
     "toml interval": ({"mesh": "interval_s = 0"}, ["mesh.toml, interval_s: 0 is not a number above 0"]),
     "toml period": (
         {"mesh": 'train = ["2026-01-01"]'},

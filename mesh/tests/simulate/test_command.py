@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hopline import cli
-from hopline.errors import BadRequest, ConfigError
+from hopline.errors import BadRequest, ConfigError, HoplineError
 from hopline_mesh.evaluate.folder import read_folder
 from hopline_mesh.simulate import MeshPlan, Simulation, calm, high_churn, unkind_plan
 from hopline_mesh.simulate.orders import read_fault, read_operation
@@ -179,6 +179,7 @@ def test_faults_that_cannot_be_are_refused(text):
         ("--host", "192.0.2.1", "--port", 0),
         ("--scrape-interval", 0),
         ("--for", -1),
+        ("--for", "inf"),
         ("--port", 0, "--kubernetes-port", 0, "--prometheus-config", "no/such/folder.yml"),
     ],
 )
@@ -186,4 +187,5 @@ def test_what_cannot_be_simulated_is_an_error_and_starts_nothing(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     done = run(*arguments)
     assert done.exit_code != 0
+    assert isinstance(done.exception, HoplineError | SystemExit)
     assert not list(tmp_path.iterdir())

@@ -17,6 +17,8 @@ from hopline_mesh.collect.istio import istio
 from hopline_mesh.collect.linkerd import linkerd
 from hopline_mesh.collect.promql import Side, check_matchers, duration
 from hopline_mesh.collect.query import Labels, Query, QuerySet
+from hopline_mesh.roles import role_of
+from hopline_mesh.schema import kind_of
 
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -254,15 +256,17 @@ def _queries(table: _Table, merged: Mapping[str, Any], variables: Mapping[str, s
     if not _COLUMN.fullmatch(column):
         table.wrong("column", f"{column!r} may have only a-z, 0-9 and _, such as request_rate")
     scale = table.get("scale", 1.0, lambda value: _is_between(0, value, 1e30), "is not a number above 0")
-    combine = table.get(
-        "combine",
-        "max" if column.endswith("_ms") else "sum",
-        lambda value: value in ("sum", "max"),
-        "is neither sum nor max",
-    )
     reveals = table.get("reveals", True, lambda value: isinstance(value, bool), "is neither true nor false")
     per = table.get(
         "per", "", lambda value: isinstance(value, str) and value != column, "is not another column"
+    )
+    # Latencies and shares of several pods have no sum; the parts of a quotient have one.
+    has_sum = per or (kind_of(column) != "share" and role_of(column) not in ("latency", "outgoing"))
+    combine = table.get(
+        "combine",
+        "sum" if has_sum else "max",
+        lambda value: value in ("sum", "max"),
+        "is neither sum nor max",
     )
     caller = None
     if table.name == "node":

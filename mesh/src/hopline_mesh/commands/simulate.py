@@ -151,8 +151,10 @@ def simulate(
     if record is not None:
         _record(Simulation(plan, seed), record, as_json)
         return
-    if not scrape_interval >= 0.001 or (seconds is not None and not seconds >= 0.0):
-        raise BadRequest("--scrape-interval must be at least 0.001 s, and --for at least 0 s")
+    if not scrape_interval >= 0.001:
+        raise BadRequest("--scrape-interval must be at least 0.001 s")
+    if seconds is not None and not 0.0 <= seconds <= threading.TIMEOUT_MAX:
+        raise BadRequest(f"--for {seconds:g} is not a number of seconds; without it, stop with Ctrl-C")
     from hopline_mesh.simulate.live import Live
 
     live = Live(plan, seed, speed, per_pod=per_pod)

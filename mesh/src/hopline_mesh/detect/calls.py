@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.detect.roles import load_column
+from hopline_mesh.roles import load_column
 from hopline_mesh.schema import Schema
 from hopline_mesh.snapshot import Snapshot
 

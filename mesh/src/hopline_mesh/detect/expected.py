@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hopline_mesh.changes import Change, Context, KubernetesTrouble
 from hopline_mesh.detect import kernels
-from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
+from hopline_mesh.roles import Role
 from hopline_mesh.snapshot import Gap, Snapshot
 
 #: Factors on deviations, by role, while pods are replaced; of a service that is added or removed all are 0.

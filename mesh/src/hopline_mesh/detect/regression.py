@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hopline_mesh.detect.roles import Role
 from hopline_mesh.detect.series import SeriesTable
 from hopline_mesh.errors import StateDamaged
+from hopline_mesh.roles import Role
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.snapshot import Snapshot
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.detect import kernels
-from hopline_mesh.detect.roles import POLARITY, load_column, role_of
 from hopline_mesh.errors import StateDamaged
+from hopline_mesh.roles import POLARITY, load_column, role_of
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import FloatArray
 

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hopline_mesh.detect.roles import Role, is_processor_time, load_column, role_of
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.recording import Event, Recording
+from hopline_mesh.roles import Role, is_processor_time, load_column, role_of
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import FloatArray, Snapshot
 

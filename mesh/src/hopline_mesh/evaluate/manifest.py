@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from hopline_mesh.evaluate.table import Problems
 from hopline_mesh.evaluate.times import clock, parse
 
 FILE = "mesh.toml"
+_LARGEST = sys.float_info.max
 _KEYS = ("name", "interval_s", "train", "test", "cpu_limits")
 
 
@@ -45,7 +47,7 @@ def read(folder: Path, problems: Problems) -> Manifest:
     except OSError as error:
         problems.add(FILE, f"cannot be read: {error.strerror}")
         return Manifest()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # or not UTF-8, or a number of thousands of digits
         problems.add(FILE, f"is not valid TOML: {error}")
         return Manifest()
     for key in sorted(set(found) - set(_KEYS)):
@@ -108,7 +110,7 @@ def _periods(found: dict[str, Any], key: str, problems: Problems) -> tuple[Perio
 
 
 def _positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
 def _toml(value: object) -> str:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect.roles import is_processor_time, role_of, words_of
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
 from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
 from hopline_mesh.incident import Verdict
+from hopline_mesh.roles import is_processor_time, role_of, words_of
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Snapshot
 

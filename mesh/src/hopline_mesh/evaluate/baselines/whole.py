@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from hopline_mesh.changes import Context
-from hopline_mesh.detect.roles import role_of
 from hopline_mesh.evaluate.baselines.alarm import MIN_DURATION_S, Alarm
 from hopline_mesh.evaluate.baselines.bounds import check_used, unit_ms, watched
 from hopline_mesh.evaluate.baselines.vector import MeshVector, Values
 from hopline_mesh.incident import Verdict
+from hopline_mesh.roles import role_of
 from hopline_mesh.schema import kind_of
 from hopline_mesh.snapshot import Snapshot
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hopline_mesh.detect.roles import load_column, role_of
 from hopline_mesh.detect.series import least_spread
+from hopline_mesh.roles import load_column, role_of
 
 
 @pytest.mark.parametrize(
