@@ -269,6 +269,16 @@ async def test_a_snapshot_that_fails_is_told_and_tried_again_later(tmp_path: Pat
         assert (await pair.link.status()).problem == ""
 
 
+@pytest.mark.parametrize("follows", [False, True])
+async def test_a_graph_that_follows_a_stream_is_confirmed_by_its_reader_alone(
+    tmp_path: Path, follows: bool
+) -> None:
+    """Also while no reader is connected: it may have stopped for good."""
+    async with talking(tmp_path / "s", follows=follows) as pair:
+        await pair.server.tick()
+        assert pair.keeper.confirmed == (not follows)
+
+
 async def test_affected_nodes_are_told(pair: Pair) -> None:
     await pair.link.apply([batch(1), batch(1)])
     sequence, nodes = await pair.link.affected(0)

@@ -68,6 +68,31 @@ def test_two_snapshots_are_kept(tmp_path: Path, graph: Graph, address: str) -> N
     assert names == ["5", "9"]
 
 
+def test_what_hosts_did_not_finish_is_removed_once_it_is_of_no_use(
+    tmp_path: Path, graph: Graph, address: str
+) -> None:
+    shared = SharedSnapshots(address, graph.version)
+    place = tmp_path / "shared" / graph.version
+    for name in ("2.aaaaaaaa", "9.bbbbbbbb"):  # of hosts that were killed
+        (place / name / "graph").mkdir(parents=True)
+        (place / name / "state.bin").write_bytes(b"half")
+    for number, end in enumerate((3, 6)):
+        host(tmp_path / f"host-{number}", graph, shared, end)
+    left = {path.name.partition(".")[0] for path in place.iterdir()}
+    assert left == {"3", "6", "9"}  # another host may be writing that of 9
+
+
+def test_a_snapshot_that_another_host_removed_is_removed(
+    tmp_path: Path, graph: Graph, address: str
+) -> None:
+    shared = SharedSnapshots(address, graph.version)
+    host(tmp_path / "a", graph, shared, 3)
+    (name,) = shared._newest_first()
+    for _ in range(2):
+        shared._place.remove(name)
+    assert shared._newest_first("*") == []
+
+
 def test_a_folder_with_changes_is_left_alone(tmp_path: Path, graph: Graph, address: str) -> None:
     shared = SharedSnapshots(address, graph.version)
     host(tmp_path / "a", graph, shared, 9)

@@ -9,6 +9,7 @@ about that age; two of one offset have different folders, since hosts count thei
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import shutil
@@ -36,8 +37,8 @@ ResultT = TypeVar("ResultT")
 class Place(Protocol):
     """A folder that all hosts reach."""
 
-    def names(self) -> list[str]:
-        """Names of the snapshots that are whole."""
+    def names(self, file: str = _COMPLETE) -> list[str]:
+        """Names of the snapshots that have a file; by default, of those that are whole."""
         ...
 
     def fetch(self, name: str, folder: Path) -> None:
@@ -106,11 +107,14 @@ class SharedSnapshots:
         name = f"{offset._replace(digest=-1)}.{secrets.token_hex(4)}"
         self._asked(lambda: self._place.publish(folder / entry.folder, name))
         log.info("published the snapshot %s to %s", name, self._address)
-        for old in names[_KEPT - 1 :]:
-            self._asked(lambda old=old: self._place.remove(old))  # type: ignore[misc]
+        kept = [name, *names[: _KEPT - 1]]
+        # Also what hosts that ended meanwhile did not finish, if it is too old to be used.
+        for old in self._newest_first("*"):
+            if old not in kept and _offset(old)[:2] < _offset(kept[-1])[:2]:
+                self._asked(lambda old=old: self._place.remove(old))  # type: ignore[misc]
 
-    def _newest_first(self) -> list[str]:
-        names = [name for name in self._asked(self._place.names) if _is_name(name)]
+    def _newest_first(self, file: str = _COMPLETE) -> list[str]:
+        names = {name for name in self._asked(lambda: self._place.names(file)) if _is_name(name)}
         return sorted(names, key=_offset, reverse=True)
 
     def _fetch(self, name: str, folder: Path) -> None:
@@ -149,8 +153,8 @@ class _Local:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def names(self) -> list[str]:
-        return [path.parent.name for path in self._root.glob(f"*/{_COMPLETE}")]
+    def names(self, file: str = _COMPLETE) -> list[str]:
+        return [path.parent.name for path in self._root.glob(f"*/{file}")]
 
     def fetch(self, name: str, folder: Path) -> None:
         shutil.copytree(self._root / name, folder)
@@ -184,8 +188,8 @@ class _Remote:
             raise ConfigError(f"live.snapshots: {shown(url)} cannot be used: {error}") from None
         self._root = root.rstrip("/")
 
-    def names(self) -> list[str]:
-        found = self._files.glob(f"{self._root}/*/{_COMPLETE}")
+    def names(self, file: str = _COMPLETE) -> list[str]:
+        found = self._files.glob(f"{self._root}/*/{file}")
         return [path.rstrip("/").split("/")[-2] for path in found]
 
     def fetch(self, name: str, folder: Path) -> None:
@@ -196,8 +200,11 @@ class _Remote:
         self._files.pipe_file(f"{self._root}/{name}/{_COMPLETE}", b"1")
 
     def remove(self, name: str) -> None:
-        self._files.rm_file(f"{self._root}/{name}/{_COMPLETE}")
-        self._files.rm(f"{self._root}/{name}", recursive=True)
+        # Unfinished, or another host removes it too.
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm_file(f"{self._root}/{name}/{_COMPLETE}")
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(f"{self._root}/{name}", recursive=True)
 
 
 def _is_name(name: str) -> bool:

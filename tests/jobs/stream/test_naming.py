@@ -88,6 +88,16 @@ def test_a_stream_whose_first_messages_are_gone_cannot_begin(partition, first, l
     Naming({"hopline/offset": "7.00000000000a"}).check([message(later, partition=partition)])
 
 
+@pytest.mark.parametrize(
+    "positions",
+    [{"redis/x": "170-0@1"}, {"redis/x": "1-0@1", "hopline/offset": "1.0a", "hopline/judged/redis/x": 3}],
+)
+def test_a_graph_that_followed_another_stream_is_refused(positions):
+    Naming(positions).check([message("170-0@1", partition="redis/x")])
+    with pytest.raises(StreamStopped, match=r"followed redis/x, and live\.stream is redis/y: follow"):
+        Naming(positions).check([message("170-0@1", partition="redis/y")])
+
+
 def test_batches_end_where_a_span_of_time_ends():
     naming = Naming({}, span_ms=20)
     messages = [message(at, timestamp_ms=1_000 + 5 * at) for at in range(1, 8)]  # 1005 … 1035
@@ -109,3 +119,24 @@ async def test_the_graph_is_reported_as_current_once():
     follower._on_current = current
     await asyncio.wait_for(follower.run(), 20)
     assert calls == [1]
+
+
+async def test_a_busy_stream_is_current_once_all_that_it_had_at_the_start_is_applied():
+    """It always has more; and the rest may be many events though it is less than a batch of messages."""
+    log, disk = Log(a=[know("u0", "u1")] * 40), disk_of()
+    seen = []
+
+    class Busy(FakeSource):
+        async def poll(self, max_messages, max_wait_s):
+            if not seen:
+                log.add("a", know("u1", "u2"))
+            return await super().poll(max_messages, max_wait_s)
+
+    async def current():
+        seen.append(len(disk.edges))
+
+    follower = consumer(log, disk, [], source=Busy(log, step=2), names_versions=True, max_batch=30)
+    follower._on_current = current
+    await asyncio.wait_for(follower.run(), 20)
+    assert len(seen) == 1
+    assert seen[0] >= 40

@@ -66,6 +66,9 @@ class Intake:
         self.lag: Mapping[str, int] = {}
         self._dry_polls = 0
         self._was_ok = True
+        #: Messages that were taken, and how many are to be until the end of the stream at the start.
+        self._num_taken = 0
+        self._end: int | None = None
 
     @property
     def is_dry(self) -> bool:
@@ -74,10 +77,13 @@ class Intake:
             return False
         return not any(self.lag.values())
 
-    @property
-    def is_near_end(self) -> bool:
-        """Whether the broker has no more than another batch, as of the last second."""
-        return bool(self.lag) and sum(self.lag.values()) <= self._max
+    def was_passed(self, num_held: int) -> bool:
+        """Whether everything that the broker had at the start was taken; of a busy stream is never all.
+
+        Args:
+            num_held: messages that were taken and are not applied yet.
+        """
+        return self._end is not None and self._num_taken - num_held >= self._end
 
     async def open(self, positions: Mapping[str, Position]) -> None:
         """Begin to read at these positions."""
@@ -108,6 +114,7 @@ class Intake:
             raise self._failure
         count = _within(self._waiting, _MAX_BYTES)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._num_taken += count
         self._room.set()
         return taken
 
@@ -193,6 +200,8 @@ class Intake:
             self._lag_at = now
             self.lag = await self._source.lag()
             self._metrics.lag(self.lag)
+            if self._end is None and self.lag:
+                self._end = self._num_taken + len(self._waiting) + sum(self.lag.values())
 
     def _take_gaps(self) -> None:
         for gap in self._source.take_gaps():

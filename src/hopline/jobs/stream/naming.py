@@ -34,6 +34,7 @@ class Naming:
     def __init__(self, positions: Mapping[str, Any], span_ms: float = 20.0) -> None:
         self._span_ms = max(1, round(span_ms))
         self._is_first = OFFSET not in positions
+        self._followed = sorted(name for name in positions if not name.startswith("hopline/"))
         self._partition = ""
 
     def check(self, messages: Sequence[Message]) -> None:
@@ -45,6 +46,12 @@ class Naming:
                     raise StreamStopped(
                         f"{message.partition} begins at {message.position}: earlier messages are gone; "
                         f"{_ADVICE}"
+                    )
+                if self._followed and message.partition not in self._followed:
+                    raise StreamStopped(
+                        f"the graph has followed {', '.join(self._followed)}, and live.stream is "
+                        f"{message.partition}: follow that one, or use an empty live folder "
+                        "(and live.snapshots of this stream)"
                     )
             elif message.partition != self._partition:
                 raise StreamStopped(
