@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hopline.config.values import fields
 from hopline.errors import ConfigError
-from hopline_mesh.settings import load_settings
+from hopline_mesh.settings import MeshSettings, load_settings
 
 
 def test_defaults_are_those_of_the_design():
@@ -96,6 +97,28 @@ def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
 def test_bad_names_and_values_are_named(env, says):
     with pytest.raises(ConfigError, match=says):
         load_settings(env=env)
+
+
+def numbers() -> list[str]:
+    return [path for path, (_, annotation) in fields(MeshSettings).items() if annotation in (int, float)]
+
+
+@pytest.mark.parametrize("path", numbers())
+def test_every_number_has_a_maximum(path):
+    """None reaches the arithmetic of the watch that would overflow there, or need all memory."""
+    for value in ("9" * 20, "1e300"):
+        with pytest.raises(ConfigError, match=rf"^{path}: '{value}' .*(between|integer|size)"):
+            load_settings(env={f"HOPLINE_MESH__{path.replace('.', '__')}".upper(): value})
+
+
+@pytest.mark.parametrize(
+    ("key", "highest"),
+    [("delay_s", 3600), ("warm_up", 10_000), ("train_at", 1_000_000), ("max_services", 1_000_000)],
+)
+def test_the_maximum_itself_is_accepted(key, highest):
+    load_settings(flags={key: highest})
+    with pytest.raises(ConfigError, match=rf"{key}: {highest + 1} .*between .* and {highest}$"):
+        load_settings(flags={key: highest + 1})
 
 
 def test_a_setting_of_the_description_also_has_the_form_of_all_others():

@@ -45,12 +45,17 @@ class SourceSettings:
     query_file: Path | None = setting(None, "file with a query for each column, for mesh = file")
     interval_s: float = setting(15.0, "seconds between snapshots", minimum=0.1, maximum=3600)
     rate_window_s: float = setting(
-        60.0, "window of rates in seconds; at least 4 scrapes of Prometheus", minimum=0.4
+        60.0, "window of rates in seconds; at least 4 scrapes of Prometheus", minimum=0.4, maximum=86_400
     )
     delay_s: float = setting(
-        0.0, "seconds before now at which each snapshot ends, if Prometheus has a delay", minimum=0
+        0.0,
+        "seconds before now at which each snapshot ends, if Prometheus has a delay",
+        minimum=0,
+        maximum=3600,
     )
-    timeout_s: float = setting(5.0, "timeout in seconds for all queries of one snapshot", minimum=0.05)
+    timeout_s: float = setting(
+        5.0, "timeout in seconds for all queries of one snapshot", minimum=0.05, maximum=3600
+    )
     matchers: str = setting("", 'label matchers that are added to every query, such as cluster="eu-1"')
     namespaces: tuple[str, ...] = setting((), "namespaces to watch, as regular expressions; empty: all")
     exclude_namespaces: tuple[str, ...] = setting(
@@ -59,9 +64,12 @@ class SourceSettings:
         "namespaces to leave out, as regular expressions",
     )
     max_services: int = setting(
-        20_000, "maximum number of services (N_max); further ones are counted as a gap", minimum=1
+        20_000,
+        "maximum number of services (N_max); further ones are counted as a gap",
+        minimum=1,
+        maximum=1_000_000,
     )
-    max_edges: int = setting(200_000, "maximum number of call paths", minimum=1)
+    max_edges: int = setting(200_000, "maximum number of call paths", minimum=1, maximum=10_000_000)
     prometheus_token_file: Path | None = setting(None, "file with a bearer token for Prometheus")
     ca_file: Path | None = setting(None, "PEM CA certificates for Prometheus and Alertmanager")
 
@@ -80,7 +88,7 @@ class DetectorSettings:
     false_alarms_per_day: float = setting(
         1.0, "expected false alarms a day for which thresholds are calibrated", minimum=0.001, maximum=1000
     )
-    warm_up: int = setting(10, "snapshots before the first verdict", minimum=10)
+    warm_up: int = setting(10, "snapshots before the first verdict", minimum=10, maximum=10_000)
     min_duration_s: float = setting(
         80.0, "seconds that a deviation must last to become an incident", minimum=0, maximum=3600
     )
@@ -88,12 +96,12 @@ class DetectorSettings:
         90.0, "seconds without a deviation after which an incident ends", minimum=0, maximum=86_400
     )
     fine_tune_interval_s: float = setting(
-        3600.0, "seconds between trainings on recent snapshots; 0: never", minimum=0
+        3600.0, "seconds between trainings on recent snapshots; 0: never", minimum=0, maximum=2_592_000
     )
     fine_tune_hours: float = setting(
         6.0, "hours of snapshots that are stored for trainings", minimum=0.01, maximum=168
     )
-    train_at: int = setting(240, "snapshots before the first training", minimum=20)
+    train_at: int = setting(240, "snapshots before the first training", minimum=20, maximum=1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +118,13 @@ class KubernetesSettings:
     kubernetes_ca_file: Path | None = setting(None, "PEM certificate of the API server; empty: the pod's")
     kubeconfig: Path | None = setting(None, "kubeconfig file of a cluster, for development")
     trouble_calm_s: float = setting(
-        300.0, "seconds after the last sign at which an OOM kill or a crash loop ends", minimum=1
+        300.0,
+        "seconds after the last sign at which an OOM kill or a crash loop ends",
+        minimum=1,
+        maximum=86_400,
     )
     stuck_after_s: float = setting(
-        600.0, "seconds without progress after which a rollout is stuck", minimum=1
+        600.0, "seconds without progress after which a rollout is stuck", minimum=1, maximum=86_400
     )
 
 
@@ -131,6 +142,7 @@ class AlertSettings:
         240.0,
         "seconds after the last post at which Alertmanager resolves an alert; at least 3 intervals",
         minimum=1,
+        maximum=86_400,
     )
     links: tuple[str, ...] = setting(
         (),
@@ -173,11 +185,13 @@ class StateSettings:
         480 * 2**20,
         "maximum size of state_dir; state that does not fit is dropped and reported",
         minimum=2**20,
+        maximum=2**40,
     )
     state_interval_s: float = setting(
         300.0,
         "seconds between checkpoints; snapshots and incidents are written every interval",
         minimum=0,
+        maximum=86_400,
     )
 
 

@@ -54,6 +54,27 @@ BAD = {
         {"nodes": changed(NODES, 3, "2026-01-01T00:00:00Z,shop")},
         ["nodes.csv, line 3: has 2 cells; the first line has 4"],
     ),
+    **{
+        f"number {text}": (
+            {"nodes": changed(NODES, 2, f"2026-01-01T00:00:00Z,cart,{text},0")},
+            [f"nodes.csv, line 2, p99_ms: {text!r} is not a number; leave the cell empty"],
+        )
+        for text in ("1_000", "٣", "１２", "1\u00a0", "0x10")
+    },
+    **{
+        f"time {text}": (
+            {"nodes": changed(NODES, 2, f"{text},cart,1,0")},
+            [f"nodes.csv, line 2, time: {text!r} is not a time"],
+        )
+        for text in ("1_767_225_600", "١٧٦٧٢٢٥٦٠٠", "٢٠٢٦-٠١-٠١T٠٠:٠٠:٠٠Z", "1_767_225_600_000")
+    },
+    **{
+        f"pods {text[:9]}": (
+            {"changes": f"start,service,kind,before,after\n2026-01-01,cart,scale,3,{text}\n"},
+            [f"changes.csv, line 2, after: {text!r} is not a number of pods"],
+        )
+        for text in ("٣", "1_0", "-1", "9" * 5000)
+    },
     "bad time": (
         {"nodes": changed(NODES, 2, "noon,cart,1,0")},
         ["nodes.csv, line 2, time: 'noon' is not a time; it must be Unix seconds"],
@@ -162,7 +183,11 @@ BAD = {
     "toml digits": ({"mesh": f"interval_s = {'9' * 5000}"}, ["mesh.toml: is not valid TOML"]),
     "toml large": (
         {"mesh": f"interval_s = {'9' * 400}"},
-        ["mesh.toml, interval_s", "is not a number above 0"],
+        ["mesh.toml: is not valid TOML: interval_s: an integer must be within 64 bits"],
+    ),
+    "toml large float": (
+        {"mesh": "interval_s = 1e999"},
+        ["mesh.toml, interval_s: inf is not a number above 0"],
     ),
     "toml interval": ({"mesh": "interval_s = 0"}, ["mesh.toml, interval_s: 0 is not a number above 0"]),
     "toml period": (

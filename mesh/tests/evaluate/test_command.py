@@ -73,7 +73,7 @@ def test_training_can_be_chosen(folder):
 
 def test_events_in_the_training_are_told(folder):
     words = (folder, "--detector", "maximum", "--train", f"{START}..{START + 3000}")
-    assert "1 events begin in the training" in run(*words)
+    assert "1 event in the training: detectors" in run(*words)
     assert json.loads(run(*words, "--json"))["events_in_training"] == 1
 
 
@@ -259,6 +259,21 @@ def test_a_bad_option_is_named(folder, words, said):
 def test_a_report_is_not_written_over_a_file(folder):
     with pytest.raises(BadRequest, match="is a file; give a folder"):
         run(folder, "--report", folder / "nodes.csv")
+
+
+def test_a_report_that_cannot_be_written_is_named_before_the_judgement(folder):
+    for report in ("/proc/x", folder / "nodes.csv" / "below"):
+        with pytest.raises(BadRequest, match=f"--report {report} cannot be written: "):
+            run(folder, "--detector", "sigma", "--report", report)
+
+
+def test_results_are_printed_before_a_report_that_fails(folder, tmp_path):
+    (tmp_path / "report" / "report.json").mkdir(parents=True)
+    words = ["mesh", "evaluate", str(folder), "--detector", "sigma", "--report", str(tmp_path / "report")]
+    done = CliRunner().invoke(build_app(words), words)
+    assert isinstance(done.exception, BadRequest)
+    assert "report cannot be written: " in str(done.exception)
+    assert " sigma " in done.output
 
 
 def test_a_bad_folder_is_named(tmp_path):

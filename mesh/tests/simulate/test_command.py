@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from hopline import cli
 from hopline.errors import BadRequest, ConfigError, HoplineError
+from hopline_mesh.commands import app
 from hopline_mesh.evaluate.folder import read_folder
 from hopline_mesh.simulate import MeshPlan, Simulation, calm, high_churn, unkind_plan
 from hopline_mesh.simulate.orders import read_fault, read_operation
@@ -115,6 +117,31 @@ def test_a_folder_with_a_recording_is_left_alone(tmp_path):
     assert (tmp_path / "nodes.csv").read_bytes() == before
 
 
+def test_every_command_of_the_mesh_with_a_seed_refuses_one_below_0():
+    commands = typer.main.get_command(app).commands
+    seeds = [option for each in commands.values() for option in each.params if option.name == "seed"]
+    assert [option.min for option in seeds] == [0, 0]  # demo, simulate
+
+
+def test_a_recording_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("/proc/x", tmp_path / "file", tmp_path / "file" / "below"):
+        done = run("--record", folder, "--hours", 0.1, "--services", 4)
+        assert isinstance(done.exception, BadRequest)
+        assert str(done.exception).startswith(f"--record {folder} cannot be written: ")
+
+
+def test_a_recording_without_an_interval_is_refused_with_the_least_length(tmp_path):
+    done = run("--record", tmp_path / "run", "--hours", 0.001)
+    assert str(done.exception) == "--hours 0.001: must be at least 0.0042, one interval of 15 s"
+    assert run("--record", tmp_path / "run", "--hours", 0.0042, "--services", 4).exit_code == 0
+
+
+def test_one_fault_is_not_counted_in_the_plural(tmp_path):
+    words = ("--hours", 0.1, "--services", 4, "--fault", "cpu_hog@60+60")
+    assert run("--record", tmp_path / "run", *words).output.endswith("run: 24 snapshots, 1 fault\n")
+
+
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
@@ -170,6 +197,16 @@ def test_faults_that_cannot_be_are_refused(text):
     "arguments",
     [
         ("--services", 1),
+        ("--seed", -1),
+        ("--port", 70_000),
+        ("--port", 0, "--kubernetes-port", -1),
+        ("--seed", -1, "--record", "x"),
+        ("--trait", "tcp=5", "--record", "x"),
+        ("--record", "x", "--hours", 0),
+        ("--record", "x", "--hours", 0.001),
+        ("--record", "x", "--hours", -1, "--preset", "calm"),
+        ("--record", "x", "--hours", "nan", "--preset", "calm"),
+        ("--record", "x", "--hours", "inf", "--preset", "high-churn"),
         ("--speed", 0),
         ("--preset", "high-churn"),
         ("--record", "x", "--preset", "wild"),

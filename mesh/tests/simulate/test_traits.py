@@ -83,6 +83,15 @@ def test_traits_of_the_command_line_replace_single_ones():
         read_traits(["version=1"], Traits())
     with pytest.raises(ConfigError, match="cycles is 2"):
         read_traits(["cycles=2"], Traits())
+    for bad in ("cycles=nan", "cycles=inf"):
+        with pytest.raises(ConfigError, match=r"cycles is (nan|inf), not within 0 to 1"):
+            read_traits([bad], Traits())
+    for bad in ("tcp=5", "tcp=0.5", "tcp=-1", "tcp=nan", "tcp=inf"):
+        with pytest.raises(BadRequest, match=f"--trait {bad}: must be tcp=0 or tcp=1"):
+            read_traits([bad], Traits())
+    for bad in ("cycles=0_1", "cycles=٠.١", "tcp=١", "cycles=", "tcp"):
+        with pytest.raises(BadRequest, match="is not a number"):
+            read_traits([bad], Traits())
 
 
 def test_workloads_have_other_names_than_their_services():

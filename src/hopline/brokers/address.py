@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import ssl
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from urllib.parse import parse_qsl, unquote
 from hopline.config.setting import did_you_mean
 from hopline.config.urls import shown, split
 from hopline.errors import ConfigError
+from hopline.toml import TOMLDecodeError, parse_toml
 
 #: Options of every broker.
 COMMON = (
@@ -229,10 +229,10 @@ def _server(text: str, default_port: int, wrong: Any) -> tuple[str, int]:
 def _from_file(file: Path, setting: str) -> dict[str, str]:
     """Options of a TOML file: a flat table of texts, numbers and booleans."""
     try:
-        found = tomllib.loads(file.read_text())
+        found = parse_toml(file.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{setting}: options_file: {str(file)!r} does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: options_file: {str(file)!r} is not TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{setting}: options_file: {str(file)!r}: {error.strerror}") from None

@@ -38,7 +38,7 @@ def demo(
     epochs: Annotated[
         int | None, typer.Option(help="Training epochs. Default: by size.", min=1, show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random network.", min=0)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the random network.", min=0, max=2**63 - 1)] = 1,
     check: Annotated[
         bool, typer.Option("--check", help="Smaller, on a free port: check the answers, then exit.")
     ] = False,

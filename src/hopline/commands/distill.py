@@ -58,7 +58,9 @@ def distill(
         int | None,
         typer.Option(help="Stop after this many epochs without improvement.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the split and the training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the split and the training.", min=0, max=2**63 - 1)
+    ] = 0,
     force: Annotated[
         bool, typer.Option("--force", help="Write the student even if it is more than 2 % worse.")
     ] = False,

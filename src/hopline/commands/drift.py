@@ -48,7 +48,7 @@ def reference(
     column: Annotated[
         list[str] | None, typer.Option(help="As the setting drift.columns; repeatable.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0)] = 0,
 ) -> None:
     """Write the reference with which later traffic is compared."""
     from hopline.graph import Graph

@@ -59,7 +59,7 @@ def check(
         str | None, typer.Option(help="Node type to compare. Default: all types with features.")
     ] = None,
     sample: Annotated[int, typer.Option(help="Rows of each node type to compare.", min=1)] = 1_000,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.", min=0)] = 0,
 ) -> None:
     """Compare a store with a graph: the schema, and a sample of the rows. Exits with 1 if they differ."""
     same = asyncio.run(_check(store, Graph.open(graph), _types(graph, group), sample, seed))

@@ -92,7 +92,7 @@ def quantize(
         Path | None, typer.Option(help="Write the report as JSON to this file.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing version.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of all samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all samples.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     config: Annotated[
         Path | None, typer.Option(help="Settings file. Default: hopline.toml, if it exists.")

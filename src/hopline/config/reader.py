@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from hopline.config.schema import Config, check_tls
 from hopline.config.setting import bounds_text, type_name
 from hopline.config.values import apply, fields, flags, flatten
 from hopline.errors import ConfigError
+from hopline.toml import TOMLDecodeError, parse_toml
 
 ENV_PREFIX = "HOPLINE__"
 #: The setting whose value "auto" is replaced by a number of CPUs.
@@ -182,10 +182,10 @@ def read_toml(file: Path) -> dict[str, Any]:
     Raises: ConfigError: it cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(file.read_text())
+        return parse_toml(file.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None

@@ -112,11 +112,8 @@ def read_value(value: Any, annotation: Any, path: str, field: dataclasses.Field[
             raise wrong("a size such as 1048576 or '512 MiB'" if path.endswith("_bytes") else integer)
         return _bounded(number, field, wrong)
     if annotation is float:
-        try:
-            number_f = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            number_f = math.nan
-        if not math.isfinite(number_f):
+        number_f = _read_float(value)
+        if number_f is None or not math.isfinite(number_f):
             raise wrong("a number")
         return _bounded(number_f, field, wrong)
     if annotation is Path:
@@ -169,6 +166,28 @@ def read_size(text: str, what: str) -> int:
     return size
 
 
+def read_number(text: str) -> float | None:
+    """A number in a text, such as "1", "-2.5e3", "nan" or "inf"; None if the text is not a number.
+
+    Python's `float` also accepts "_" between digits, and digits of other scripts.
+    """
+    if "_" in text or not text.isascii():
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _read_float(value: Any) -> float | None:
+    if isinstance(value, str):
+        return read_number(value)
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def _read_int(value: Any, *, is_size: bool) -> int | None:
     if isinstance(value, bool):
         return None
@@ -177,10 +196,10 @@ def _read_int(value: Any, *, is_size: bool) -> int | None:
     if not isinstance(value, str):
         return None
     if is_size:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*", value)
         unit = _UNITS.get(match[2].lower()) if match else None
         return None if match is None or unit is None else int(float(match[1]) * unit)
-    return int(value) if re.fullmatch(r"\s*[+-]?\d+\s*", value) else None
+    return int(value) if re.fullmatch(r"\s*[+-]?[0-9]{1,30}\s*", value) else None
 
 
 def _bounded(number: Any, field: dataclasses.Field[Any], wrong: Any) -> Any:

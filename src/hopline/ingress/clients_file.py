@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,6 +35,7 @@ from hopline.errors import ConfigError
 from hopline.ingress.certificates import normalized
 from hopline.ingress.permissions import Permissions, globs_of
 from hopline.scheduling.limiter import Rate
+from hopline.toml import TOMLDecodeError, parse_toml
 
 #: Expiry time of what never expires, in seconds since the epoch.
 NEVER = math.inf
@@ -130,8 +130,8 @@ def read_clients(path: Path) -> dict[str, ClientEntry]:
 def parse_clients(text: str, source: str) -> dict[str, ClientEntry]:
     """Parse the text of a clients file; `source` names it in errors."""
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tree = parse_toml(text)
+    except TOMLDecodeError as error:
         raise ConfigError(f"{source}: not valid TOML: {error}") from None
     clients = tree.pop("clients", {})
     if tree or not isinstance(clients, Mapping):

@@ -11,7 +11,6 @@ Every key is optional. What is not said is as the server's own settings have it.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from hopline.config.schema import Config
 from hopline.config.setting import bounds_text, did_you_mean, read_value, setting, type_name
 from hopline.errors import ConfigError
+from hopline.toml import TOMLDecodeError, parse_toml
 from hopline.types import Priority
 
 #: Where a key's default stands in hopline.toml.
@@ -129,8 +129,8 @@ def read_limits(file: Path | None, config: Config) -> ModelLimits:
     if file is None or not file.exists():
         return limits
     try:
-        values = tomllib.loads(file.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = parse_toml(file.read_text())
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None

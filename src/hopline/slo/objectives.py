@@ -16,7 +16,6 @@ a *budget*: the share of requests that may be bad before the objective is missed
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 from hopline import errors
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError, HoplineError
+from hopline.toml import TOMLDecodeError, parse_toml
 
 Kind: TypeAlias = Literal["p99_ms", "availability", "error_rate", "freshness_p99_ms"]
 #: Kinds of objectives of a model.
@@ -116,10 +116,10 @@ def read_objectives(file: Path) -> list[Objective]:
         ConfigError: the file cannot be read, or an entry is unknown or out of bounds.
     """
     try:
-        tree = tomllib.loads(file.read_text())
+        tree = parse_toml(file.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 import string
-import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from hopline.errors import ConfigError
+from hopline.toml import TOMLDecodeError, parse_toml
 from hopline_mesh.collect.containers import containers
 from hopline_mesh.collect.istio import istio
 from hopline_mesh.collect.linkerd import linkerd
@@ -84,12 +84,12 @@ def read_query_file(path: Path, window_s: float = 60.0, matchers: str = "") -> Q
     """
     try:
         text = path.read_text()
-        tree = tomllib.loads(text)
+        tree = parse_toml(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
+    except TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     file = _Table(path, text.splitlines(), "", 0, tree)
     file.check_keys(_TOP)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hopline.errors import BadRequest, HoplineError
-from hopline_mesh.commands.flags import bars, numbers_table, read_period, say
+from hopline_mesh.commands.flags import bars, count_of, numbers_table, read_period, say
 
 if TYPE_CHECKING:
     from hopline_mesh.evaluate import Recording
@@ -129,6 +131,9 @@ def evaluate(
             learned = learned.averaged(interval)
         recording = learned_elsewhere(learned, recording)
     recording.check_measured()
+    if report is not None:
+        with _errors_name(report):  # before the judgement, which may take hours
+            report.mkdir(parents=True, exist_ok=True)
     outside = [
         NotCounted(**msgspec.structs.asdict(event), reason=reason)
         for event in recording.events
@@ -166,34 +171,44 @@ def evaluate(
         detectors=tuple(found),
         failed=tuple(failed),
     )
-    if report is not None:
-        write_report(result, recording, verdicts, report)
     if as_json:
         typer.echo(msgspec.json.encode(result))
     else:
         show(result, Console())
+    if report is not None:
+        with _errors_name(report):
+            write_report(result, recording, verdicts, report)
     if failed:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _errors_name(folder: Path) -> Iterator[None]:
+    """Report errors of the disk as errors of the option."""
+    try:
+        yield
+    except OSError as error:
+        raise BadRequest(f"--report {folder} cannot be written: {error}") from error
 
 
 def show(report: Report, console: Console) -> None:
     """Print a report: one line for each detector, then each one's kinds of events."""
     from hopline_mesh.evaluate.times import clock, plain
 
-    judged = f"{report.snapshots[0]:,} snapshots to learn from, {report.snapshots[1]:,} to judge"
+    judged = f"{count_of(report.snapshots[0], 'snapshot')} to learn from, {report.snapshots[1]:,} to judge"
     each_s = f"{report.interval_s:g} s each"
     if not math.isclose(report.interval_s, report.recorded_interval_s, rel_tol=1e-6):
         each_s += f" (averages; it was recorded every {report.recorded_interval_s:g} s)"
     say(console, f"{plain(report.name)}: {judged}, {each_s}")
     warnings = [plain(note) for note in report.notes]
     if number := report.events_in_training:
-        warnings.append(f"{number} events begin in the training: detectors may learn them as normal")
+        warnings.append(f"{count_of(number, 'event')} in the training: detectors may learn them as normal")
     for event in report.events_outside[:_NAMED]:
         where = plain(event.service if event.path is None else " → ".join(event.path))
         what = f"{plain(event.kind)} {where} at {clock(event.start_s)}"
         warnings.append(f"{event.reason}, not counted: {what}")
     if more := len(report.events_outside[_NAMED:]):
-        warnings.append(f"and {more} more labels that are not counted")
+        warnings.append(f"and {count_of(more, 'more label')}, not counted")
     for text in warnings:
         say(console, text, "yellow")
     table = numbers_table(
@@ -217,8 +232,12 @@ def show(report: Report, console: Console) -> None:
         say(console, f"the regression on neighbours changes: {more_found}, {more_false}")
     for one in report.detectors:
         if one.unjudged:
-            reason = "learning, or too few measurements"
-            say(console, f"{one.detector} did not judge {one.unjudged} intervals: {reason}", "yellow")
+            unjudged, reason = count_of(one.unjudged, "interval"), "learning, or too few measurements"
+            say(
+                console,
+                f"{one.detector} did not judge {unjudged}: {reason}",
+                "yellow",
+            )
     for one in report.detectors:
         if one.scores.by_kind:
             kinds = numbers_table(f"{one.detector}: kind", "found", "minutes", "cause first", "in three")

@@ -80,6 +80,11 @@ def few(names: Sequence[str], count: int = 5) -> str:
     return ", ".join(names[:count]) + (", …" if len(names) > count else "")
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural unless the number is 1: "1 fault", "1,440 faults"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def say(console: Console, text: str, style: str = "") -> None:
     """Print text without markup, highlights or line breaks."""
     console.print(Text(text, style), soft_wrap=True)

@@ -20,6 +20,7 @@ from hopline_mesh.commands.flags import (
     MeshKind,
     QueryFile,
     SettingsFile,
+    count_of,
     few,
     resolve_settings,
     say,
@@ -108,7 +109,8 @@ def _show(asked: QuerySet, found: Findings, settings: MeshSettings) -> None:
         table.add_row(name, *numbers, Text(note))
     console.print(table)
     names = _names(found)
-    say(console, f"\n{len(names)} services ({few(names)}), {len(snapshot.edge_src)} call paths")
+    paths = count_of(len(snapshot.edge_src), "call path")
+    say(console, f"\n{count_of(len(names), 'service')} ({few(names)}), {paths}")
     if found.scrape_s is not None:
         window = settings.source.rate_window_s
         say(console, f"scraped every {found.scrape_s:.3g} s; window of rates {window:g} s")

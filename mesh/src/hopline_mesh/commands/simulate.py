@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hopline.errors import BadRequest
-from hopline_mesh.commands.flags import bars
+from hopline_mesh.commands.flags import bars, count_of
 
 if TYPE_CHECKING:
     from hopline_mesh.simulate import Simulation
@@ -25,12 +25,18 @@ _PRESETS = ("plain", "calm", "high-churn")
 
 def simulate(
     services: Annotated[int, typer.Option(help="Number of services.")] = 12,
-    seed: Annotated[int, typer.Option(help="Seed of the mesh; the same seed gives the same mesh.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the mesh; the same seed gives the same mesh.", min=0)
+    ] = 0,
     port: Annotated[
-        int, typer.Option(help="Port of /metrics, /state and control requests; 0 chooses a free one.")
+        int,
+        typer.Option(
+            help="Port of /metrics, /state and control requests; 0 chooses a free one.", min=0, max=65535
+        ),
     ] = 9400,
     kubernetes_port: Annotated[
-        int, typer.Option(help="Port of the simulated Kubernetes API; 0 chooses a free one.")
+        int,
+        typer.Option(help="Port of the simulated Kubernetes API; 0 chooses a free one.", min=0, max=65535),
     ] = 9401,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     rate: Annotated[
@@ -120,6 +126,7 @@ def simulate(
     """Simulate a service mesh: metrics of Istio, cAdvisor and kube-state-metrics, pods, and faults."""
     from hopline_mesh.simulate import MeshPlan, Simulation, calm, high_churn, unkind_plan
     from hopline_mesh.simulate.orders import read_fault, read_operation, read_traits
+    from hopline_mesh.simulate.plan import MAX_HOURS
 
     if preset not in _PRESETS:
         raise BadRequest(f"--preset {preset} is not one of {', '.join(_PRESETS)}")
@@ -129,6 +136,8 @@ def simulate(
         raise BadRequest(
             f"--preset {preset} defines its faults and operations; remove --fault and --operation"
         )
+    if not 0.0 <= hours <= MAX_HOURS:
+        raise BadRequest(f"--hours {hours:g}: must be from 0 to {MAX_HOURS:g}")
     if preset == "calm":
         plan = calm(hours, services, seed=seed).plan
     elif preset == "high-churn":
@@ -164,9 +173,18 @@ def simulate(
 def _record(run: Simulation, folder: Path, as_json: bool) -> None:
     from hopline_mesh.simulate.truth import write
 
+    if not len(run):
+        least = run.plan.interval_s / 3600.0
+        raise BadRequest(
+            f"--hours {run.plan.hours:g}: must be at least {least:.2g}, one interval of "
+            f"{run.plan.interval_s:g} s"
+        )
     done = itertools.count(1)
-    with bars(quiet=as_json) as advance:
-        write(run, folder, folder.resolve().name, lambda: advance("Simulating", next(done), len(run)))
+    try:
+        with bars(quiet=as_json) as advance:
+            write(run, folder, folder.resolve().name, lambda: advance("Simulating", next(done), len(run)))
+    except OSError as error:
+        raise BadRequest(f"--record {folder} cannot be written: {error}") from error
     written = {
         "folder": str(folder),
         "snapshots": len(run),
@@ -174,9 +192,8 @@ def _record(run: Simulation, folder: Path, as_json: bool) -> None:
         "faults": len(run.faults),
         "operations": len(run.operations),
     }
-    typer.echo(
-        json.dumps(written) if as_json else f"{folder}: {len(run):,} snapshots, {len(run.faults)} faults"
-    )
+    counts = f"{count_of(len(run), 'snapshot')}, {count_of(len(run.faults), 'fault')}"
+    typer.echo(json.dumps(written) if as_json else f"{folder}: {counts}")
 
 
 def _serve(

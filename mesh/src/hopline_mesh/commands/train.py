@@ -22,6 +22,7 @@ from hopline_mesh.commands.flags import (
     QueryFile,
     SettingsFile,
     bars,
+    count_of,
     few,
     numbers_table,
     read_period,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from hopline_mesh.watch.learned import Learned
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
 #: Maximum number of names that a message lists.
 _NAMED = 5
 
@@ -105,8 +106,9 @@ def show(learned: Learned, console: Console) -> None:
     from hopline_mesh.evaluate.times import clock
 
     say(console, f"{learned.source}: {clock(learned.since_s)} to {clock(learned.until_s)} UTC")
-    intervals = f"{learned.intervals:,} intervals of {learned.interval_s:g} s"
-    say(console, f"{intervals}, {learned.services} services, {learned.call_paths} call paths")
+    intervals = f"{count_of(learned.intervals, 'interval')} of {learned.interval_s:g} s"
+    services, paths = count_of(learned.services, "service"), count_of(learned.call_paths, "call path")
+    say(console, ", ".join((intervals, services, paths)))
     table = numbers_table("column", "learned", "left out", "threshold", "false alarms a day")
     for each in learned.columns:
         alarms = f"{each.false_alarms_per_day:.2f}" if each.series else "–"
@@ -122,9 +124,9 @@ def show(learned: Learned, console: Console) -> None:
     say(console, f"from {hours:.1f} hours: {alarms}; the limit is {learned.calibrated_to:g} a day")
     warnings = []
     if learned.not_measured:
-        warnings.append(f"{learned.not_measured:,} intervals left out: without any measurement")
+        warnings.append(f"{count_of(learned.not_measured, 'interval')} left out: without any measurement")
     if learned.excepted:
-        warnings.append(f"{learned.excepted:,} intervals left out: by --except")
+        warnings.append(f"{count_of(learned.excepted, 'interval')} left out: by --except")
     warnings += [f"left out as abnormal: {out.text()}" for out in learned.abnormal[:_NAMED]]
     if more := len(learned.abnormal[_NAMED:]):
         warnings.append(f"and {more} more abnormal times")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args, get_type_hints
@@ -20,6 +21,8 @@ KEPT_S = 600.0
 _LABEL_COLUMNS = ("start", "end", "service", "source", "destination", "kind")
 _ITEM_COLUMNS = ("start", "end", "service", "kind", "detail")
 _PODS = ("before", "after")
+#: A number of pods; no more digits than any mesh needs.
+_COUNT = re.compile(r"[0-9]{1,9}")
 _Item = TypeVar("_Item", Change, KubernetesTrouble)
 
 
@@ -115,12 +118,13 @@ def read_items(folder: Path, stem: str, of: type[_Item], problems: Problems) -> 
 def _counts(table: Table, column: str) -> list[int | None]:
     """Return a column of numbers of pods; None if a cell is empty, or the column is missing."""
     cells = table.cells(column)
-    for row, text in enumerate(cells):
-        if text and not text.isdecimal():
+    counts = [int(text) if _COUNT.fullmatch(text) else None for text in cells]
+    for row, (text, count) in enumerate(zip(cells, counts, strict=True)):
+        if text and count is None:
             table.wrong(
                 row, column, f"{text!r} is not a number of pods; leave the cell empty if it is unknown"
             )
-    return [int(text) if text.isdecimal() else None for text in cells]
+    return counts
 
 
 def unknown_services(services: Collection[str], named: Mapping[str, Iterable[str]]) -> tuple[str, ...]:

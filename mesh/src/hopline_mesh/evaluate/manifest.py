@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hopline.toml import parse_toml
 from hopline_mesh.evaluate.recording import Period
 from hopline_mesh.evaluate.table import Problems
 from hopline_mesh.evaluate.times import clock, parse
@@ -41,13 +41,13 @@ class Manifest:
 def read(folder: Path, problems: Problems) -> Manifest:
     """Read the manifest of a folder; an empty one if the file is missing."""
     try:
-        found = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+        found = parse_toml((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Manifest()
     except OSError as error:
         problems.add(FILE, f"cannot be read: {error.strerror}")
         return Manifest()
-    except ValueError as error:  # or not UTF-8, or a number of thousands of digits
+    except ValueError as error:  # or not UTF-8
         problems.add(FILE, f"is not valid TOML: {error}")
         return Manifest()
     for key in sorted(set(found) - set(_KEYS)):

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.config.setting import read_number
 from hopline_mesh.errors import SnapshotInvalid
 from hopline_mesh.evaluate.times import parse, unit_hint
 from hopline_mesh.schema import kind_of
@@ -121,9 +122,10 @@ class Table:
         cells, kind = self.columns[column], kind_of(column)
         found = np.full(len(self), np.nan)
         for row, text in enumerate(cells):
-            try:
-                found[row] = float(text or "nan")
-            except ValueError:
+            number = read_number(text or "nan")
+            if number is not None:
+                found[row] = number
+            else:
                 self.wrong(row, column, f"{text!r} is not a number; leave the cell empty if it is missing")
         with np.errstate(over="ignore"):
             narrow = found.astype(np.float32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from hopline.config.setting import read_number
+
 #: Valid range, 2000 to 2200; milliseconds or nanoseconds by mistake are far outside.
 _FIRST_S, _LAST_S = 946_684_800.0, 7_258_118_400.0
 
@@ -16,9 +18,8 @@ def parse(text: str) -> float | None:
 
     Returns: Unix seconds; None if the text is not a time, or not between 2000 and 2200.
     """
-    try:
-        seconds = float(text)
-    except ValueError:
+    seconds = read_number(text)
+    if seconds is None:
         try:
             moment = datetime.fromisoformat(text.strip())
         except ValueError:
@@ -29,9 +30,8 @@ def parse(text: str) -> float | None:
 
 def unit_hint(text: str) -> str:
     """Return a hint for a number that would be a time in another unit; else ""."""
-    try:
-        number = float(text)
-    except ValueError:
+    number = read_number(text)
+    if number is None:
         return ""
     for unit, parts in (("milliseconds", 1000), ("microseconds", 10**6), ("nanoseconds", 10**9)):
         if _FIRST_S <= number / parts <= _LAST_S:

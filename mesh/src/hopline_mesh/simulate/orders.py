@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from hopline.config.setting import read_number
 from hopline.errors import BadRequest
 from hopline_mesh.simulate.plan import Fault, Operation
 from hopline_mesh.simulate.traits import Traits
@@ -57,7 +58,7 @@ def read_traits(texts: Sequence[str], traits: Traits) -> Traits:
     """Return traits with values of the command line, such as `without_sidecar=0.2` or `tcp=0`.
 
     Raises:
-        BadRequest: no such trait, or its value is not a number.
+        BadRequest: no such trait, or its value is not a number, or for `tcp` not 0 or 1.
         ConfigError: a value outside of 0 to 1.
     """
     known = [each.name for each in fields(Traits)]
@@ -66,13 +67,15 @@ def read_traits(texts: Sequence[str], traits: Traits) -> Traits:
         if name not in known:
             raise BadRequest(f"--trait {text}: must be NAME=SHARE, with a name of {', '.join(known)}")
         number = _number(f"--trait {text}", value)
+        if name == "tcp" and number not in (0.0, 1.0):
+            raise BadRequest(f"--trait {text}: must be tcp=0 or tcp=1")
         changed: dict[str, Any] = {name: number != 0.0 if name == "tcp" else number}
         traits = replace(traits, **changed)
     return traits
 
 
 def _number(text: str, number: str) -> float:
-    try:
-        return float(number)
-    except ValueError as error:
-        raise BadRequest(f"{text}: {number!r} is not a number") from error
+    value = read_number(number)
+    if value is None:
+        raise BadRequest(f"{text}: {number!r} is not a number")
+    return value

@@ -39,6 +39,9 @@ EDGE_FAULTS: tuple[FaultKind, ...] = ("retry_storm", "partition", "edge_latency"
 OperationKind = Literal["scale", "rollout", "drain", "add", "remove", "shift"]
 OPERATIONS: tuple[OperationKind, ...] = get_args(OperationKind)
 
+#: A year, the longest recording.
+MAX_HOURS = 24.0 * 366
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -135,7 +138,7 @@ class MeshPlan:
 
     services: int = _within(3, 100_000, 30)
     spares: int = _within(0, 1000, 3)
-    hours: float = _within(0.0, 24.0 * 366, 1.0)
+    hours: float = _within(0.0, MAX_HOURS, 1.0)
     interval_s: float = _within(0.1, 3600.0, 15.0)
     start_s: float = 1_767_225_600.0
     rate: float = _within(0.0, 1e7, 300.0)

@@ -18,13 +18,13 @@ docs/guides/pipelines.md has every key.
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from hopline.errors import PipelineInvalid
+from hopline.toml import TOMLDecodeError, parse_toml
 
 FILE_NAME = "pipeline.toml"
 MAX_STEPS = 64
@@ -219,8 +219,8 @@ def read_pipeline(path: Path) -> PipelineSpec:
 def parse_pipeline(text: str, name: str, version: str, source: str = FILE_NAME) -> PipelineSpec:
     """The same for a text; `source` is named in errors."""
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tree = parse_toml(text)
+    except TOMLDecodeError as error:
         raise PipelineInvalid(f"{source}: not valid TOML: {error}") from None
     for key in ("name", "version"):
         if key in tree:
