@@ -89,6 +89,13 @@ def test_flags_go_above_the_environment_and_that_above_the_file(tmp_path):
             r"alert_timeout_s: 3 is less than 3 intervals of 2 s: set it to 6 or more",
         ),
         (
+            {
+                "HOPLINE_MESH__DETECTOR__MIN_DURATION_S": "90",
+                "HOPLINE_MESH__SOURCE__INTERVAL_S": "5",
+            },
+            r"min_duration_s: 90 must be at most 80, 16 intervals of 5 s",
+        ),
+        (
             {"HOPLINE_MESH__STATE__STATE_BYTES": "much"},
             r"state.state_bytes: 'much' \(HOPLINE_MESH__STATE__STATE_BYTES\) .*a size such as",
         ),

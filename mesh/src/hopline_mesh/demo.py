@@ -59,7 +59,8 @@ class SimulatedFeed:
 
     Attributes:
         name, schema, speed: see `Feed`.
-        found: for each fault that has begun, whether it was the first or second suspect of an incident.
+        found: for each fault that has begun, whether its service, or an end of its call path, was the first
+            or second suspect of an incident.
         false: number of incidents at other times.
     """
 

@@ -29,6 +29,9 @@ DEFAULT_FILE = Path("hopline-mesh.toml")
 OF_TAGAE = {"window_size": "TAGAE_WINDOW_SIZE", "anomaly_percentile": "TAGAE_ANOMALY_PERCENTILE"}
 _OLD_PREFIX = "TAGAE_"
 
+#: Longest time that a deviation must last, in intervals.
+HOLD = 16
+
 #: Variables that Kubernetes sets in every pod for a Service whose name begins with "tagae".
 _SERVICE_LINK = re.compile(r"(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
@@ -90,7 +93,11 @@ class DetectorSettings:
     )
     warm_up: int = setting(10, "snapshots before the first verdict", minimum=10, maximum=10_000)
     min_duration_s: float = setting(
-        80.0, "seconds that a deviation must last to become an incident", minimum=0, maximum=3600
+        80.0,
+        "seconds that a deviation must last to become an incident; at most 16 intervals, to which the "
+        "default is reduced",
+        minimum=0,
+        maximum=3600,
     )
     clean_s: float = setting(
         90.0, "seconds without a deviation after which an incident ends", minimum=0, maximum=86_400
@@ -328,6 +335,12 @@ def _check(settings: MeshSettings) -> None:
                 ) from None
             if not re.match(r"https?://[^/\s]", origin):
                 raise ConfigError(f"{key}: {url!r} is not a URL such as http://host:9090")
+    shortest_s = settings.detector.min_duration_s
+    if shortest_s > HOLD * source.interval_s and shortest_s != DetectorSettings().min_duration_s:
+        raise ConfigError(
+            f"min_duration_s: {shortest_s:g} must be at most {HOLD * source.interval_s:g}, {HOLD} intervals "
+            f"of {source.interval_s:g} s"
+        )
     if not source.prometheus_url:
         raise ConfigError("prometheus_url: empty; set the URL of Prometheus")
     if source.mesh == "file" and source.query_file is None:

@@ -102,6 +102,22 @@ def test_an_incident_that_fades_keeps_the_values_at_its_peak(fitted):
     assert evidence.seen / evidence.expected == pytest.approx(4.0, rel=0.2)
 
 
+def test_values_beyond_the_largest_deviation_are_compared_too(fitted):
+    """All of them have the same score; a rate over a window falls step by step after the fault."""
+    ramp = [0.15, 0.3, 0.45, *[0.6] * 12, 0.45, 0.3, 0.15]
+
+    def edit(number, nodes, edges):
+        if 20 <= number < 20 + len(ramp):
+            nodes[STORE, ERRORS] = ramp[number - 20]
+
+    last = None
+    for verdict in follow(fitted(), 80, edit):
+        last = next(iter(verdict.incidents), last)
+    assert last.end_s is not None
+    shown = [each.seen for each in last.suspects[0].evidence if each.feature == "error_share"]
+    assert shown == [pytest.approx(0.6)]
+
+
 def test_a_single_spike_is_no_incident(fitted):
     assert not incidents(follow(fitted(), 60, slow(STORE, 20, 21, times=500.0)))
 

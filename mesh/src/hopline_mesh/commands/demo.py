@@ -45,4 +45,7 @@ def demo(
     if missed or feed.false:
         typer.echo(f"undetected faults: {missed or 'none'}; false incidents: {feed.false}", err=True)
         raise typer.Exit(1)
-    typer.echo("each fault was the first or second suspect, and there was no false incident")
+    typer.echo(
+        "the service of each fault, or an end of its call path, was the first or second suspect; "
+        "there was no false incident"
+    )

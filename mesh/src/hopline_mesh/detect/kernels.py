@@ -18,14 +18,13 @@ import math
 import numpy as np
 
 from hopline.kernels.jit import njit
+from hopline_mesh.settings import HOLD
 
 #: Resolution of kept values, in transformed units: a 512th of a natural logarithm, 0.2 %.
 PER_STEP = 512.0
 STEP = 1.0 / PER_STEP
 #: A kept value that was not measured.
 ABSENT = np.int16(-32768)
-#: Longest debounce, in intervals.
-HOLD = 16
 #: Deviations are kept in quarters of a spread, up to this.
 MAX_DEVIATION = 31.75
 #: Bins of the histogram of debounced deviations, four to a unit.

@@ -185,7 +185,7 @@ class Tracker:
             for key, clue in clues.items():
                 before = mine.clues.get(key)
                 # The largest stays, so that what people read is not the values of the recovery.
-                if before is None or (clue.is_firm, clue.score) >= (before.is_firm, before.score):
+                if before is None or _size(clue) >= _size(before):
                     mine.clues[key] = clue
             if len(mine.clues) > _MOST_CLUES:
                 strongest = sorted(mine.clues.values(), key=lambda clue: -clue.score)[:_MOST_CLUES]
@@ -244,6 +244,12 @@ class Tracker:
             incident.clues = {clue.key: clue for clue in msgspec.convert(item["clues"], list[Clue])}
             tracker.open.append(incident)
         return tracker
+
+
+def _size(clue: Clue) -> tuple[bool, float, float]:
+    """Return how large a deviation is; scores have a maximum, so equal ones are compared by what was seen."""
+    away = 0.0 if clue.seen is None or clue.expected is None else abs(clue.seen - clue.expected)
+    return clue.is_firm, clue.score, away
 
 
 def _beginning(
