@@ -295,8 +295,8 @@ class SnapshotBuilder:
             ids = part.ids[np.isin(part.ids, lost)]
             if not len(ids):
                 continue
-            owners = {_longest_prefix(self._roster.name(slot), present) for slot in ids.tolist()}
-            part.partial = np.array(sorted(owners - {None}), np.int64)
+            owners = (_longest_prefix(self._roster.name(slot), present) for slot in ids.tolist())
+            part.partial = np.array(sorted({slot for slot in owners if slot is not None}), np.int64)
             if part.query.ceiling_of:
                 continue
             have = "series has" if len(ids) == 1 else "series have"
