@@ -73,7 +73,7 @@ async def probe(
     for query, each in zip(queries.queries, report.queries, strict=True):
         if each.outcome == "empty" and (hint := await _why_empty(client, query, asked_s)):
             hints[query.name] = hint
-        if each.series and not each.matched and not each.reason:
+        if each.series and not each.matched and not each.reason and len(snapshot.nodes):
             by = "the owners of its pods are" if query.service.pod else "its names are"
             hints[query.name] = f"none of its series is of a service of the mesh: {by} other names"
     scrape_s = await _scrape_s(client, queries, asked_s)
