@@ -86,3 +86,15 @@ def test_the_watch_needs_no_torch_to_start(module):
     code = f"import {module}, sys; print([m for m in ('torch', 'sklearn', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    "setting", ["interval_s={}", "interval_s={0} {0}", "nothing{}=1", "matchers={}", "{}"]
+)
+def test_an_error_of_a_command_shortens_what_was_typed(setting):
+    words = ("mesh", "queries", "--set", setting.format("9" * 5000))
+    done = subprocess.run([sys.executable, "-m", "hopline", *words], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "9" * 100 in done.stderr
+    assert len(done.stderr) < 700

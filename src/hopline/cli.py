@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hopline import __version__
-from hopline.errors import ConfigError, HoplineError
+from hopline.errors import ConfigError, HoplineError, short_values
 
 if TYPE_CHECKING:
     import typer
@@ -146,7 +146,7 @@ def main() -> None:
             _serve_directly(arguments[1:])
         build_app(_completed() if _COMPLETE in os.environ else arguments)(prog_name="hopline")
     except HoplineError as error:
-        _fail(_with_flags(str(error), arguments))
+        _fail(_with_flags(short_values(str(error)), arguments))
     except ModuleNotFoundError as error:
         if "pip install 'hopline" in str(error):  # raised by the code that needs it
             _fail(str(error))

@@ -97,7 +97,12 @@ def public_text(text: str) -> str:
         return text
     if len(text) > 8 * MAX_TEXT:
         text = text[: 4 * MAX_TEXT] + text[-4 * MAX_TEXT :]
-    return _cut(_PARTS.sub(lambda found: _cut(found[0], MAX_QUOTED), text), MAX_TEXT)
+    return _cut(short_values(text), MAX_TEXT)
+
+
+def short_values(text: str) -> str:
+    """Shorten each value in an error text, such as a number of 5,000 digits; keeps the number of lines."""
+    return _PARTS.sub(lambda found: _cut(found[0], MAX_QUOTED), text)
 
 
 def _cut(text: str, most: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hopline.errors import ConfigError
 from hopline_mesh import commands
 from hopline_mesh.collect import CollectOptions, Collector, Prometheus, QuerySet, queries_for
 from hopline_mesh.errors import SourceUnavailable
@@ -328,3 +329,12 @@ def test_the_command_prints_queries_without_asking():
     assert status == 0
     assert "# edge.request_rate" in text
     assert 'direction="outbound"' in text
+
+
+@pytest.mark.parametrize("setting", ["namespaces=[", "exclude_namespaces=("])
+@pytest.mark.parametrize("more", [(), ("--url", "http://127.0.0.1:1")])
+def test_the_command_refuses_an_invalid_namespace_with_and_without_a_url(setting, more):
+    result = CliRunner().invoke(commands.app, ["queries", "--set", setting, *more])
+    assert isinstance(result.exception, ConfigError)
+    assert f"{setting.partition('=')[0]}: " in str(result.exception)
+    assert result.stdout == ""

@@ -242,6 +242,18 @@ def test_two_folders_with_other_columns_are_refused(folder, tmp_path):
         (["--min-duration", "961"], "--min-duration 961: must be at most 960"),
         (["--interval", "30"], "was recorded every 60 s; give that or more"),
         (["--interval", "nan"], "was recorded every 60 s; give that or more"),
+        (
+            ["--interval", "1e308"],
+            r"--interval 1e\+308: no interval of this length ends within the training",
+        ),
+        (
+            ["--interval", "1e308", "--train", "1700000000..1700000600"],
+            r"--interval 1e\+308: no interval of",
+        ),
+        (
+            ["--interval", "100000"],
+            "--interval 100000: no interval of this length ends within the training",
+        ),
         (["--train", "noon"], r"--train noon: must be A\.\.B"),
         (["--train", "1700000600..1700000000"], "must be A..B, two times"),
         (

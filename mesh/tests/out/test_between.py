@@ -108,6 +108,33 @@ def test_what_is_no_event_is_refused(served, body, status, text):
     assert (answer.status_code, text in answer.json()["error"]["message"]) == (status, True), answer.text
 
 
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (
+            {"service": "pay", "values": {"p99_ms": 1e308}},
+            "p99_ms of 'pay' is 1e+308: too large; it must be below 1e+30",
+        ),
+        ({"service": "pay", "values": {"p99_ms": 1e30}}, "too large"),
+        (
+            {"caller": "front", "callee": "pay", "values": {"client_ms": 3e38}},
+            "client_ms of 'front → pay' is 3e+38: too large",
+        ),
+        ({"service": "pay", "values": {"p99_ms": -1e308}}, "it must be an amount, 0 or more"),
+        ({"service": "pay", "values": {"error_share": 1e308}}, "it must be a share, 0 to 1"),
+    ],
+)
+def test_a_value_that_is_too_large_is_named_as_such(served, event, said):
+    answer = post(served, {"events": [event]}).json()
+    assert answer["accepted"] == 0
+    assert said in answer["refused"][0]["reason"]
+
+
+def test_the_largest_value_of_an_event_is_accepted(served):
+    answer = post(served, {"events": [{"service": "pay", "values": {"p99_ms": 9.9e29}}]}).json()
+    assert (answer["accepted"], answer["refused"]) == (1, [])
+
+
 def test_as_many_events_as_documented_are_taken_whatever_their_size(served):
     schema = Schema()
     long = "n" * 253

@@ -82,6 +82,13 @@ def test_verdict_incident_and_graph_are_told(call: Any) -> None:
     assert call("GetGraph", around="shop/pay", limit=3).nodes[0].service == "shop/pay"
 
 
+def test_a_graph_around_an_unknown_service_is_refused(call: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        call("GetGraph", around="zz")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "service 'zz' was not in the last interval" in caught.value.details()
+
+
 def test_absent_incident_is_not_found(call: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         call("GetIncident", id="absent")

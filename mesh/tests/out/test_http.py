@@ -96,6 +96,53 @@ def test_what_is_not_there_is_refused(served: Served, path: str, status: int, co
     assert f'"{code}"' in answer
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/mesh/deviations?servce=x", "'servce'; did you mean 'service'? known: service"),
+        ("/v1/mesh/deviations?service=a&service=b", "service: given 2 times"),
+        ("/v1/mesh/verdict?afer=1", "'afer'; did you mean 'after'? known: after, wait"),
+        ("/v1/mesh/graph?near=shop/cart", "'near'; known: limit, around"),
+        ("/v1/mesh/graph?around=zz", "service 'zz' was not in the last interval"),
+        ("/v1/mesh/graph?around=zz&limit=0", "service 'zz' was not in the last interval"),
+        ("/v1/mesh/incidents?open=true", "'open'; this path has none"),
+        ("/v1/mesh/incidents/i-1?id=i-2", "'id'; this path has none"),
+        ("/v1/mesh/changes?" + "x" * 3000 + "=1", "this path has none"),
+    ],
+)
+def test_parameters_that_would_be_ignored_are_refused(served: Served, path: str, said: str) -> None:
+    answer = httpx.get(f"{served.url}{path}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "bad_request")
+    assert said in error["message"]
+    assert len(error["message"]) < 400
+
+
+def test_no_route_takes_a_parameter_that_it_does_not_know(served: Served) -> None:
+    for pattern, route in MeshHttp(Board()).routes.items():
+        path = pattern.replace("{id}", "i-1").replace("{name}", "app.js")
+        body = None if route.methods[0] == b"GET" else {}
+        answer = httpx.request(route.methods[0].decode(), f"{served.url}{path}?odd=1", json=body)
+        if pattern in ("/", "/page/{name}"):  # files, which have no data to choose from
+            assert answer.status_code == 200
+        else:
+            assert (answer.status_code, "'odd'" in answer.text) == (400, True), pattern
+
+
+@pytest.mark.parametrize(
+    "by", ["ada\nfatal: all is well", "ada\x00", "\x1b[2Jada", "ada\u202eadmin", "a\u2028b"]
+)
+def test_control_characters_in_the_name_of_a_mark_are_refused(served: Served, by: str) -> None:
+    url = f"{served.url}/v1/mesh/incidents/i-1/mark"
+    refused = httpx.post(url, json={"mark": "muted", "by": by})
+    assert refused.status_code == 400
+    assert "by: has the control character U+" in refused.json()["error"]["message"]
+    assert httpx.get(f"{served.url}/v1/mesh/incidents/i-1").json()["incident"]["mark"] is None
+    kept = httpx.post(url, json={"mark": "muted", "by": "Ada Lovelace, été 🐧"})
+    assert kept.json()["incident"]["mark"]["by"] == "Ada Lovelace, été 🐧"
+    assert httpx.post(url, json={"mark": None}).status_code == 200
+
+
 def test_nothing_can_be_changed_and_bodies_are_bounded(served: Served) -> None:
     refused = httpx.post(f"{served.url}/v1/mesh/verdict", content=b"{}")
     assert refused.status_code == 405

@@ -293,6 +293,11 @@ def test_of_a_large_mesh_two_hundred_services_are_drawn(tab: Tab) -> None:
         tab.eval("document.querySelector('#find').requestSubmit()")
         tab.wait_for("document.querySelector('.service h2')?.innerText == 'shop/service-5'")
         assert "around shop/service-5" in text(tab, "#graph-title")
+        tab.eval("document.querySelector('#name').value = 'absent'")
+        tab.eval("document.querySelector('#find').requestSubmit()")
+        tab.wait_for("document.querySelector('#graph-title').innerText.includes('highest scores')")
+        assert tab.eval("document.querySelectorAll('.node').length") == 200
+        assert text(tab, "#state") != "Not reachable"
 
 
 def test_key_is_asked_for_and_kept_for_the_tab_only(tab: Tab, tmp_path: Path) -> None:

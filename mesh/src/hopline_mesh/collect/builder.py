@@ -5,7 +5,7 @@ A value that a rule leaves out becomes NaN and a `Gap`, because a missing number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ Column = NDArray[np.float64]
 Table = NDArray[np.float32]
 
 #: Larger numbers are infinite in float32.
-_LARGEST = 3e38
+_LARGEST = float(np.finfo(np.float32).max)
 
 #: Decay of the usual number of series of a query in each interval: to 0.7 in 18 intervals. Fewer series
 #: than the second share of the usual number are reported.
@@ -40,6 +40,10 @@ _NAMES_PER_SERVICE = 4
 
 #: Number of failed intervals in a row after which a query no longer keeps missing services in the snapshot.
 _MAX_FAILURES = 20
+
+
+#: How the owners of pods become known; see docs/collect.md.
+_HOW_TO_KNOW = "Prometheus needs kube_pod_owner of kube-state-metrics"
 
 
 class Failure(NamedTuple):
@@ -77,6 +81,8 @@ class _Part:
     query: Query
     ids: IdArray
     values: Column
+    #: services of which a part may be missing, so that the rest is no measurement
+    partial: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(slots=True)
@@ -147,6 +153,7 @@ class SnapshotBuilder:
         self._places.begin(sum(len(each.answer) for each in answers if isinstance(each, Reading)))
         found = self._read(asked_s, answers)
         nodes, edges, left_out = self._present(time_s, found)
+        self._note_ownerless(nodes, found)
         node_table = self._table("node", nodes, found)
         edge_table = self._table("edge", edges, found)
         self._set_rates_of_entries(nodes, node_table, edges, edge_table, found)
@@ -189,11 +196,13 @@ class SnapshotBuilder:
             found.no_room += int(np.count_nonzero(ids == NO_ROOM))
             fresh = np.abs(asked_s - answer.times) <= self._options.stale_s
             usable = (ids >= 0) & fresh
-            part = _Part(query, ids[usable], answer.values[usable] * query.scale)
+            values = answer.values[usable]
+            with np.errstate(over="ignore"):
+                part = _Part(query, ids[usable], values * query.scale)
             found.parts.append(part)
             reasons = [f"Prometheus warns: {text}" for text in answer.warnings]
             reasons += _left_out(query, answer, ids, fresh)
-            reasons += _only_numbers(part)
+            reasons += _only_numbers(part, np.isinf(values))
             reasons += self._few(query, len(part.ids))
             found.gaps.extend(Gap(query.name, text) for text in reasons)
         if not failures and not any(len(part.ids) for part in found.parts):
@@ -267,6 +276,39 @@ class SnapshotBuilder:
             found.gaps.append(Gap("services" if len(lost) else "edges", f"{missing}; {why}"))
         return nodes, edges, num_nodes - len(nodes) + num_edges - len(edges)
 
+    def _note_ownerless(self, nodes: IdArray, found: _Found) -> None:
+        """Report series of pods without a known owner, in namespaces that have services of the mesh.
+
+        The name of a pod begins with that of its workload. So of a service with such a name a part of the
+        column may be missing: a sum of the others would be too small, and the service is not measured.
+        """
+        lost = np.setdiff1d(self._places.ownerless, nodes)
+        by_pod = [part for part in found.parts if part.query.service.pod and part.query.of == "node"]
+        if not len(lost) or not any(np.isin(part.ids, lost).any() for part in by_pod):
+            return
+        present = {self._roster.name(slot): slot for slot in nodes.tolist()}
+        namespaces = {name.rpartition("/")[0] for name in present}
+        lost = np.array(
+            [i for i in lost.tolist() if self._roster.name(i).rpartition("/")[0] in namespaces], np.int64
+        )
+        for part in by_pod:
+            ids = part.ids[np.isin(part.ids, lost)]
+            if not len(ids):
+                continue
+            owners = (_longest_prefix(self._roster.name(slot), present) for slot in ids.tolist())
+            part.partial = np.array(sorted({slot for slot in owners if slot is not None}), np.int64)
+            if part.query.ceiling_of:
+                continue
+            have = "series has" if len(ids) == 1 else "series have"
+            text = (
+                f"{len(ids)} {have} a pod without a known owner, such as {self._roster.name(int(ids[0]))}"
+            )
+            text = f"{text}; {_HOW_TO_KNOW}"
+            if len(part.partial):
+                are = "is" if len(part.partial) == 1 else "are"
+                text = f"{text}; {self._named(part.partial)} {are} not measured"
+            found.gaps.append(Gap(part.query.name, text))
+
     def _table(self, of: str, rows: IdArray, found: _Found) -> Table:
         """Return the measurements: float32 [rows, columns of the schema]."""
         names = self._schema.node_features if of == "node" else self._schema.edge_features
@@ -274,20 +316,24 @@ class SnapshotBuilder:
         parts = [part for part in found.parts if part.query.of == of]
         for part in parts:
             if not part.query.ceiling_of:
-                columns[part.query.column] = fill(rows, part.ids, part.values, part.query.combine)
+                column = fill(rows, part.ids, part.values, part.query.combine)
+                column[np.isin(rows, part.partial)] = np.nan
+                columns[part.query.column] = column
         for part in parts:
             if part.query.per:
-                columns[part.query.column] = share(columns[part.query.column], columns[part.query.per])
-            for column, quantile in part.query.ceiling_of:
+                column = share(columns[part.query.column], columns[part.query.per])
+                column[np.isin(rows, part.partial)] = np.nan
+                columns[part.query.column] = column
+            for name, quantile in part.query.ceiling_of:
                 # The values stay, as a lower bound.
-                measured = rows[~np.isnan(columns[column])]
+                measured = rows[~np.isnan(columns[name])]
                 above = np.intersect1d(part.ids[part.values < quantile], measured)
                 if len(above):
                     text = (
                         f"above the last bucket of the histogram for {len(above)} of {len(rows)} "
                         f"({self._named(above, of)}): the values are a lower bound"
                     )
-                    found.gaps.append(Gap(f"{of}.{column}", text))
+                    found.gaps.append(Gap(f"{of}.{name}", text))
         table = np.empty((len(rows), len(names)), np.float32)
         for index, name in enumerate(names):
             table[:, index] = columns[name]
@@ -324,6 +370,16 @@ class SnapshotBuilder:
         return ", ".join(names) + (", …" if len(ids) > len(names) else "")
 
 
+def _longest_prefix(pod: str, services: Mapping[str, int]) -> int | None:
+    """Return the service with the longest name that a pod's name begins with, up to a "-"."""
+    rest = pod
+    while "-" in rest.rpartition("/")[2]:
+        rest = rest.rpartition("-")[0]
+        if rest in services:
+            return services[rest]
+    return None
+
+
 def _left_out(query: Query, answer: Answer, ids: IdArray, fresh: NDArray[np.bool_]) -> list[str]:
     """Return reasons for the series that are left out of a response."""
     reasons = []
@@ -338,16 +394,21 @@ def _left_out(query: Query, answer: Answer, ids: IdArray, fresh: NDArray[np.bool
     return reasons
 
 
-def _only_numbers(part: _Part) -> list[str]:
+def _only_numbers(part: _Part, infinite: NDArray[np.bool_]) -> list[str]:
     """Replace impossible values of a column by NaN, in place; returns the reasons.
 
     NaN itself means that Prometheus observed nothing.
+
+    Args:
+        part: its values are scaled.
+        infinite: bool [n], values that Prometheus sent as infinite.
     """
     values, reasons = part.values, []
-    infinite = np.abs(values) > _LARGEST
-    if count := int(np.count_nonzero(infinite)):
-        reasons.append(f"{count} values are infinite")
-        values[infinite] = np.nan
+    too_large = (np.abs(values) > _LARGEST) & ~infinite
+    for wrong, what in ((infinite, "are infinite"), (too_large, "are too large; up to 3.4e38")):
+        if count := int(np.count_nonzero(wrong)):
+            reasons.append(f"{count} values {what}")
+            values[wrong] = np.nan
     kind = "amount" if part.query.per or part.query.ceiling_of else kind_of(part.query.column)
     if kind in ("amount", "share"):
         wrong = values < 0

@@ -24,6 +24,9 @@ from hopline_mesh.snapshot import Gap, Snapshot
 #: Queries in parallel; Prometheus allows 20 by default.
 _PARALLEL = 8
 
+#: Maximum number of characters of the reasons in the report of a query.
+_MAX_REASON = 400
+
 #: Differences of clocks below this are ignored, because a `Date` header has whole seconds and a delay.
 TOLERANCE_S = 2.0
 
@@ -168,7 +171,8 @@ class Collector:
             if isinstance(found, Failure):
                 reports.append(QueryReport(query.name, found.outcome, found.reason, one.duration_s))
                 continue
-            reason = safe_text("; ".join(gap.reason for gap in snapshot.gaps if gap.what == query.name))
+            own = (gap.reason for gap in snapshot.gaps if gap.what == query.name)
+            reason = safe_text("; ".join(own), _MAX_REASON)
             count = len(found) if isinstance(found, Answer) else len(found.answer)
             outcome: Outcome = "ok" if count else "empty"
             reports.append(QueryReport(query.name, outcome, reason, one.duration_s, count, matched))

@@ -44,7 +44,7 @@ def owner_queries(matchers: str = "") -> tuple[str, ...]:
     recording rule of kube-prometheus.
     """
     matchers = check_matchers(matchers)
-    pod = selector("kube_pod_owner", 'owner_kind!="",owner_kind!="<none>"', matchers)
+    pod = selector("kube_pod_owner", matchers)  # also of pods that have no owner
     replicaset = selector("kube_replicaset_owner", 'owner_kind!="",owner_kind!="<none>"', matchers)
     rule = selector("namespace_workload_pod:kube_pod_owner:relabel", matchers)
     return (

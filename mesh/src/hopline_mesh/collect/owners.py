@@ -56,6 +56,10 @@ class Owners:
             return workload_by_name(pod)
         return workload
 
+    def knows(self, namespace: str, pod: str) -> bool:
+        """Whether the workload of a pod is known: from its owner, else from the form of its name."""
+        return (namespace, pod) in self._workloads or workload_by_name(pod) != pod
+
     def learn(self, answers: Sequence[Answer]) -> bool:
         """Replace the cache by the responses to `owner_queries`.
 
@@ -65,6 +69,7 @@ class Owners:
         replica_sets: dict[tuple[str, str], str] = {}
         owners: dict[tuple[str, str], tuple[str, str]] = {}
         by_rule: dict[tuple[str, str], str] = {}
+        bare: dict[tuple[str, str], str] = {}
         for answer in answers:
             for raw in answer.labels:
                 try:
@@ -73,7 +78,10 @@ class Owners:
                     continue
                 namespace = found.get("exported_namespace") or found.get("namespace", "")
                 pod = found.get("exported_pod") or found.get("pod", "")
-                kind, owner = found.get("owner_kind", ""), found.get("owner_name", "")
+                kind, owner = (
+                    "" if found.get(label) == "<none>" else found.get(label, "")
+                    for label in ("owner_kind", "owner_name")
+                )
                 replica_set = found.get("exported_replicaset") or found.get("replicaset", "")
                 if replica_set and owner:
                     replica_sets[namespace, replica_set] = owner
@@ -81,7 +89,9 @@ class Owners:
                     owners[namespace, pod] = (kind, owner)
                 elif pod and found.get("workload"):
                     by_rule[namespace, pod] = found["workload"]
-        workloads = {
+                elif pod:  # a pod that has no owner
+                    bare[namespace, pod] = workload_by_name(pod)
+        workloads = bare | {
             (namespace, pod): _workload(namespace, pod, kind, owner, replica_sets)
             for (namespace, pod), (kind, owner) in owners.items()
         }

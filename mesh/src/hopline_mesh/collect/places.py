@@ -66,6 +66,13 @@ class Places:
         self._slots: dict[_Name, int] = {}
         #: called name -> workload that answers for it
         self._answering: dict[_Name, _Name] = {}
+        #: slots with the name of a pod, because its owner is unknown; see `ownerless`
+        self._ownerless: set[int] = set()
+
+    @property
+    def ownerless(self) -> IdArray:
+        """Slots, int64 [n], of pods without a known owner; each has the name of its pod."""
+        return np.fromiter(self._ownerless, np.int64, len(self._ownerless))
 
     def begin(self, num_series: int) -> None:
         """Begin an interval; clear caches that have far more labels than the last one."""
@@ -132,7 +139,14 @@ class Places:
         if callee is None or (query.caller is not None and caller is None):
             return NAMELESS
         if caller is None:
-            return self._slot(callee)
+            slot = self._slot(callee)
+            if query.service.pod and slot >= 0:
+                pod = _first(query.service.service, labels)
+                change = (
+                    self._ownerless.discard if self._owners.knows(callee[0], pod) else self._ownerless.add
+                )
+                change(slot)
+            return slot
         # A name gets a slot only if both ends are watched.
         if not (caller[0] in self._watched and callee[0] in self._watched):
             return UNWATCHED

@@ -73,13 +73,15 @@ async def probe(
     for query, each in zip(queries.queries, report.queries, strict=True):
         if each.outcome == "empty" and (hint := await _why_empty(client, query, asked_s)):
             hints[query.name] = hint
+        if each.series and not each.matched and not each.reason and len(snapshot.nodes):
+            by = "the owners of its pods are" if query.service.pod else "its names are"
+            hints[query.name] = f"none of its series is of a service of the mesh: {by} other names"
     scrape_s = await _scrape_s(client, queries, asked_s)
     notes = []
     if scrape_s is not None and 4 * scrape_s > 1.05 * window_s:
-        wanted = window_for(scrape_s)
         notes.append(
-            f"series are scraped every {scrape_s:.0f} s: rates over {duration(window_s)} are unreliable; "
-            f"set rate_window_s to {wanted:.0f}"
+            f"series are scraped every {scrape_s:.3g} s: rates over {duration(window_s)} are unreliable; "
+            f"set rate_window_s to {window_for(scrape_s):g}"
         )
     if not len(snapshot.nodes):
         notes.append("no service was found: there is nothing to watch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,12 +45,12 @@ def duration(seconds: float) -> str:
 
 
 def window_for(scrape_s: float) -> float:
-    """Return the window of rates in seconds for a scrape interval.
+    """Return the shortest window of rates, in whole seconds, for a measured scrape interval.
 
     A rate needs two samples. With four scrapes in the window, one failed and one late scrape still leave
-    two. Below a minute a rate depends mostly on the exact times of its ends.
+    two.
     """
-    return max(4.0 * scrape_s, 60.0)
+    return float(max(1, math.ceil(4.0 * round(scrape_s, 1))))
 
 
 def selector(metric: str, matchers: str, further: str = "") -> str:

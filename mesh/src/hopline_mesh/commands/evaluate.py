@@ -117,7 +117,7 @@ def evaluate(
             f"--interval {interval:g}: {folder} was recorded every {recorded_interval_s:g} s; "
             "give that or more"
         )
-    recording = recording.averaged(interval)
+    recording = _averaged(recording, interval)
     _check_min_duration(min_duration, interval)
     if train is not None:
         recording = _trained_on(recording, train)
@@ -259,6 +259,22 @@ def _cells(counts: Counts) -> list[str]:
 def _reason(error: Exception) -> str:
     known = isinstance(error, HoplineError)
     return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def _averaged(recording: Recording, interval: float) -> Recording:
+    """Return the averages of a recording; refuse an interval that leaves nothing of it."""
+    span_s = recording.snapshots[-1].time_s - recording.snapshots[0].time_s + recording.interval_s
+    averaged = recording.averaged(interval) if interval <= span_s else replace(recording, train=(), test=())
+    for what, before, after in (
+        ("training", recording.train and recording.training()[0], averaged.training()[0]),
+        ("test", recording.test and recording.testing()[0], averaged.testing()[0]),
+    ):
+        if interval > span_s or (before and not after):
+            raise BadRequest(
+                f"--interval {interval:g}: no interval of this length ends within the {what}; the "
+                f"recording has {span_s:g} s, give a shorter interval"
+            )
+    return averaged
 
 
 def _check_min_duration(min_duration: float, interval: float) -> None:

@@ -25,6 +25,7 @@ from hopline_mesh.commands.flags import (
     resolve_settings,
     say,
 )
+from hopline_mesh.scope import Scope
 from hopline_mesh.settings import MeshSettings
 from hopline_mesh.watch.parts import collector_of, prometheus_of, queries_of
 
@@ -50,6 +51,7 @@ def queries(
     flags = {"prometheus_url": url, "mesh": mesh, "query_file": query_file}
     resolved = resolve_settings(config, flags, settings)
     asked = queries_of(resolved)
+    Scope(resolved.source.namespaces, resolved.source.exclude_namespaces)  # also without --url
     if url is None:
         _print_queries(asked, as_json)
         return

@@ -13,7 +13,9 @@ import msgspec
 
 from hopline.errors import BadRequest, ModelNotReady, RequestTooLarge
 from hopline.transports.json_body import decode_body
+from hopline_mesh.detect.kernels import ABSURD
 from hopline_mesh.detect.live import Event, LiveState, replay
+from hopline_mesh.schema import kind_of
 
 #: Maximum number of events of one request, and of services of one response.
 MAX_EVENTS = MAX_SERVICES = 1000
@@ -140,6 +142,7 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
             await asyncio.sleep(0)
         began = time.perf_counter()
         try:
+            _check_sizes(event)
             touched.update(dict.fromkeys(between.take(event)))
         except BadRequest as error:
             refused.append({"event": number, "reason": str(error)})
@@ -152,6 +155,20 @@ async def take_events(between: Between | None, events: Sequence[Event]) -> dict[
         "services": list(touched)[:MAX_SERVICES],
         "us": round(taken_s * 1e6),
     }
+
+
+def _check_sizes(event: Event) -> None:
+    """Refuse values that no deviation can be computed of; a share has its own limits.
+
+    Raises:
+        BadRequest: a value that is too large.
+    """
+    for column, value in event.values.items():
+        if value is not None and value >= ABSURD and kind_of(column) != "share":
+            whose = event.service or f"{event.caller} → {event.callee}"
+            raise BadRequest(
+                f"{column[:100]} of {whose[:200]!r} is {value:g}: too large; it must be below {ABSURD:g}"
+            )
 
 
 async def deviations(between: Between | None, services: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import functools
 import ipaddress
 import math
@@ -17,7 +18,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
-from hopline.errors import BadRequest, HoplineError, PermissionDenied
+from hopline.errors import BadRequest, HoplineError, PermissionDenied, quoted
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.exposition import CONTENT_TYPE
 from hopline.transports.failure import as_hopline_error
@@ -57,6 +58,8 @@ _MAX_WAITING = 64
 _MAX_WAIT_S = 60.0
 #: Maximum length of a query string in bytes.
 _MAX_QUERY = 4096
+#: Maximum number of characters of an unknown parameter that are compared and named.
+_MAX_SHOWN = 60
 
 
 @functools.cache
@@ -78,11 +81,13 @@ class Route(NamedTuple):
         handle: called with the request, and the parameters of its query and its path by name.
         methods: others are answered with 405.
         access: required permissions if clients are authenticated.
+        options: known parameters of the query; others are refused. None ignores the query.
     """
 
     handle: Callable[[Request, dict[str, str]], Response | Coroutine[Any, Any, Response]]
     methods: tuple[bytes, ...] = (b"GET", b"HEAD")
     access: Access = Access()
+    options: tuple[str, ...] | None = ()
 
 
 class MeshHttp:
@@ -107,15 +112,18 @@ class MeshHttp:
         urls: Sequence[str] = (),
     ) -> None:
         self.routes = {
-            # The files of the page have no data; its requests need the permission.
-            "/": Route(lambda request, options: self._file("index.html"), access=OPEN),
-            "/page/{name}": Route(lambda request, options: self._file(options["name"]), access=OPEN),
+            # The files of the page have no data; its requests need the permission. Bookmarks and proxies
+            # may add parameters to the address of the page.
+            "/": Route(lambda request, options: self._file("index.html"), access=OPEN, options=None),
+            "/page/{name}": Route(
+                lambda request, options: self._file(options["name"]), access=OPEN, options=None
+            ),
             "/healthz": Route(self._live, access=OPEN),
             "/readyz": Route(self._ready, access=OPEN),
             "/metrics": Route(self._metrics, access=OPEN if open_metrics else Access()),
-            "/v1/mesh/verdict": Route(self._verdict),
-            "/v1/mesh/graph": Route(self._graph),
-            "/v1/mesh/deviations": Route(self._deviations),
+            "/v1/mesh/verdict": Route(self._verdict, options=("after", "wait")),
+            "/v1/mesh/graph": Route(self._graph, options=("limit", "around")),
+            "/v1/mesh/deviations": Route(self._deviations, options=("service",)),
             "/v1/mesh/changes": Route(self._changes),
             "/v1/mesh/incidents": Route(self._incidents),
             "/v1/mesh/incidents/{id}": Route(self._incident),
@@ -157,7 +165,8 @@ class MeshHttp:
             self._guard.admit(request, route.access)
         elif b"POST" in route.methods:
             self._check_origin(request)
-        return route.handle(request, {**_options(query), **match.values})
+        options = {} if route.options is None else _options(query, route.options)
+        return route.handle(request, {**options, **match.values})
 
     def _check_origin(self, request: Request) -> None:
         """Refuse a change that a page of another origin sends through someone's browser.
@@ -314,13 +323,25 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(encode_json(value), status, JSON, _POLICY + _NO_STORE)
 
 
-def _options(query: bytes) -> dict[str, str]:
-    """Return the query's parameters; the last of repeated ones."""
+def _options(query: bytes, known: Sequence[str]) -> dict[str, str]:
+    """Return the query's parameters.
+
+    Raises:
+        BadRequest: an unknown or repeated parameter, or a query that is too long.
+    """
     if len(query) > _MAX_QUERY:
         raise BadRequest(f"the query is longer than {_MAX_QUERY} bytes")
-    return dict(
-        parse_qsl(query.decode("latin-1"), keep_blank_values=True, encoding="utf-8", errors="replace")
-    )
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, encoding="utf-8", errors="replace")
+    names = [name for name, _ in pairs]
+    for name in dict.fromkeys(names):
+        if name not in known:
+            similar = difflib.get_close_matches(name[:_MAX_SHOWN], known, 1)
+            hint = f"; did you mean {similar[0]!r}? known" if similar else "; known"
+            there = f"{hint}: {', '.join(known)}" if known else "; this path has none"
+            raise BadRequest(f"unknown query parameter {quoted(name)}{there}", name[:_MAX_SHOWN])
+        if names.count(name) > 1:
+            raise BadRequest(f"{name}: given {names.count(name)} times; give it once", name)
+    return dict(pairs)
 
 
 def _number(options: dict[str, str], name: str, default: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.errors import BadRequest, quoted
 from hopline_mesh.out.board import Board
 from hopline_mesh.snapshot import FloatArray, Snapshot
 
@@ -37,7 +38,10 @@ def live_graph(board: Board, limit: int = 0, around: str = "") -> dict[str, Any]
             the highest anomaly scores.
 
     Returns: what mesh.proto describes; missing scores, shares and incidents are None. None before the first
-        snapshot; no services if `around` is not in the mesh.
+        snapshot.
+
+    Raises:
+        BadRequest: `around` was not in the last interval.
     """
     snapshot, scores = board.shown
     if snapshot is None:
@@ -45,6 +49,12 @@ def live_graph(board: Board, limit: int = 0, around: str = "") -> dict[str, Any]
     if around:
         slot = snapshot.roster.find(around)
         start = np.flatnonzero(snapshot.nodes == (-1 if slot is None else slot))
+        if not len(start):
+            raise BadRequest(
+                f"around: service {quoted(around)} was not in the last interval; names are "
+                "namespace/service, and new services appear with the next interval",
+                "around",
+            )
         rows = _grown(snapshot, start, limit or len(snapshot.nodes), _rank(board, snapshot, scores))
     elif limit and len(snapshot.nodes) > limit:
         rank = _rank(board, snapshot, scores)

@@ -6,6 +6,7 @@ Knows incidents and snapshots, and no readers. Everything is bounded, because an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.errors import BadRequest
 from hopline.transports.json_body import decode_body
 from hopline_mesh.detect.calls import CallsPerRequest
 from hopline_mesh.incident import Evidence, Incident
@@ -54,6 +56,8 @@ class MarkRequest(msgspec.Struct, forbid_unknown_fields=True):
     by: Annotated[str, msgspec.Meta(max_length=100)] = ""
 
 
+#: Control characters, line separators, and characters that change the direction of text around them.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _read = msgspec.json.Decoder(MarkRequest).decode
 
 
@@ -63,7 +67,11 @@ def read_mark(body: bytes) -> MarkRequest:
     Raises:
         BadRequest: the body is invalid.
     """
-    return decode_body(body, _read, MarkRequest, example='{"mark": "acknowledged", "by": "ada"}')
+    asked = decode_body(body, _read, MarkRequest, example='{"mark": "acknowledged", "by": "ada"}')
+    if found := _CONTROL.search(asked.by):
+        code = f"U+{ord(found[0]):04X}"
+        raise BadRequest(f"by: has the control character {code}; send a name on one line", "by")
+    return asked
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ export async function get(path, signal) {
   const response = await fetch(`v1/mesh/${path}`, { headers, signal, cache: "no-store" });
   if (response.status === 401) throw new NeedsKey();
   if (response.status === 404) return null;
-  if (!response.ok) throw new Error(`the watch returned status ${response.status}`);
+  if (!response.ok) throw Object.assign(new Error(`the watch returned status ${response.status}`), { status: response.status });
   return response.json();
 }
 

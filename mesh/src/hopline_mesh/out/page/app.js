@@ -41,9 +41,20 @@ async function load(wait) {
   await loadGraph();
 }
 
+/** The graph around the wanted service; of the whole mesh if that was not in the newest interval. */
+async function getGraph() {
+  const path = `graph?limit=${MAX_SERVICES}`;
+  if (page.around) {
+    try { return await get(`${path}&around=${encodeURIComponent(page.around)}`); } catch (error) {
+      if (error.status !== 400) throw error;
+      page.around = "";
+    }
+  }
+  return get(path);
+}
+
 async function loadGraph() {
-  const around = page.around ? `&around=${encodeURIComponent(page.around)}` : "";
-  const [found, recent, planned] = await Promise.all([get(`graph?limit=${MAX_SERVICES}${around}`), get("incidents"), get("changes")]);
+  const [found, recent, planned] = await Promise.all([getGraph(), get("incidents"), get("changes")]);
   page.graph = found.graph;
   page.incidents = recent.incidents;
   page.changes = planned.changes;
