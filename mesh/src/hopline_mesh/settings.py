@@ -338,8 +338,8 @@ def _check(settings: MeshSettings) -> None:
     shortest_s = settings.detector.min_duration_s
     if shortest_s > HOLD * source.interval_s and shortest_s != DetectorSettings().min_duration_s:
         raise ConfigError(
-            f"min_duration_s: {shortest_s:g} must be at most {HOLD * source.interval_s:g}, {HOLD} intervals "
-            f"of {source.interval_s:g} s"
+            f"min_duration_s: {shortest_s:g} must be at most {HOLD * source.interval_s:g}, "
+            f"{HOLD} intervals of {source.interval_s:g} s"
         )
     if not source.prometheus_url:
         raise ConfigError("prometheus_url: empty; set the URL of Prometheus")

@@ -279,7 +279,7 @@ def _averaged(recording: Recording, interval: float) -> Recording:
 
 def _check_min_duration(min_duration: float, interval: float) -> None:
     """Refuse a duration of more intervals than the watch counts; other detectors would wait longer."""
-    from hopline_mesh.detect.kernels import HOLD
+    from hopline_mesh.settings import HOLD
 
     if interval and not 0 <= min_duration <= HOLD * interval:
         raise BadRequest(

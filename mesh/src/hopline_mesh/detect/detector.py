@@ -35,7 +35,7 @@ from hopline_mesh.errors import SnapshotInvalid, StateDamaged
 from hopline_mesh.incident import Verdict
 from hopline_mesh.roster import SlotArray
 from hopline_mesh.schema import Schema
-from hopline_mesh.settings import DetectorSettings
+from hopline_mesh.settings import HOLD, DetectorSettings
 from hopline_mesh.snapshot import FloatArray, Gap, Snapshot
 
 #: Anomaly score of a trouble, and of a missing service.
@@ -494,7 +494,7 @@ class MeshDetector:
     def _hold(self) -> int:
         if self.interval_s <= 0:
             return 2
-        return min(max(2, math.ceil(self.settings.min_duration_s / self.interval_s)), kernels.HOLD)
+        return min(max(2, math.ceil(self.settings.min_duration_s / self.interval_s)), HOLD)
 
     @property
     def _patience(self) -> int:

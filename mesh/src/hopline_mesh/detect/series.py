@@ -16,6 +16,7 @@ from hopline_mesh.detect import kernels
 from hopline_mesh.errors import StateDamaged
 from hopline_mesh.roles import POLARITY, load_column, role_of
 from hopline_mesh.schema import kind_of
+from hopline_mesh.settings import HOLD
 from hopline_mesh.snapshot import FloatArray
 
 #: Series out of bounds in an interval that a table can note.
@@ -119,7 +120,7 @@ class SeriesTable:
         self.threshold = np.full(width, UNKNOWN, np.float32)
         self.histogram = np.zeros((width, kernels.BINS), np.int64)
         self.ring = np.full((window, 0, width), kernels.ABSENT, np.int16)
-        self.held = np.zeros((kernels.HOLD, 0, width), np.int8)
+        self.held = np.zeros((HOLD, 0, width), np.int8)
         for name, first in _FIRST.items():
             setattr(self, name, np.full((0, width), first))
 
@@ -197,7 +198,7 @@ class SeriesTable:
         number, largest = kernels.judge(
             self.slow[:size], self.near, self.moved, self.still, self.load, self.slope, self.sharp,
             self.polarity, self.threshold, self.factor, self.quiet, self.seen, self.fitted, self._warm_up,
-            self.held, step % kernels.HOLD, hold, hold >= 4, learn, self.score, self.dev,
+            self.held, step % HOLD, hold, hold >= 4, learn, self.score, self.dev,
             self.histogram, self.peak, found, lasting,
         )  # fmt: skip
         return found[:number].astype(np.int64), lasting[:number], float(largest)

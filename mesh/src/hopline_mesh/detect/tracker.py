@@ -247,7 +247,7 @@ class Tracker:
 
 
 def _size(clue: Clue) -> tuple[bool, float, float]:
-    """Return how large a deviation is; scores have a maximum, so equal ones are compared by what was seen."""
+    """Return how large a deviation is. Scores have a maximum; equal ones are compared by what was seen."""
     away = 0.0 if clue.seen is None or clue.expected is None else abs(clue.seen - clue.expected)
     return clue.is_firm, clue.score, away
 
