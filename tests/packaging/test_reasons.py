@@ -194,6 +194,11 @@ class Merged(Two):
 def test_what_torch_cannot_export_is_told_without_its_own_words(model, told, tmp_path, capfd):
     with pytest.raises(PackagingError, match=told) as caught:
         package(model, tmp_path)
+    cause, chain = caught.value, []
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__
+    assert cause is None, "an error is its own cause"
     text = str(caught.value)
     for noise in ("TORCH", "u0", "Size-like", "L['", "symbolically", "http"):
         assert noise not in text

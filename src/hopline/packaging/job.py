@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -158,15 +158,23 @@ class Job:
         self.progress(MODULE, 1.0)
 
     def _check_numbers(self) -> None:
-        """Check the answers for NaN.
+        """Check the answers for NaN and infinity.
 
-        Raises: PackagingError: the module answers NaN for every real node (NaN for some becomes a note).
+        Raises: PackagingError: the module answers NaN for every real node. Other rows become a note.
         """
         sides = self.pairs or (np.arange(len(self.rows)),)
         real = np.logical_and.reduce(
             [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
         )
-        is_nan = np.isnan(self.rows).any(axis=1) & (real if len(real) == len(self.rows) else True)
+        is_real = real if len(real) == len(self.rows) else np.ones(len(self.rows), bool)
+        is_infinite = np.isinf(self.rows).any(axis=1) & is_real
+        if is_infinite.any():
+            first = int(sides[0][is_infinite.argmax()])
+            self.notes.append(
+                f"the model answers infinity for {is_infinite.sum()} of {real.sum()} rows that were "
+                f"checked, for example node {first} of the sample; JSON has null there"
+            )
+        is_nan = np.isnan(self.rows).any(axis=1) & is_real
         if not is_nan.any():
             return
         first = int(sides[0][is_nan.argmax()])
@@ -259,12 +267,18 @@ class Job:
         self.progress(COMPARE, 1.0)
         return msgspec.structs.replace(spec, parity=figures)
 
-    def explained(self, reason: PackagingError, *, of_stages: bool = False) -> PackagingError:
-        """The same error, or one that says why no way of serving could be right.
+    def refuse(self, reason: PackagingError, *, of_stages: bool = False) -> NoReturn:
+        """Raise `reason`, or an error that says why no way of serving could be right.
 
         Args:
             of_stages: stages were compared, which read degrees of the whole graph.
         """
+        error = self._explained(reason, of_stages)
+        if error is reason:
+            raise reason  # "from reason" would make it its own cause
+        raise error from reason
+
+    def _explained(self, reason: PackagingError, of_stages: bool) -> PackagingError:
         if self.binding.reads_sparse:
             twice = [repeated(self.binding, self.graph, key) for key in self.binding.relations]
             why = explain_sparse(
@@ -310,7 +324,7 @@ class Job:
             self.progress(WHOLE, 1.0)
             spec = self.judge(folder, spec)
         except PackagingError as error:
-            raise self.explained(error) from error
+            self.refuse(error)
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
             text = "the model answers one row for a graph: that of a node is for its neighbourhood's graph"
