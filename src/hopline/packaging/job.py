@@ -35,6 +35,7 @@ from hopline.packaging.head import (
 )
 from hopline.packaging.locality import check_again, check_repeatable, check_sizes, ego, explain
 from hopline.packaging.lower import lower
+from hopline.packaging.not_finite import check_numbers
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
@@ -158,34 +159,12 @@ class Job:
         self.progress(MODULE, 1.0)
 
     def _check_numbers(self) -> None:
-        """Check the answers for NaN and infinity.
-
-        Raises: PackagingError: the module answers NaN for every real node. Other rows become a note.
-        """
+        """Raises: PackagingError: as `check_numbers`."""
         sides = self.pairs or (np.arange(len(self.rows)),)
         real = np.logical_and.reduce(
             [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
         )
-        is_real = real if len(real) == len(self.rows) else np.ones(len(self.rows), bool)
-        is_infinite = np.isinf(self.rows).any(axis=1) & is_real
-        if is_infinite.any():
-            first = int(sides[0][is_infinite.argmax()])
-            self.notes.append(
-                f"the model answers infinity for {is_infinite.sum()} of {real.sum()} rows that were "
-                f"checked, for example node {first} of the sample; JSON has null there"
-            )
-        is_nan = np.isnan(self.rows).any(axis=1) & is_real
-        if not is_nan.any():
-            return
-        first = int(sides[0][is_nan.argmax()])
-        if is_nan.sum() == max(1, real.sum()):
-            weights = [n for n, p in self.reference.module.named_parameters() if p.isnan().any()]
-            why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
-            raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
-        self.notes.append(
-            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were checked, for example "
-            f"node {first} of the sample; the label of such a row is -1"
-        )
+        self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
 
     def _traits(self) -> dict[str, Traits]:
         """Traits of the whole graph that its sample may lack; repeated edges matter to matrices only."""
