@@ -159,7 +159,7 @@ class Job:
         self.progress(MODULE, 1.0)
 
     def _check_numbers(self) -> None:
-        """Raises: PackagingError: as `check_numbers`."""
+        """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
         sides = self.pairs or (np.arange(len(self.rows)),)
         real = np.logical_and.reduce(
             [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]

@@ -7,16 +7,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hopline.errors import PackagingError
-from hopline.types import FloatArray, IdArray
+from hopline.packaging.reference import Rows
+from hopline.types import IdArray
 
 
-def check_numbers(
-    rows: FloatArray, nodes: IdArray, real: NDArray[np.bool_], module: nn.Module
-) -> list[str]:
+def check_numbers(rows: Rows, nodes: IdArray, real: NDArray[np.bool_], module: nn.Module) -> list[str]:
     """Notes about rows that have NaN or infinity.
 
     Args:
-        rows: [n, d], the module's answers.
+        rows: float64 [n, d], the module's answers.
         nodes: int64 [n], the node of each row, for messages.
         real: bool [n], the rows that are not of the probe; of another length if rows are not of nodes.
     Raises: PackagingError: every real row has NaN.
