@@ -179,7 +179,7 @@ class Job:
         if num_nodes == sum(map(len, self.check.features.values())) or num_nodes + num_edges > _MOST_ROWS:
             return False
         try:
-            self.reference.states(CheckGraph.of(self.graph))
+            self.reference.states_of_nodes(CheckGraph.of(self.graph))
         except PackagingError:
             return False
         return True
