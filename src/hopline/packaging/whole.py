@@ -108,7 +108,7 @@ def _refusal(error: Exception, pooled: bool) -> str:
         if layer == "HGTConv":
             return (
                 f"torch.export cannot follow HGTConv{where}: it slices rows by node type, at sizes that "
-                "are a tensor's numbers. Use HeteroConv of SAGEConv, GATConv or TransformerConv, or RGCNConv"
+                "are a tensor's numbers. Use RGCNConv, or HeteroConv of SAGEConv or TransformerConv"
             )
         if pooled and any(
             Path(f.filename).match(_POOLS) for f in traceback.extract_tb(error.__traceback__)
