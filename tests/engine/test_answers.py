@@ -1,5 +1,7 @@
 """What the whole system stands on: answers are a pure function of model, graph and node."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -292,8 +294,6 @@ def bad_inline():
 
 @pytest.mark.parametrize(("fields", "kind", "message"), bad_inline())
 def test_bad_inline_nodes_are_named(cases, fields, kind, message):
-    import re
-
     answerer = cases["sage"].answerer(False)
     good = ScoreRequest("sage", nodes=["n1"])
     bad = ScoreRequest("sage", inline=[InlineNode(**fields)])
@@ -311,6 +311,28 @@ def test_edge_attributes_of_an_unseen_node_are_needed_only_where_the_model_reads
     assert "has 2 edge attributes" in str(read)
     (unread,) = cases["sage"].answerer(False).answer([ScoreRequest("sage", inline=[node])])
     assert not isinstance(unread, Exception)
+
+
+@pytest.mark.parametrize(
+    ("attr", "message"),
+    [
+        ([[1.0]], r"inline\[1\].edge_attr: shape \[1, 1\]; expected \[1, 2\]"),
+        ([[1.0, 2.0]] * 2, r"inline\[1\].edge_attr: shape \[2, 2\]; expected \[1, 2\]"),
+        ([1.0, 2.0], r"inline\[1\].edge_attr: shape \[2\]; expected \[1, 2\]"),
+        ([[1e39, 2.0]], r"inline\[1\].edge_attr: values must be finite"),
+        ([[float("nan"), 2.0]], r"inline\[1\].edge_attr: values must be finite"),
+        ([["a", 2.0]], r"inline\[1\].edge_attr: must be numbers"),
+        ([[16777217, 2]], r"inline\[1\].edge_attr\[0\]: .*16777217"),
+    ],
+)
+@pytest.mark.parametrize("model", ["sage", "gat"])
+@pytest.mark.parametrize("key", ["", zoo.EDGE])
+def test_edge_attributes_are_checked_whether_or_not_the_model_reads_them(cases, model, key, attr, message):
+    good = InlineNode([0.0] * 6, {"": ["n1"]}, edge_attr={"": [[1.0, 2.0]]})
+    bad = InlineNode([0.0] * 6, {"": ["n1"]}, edge_attr={key: attr})
+    (refused,) = cases[model].answerer(False).answer([ScoreRequest(model, inline=[good, bad])])
+    assert isinstance(refused, BadRequest)
+    assert re.search(message, str(refused))
 
 
 def test_an_unseen_node_without_neighbours_may_have_empty_lists_of_edge_data(cases):

@@ -1,6 +1,7 @@
 """Events from JSON and Arrow: what good ones become, what becomes of bad ones, each by itself."""
 
 import json
+import math
 
 import msgspec
 import numpy as np
@@ -269,6 +270,8 @@ def test_arrow_takes_a_column_for_each_name():
 
 BAD_JSON = [
     ("not JSON", b"{nope", "malformed", "JSON is malformed"),
+    ("NaN", json.dumps({**SET, "features": [1.0, math.nan, 3.0]}).encode(), "malformed", "JSON has no NaN"),
+    ("lone surrogate", json.dumps({**KNOW, "dst": "\ud800"}).encode(), "malformed", "a lone surrogate"),
     ("empty", b"", "malformed", "not an event: empty"),
     ("not UTF-8", b'{"op": "\xff"}', "malformed", "utf-8"),
     ("nested without end", b"[" * 100_000, "malformed", ""),

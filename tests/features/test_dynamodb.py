@@ -516,8 +516,9 @@ async def test_no_region_is_a_config_error(port):
 async def test_a_throttled_start_is_no_config_error(between):
     between.refuse(400, "ThrottlingException")
     store = DynamoDbStore(url(between.port, "any", ""), "features.store")
-    with pytest.raises(FeatureStoreUnavailable, match="Throttling"):
+    with pytest.raises(FeatureStoreUnavailable, match="Throttling") as caught:
         await store.open()
+    assert caught.value.__cause__ is not caught.value
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,17 @@ def test_parquet_timestamps_and_dictionary_strings(tmp_path):
     assert graph.edge().time.tolist() == [1_000, 2_000]
 
 
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_parquet_strings_that_are_not_utf_8_are_refused_by_column(tmp_path, is_encoded):
+    nodes, edges = tmp_path / "n.parquet", tmp_path / "e.parquet"
+    made = pa.array([b"a", b"b\xed\xa0\x80", b"c"]).buffers()  # a lone surrogate
+    ids = pa.Array.from_buffers(pa.utf8(), 3, made)
+    write_parquet(nodes, {"id": ids.dictionary_encode() if is_encoded else ids, "f": [1.0, 2.0, 3.0]})
+    write_parquet(edges, {"src": ["a"], "dst": ["c"]})
+    with pytest.raises(GraphError, match=r"n\.parquet.*column 'id' holds bytes that are not UTF-8 text"):
+        Graph.from_parquet(NodeFile(nodes, id="id"), EdgeFile(edges))
+
+
 def test_types_each_have_their_file(tmp_path):
     users, items, buys = tmp_path / "u.csv", tmp_path / "i.npy", tmp_path / "b.parquet"
     write_csv(users, {"id": ["a", "b"], "f": [1, 2]})

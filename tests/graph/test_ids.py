@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,10 +73,22 @@ def test_strings_that_only_differ_late_or_in_zero_bytes_are_told_apart():
     assert index.lookup(ids).tolist() == list(range(len(ids)))
 
 
-def test_lone_surrogates_are_ids_like_any_other_string():
-    index = IdIndex.build(["\ud800", "b"], "ids")
+def test_lone_surrogates_are_refused_because_no_client_could_ask_for_them():
+    for lone in ("\ud800", "caf\udce9", "\udc00\ud800"):
+        with pytest.raises(
+            GraphError, match=f"^ids: .*{re.escape(ascii(lone))} in row 1 .*lone surrogate.*UTF-8"
+        ):
+            IdIndex.build(["ä", lone, "b", "\ud800"], "ids")
+        with pytest.raises(GraphError, match=r"ids of node type 'node': .*row 2 .*lone surrogate"):
+            Graph.from_edges(np.zeros((2, 1), int), np.ones((3, 1)), ids=["a", "b", lone], by_row=True)
+    assert len(IdIndex.build(["\U0001f600", "é", "\0"], "ids")) == 3
+
+
+def test_ids_of_older_graphs_may_have_lone_surrogates():
+    index = StringIds.of(["\ud800", "b"], "ids")
     assert index.lookup(["b", "\ud800"]).tolist() == [1, 0]
     assert index.external(np.array([0])) == ["\ud800"]
+    assert index.select(np.array([0]), "ids").external(np.array([0])) == ["\ud800"]
 
 
 def test_ids_may_be_arrays_tuples_or_numpy_scalars():

@@ -109,7 +109,11 @@ class BySize(Two):
         (Two(last=pyg.TAGConv(8, 3, K=2)), 2, "reads 3 hops and 2 fanouts.*Give 3 fanouts"),
         (Two(pyg.GCNConv(6, 8, improved=True)), 2, "Give 3 fanouts|degrees of its neighbours"),
         (Dropped(), 2, r"random.*dropout at test_gate\.py.*training=self\.training"),
-        (Two(last=pyg.SAGEConv(8, 3, aggr="lstm")), 2, "order in which edges are listed"),
+        (
+            Two(last=pyg.SAGEConv(8, 3, aggr="lstm")),
+            2,
+            r"order in which.*\(mean, sum, max, attention\)",
+        ),
         (BySize(), 2, "how many nodes or edges there are"),
         (OneHot(), 2, "one_hot.*give the number"),
     ],
@@ -407,6 +411,25 @@ def test_rows_of_nan_are_noted_and_have_no_label(tmp_path):
     is_nan = np.isnan(served.outputs["logits"]).any(axis=1)
     assert 0 < is_nan.sum() < 40
     np.testing.assert_array_equal(served.outputs["label"] == -1, is_nan)
+
+
+class Log(Root):
+    """Minus infinity where its layer is below some bound."""
+
+    def forward(self, x, edge_index):
+        return torch.log(torch.relu(self.conv(x, edge_index) - self.bound))
+
+
+def test_rows_of_infinity_are_noted(tmp_path):
+    graph = homogeneous()
+    report = package(Log(-1.0), graph, tmp_path, fanouts=[-1], task="regression")
+    notes = [note for note in report.notes if "answers infinity for" in note and "JSON has null" in note]
+    answerer = Answerer(load_model(report.path, report.spec, graph), ("logits",), 0)
+    (served,) = answerer.answer([ScoreRequest("m", nodes=list(range(40)))])
+    assert 0 < np.isneginf(served.outputs["logits"]).any(axis=1).sum() < 40
+    assert len(notes) == 1
+    assert not any("answers NaN" in note for note in report.notes)
+    assert not any("infinity" in note for note in package(Two(), graph, tmp_path / "finite").notes)
 
 
 def test_a_model_that_answers_nothing_but_nan_is_refused(tmp_path):

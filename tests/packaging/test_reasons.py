@@ -17,7 +17,7 @@ from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.types import ScoreRequest
-from tests.packaging.graphs import homogeneous
+from tests.packaging.graphs import hetero, homogeneous
 
 
 class Two(nn.Module):
@@ -194,6 +194,11 @@ class Merged(Two):
 def test_what_torch_cannot_export_is_told_without_its_own_words(model, told, tmp_path, capfd):
     with pytest.raises(PackagingError, match=told) as caught:
         package(model, tmp_path)
+    cause, chain = caught.value, []
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__
+    assert cause is None, "an error is its own cause"
     text = str(caught.value)
     for noise in ("TORCH", "u0", "Size-like", "L['", "symbolically", "http"):
         assert noise not in text
@@ -370,3 +375,64 @@ def test_a_gradient_in_forward_is_refused_by_name(tmp_path):
     with pytest.raises(PackagingError, match=r"cannot follow torch\.func\.grad.*write the derivative"):
         package(Two(cubes), tmp_path / "refused")
     assert package(Two(lambda h: 3 * h**2), tmp_path / "kept").path.is_dir()
+
+
+class Hgt(nn.Module):
+    def __init__(self, graph):
+        super().__init__()
+        keys = [tuple(key.split("__")) for key in graph.edges]
+        widths = {name: nodes.features.shape[1] for name, nodes in graph.nodes.items()}
+        self.conv, self.last = pyg.HGTConv(widths, 8, (list(widths), keys), 2), nn.Linear(8, 3)
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.last(self.conv(x_dict, edge_index_dict)["paper"])
+
+
+def test_hgt_is_refused_by_name(tmp_path):
+    graph = hetero()
+    with pytest.raises(
+        PackagingError, match=r"cannot follow HGTConv \(at test_reasons\.py.*HeteroConv"
+    ) as caught:
+        package(Hgt(graph), tmp_path, graph, target="paper")
+    assert ".item()" not in str(caught.value)
+
+
+class Graphs(nn.Module):
+    """One row for a graph."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.conv, self.last, self.pool = pyg.SAGEConv(6, 8), nn.Linear(8, 3), pool
+
+    def forward(self, x, edge_index, batch):
+        return self.last(self.pool(self.conv(x, edge_index).relu(), batch))
+
+
+def test_a_pool_that_counts_graphs_is_refused_with_advice_that_is_served(tmp_path):
+    with pytest.raises(PackagingError, match=r"read from batch \(at test_reasons\.py.*size=1.*batch=None"):
+        package(Graphs(pyg.global_mean_pool), tmp_path / "a")
+    one = package(Graphs(lambda h, batch: pyg.global_mean_pool(h, batch, size=1)), tmp_path / "b")
+    none = package(Graphs(lambda h, batch: pyg.global_mean_pool(h, None)), tmp_path / "c")
+    assert one.spec.runtime == none.spec.runtime == "torch"
+    with pytest.raises(PackagingError) as caught:
+        package(Graphs(lambda h, batch: pyg.global_mean_pool(h * int(h.max()), None)), tmp_path / "d")
+    assert "number of graphs" not in str(caught.value)
+
+
+class Numbered(nn.Module):
+    def __init__(self, num_nodes):
+        super().__init__()
+        self.all = pyg.LightGCN(num_nodes, 8, 2)
+
+    def forward(self, x, edge_index):
+        return self.all.get_embedding(edge_index)
+
+
+@pytest.mark.parametrize("num_nodes", [300, 900, 2000])
+def test_an_embedding_of_each_row_is_refused_on_graphs_of_every_size(num_nodes, tmp_path):
+    edges = np.random.default_rng(0).integers(0, num_nodes, (2, 8000))
+    graph = Graph.from_edges(edges, np.arange(num_nodes).reshape(-1, 1))
+    with pytest.raises(
+        NotServable, match=r"It identifies nodes by their row: .*self\.emb\(x\[:, 0\]\.long\(\)\)"
+    ):
+        package(Numbered(num_nodes), tmp_path, graph, fanouts=[-1] * 3, task="embedding")

@@ -124,6 +124,29 @@ def test_a_subclass_with_its_own_message_is_refused():
         assert_equals_pyg(Mine(6, 3), homogeneous())
 
 
+@pytest.mark.parametrize("argument", ["edge_index", "ei"])
+def test_a_layer_of_an_unknown_class_is_refused_for_that_whatever_its_arguments_are_called(argument):
+    scope = {"MessagePassing": pyg.MessagePassing}
+    exec(  # the name of an argument cannot be a variable
+        "class Mine(MessagePassing):\n"
+        "    def __init__(self): super().__init__(aggr='mean')\n"
+        f"    def forward(self, x, {argument}): return self.propagate({argument}, x=x)\n",
+        scope,
+    )
+
+    class Model(Base):
+        def __init__(self):
+            super().__init__()
+            self.conv = scope["Mine"]()
+
+        def middle(self, h):
+            return h
+
+    with pytest.raises(NotSplittable, match=r"conv \(Mine\).*its message code is unknown here") as caught:
+        assert_equals_pyg(Model(), homogeneous())
+    assert "edge_index argument" not in str(caught.value)
+
+
 def test_edited_edges_are_refused():
     class Model(Base):
         def forward(self, x, edge_index):

@@ -88,6 +88,16 @@ async def test_a_model_that_cannot_answer_does_not_keep_a_server_from_starting(r
         await loaded_units_rig.stop(service)
 
 
+async def test_ids_that_no_client_can_send_are_skipped(root):
+    service = await loaded_units_rig.started(root)
+    try:
+        good, bad = ScoreRequest("sage", nodes=["n3"]), ScoreRequest("sage", nodes=["caf\udce9"])
+        pair = ScoreRequest("sage", pairs=(["n3"], ["\ud800"]))
+        assert await preflight(service, service.config, [bad, good, pair, bad, good]) == 2
+    finally:
+        await loaded_units_rig.stop(service)
+
+
 @pytest.mark.parametrize(
     "example",
     [

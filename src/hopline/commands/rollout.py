@@ -174,7 +174,13 @@ def _decide(
     model: str, verb: str, reason: str, url: str | None, api_key: str | None, token: str | None
 ) -> None:
     with open_admin(url, api_key, token) as admin:
-        Screen().print(_panel(admin.decide(model, verb, reason)))
+        before = admin.rollout(model)
+        found = admin.decide(model, verb, reason)
+        if before["rollout"] is None and found["serving"] != before["serving"]:
+            # A load was rolled back: the results of earlier rollouts are not the result of this.
+            Screen().print(f"  rolled back from {before['serving']} to {found['serving']}")
+            found = {**found, "past": []}
+        Screen().print(_panel(found))
 
 
 def _watch(admin: Admin, model: str) -> int:

@@ -123,9 +123,7 @@ def parse_inline(
             _edge_values(nodes, schema, incoming, lists[key], "edge_weight", by_weight)[:, 0]
             if adjacency.weight is not None
             else NO_FLOATS,
-            _edge_values(nodes, schema, incoming, lists[key], "edge_attr")
-            if adjacency.attr is not None and key in reads_attr
-            else None,
+            _edge_attr(nodes, schema, incoming, lists[key], key in reads_attr),
         )
         if not absent:
             _check_matrix(key, spec.matrix_without.get(key, ()), edges[key], lists[key])
@@ -342,6 +340,29 @@ def _resolve(
     return found, [wanted[p] for p in np.flatnonzero(ids < 0)]
 
 
+def _edge_attr(
+    nodes: Sequence[InlineNode],
+    schema: EdgeTypeSchema,
+    incoming: Mapping[str, Any],
+    lists: list[list[ExternalId]],
+    is_read: bool,
+) -> FloatArray | None:
+    """Attributes float32 [E, d_e] if the model reads them. If not, those that are given are checked."""
+    if not schema.attr_dim:
+        return None
+    if is_read:
+        return _edge_values(nodes, schema, incoming, lists, "edge_attr")
+    for i, node in enumerate(nodes):
+        if _given(node.edge_attr, schema.key, incoming) is not None:
+            _edge_values([node], schema, incoming, [lists[i]], "edge_attr", first=i)
+    return None
+
+
+def _given(values: Mapping[str, Any], key: str, incoming: Mapping[str, Any]) -> Any:
+    """The values of an edge type, None if there are none; "" means the only type."""
+    return values.get(key, values.get("") if len(incoming) == 1 else None)
+
+
 def _edge_values(
     nodes: Sequence[InlineNode],
     schema: EdgeTypeSchema,
@@ -349,15 +370,19 @@ def _edge_values(
     lists: list[list[ExternalId]],
     what: str,
     unsigned: bool = False,
+    first: int = 0,
 ) -> FloatArray:
-    """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required."""
+    """Edge data of all nodes, float32 [E, max(dim, 1)]; weights default to 1, attributes are required.
+
+    Args:
+        first: number of the first node in the request, for messages.
+    """
     pieces = []
     key, dim = schema.key, schema.attr_dim if what == "edge_attr" else 0
     rounded: Collection[int] = schema.rounded if dim else (0,) if schema.rounded_weight else ()
-    for i, node in enumerate(nodes):
-        count = len(lists[i])
-        given = getattr(node, what)
-        value = given.get(key, given.get("") if len(incoming) == 1 else None)
+    for i, (node, ids) in enumerate(zip(nodes, lists, strict=True), first):
+        count = len(ids)
+        value = _given(getattr(node, what), key, incoming)
         shape = (count, dim) if dim else (count,)
         if value is None:
             if dim and count:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from hopline.json_faults import syntax
 from hopline.types import UNREADABLE
 
 Vector: TypeAlias = list[float] | dict[str, float]
@@ -246,13 +247,13 @@ def why(error: BaseException, payload: bytes) -> str:
         return "not an event: UTF-16 or UTF-32; send JSON as UTF-8"
     if not payload.strip():
         return "not an event: empty"
-    text = str(error)
+    text = syntax(error, payload)
     foreign = _FOREIGN_FIELD.match(text)
     if foreign:
         try:
             op = _read_op(payload).op
         except UNREADABLE as other:  # what follows the field is no JSON
-            return f"not an event: {other}"
+            return f"not an event: {syntax(other, payload)}"
         if op in FIELDS:  # a repeated op may be another one here
             return foreign_field(op, foreign[1] if foreign[2] is None else foreign[2])
     if text.endswith(("at `$.op`", "required field `op`")):

@@ -128,7 +128,10 @@ class DynamoDbStore(PublishingStore):
                 self._is_missing = True
                 return
             await self.close()
-            raise self._refusal(error) from error
+            refusal = self._refusal(error)
+            if refusal is error:
+                raise
+            raise refusal from error
 
     async def close(self) -> None:
         """Close connections. A running call ends within its time limit."""

@@ -95,7 +95,11 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
         ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
         if ints is not None:
             return ints
-    return dataclasses.replace(_encoded(column), place=lambda row: table.place(row, name))
+    try:
+        encoded = _encoded(column)
+    except UnicodeDecodeError:  # a writer that does not check its text, or a lone surrogate
+        raise _not_text(table, name) from None
+    return dataclasses.replace(encoded, place=lambda row: table.place(row, name))
 
 
 def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
@@ -384,10 +388,14 @@ def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
     try:
         return column.cast(pa.large_binary()).cast(pa.large_string())
     except pa.ArrowInvalid:
-        raise GraphError(
-            f"{table.what}: column {name!r} holds bytes that are not UTF-8 text; write ids as integers or "
-            "as text, such as their hexadecimal digits"
-        ) from None
+        raise _not_text(table, name) from None
+
+
+def _not_text(table: FileTable, name: str) -> GraphError:
+    return GraphError(
+        f"{table.what}: column {name!r} holds bytes that are not UTF-8 text; write ids as integers or "
+        "as text, such as their hexadecimal digits"
+    )
 
 
 def _trimmed(table: FileTable, name: str, column: Any) -> Any:

@@ -70,7 +70,7 @@ class IdIndex(ABC):
         Args:
             external_ids: N ints (all of int64) or N strings, a sequence or an array.
             what: whose ids they are, for error messages.
-        Raises: GraphError: duplicates, mixed or other types, more than one dimension.
+        Raises: GraphError: duplicates, mixed or other types, more than one dimension, a lone surrogate.
         """
         if isinstance(external_ids, Encoded):
             external_ids = [external_ids[row] for row in range(len(external_ids))]
@@ -79,6 +79,7 @@ class IdIndex(ABC):
         except BadRequest as error:
             raise GraphError(f"{what}: {error}") from None
         if kind == "string":
+            _check_unicode(values, what)
             return StringIds.of(values, what)
         ints = id_values.as_int64(values)
         if ints is None:
@@ -174,7 +175,7 @@ class IntIds(IdIndex):
 class StringIds(IdIndex):
     """Strings: UTF-8 `blob` uint8, `offsets` int64 [N + 1] into it, and a hash table over them.
 
-    Lone surrogates are encoded unchanged (Python's "surrogatepass"): every str can be an id.
+    Lone surrogates are encoded unchanged (Python's "surrogatepass"): older graphs may have them.
     """
 
     kind = "string"
@@ -224,6 +225,20 @@ class StringIds(IdIndex):
     def arrays(self) -> dict[str, AnyArray]:
         """`blob`, `offsets` and `slots`."""
         return {"blob": self._blob, "offsets": self._offsets, "slots": self._slots}
+
+
+def _check_unicode(values: Sequence[str], what: str) -> None:
+    """Refuse lone surrogates. Raises: GraphError: names the first id that has one."""
+    try:
+        "".join(values).encode()  # one encode for all
+    except UnicodeEncodeError:
+        for row, value in enumerate(values):
+            if any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise GraphError(
+                    f"{what}: {value!a} in row {row} has a lone surrogate, which UTF-8 cannot express, so "
+                    "no client could ask for it; decode the text with its true encoding (without "
+                    "errors='surrogateescape'), or rename the id"
+                ) from None
 
 
 def _duplicate(what: str, duplicates: int, value: int | str, row: int, earlier: int) -> GraphError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from hopline.packaging.head import (
 )
 from hopline.packaging.locality import check_again, check_repeatable, check_sizes, ego, explain
 from hopline.packaging.lower import lower
+from hopline.packaging.not_finite import check_numbers
 from hopline.packaging.pack import pack
 from hopline.packaging.probe import Probe, Traits
 from hopline.packaging.reference import Reference, Rows
@@ -158,26 +159,12 @@ class Job:
         self.progress(MODULE, 1.0)
 
     def _check_numbers(self) -> None:
-        """Check the answers for NaN.
-
-        Raises: PackagingError: the module answers NaN for every real node (NaN for some becomes a note).
-        """
+        """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
         sides = self.pairs or (np.arange(len(self.rows)),)
         real = np.logical_and.reduce(
             [side < self.check.num_nodes(name) for name, side in zip(self.targets, sides, strict=False)]
         )
-        is_nan = np.isnan(self.rows).any(axis=1) & (real if len(real) == len(self.rows) else True)
-        if not is_nan.any():
-            return
-        first = int(sides[0][is_nan.argmax()])
-        if is_nan.sum() == max(1, real.sum()):
-            weights = [n for n, p in self.reference.module.named_parameters() if p.isnan().any()]
-            why = f": its weights {weights[0]} hold NaN" if weights else ", whatever the node"
-            raise PackagingError(f"the model answers NaN{why}; it cannot be compared or served")
-        self.notes.append(
-            f"the model answers NaN for {is_nan.sum()} of {real.sum()} rows that were checked, for example "
-            f"node {first} of the sample; the label of such a row is -1"
-        )
+        self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
 
     def _traits(self) -> dict[str, Traits]:
         """Traits of the whole graph that its sample may lack; repeated edges matter to matrices only."""
@@ -192,7 +179,7 @@ class Job:
         if num_nodes == sum(map(len, self.check.features.values())) or num_nodes + num_edges > _MOST_ROWS:
             return False
         try:
-            self.reference.states(CheckGraph.of(self.graph))
+            self.reference.states_of_nodes(CheckGraph.of(self.graph))
         except PackagingError:
             return False
         return True
@@ -259,12 +246,18 @@ class Job:
         self.progress(COMPARE, 1.0)
         return msgspec.structs.replace(spec, parity=figures)
 
-    def explained(self, reason: PackagingError, *, of_stages: bool = False) -> PackagingError:
-        """The same error, or one that says why no way of serving could be right.
+    def refuse(self, reason: PackagingError, *, of_stages: bool = False) -> NoReturn:
+        """Raise `reason`, or an error that says why no way of serving could be right.
 
         Args:
             of_stages: stages were compared, which read degrees of the whole graph.
         """
+        error = self._explained(reason, of_stages)
+        if error is reason:
+            raise reason  # "from reason" would make it its own cause
+        raise error from reason
+
+    def _explained(self, reason: PackagingError, of_stages: bool) -> PackagingError:
         if self.binding.reads_sparse:
             twice = [repeated(self.binding, self.graph, key) for key in self.binding.relations]
             why = explain_sparse(
@@ -310,7 +303,7 @@ class Job:
             self.progress(WHOLE, 1.0)
             spec = self.judge(folder, spec)
         except PackagingError as error:
-            raise self.explained(error) from error
+            self.refuse(error)
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
             text = "the model answers one row for a graph: that of a node is for its neighbourhood's graph"

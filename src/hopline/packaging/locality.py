@@ -59,7 +59,7 @@ def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, ro
         raise NotServable(
             "the model's answers depend on the order in which edges are listed (as LSTM aggregation "
             "does), and a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
-            "aggregation that does not depend on it (mean, sum, max, median, attention)"
+            "aggregation that does not depend on it (mean, sum, max, attention)"
         )
     return seen.decisions
 

@@ -193,7 +193,7 @@ def package(
         except (NotSplittable, ParityError) as reason:
             if runtime == "onnx" or job.is_link:
                 if isinstance(reason, ParityError):
-                    raise job.explained(reason, of_stages=True) from reason
+                    job.refuse(reason, of_stages=True)
                 raise
             place.clear()
             written = job.write_whole(place.folder, spec, reason)

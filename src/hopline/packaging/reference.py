@@ -128,15 +128,17 @@ class Reference:
             return np.nan_to_num(np.abs(other - rows), posinf=0.0).max(axis=1, initial=0.0)
 
     def is_pooled(self, graph: CheckGraph) -> bool:
-        """Whether the answer is one row for the graph, not one for each node."""
-        states = self.states(graph)
+        """Whether the answer is one row for the graph, not one for each node.
+
+        Raises: PackagingError: as `states_of_nodes`.
+        """
+        states = self.states_of_nodes(graph)
         return not self.is_link and len(states[0]) == 1 < graph.num_nodes(self.targets[0])
 
-    def answers(self, graph: CheckGraph, pairs: Pairs | None = None) -> Rows:
-        """The module's answers, float64 [n, c]: for all nodes of the target type, or for pairs.
+    def states_of_nodes(self, graph: CheckGraph) -> list[Tensor]:
+        """The same as `states`, with a row for each node or one row for the graph.
 
-        Raises:
-            PackagingError: as `states`; also if the number of rows is not that of nodes.
+        Raises: PackagingError: as `states`; also if the number of rows is another.
         """
         states = self.states(graph)
         for rows, target in zip(states, self.targets, strict=True):
@@ -145,6 +147,14 @@ class Reference:
                     f"the model answers {len(rows)} rows for {graph.num_nodes(target)} nodes of type "
                     f"{target!r}"
                 )
+        return states
+
+    def answers(self, graph: CheckGraph, pairs: Pairs | None = None) -> Rows:
+        """The module's answers, float64 [n, c]: for all nodes of the target type, or for pairs.
+
+        Raises: PackagingError: as `states_of_nodes`.
+        """
+        states = self.states_of_nodes(graph)
         if self.is_link:
             assert pairs is not None
             # torch takes no array with a negative stride, such as a reversed one.

@@ -19,6 +19,7 @@ from torch_geometric.nn import Aggregation, HeteroConv, HeteroDictLinear, Messag
 
 from hopline.errors import NotSplittable, PackagingError
 from hopline.packaging.arguments import Binding
+from hopline.packaging.dense import BUILDERS, unknown_class
 from hopline.packaging.functional import without_changes
 from hopline.packaging.proxy import CHANGED, VALUE, RunningTracer, as_their_values, is_container
 from hopline.packaging.reference import eval_copy, hint, of_target
@@ -331,6 +332,9 @@ class _Analysis(fx.Interpreter):
 
     def _conv_domain(self, n: fx.Node) -> Domain:
         where = describe(self.traced.module, n)
+        conv = self.traced.module.get_submodule(str(n.target))
+        if type(conv) not in BUILDERS:
+            raise NotSplittable(f"{where} cannot be a stage: {unknown_class()}")
         edges = conv_arguments(self.traced.module, n).get("edge_index")
         slot = slot_of(edges) if isinstance(edges, fx.Node) else None
         if slot is None or not slot.startswith(EDGES):

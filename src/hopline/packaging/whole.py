@@ -6,6 +6,7 @@ one row of logits; models that pool the graph ignore the seed.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -32,6 +33,8 @@ _MOST_ROWS = 1 << 20
 #: The lower limit of every dynamic size: torch.export compiles 0 and 1 only as constants.
 _FEWEST_ROWS = 2
 SLOTS_FILE = "whole.json"
+#: PyG's global_mean_pool and others.
+_POOLS = "torch_geometric/nn/pool/glob.py"
 
 
 class _Whole(nn.Module):
@@ -95,12 +98,25 @@ class _Used(dict[str, Tensor]):
         return super().__getitem__(key)
 
 
-def _refusal(error: Exception) -> str:
+def _refusal(error: Exception, pooled: bool) -> str:
     """The reason of a torch.export error, without its own hints and symbols."""
     text = str(error)
     where = user_line(error)
     where = f" (at {where})" if where else ""
     if "DataDependent" in type(error).__name__ or "data-dependent" in text:
+        layer = _layer(error)
+        if layer == "HGTConv":
+            return (
+                f"torch.export cannot follow HGTConv{where}: it slices rows by node type, at sizes that "
+                "are a tensor's numbers. Use RGCNConv, or HeteroConv of SAGEConv or TransformerConv"
+            )
+        if pooled and any(
+            Path(f.filename).match(_POOLS) for f in traceback.extract_tb(error.__traceback__)
+        ):
+            return (
+                f"torch.export cannot follow a number of graphs that is read from batch{where}: the model "
+                "is called with one graph, so write global_mean_pool(x, batch, size=1) or batch=None"
+            )
         return (
             "torch.export cannot follow a condition, a size or a Python number that depends on a tensor's "
             f"numbers{where}: .item(), int(...), if (...).any(), loops over nodes, or an operator that "
@@ -120,6 +136,16 @@ def _refusal(error: Exception) -> str:
         )
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"torch.export refuses it: {type(error).__name__}: {first}{where}"
+
+
+def _layer(error: Exception) -> str:
+    """The class of the innermost message-passing layer that was running, "" if none."""
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        layer = frame.f_locals.get("self")
+        if isinstance(layer, MessagePassing):
+            found = type(layer).__name__
+    return found
 
 
 def _message_hooks(model: nn.Module) -> str:
@@ -212,7 +238,8 @@ def write_whole(
             torch.export.save(program, folder / FILE)
     except Exception as error:  # torch.export has no common base of its errors
         raise PackagingError(
-            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: {_refusal(error)}"
+            f"the model can be packaged neither split nor whole. Split: {reason}. Whole: "
+            f"{_refusal(error, pooled)}"
         ) from error
     _check_sizes(program)
     (folder / SLOTS_FILE).write_bytes(

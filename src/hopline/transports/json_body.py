@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hopline.errors import MAX_QUOTED, BadRequest, quoted
+from hopline.json_faults import syntax
 from hopline.repeated_names import may_repeat
 from hopline.transports.share import PIECE_BYTES
 
@@ -78,7 +79,7 @@ def decode_body(
             raise BadRequest(f"{what} is nested too deeply") from None
         if not isinstance(error, msgspec.DecodeError):
             raise BadRequest(f"{what} has an integer of more than {_MAX_DIGITS} digits") from None
-        raise BadRequest(f"{what} is not valid JSON: {error}") from None
+        raise BadRequest(f"{what} is not valid JSON: {syntax(error, sent)}") from None
 
 
 def check_charset(content_type: bytes, body: bytes) -> None:

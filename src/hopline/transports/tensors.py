@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import BadRequest, quoted
+from hopline.json_faults import syntax
 from hopline.transports.share import NUMBERS, PIECE_BYTES, STRINGS, check_share, most_objects, share
 from hopline.types import AnyArray, IdArray
 
@@ -329,7 +330,7 @@ def _any_values(name: str, text: bytes) -> list[Any]:
     try:
         values: list[Any] = _decoder_of_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadRequest(f"tensor {quoted(name)}: data: {error}") from None
+        raise BadRequest(f"tensor {quoted(name)}: data: {syntax(error, text)}") from None
     return values
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as arrays
 from hopline.graph.live.changes import Changes, EdgeChanges, NodeChanges
 
 INTS = st.integers(-(2**63), 2**63 - 1)
-#: Every str can be an id: lone surrogates are among them.
+#: Ids of older graphs may have lone surrogates.
 STRINGS = st.text(st.characters(), max_size=12)
 NAMES = st.text("abc_é", min_size=1, max_size=6)
 PLAIN = st.recursive(

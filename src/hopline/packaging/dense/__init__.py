@@ -37,8 +37,7 @@ def build(call: ConvCall) -> DenseConv:
     """
     builder = BUILDERS.get(type(call.conv))
     if builder is None:
-        names = ", ".join(sorted(cls.__name__ for cls in BUILDERS))
-        raise call.refusal(f"its message code is unknown here; known classes are exactly {names}")
+        raise call.refusal(unknown_class())
     if getattr(call.conv, "flow", "source_to_target") != "source_to_target":
         raise call.refusal("its flow is target_to_source; reverse the graph's edges instead")
     changed = _changed(call.conv)
@@ -52,6 +51,12 @@ def build(call: ConvCall) -> DenseConv:
         raise call.refusal(
             f"its parts are not those of PyG's class ({type(error).__name__}: {error})"
         ) from error
+
+
+def unknown_class() -> str:
+    """Why a conv of another class has no dense form."""
+    names = ", ".join(sorted(cls.__name__ for cls in BUILDERS))
+    return f"its message code is unknown here; known classes are exactly {names}"
 
 
 def _changed(conv: nn.Module) -> str:
@@ -88,4 +93,4 @@ _METHODS = frozenset(
 )
 
 
-__all__ = ["BUILDERS", "NEEDS_EDGE_ATTR", "ConvCall", "ConvInput", "DenseConv", "build"]
+__all__ = ["BUILDERS", "NEEDS_EDGE_ATTR", "ConvCall", "ConvInput", "DenseConv", "build", "unknown_class"]
