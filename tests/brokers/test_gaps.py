@@ -1,6 +1,7 @@
 """Messages that a broker deletes before they are read are reported, in the place where they are missing."""
 
 import contextlib
+import random
 import time
 
 import nats
@@ -8,9 +9,9 @@ import pytest
 from nats.js.api import RetentionPolicy
 from nats.js.manager import JetStreamManager
 
-from hopline.brokers.registry import open_source
+from hopline.brokers.registry import open_sink, open_source
 from hopline.errors import ConfigError
-from hopline.testing.brokers import collect, numbers, positions, until
+from hopline.testing.brokers import collect, numbers, outgoing, positions, until
 from tests.brokers.test_faults import opened, redis_call, send
 
 
@@ -174,3 +175,74 @@ async def test_entries_that_redis_deletes_among_unread_ones_are_a_gap(redis_serv
     assert await read_until(source, 23) == [23]
     for reader in (source, again, later):
         await reader.close()
+
+
+@pytest.mark.parametrize("broker", ["redis", "nats"])
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_hole_is_read_without_a_gap_and_no_gap_is_without_a_hole(
+    redis_server, nats_server, broker, seed
+):
+    """After any deletions, by readers that stay connected and that restart at the position of a message."""
+    rng = random.Random(seed)
+    server = {"redis": redis_server, "nats": nats_server}[broker]
+    name = f"random-{seed}"
+    await server.make(name)
+    address = server.address(name)
+    # when each message was deleted, when each gap was reported, in turns
+    num_sent, read, deleted, gaps, turn = 1, [], {}, [], 0
+    async with contextlib.AsyncExitStack() as stack:
+        stream = await stack.enter_async_context(nats_manager(nats_server)) if broker == "nats" else None
+        await send(address, [0])
+        source = await opened(open_source, address, {})
+        while not read:
+            read += await source.poll(1, 0.5)
+
+        async def delete(number):
+            if number in deleted:
+                return
+            deleted[number] = turn
+            if stream is not None:
+                await stream.delete_msg(name, number + 1)
+            else:
+                await redis_call(server, "XDEL", name, ids[number])
+
+        ids = (
+            [entry for entry, _ in await redis_call(server, "XRANGE", name, "-", "+")] if not stream else []
+        )
+        for turn in range(1, 120):
+            what = rng.random()
+            if what < 0.35 or turn > 110:
+                count = rng.randint(1, 6)
+                sink = await opened(open_sink, address)
+                placed = await sink.send(outgoing(range(num_sent, num_sent + count)))
+                await sink.close()
+                ids += [place.position for place in placed]
+                num_sent += count
+            elif what < 0.5:
+                await delete(rng.randrange(num_sent))
+            elif what < 0.55:
+                for number in range(rng.randrange(num_sent)):
+                    await delete(number)
+            elif what < 0.62:
+                await source.close()
+                source = await opened(open_source, address, positions(read))
+            if what >= 0.5 or turn > 110:
+                got = await source.poll(rng.randint(1, 6), 0.05)
+                found = source.take_gaps()
+                gaps += [turn] * len(found)
+                seen = {*numbers(read), *numbers(got)}
+                last = int(read[-1].payload)
+                assert not found or any(each > last and each not in seen for each in deleted), found
+                for message in got:
+                    (number,), (last,) = numbers([message]), numbers(read[-1:])
+                    for lost in range(last + 1, number):
+                        assert any(at >= deleted[lost] for at in gaps), (lost, read, gaps)
+                    read.append(message)
+        end = time.monotonic() + 20
+        await send(address, [num_sent])
+        while numbers(read[-1:]) != [num_sent]:
+            assert time.monotonic() < end
+            read += await source.poll(100, 0.5)
+            gaps += [turn for _ in source.take_gaps()]
+        assert set(range(num_sent + 1)) - set(numbers(read)) <= set(deleted)
+        await source.close()

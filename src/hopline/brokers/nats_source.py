@@ -218,7 +218,7 @@ class NatsSource:
 
     def _deleted(self, first: int) -> None:
         which = f"messages {self._next} to {first - 1} were deleted before they were read"
-        if self._whole or self._each:
+        if self._whole or self._subject is None:
             self._gap(first - self._next, which, first)
         else:
             self._gap(None, f"{which}; some may have had the subject {self._subject!r}", first)
