@@ -36,6 +36,8 @@ COMMON = (
     "key_file",
     "verify",
 )
+#: Setting whose stream all hosts of a fleet follow.
+_FLEET = "live.stream"
 _SECRET = ("password", "token")
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -111,6 +113,11 @@ class Address:
             options=options,
             setting=setting,
         )
+
+    @property
+    def is_of_fleet(self) -> bool:
+        """Whether all hosts of a fleet follow the topic, so that each must get all messages of it."""
+        return self.setting == _FLEET
 
     def wrong(self, what: str) -> ConfigError:
         """The error to raise about this address."""

@@ -140,7 +140,11 @@ class Source(Protocol):
     async def poll(self, max_messages: int, max_wait_s: float) -> list[Message]:
         """The next messages: at least one if any come in time, without waiting for more.
 
-        May be cancelled; then the next call returns the messages.
+        A gap is known, at the latest, after the call that returns the message behind it: ask `take_gaps`
+        before that message is used. May be cancelled; then the next call returns the messages.
+
+        Raises:
+            ConfigError: the broker's topic is of a kind that the address's setting cannot use.
         """
         ...
 

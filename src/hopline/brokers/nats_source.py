@@ -4,6 +4,9 @@ Every `open`, and every new connection, creates a new consumer at the reader's p
 messages of an earlier connection cannot be repeated or reordered. Its sequence numbers have no holes: a
 number that does not follow means that a delivery was lost in transit.
 
+The numbers of the stream have holes where the reader's filter leaves out messages, and in a work queue, of
+which other readers take some. In any other stream a hole is a gap: the server deleted these messages.
+
 A consumer is of one reader alone: the hosts of a fleet follow a stream under equal settings, and with equal
 names each would delete that of the others.
 """
@@ -62,6 +65,10 @@ class NatsSource:
         #: (number, reply) of deliveries that are not acknowledged.
         self._open: deque[tuple[int, str]] = deque()
         self._each = False
+        #: Whether the consumer gets every message of the stream.
+        self._whole = False
+        #: When the stream was made, as the server says; None before the first connection.
+        self._made: Any = None
         self._gaps: list[Gap] = []
 
     async def open(self, positions: Mapping[str, Position]) -> None:
@@ -145,8 +152,8 @@ class NatsSource:
         self._open.clear()
         stream = self._client.jetstream(timeout=2)
         info = await stream.stream_info(self._stream)
-        self._find(info.state.first_seq, info.state.last_seq)
-        self._each = info.config.retention == api.RetentionPolicy.WORK_QUEUE
+        self._look(info.config)
+        self._find(info.state.first_seq, info.state.last_seq, info.created)
         if self._each:  # has one reader, and admits no second consumer
             self._consumer = self._name
         await self._delete(stream)
@@ -177,19 +184,44 @@ class NatsSource:
                 await stream.delete_consumer(self._stream, self._consumer)
         self._consumer = ""
 
-    def _find(self, first: int, last: int) -> None:
-        """Check the next number against the stream's range."""
+    def _look(self, config: api.StreamConfig) -> None:
+        """Note what the consumer gets. Raises: ConfigError: not all, though a fleet needs all."""
+        self._each = config.retention == api.RetentionPolicy.WORK_QUEUE
+        subjects = config.subjects or []
+        is_all = self._subject in (None, ">") or (subjects == [self._subject] and not config.sources)
+        self._whole = is_all and not self._each
+        if self._whole or not self._address.is_of_fleet:
+            return
+        if self._each:
+            raise self._address.wrong(
+                f"the stream {self._stream!r} is a work queue, which gives each message to one reader; "
+                "all hosts must get all messages: give the stream the retention 'limits'"
+            )
+        raise self._address.wrong(
+            f"the subject {self._subject!r} is only a part of the stream: {self._stream!r} has "
+            f"{', '.join(subjects) or 'no subjects of its own'}; a message that is missing could not be "
+            "noticed: make a stream that has only this subject"
+        )
+
+    def _find(self, first: int, last: int, made: Any) -> None:
+        """Check the next number against the stream's range and age."""
         first = max(1, first)
+        known, self._made = self._made, made
         if not self._next:
             self._next = first if self._start == "earliest" else last + 1
+        elif known is not None and made != known:
+            self._gap(None, f"the stream was recreated at {made}", first)
         elif self._next > last + 1:
             self._gap(None, f"the stream ends at {last}: it was recreated, or lost messages", first)
         elif self._next < first:
-            # With a subject, the lost messages may have had other subjects.
-            lost = None if self._subject else first - self._next
-            self._gap(
-                lost, f"messages {self._next} to {first - 1} were deleted before they were read", first
-            )
+            self._deleted(first)
+
+    def _deleted(self, first: int) -> None:
+        which = f"messages {self._next} to {first - 1} were deleted before they were read"
+        if self._whole or self._subject is None:
+            self._gap(first - self._next, which, first)
+        else:
+            self._gap(None, f"{which}; some may have had the subject {self._subject!r}", first)
 
     def _gap(self, lost: int | None, why: str, first: int) -> None:
         self._gaps.append(Gap(self._partition, self._next, lost, why))
@@ -207,6 +239,11 @@ class NatsSource:
                 pull.broken = "a delivery was lost in transit"
                 pull.waiting.clear()
                 break
+            if self._whole and receipt.stream_seq > self._next:
+                if taken:  # the gap is reported after them, and before the message that follows it
+                    pull.waiting.appendleft(raw)
+                    break
+                self._deleted(receipt.stream_seq)
             self._expected += 1
             self._pending = receipt.pending
             if receipt.stream_seq < self._next:

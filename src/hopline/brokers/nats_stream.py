@@ -59,6 +59,17 @@ def parse(text: str, setting: str) -> Address:
     address.expect(_OPTIONS)
     if not re.fullmatch(r"[^\s.*>/\\]+", address.path):
         raise address.wrong(f"{address} must name one stream, for example nats://host:4222/EDGES")
+    for name, text in (
+        ("the stream's name", address.path),
+        ("durable", address.text("durable")),
+        ("group", address.text("group")),
+    ):
+        if "%" in text:
+            # It formats the subjects of acknowledgements with the names in the format.
+            raise address.wrong(
+                f"{name} must not contain %: the server delivers nothing that can be acknowledged; "
+                f"got {text!r}"
+            )
     for name in ("durable", "group"):
         if re.search(r"[\s.*>/\\]", address.text(name)):
             raise address.wrong(

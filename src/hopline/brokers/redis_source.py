@@ -48,6 +48,8 @@ class RedisSource:
         self._last = ""
         #: Number of entries ever added, up to and including `_last`; None if unknown.
         self._count: int | None = None
+        #: The newest entry that was deleted singly (XDEL), as of the last read.
+        self._deleted = (0, 0)
         self._gaps: list[Gap] = []
         self._has_group = False
 
@@ -154,16 +156,18 @@ class RedisSource:
             self._miss()
             return []
         info = redis_stream.info_of(answer)
-        self._check(info)
         entries = redis_stream.entries_of(reply)
+        lost = self._check(info, len(entries) if len(entries) < max_messages else None)
         messages = []
         for entry_id, fields in entries:
             self._last = entry_id.decode()
             if self._count is not None:
+                if lost and _number(self._last) > self._deleted:
+                    self._count, lost = self._count + lost, 0
                 self._count += 1
             messages.append(self._entries.message(entry_id, fields, self._position()))
         # All entries were read, unless the stream ends before the source's position.
-        if len(entries) < max_messages and _number(info["last-generated-id"].decode()) == _number(
+        if len(entries) < max_messages and _number(info["last-generated-id"].decode()) >= _number(
             self._last
         ):
             self._count = info.get("entries-added")
@@ -194,8 +198,31 @@ class RedisSource:
             )
         self._last, self._count = _FIRST, 0
 
-    def _check(self, info: dict[str, Any]) -> None:
-        """Check whether entries after `_last` were lost."""
+    def _check(self, info: dict[str, Any], num_unread: int | None) -> int:
+        """Check whether entries after `_last` were lost; reports at most one gap.
+
+        Args:
+            num_unread: entries after `_last`; None if unknown.
+        Returns: the number of lost entries that `_count` does not have yet.
+        """
+        num_gaps = len(self._gaps)
+        self._check_range(info)
+        known = self._deleted
+        self._deleted = _number(info.get("max-deleted-entry-id", _FIRST.encode()).decode())
+        if len(self._gaps) > num_gaps or self._last == _FIRST:
+            return 0
+        if self._deleted <= max(known, _number(self._last)):
+            return 0
+        if self._count is None or num_unread is None:
+            self._gap(None, "entries after it were deleted before they were read")
+            return 0
+        lost = max(0, info["entries-added"] - self._count - num_unread)
+        if lost:
+            self._gap(lost, f"{lost} entries after it were deleted before they were read")
+        return int(lost)
+
+    def _check_range(self, info: dict[str, Any]) -> None:
+        """Check whether `_last` is in the stream's range, with the entries that were counted."""
         added, length = info.get("entries-added"), info["length"]
         first_entry, end = info["first-entry"], info["last-generated-id"].decode()
         removed = None if added is None else added - length
