@@ -25,6 +25,7 @@ class FakeKeeper:
         self.sequence = self.snapshot_sequence = self.bytes_since_snapshot = 0
         self.filled = 0.25
         self.confirmed = 0
+        self.follows = False
         self.positions: dict[str, Any] = {}
         self.steps: list[list[int]] = []
         self.gate = threading.Event()

@@ -274,7 +274,8 @@ async def test_a_graph_that_follows_a_stream_is_confirmed_by_its_reader_alone(
     tmp_path: Path, follows: bool
 ) -> None:
     """Also while no reader is connected: it may have stopped for good."""
-    async with talking(tmp_path / "s", follows=follows) as pair:
+    async with talking(tmp_path / "s") as pair:
+        pair.keeper.follows = follows
         await pair.server.tick()
         assert pair.keeper.confirmed == (not follows)
 

@@ -128,10 +128,7 @@ class DynamoDbStore(PublishingStore):
                 self._is_missing = True
                 return
             await self.close()
-            refusal = self._refusal(error)
-            if refusal is error:
-                raise
-            raise refusal from error
+            raise self._refusal(error) from error.__cause__  # may be the same error
 
     async def close(self) -> None:
         """Close connections. A running call ends within its time limit."""

@@ -157,7 +157,6 @@ async def _live(orders: Orders, watch_stdin: bool) -> int:
             clock=time.monotonic,
             yields=orders.yields,
             publish=None if shared is None else partial(shared.publish, Path(orders.folder)),
-            follows=orders.follows,
         )
         await server.listen(Path(orders.socket))
         log.info("version %d is ready after %.2f s", keeper.sequence, time.perf_counter() - began)

@@ -59,6 +59,11 @@ class AppliesChanges(Protocol):
         ...
 
     @property
+    def follows(self) -> bool:
+        """Whether only a stream changes the graph; then its reader alone knows that it is up to date."""
+        ...
+
+    @property
     def filled(self) -> float:
         """Share of the memory that is in use, 0 to 1."""
         ...
@@ -135,7 +140,6 @@ class WriterServer:
         clock: monotonic seconds.
         yields: whether it gives up the folder when another writer asks.
         publish: called in a thread with each snapshot that was written; None for nothing.
-        follows: only a stream changes the graph, so only its reader knows that the graph is up to date.
 
     Attributes:
         counts: since the last report; replace it to reset. totals: since the writer started.
@@ -154,9 +158,8 @@ class WriterServer:
         clock: Callable[[], float],
         yields: bool = False,
         publish: Callable[[Any], object] | None = None,
-        follows: bool = False,
     ) -> None:
-        self._publish, self._follows = publish, follows
+        self._publish = publish
         self.counts, self.totals = Counts(), Counts()
         self.broken, self.relieved = asyncio.Event(), asyncio.Event()
         self._yields = yields
@@ -228,7 +231,7 @@ class WriterServer:
         confirms that the graph is up to date, unless it follows a stream: its reader confirms that.
         """
         keeper, age = self._keeper, self._clock() - self._snapshot_at
-        if not (self._waiting or self._followers or self._follows or self._draining):
+        if not (self._waiting or self._followers or keeper.follows or self._draining):
             await self._in_thread(keeper.confirm)
         due = self._snapshot_bytes and keeper.bytes_since_snapshot >= self._snapshot_bytes
         due = due or bool(

@@ -70,6 +70,7 @@ class Keeper:
         follows: only a stream changes the graph, and names its versions.
 
     Attributes:
+        follows: see the argument.
         positions: source -> the position that follows its last event in the graph.
         sequence: of the newest durable version.
     """
@@ -85,7 +86,7 @@ class Keeper:
         follows: bool = False,
     ) -> None:
         self.home = home
-        self._follows = follows
+        self.follows = follows
         self.writer = writer
         self._view = view
         self._now_ms = now_ms
@@ -323,7 +324,7 @@ class Keeper:
         """
         applied = prepared.applied
         if messages is None:
-            if applied.num_applied and (self._follows or offset.is_named):
+            if applied.num_applied and (self.follows or offset.is_named):
                 raise BadRequest(
                     "only the stream that this graph follows changes it: send the event to the stream"
                 )
