@@ -169,7 +169,7 @@ class Consumer:
                 messages = await self._next_spans()
                 if messages:
                     await self._process(messages, decoder)
-                    if self.intake.was_passed(len(self._held)):
+                    if self.intake.has_taken_backlog(len(self._held)):
                         await self._is_current()
                 else:
                     await self.commit()

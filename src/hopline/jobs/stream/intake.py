@@ -77,8 +77,8 @@ class Intake:
             return False
         return not any(self.lag.values())
 
-    def was_passed(self, num_held: int) -> bool:
-        """Whether everything that the broker had at the start was taken; of a busy stream is never all.
+    def has_taken_backlog(self, num_held: int) -> bool:
+        """Whether all that the broker had at the start was taken. On a busy stream `is_dry` is never true.
 
         Args:
             num_held: messages that were taken and are not applied yet.
