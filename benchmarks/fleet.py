@@ -10,9 +10,8 @@
 
     live        hosts follow one stream of changes of the graph: answers of one version that differ, writes
                 that were not read
-    cold        a host whose state cache is empty, with and without the rows that other hosts share
 
-    python -m benchmarks.fleet [--quick] [--phases rollouts,autoscale,snapshot,live,cold]
+    python -m benchmarks.fleet [--quick] [--phases rollouts,autoscale,snapshot,live]
 
 Prints a table; the last line is one JSON object. Needs root, iproute2, redis-server, haproxy and
 prometheus (Debian, Ubuntu: apt-get install redis-server haproxy prometheus).
@@ -27,15 +26,13 @@ import sys
 
 from benchmarks.phases import chosen, run_modules
 
-PHASES = ("rollouts", "autoscale", "snapshot", "live", "cold")
+PHASES = ("rollouts", "autoscale", "snapshot", "live")
 _PROGRAMS = ("ip", "redis-server", "haproxy", "prometheus")
 _FIGURES = (
     *("lost", "answered_by_rolled_back_after_2s", "split_decisions"),
     *("autoscale_in_time", "autoscale_flaps"),
     *("snapshot_lost", "snapshot_swap_s", "snapshot_disk_peak_mib", "snapshot_memory_peak_mib"),
     *("live_compared_across_hosts", "live_equal_version_other_bytes", "live_written_and_not_read"),
-    *("cold_without_seconds_to_90_percent", "cold_with_l2_seconds_to_90_percent"),
-    *("cold_without_p99_first_10000_ms", "cold_with_l2_p99_first_10000_ms"),
 )
 
 

@@ -16,18 +16,9 @@ class World:
 
     Args:
         root: of both.
-        sizes: nodes and edges.
-        hidden: width of the hidden states.
-        fanouts: of the layers.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        sizes: tuple[int, int] = (NUM_NODES, NUM_EDGES),
-        hidden: int = 64,
-        fanouts: tuple[int, ...] = (10, 5),
-    ) -> None:
+    def __init__(self, root: Path) -> None:
         import torch
         from torch_geometric.nn import SAGEConv
 
@@ -35,18 +26,17 @@ class World:
         from hopline.packaging import package
 
         self.graph, self.repository = root / "graph", root / "models"
-        self.num_nodes = sizes[0]
         rng = np.random.default_rng(7)
         # popular nodes are neighbours of many
-        src = (sizes[0] * rng.random(sizes[1]) ** 2).astype(np.int64)
-        dst = rng.integers(0, sizes[0], sizes[1])
-        features = rng.standard_normal((sizes[0], NUM_FEATURES)).astype(np.float32)
+        src = (NUM_NODES * rng.random(NUM_EDGES) ** 2).astype(np.int64)
+        dst = rng.integers(0, NUM_NODES, NUM_EDGES)
+        features = rng.standard_normal((NUM_NODES, NUM_FEATURES)).astype(np.float32)
         graph = Graph.from_edges([src, dst], features).save(self.graph)
 
         class Net(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                widths = [NUM_FEATURES, *[hidden] * (len(fanouts) - 1), 8]
+                widths = [NUM_FEATURES, 64, 8]
                 self.convs = torch.nn.ModuleList(starmap(SAGEConv, pairwise(widths)))
 
             def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
@@ -62,7 +52,7 @@ class World:
             self.repository,
             name=MODEL,
             version="1",
-            fanouts=list(fanouts),
+            fanouts=[10, 5],
             task="multiclass",
             check_nodes=20,
             progress=False,

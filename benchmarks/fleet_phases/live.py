@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.fleet_phases.graph_world import MODEL, World
+from benchmarks.fleet_phases.graph_world import MODEL, NUM_NODES, World
 from benchmarks.fleet_phases.network import Network, process, temporary
 from benchmarks.lifecycle_phases.server import wait_until
 
@@ -91,7 +91,7 @@ class Hosts:
         """Edges come at the rate meanwhile. Afterwards the list has their number, and seconds."""
         sent: list[float] = []
         words = [sys.executable, "-m", "benchmarks.fleet_phases.edge_producer"]
-        words += [self.address, str(_RATE), str(self.world.num_nodes)]
+        words += [self.address, str(_RATE), str(NUM_NODES)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as producer:
             assert producer.stdout is not None
             producer.stdout.readline()
@@ -118,7 +118,7 @@ class Reader:
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
         self._rng = np.random.default_rng(3)
-        self._nodes = self._rng.integers(0, hosts.world.num_nodes, (_DIFFERENT, 8)).tolist()
+        self._nodes = self._rng.integers(0, NUM_NODES, (_DIFFERENT, 8)).tolist()
         #: (request, version) -> outputs, and the hosts that gave them.
         self._seen: dict[tuple[int, bytes], tuple[bytes, set[int]]] = {}
         self.counts: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class Reader:
 
     def write_and_read(self) -> None:
         """Write an edge through one host, and ask any host for its version."""
-        src, dst = self._rng.integers(0, self._hosts.world.num_nodes, 2).tolist()
+        src, dst = self._rng.integers(0, NUM_NODES, 2).tolist()
         began = time.perf_counter()
         events = [{"op": "add_edge", "src": src, "dst": dst}]
         written = self._hosts.clients[self.host()].post("/v1/graph/events", json=events)

@@ -52,7 +52,7 @@ def with_input(**changes: object) -> ModelSpec:
     ids=["reduction", "weights", "columns", "embedding", "fanouts", "files"],
 )
 def test_graph_models_that_compute_differently_have_different_artifact_hashes(other: ModelSpec) -> None:
-    """Rows of `state_cache.l2` are shared by this hash: models with equal files once shared wrong rows."""
+    """Models with equal files once had equal hashes."""
     assert graph_model_hashes(other)["artifact_hash"] != graph_model_hashes(GRAPH_MODEL)["artifact_hash"]
 
 

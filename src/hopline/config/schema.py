@@ -113,14 +113,6 @@ class StateCacheConfig:
     memory_bytes: int = setting(
         256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0, memory_share=1 / 8
     )
-    l2: str = setting(
-        "",
-        "redis:// or redis+cluster:// address at which the servers of a fleet share rows of the state "
-        "cache; empty: off",
-    )
-    l2_timeout_ms: float = setting(
-        5.0, "how long a request waits for rows of state_cache.l2 before it computes them", minimum=0.1
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,10 +333,6 @@ class Model:
         self.watch.computed()
         return found
 
-    def states(self, level: int, wanted: Mapping[str, IdArray]) -> dict[str, FloatArray]:
-        """States of one level, for measurements; as `final_states`."""
-        return self._states(level, wanted, NO_CUT)
-
     @property
     def edge_columns(self) -> dict[str, tuple[str, ...]]:
         """Edge type -> columns that the model reads of its edges, for a graph store."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hopline.engine.ego import EgoModel
     from hopline.engine.model import Model
     from hopline.engine.source import Absent, FetchedInputs
-    from hopline.rollout.state_l2 import Trip
     from hopline.scheduling.batcher import Batcher
 
 
@@ -33,15 +32,13 @@ class Fetch(msgspec.Struct, gc=False):
         patient_until: when it continues without them; 0 while it has not waited.
         since: when it was last sent for rows, on time.monotonic()'s clock.
         away_s: seconds that it was not in the queue.
-        trip: rows of the state cache that were asked of L2 for it; None where features were fetched.
     """
 
     supply: FetchedInputs | None = None
-    absent: Absent | Trip | None = None
+    absent: Absent | None = None
     patient_until: float = 0.0
     since: float = 0.0
     away_s: float = 0.0
-    trip: Trip | None = None
 
 
 class Computer:

@@ -1,6 +1,6 @@
 """A loaded graph model as a computer: checks requests, predicts their cost, answers them.
 
-This file is long because rows of stores, edges of stores and shared states are fetched for one batch.
+This file is long because rows of stores and edges of stores are fetched for one batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ from hopline.scheduling.work import Work
 from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
-    from hopline.engine.state_share import CacheKey
     from hopline.rollout.edge_fetcher import EdgeFetcher
     from hopline.rollout.feature_fetcher import FeatureFetcher, FetchesRows
     from hopline.rollout.sources import Sources
-    from hopline.rollout.state_l2 import StateL2
     from hopline.scheduling.batcher import Batcher
 
 _NOTHING_YET = FetchedInputs()
@@ -68,9 +66,6 @@ class GraphComputer(Computer):
         sources: of its features, where they do not lie in the graph.
         version: what it is served as, where that is not the artifact's own version.
         edges: reads edges that lie in a graph store; None where they lie in the graph.
-
-    Attributes:
-        l2: of its state caches; None where it has none. Set before `warm_up`.
     """
 
     def __init__(
@@ -103,7 +98,6 @@ class GraphComputer(Computer):
         self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
         #: The first and the last of those times; None until a request asks for a cut.
         self._times: tuple[int, int] | None = None
-        self._l2: StateL2 | None = None
         self._seed_rows = {} if sources is None else sources.l1_rows
         self._l1_rows: Mapping[str, FetchesRows] = self._seed_rows
         rows_timeout_s = config.features.fetch_timeout_ms / 1e3
@@ -124,11 +118,6 @@ class GraphComputer(Computer):
                 edges,
             )
 
-    def share_states(self, l2: StateL2) -> None:
-        """Read and write the rows of the state cache that other servers share."""
-        self._l2 = l2
-        self.fetches = True
-
     def attach(self, queue: Batcher) -> None:
         """As `Computer.attach`: the queue splits batches that read far more rows than predicted."""
         self._queue = queue
@@ -142,8 +131,6 @@ class GraphComputer(Computer):
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         for count in (1, min(33, num_nodes)):
             self._preflight(np.arange(count))
-        if self._l2 is not None:
-            self._l2.measure()
         self._measure(num_nodes)
         self.model.shrink()
 
@@ -351,8 +338,6 @@ class GraphComputer(Computer):
         guard.rows = 0
         self.model.watch.start()
         try:
-            if self._l2 is not None:
-                return self._answer_shared(batch, self._l2)
             if self._live is None and self._feature_fetcher is None:
                 return self.answerer.answer([work.request for work in batch])
             return self._answer(batch)
@@ -367,36 +352,6 @@ class GraphComputer(Computer):
             self.model.shrink()
         if len(batch) == 1 and self._rows.knows(batch[0].request):
             self._rows.remember(batch[0].request, rows, self._some_rows)
-
-    def _answer_shared(self, batch: list[Work], l2: StateL2) -> Sequence[ScoreResult | HoplineError | None]:
-        """The same where servers share rows of the state cache."""
-        new, rest = [], []
-        for work in batch:
-            fetch: Fetch | None = work.fetch
-            if fetch is None and work.request.as_of is None and not work.request.inline:
-                new.append(work)
-                continue
-            rest.append(work)
-            if fetch is not None and fetch.trip is not None:
-                l2.take(fetch.trip)
-        missing: dict[CacheKey, IdArray] = {}
-        if new and l2.may_pay(sum(work.rows for work in new)):
-            missing = l2.missing([work.request for work in new])
-        trip = l2.trip(missing)
-        if trip is not None:
-            for work in new:
-                work.fetch = Fetch(absent=trip, trip=trip)
-        answered = batch if trip is None else rest
-        outcomes = iter(self.answerer.answer([work.request for work in answered]) if answered else ())
-        if missing and trip is None:
-            l2.publish(missing)
-        trips = {id(work.fetch.trip): work.fetch.trip for work in rest if work.fetch is not None}
-        for done in trips.values():
-            l2.publish(done.not_found)
-        if trip is None:
-            return list(outcomes)
-        waiting = set(map(id, new))
-        return [None if id(work) in waiting else next(outcomes) for work in batch]
 
     def _answer(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
         """The same about a live graph, or with rows of a store."""
@@ -427,26 +382,18 @@ class GraphComputer(Computer):
     def fetch(self, work: Work, resume: Callable[[Work], object]) -> None:
         """As `Computer.fetch`."""
         fetch: Fetch = work.fetch
-        if fetch.trip is not None:
-            assert self._l2 is not None
-            self._l2.start(fetch.trip, lambda: self._came(work, resume))
-            return
 
         def arrived(supply: FetchedInputs, until: float) -> None:
             fetch.supply, fetch.patient_until, fetch.absent = supply, until, None
             resume(work)
 
         assert self._feature_fetcher is not None
-        assert isinstance(fetch.absent, Absent)
+        assert fetch.absent is not None
         if self._fetched_rows is not None and not fetch.absent.edges:
             self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
         self._feature_fetcher.begin(
             fetch.absent, _supply_of(work), fetch.patient_until, arrived, lambda: self._wanted(work.request)
         )
-
-    def _came(self, work: Work, resume: Callable[[Work], object]) -> None:
-        work.fetch.absent = None
-        resume(work)
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
         """What a request is about; None where inline nodes are part of it."""

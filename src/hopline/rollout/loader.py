@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopline.rollout.process_starter import ProcessStarter
-    from hopline.rollout.state_l2 import StateStore
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +116,6 @@ class Loader:
         self._listed_at = float("-inf")
         self._starter: ProcessStarter | None = None
         self.token_rates = TokenRates(config.generate.tokens_per_minute, lambda: open_limits(config))
-        self._state_store: StateStore | None = None
-        if config.state_cache.l2:
-            from hopline.rollout.state_l2 import StateStore
-
-            self._state_store = StateStore(config, metrics)
 
     def expect(self, num_units: int) -> None:
         """Divide the memory of the state caches among so many units; later ones get as much as these."""
@@ -286,8 +280,6 @@ class Loader:
         if self._starter is not None:
             await self._starter.close()
         await self._in_thread(self._populator.close)
-        if self._state_store is not None:
-            await self._state_store.close()
         await self.inputs.close()
         for threads in (self._executor, self._threads):
             threads.shutdown(wait=False, cancel_futures=True)
@@ -396,27 +388,7 @@ class Loader:
         if inputs.store is not None and isinstance(loaded, Model):
             edges = inputs.store.fetcher(loaded.edge_columns)
         computer = GraphComputer(loaded, self.config, sources, load.unit.id, edges)
-        if self._state_store is not None and isinstance(loaded, Model) and loaded.state_caches:
-            self._share_states(load, computer, loaded, self._state_store)
         return self._queued(computer, limits)
-
-    def _share_states(self, load: Load, computer: GraphComputer, model: Model, store: StateStore) -> None:
-        """Have a model use `state_cache.l2`, unless its rows depend on more than the names there tell."""
-        why = ""
-        if isinstance(model.graph, LiveView):
-            why = "its rows change with the graph"
-        elif model.sources:
-            why = "its rows change with the features of the store"
-        elif model.is_stored:
-            why = "edges of a graph store are fetched in other steps"
-        elif self.config.compute.device != "cpu":
-            why = "its rows depend on the type of GPU"
-        if why:
-            log.warning("%s: state_cache.l2 has no effect: %s", load, why)
-            return
-        from hopline.rollout.state_l2 import StateL2
-
-        computer.share_states(StateL2(store, model, load.unit.id, self.config.compute.threads))
 
     async def _process(self, load: Load, limits: ModelLimits) -> Served:
         await self._in_thread(importlib.import_module, "hopline.rollout.process_version")
