@@ -62,11 +62,13 @@ _LINGER_S = 5.0
 #: Bodies above this need room in the budget, and are read only from permitted clients.
 _SMALL_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: A client that closed looks like one that only stopped sending, until something is written to it. So an
-#: answer that needs longer than this, in seconds, is preceded by `_NUM_PROBES` interim responses, which
-#: clients skip (RFC 9110, 15.2). A closed client rejects the first one, and the next write reports it.
-_PROBE_AFTER_S = 1.0
-_NUM_PROBES = 2
+#: A client that closed looks like one that only stopped sending, until something is written to it. Every
+#: answer begins with these bytes, so they are sent early and one at a time: a closed client resets the
+#: connection, and the next byte reports that. The first byte is sent immediately, the second after
+#: `_PROBE_S`, and each wait is `_PROBE_GROWTH` times the one before, so that the last follows after three
+#: minutes.
+_EARLY_BYTES = b"HTTP/1.1 "
+_PROBE_S, _PROBE_GROWTH = 0.002, 5
 #: A client of a streamed answer that accepts nothing for this time, in seconds, is cut off.
 _STALLED_S = 60.0
 _STATUS_LINES = {
@@ -102,8 +104,9 @@ class HttpConnection(asyncio.Protocol):
         self._is_deaf = False
         #: Whether the client has stopped sending.
         self._ended = False
-        self._num_probes = 0
-        self._probe_after = 0.0
+        #: Bytes of the next answer that were sent as probes.
+        self._num_early = 0
+        self._next_probe: asyncio.TimerHandle | None = None
         self._linger_until = 0.0
         #: Whether the last answer was a refusal: the next input has low priority.
         self._is_late = False
@@ -159,6 +162,8 @@ class HttpConnection(asyncio.Protocol):
         self._endpoint.lane.leave(self)
         self._endpoint.turns.leave(self)
         self._unread = b""
+        if self._next_probe is not None:
+            self._next_probe.cancel()
         self._drop_body()
         for request in (self._held, self._current, *self._waiting):
             if request is not None:
@@ -334,17 +339,26 @@ class HttpConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Close after all complete requests are answered."""
-        current = self._current
-        if current is not None:
-            is_http_1_0 = current.connection is _KEEP or self._parser.get_http_version() == "1.0"
-            self._num_probes = 0 if is_http_1_0 else _NUM_PROBES
-            self._probe_after = self._endpoint.now + _PROBE_AFTER_S
+        self._probe()
         if self._between and self._held is None:
             self._close_after_answer()
         else:
             self._refuse(400, "the connection was closed within a request")
         if self._closed:
             self._transport.close()
+
+    def _probe(self) -> None:
+        """Send a byte of the answer to a client that stopped sending."""
+        if self._next_probe is not None:
+            self._next_probe.cancel()
+            self._next_probe = None
+        is_due = self._current is not None and self._stream is None and not self._closed
+        if not is_due or self._num_early == len(_EARLY_BYTES):
+            return
+        self._transport.write(_EARLY_BYTES[self._num_early : self._num_early + 1])
+        wait_s = _PROBE_S * _PROBE_GROWTH**self._num_early
+        self._num_early += 1
+        self._next_probe = asyncio.get_running_loop().call_later(wait_s, self._probe)
 
     def pause_writing(self) -> None:
         """Stop starting and reading requests while the client does not read."""
@@ -575,6 +589,8 @@ class HttpConnection(asyncio.Protocol):
             return
         answer.receiver = self._answered
         self._endpoint.spinner.num_pending += 1
+        if self._ended:
+            self._probe()
 
     def _answered(self, pending: Pending) -> None:
         """Send the response, and continue with the next request."""
@@ -626,6 +642,7 @@ class HttpConnection(asyncio.Protocol):
             self._endpoint.date,
             connection,
         )
+        head, self._num_early = head[self._num_early :], 0
         if request.method == b"HEAD":
             self._transport.write(head)
         elif len(body) < _JOIN_BYTES:
@@ -651,17 +668,16 @@ class HttpConnection(asyncio.Protocol):
         self._is_chunked = not request.connection
         if not self._is_chunked:
             request.connection = LAST
-        self._transport.write(
-            b"%bcontent-type: %b\r\n%b%b%b%b\r\n"
-            % (
-                _STATUS_LINES[response.status],
-                response.content_type,
-                b"transfer-encoding: chunked\r\n" if self._is_chunked else b"",
-                response.headers,
-                self._endpoint.date,
-                request.connection,
-            )
+        head = b"%bcontent-type: %b\r\n%b%b%b%b\r\n" % (
+            _STATUS_LINES[response.status],
+            response.content_type,
+            b"transfer-encoding: chunked\r\n" if self._is_chunked else b"",
+            response.headers,
+            self._endpoint.date,
+            request.connection,
         )
+        self._transport.write(head[self._num_early :])
+        self._num_early = 0
         self._stream = response.stream
         self._unsent, self._unsent_since = 0, self._endpoint.now
         self._stream.start(self)
@@ -762,9 +778,6 @@ class HttpConnection(asyncio.Protocol):
             self._since = now
             if self._stream is not None:
                 self._check_stalled(now)
-            elif self._num_probes and now > self._probe_after:
-                self._num_probes -= 1
-                self._transport.write(_CONTINUE)
         elif not self._between or self._held is not None:
             self._slow_since = self._slow_since or now
             if now - self._slow_since > self._endpoint.timeouts.read_s:
