@@ -172,7 +172,7 @@ class Server:
         grpc_socket = None
         if self.config.server.grpc_port >= 0:
             grpc_socket = self._bind(self.config.server.grpc_port, "server.grpc_port")
-        tls = self._tls.context("http/1.1")
+        tls = self._tls.contexts("http/1.1")
         self._gate = open_gate(self.config)
         self._service = load(self._service_name)(self.config)
         if self.config.queues.requests:
@@ -188,7 +188,7 @@ class Server:
         if grpc_socket is not None:
             # HTTP is answered meanwhile: gRPC takes a tenth of a second to import.
             await asyncio.to_thread(importlib.import_module, "hopline.transports.grpc")
-            await self._open_grpc(grpc_socket, self._tls.context("h2"))
+            await self._open_grpc(grpc_socket, self._tls.contexts("h2"))
         if hasattr(self._service, "preflight"):
             from hopline.transports.preflight import preflight
 
@@ -231,7 +231,7 @@ class Server:
         self._endpoint.tick(loop.time())
         self._http_socket = bound
         self.http_port = bound.getsockname()[1]
-        self._listener = await listen(self._endpoint, bound, settings.backlog, tls)
+        self._listener = await self._listen(self._endpoint, bound, tls)
 
     async def _open_grpc(self, bound: socket.socket, tls: Any) -> None:
         from hopline.transports.grpc import GrpcApp
@@ -257,7 +257,15 @@ class Server:
         self._grpc_endpoint.tick(loop.time())
         self._grpc_socket = bound
         self.grpc_port = bound.getsockname()[1]
-        self._grpc_listener = await listen(self._grpc_endpoint, bound, settings.backlog, tls)
+        self._grpc_listener = await self._listen(self._grpc_endpoint, bound, tls)
+
+    async def _listen(self, endpoint: Any, bound: socket.socket, tls: Any) -> Listener:
+        settings = self.config.server
+        if tls is not None:
+            from hopline.transports.tls_handshakes import TlsHandshakes
+
+            endpoint = TlsHandshakes(endpoint, tls, settings.read_timeout_s)
+        return await listen(endpoint, bound, settings.backlog)
 
     async def _main_loop(self) -> None:
         loop = asyncio.get_running_loop()

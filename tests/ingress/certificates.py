@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -39,10 +39,13 @@ class Authority:
         *names: x509.GeneralName,
         common: str = "",
         server: bool = False,
+        rsa_key: bool = False,
         valid_for: datetime.timedelta = HOUR,
     ) -> tuple[Path, Path]:
         """Files of a certificate with these alternative names, and of its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey = (
+            rsa.generate_private_key(65537, 2048) if rsa_key else ec.generate_private_key(ec.SECP256R1())
+        )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)] if common else [])
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         aki = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -58,13 +61,16 @@ class Authority:
         private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         return certificate, private
 
-    def for_localhost(self, file: str = "server") -> tuple[Path, Path]:
+    def for_localhost(self, file: str = "server", *, rsa_key: bool = False) -> tuple[Path, Path]:
         """Files of a server's certificate and key."""
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-        return self.sign(file, *names, common="localhost", server=True)
+        return self.sign(file, *names, common="localhost", server=True, rsa_key=rsa_key)
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, valid_for: datetime.timedelta = HOUR
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
+        valid_for: datetime.timedelta = HOUR,
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return x509.CertificateBuilder(

@@ -43,6 +43,11 @@ def certificate(*alternatives: tuple[str, str], common: str = "") -> dict[str, A
         (certificate(common="Shop"), ("shop",)),
         (certificate(("DNS", "a.example"), common="admin"), ("a.example",)),
         (certificate(("DNS", "a\nb"), ("DNS", "b.example")), ("b.example",)),
+        # A name whose form is that of another kind could be taken for the other.
+        (certificate(("DNS", "spiffe://p/shop"), ("DNS", "b.example")), ("b.example",)),
+        (certificate(("email", "spiffe://ada@p/shop"), ("email", "a@b")), ("a@b",)),
+        (certificate(("URI", "shop.example"), ("URI", "urn:shop")), ("urn:shop",)),
+        (certificate(("DNS", "ada@example"), ("DNS", "b.example")), ("b.example",)),
     ],
 )
 def test_names_are_those_of_the_alternative_name_or_else_the_common_name(
@@ -51,7 +56,18 @@ def test_names_are_those_of_the_alternative_name_or_else_the_common_name(
     assert peer_of(found) == Peer(names, UNTIL)
 
 
-@pytest.mark.parametrize("found", [None, {}, certificate(), certificate(("IP Address", "10.0.0.1"))])
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        {},
+        certificate(),
+        certificate(("IP Address", "10.0.0.1")),
+        certificate(common="spiffe://p/shop"),
+        certificate(common="ada@example"),
+        certificate(("DNS", "spiffe://p/shop")),
+    ],
+)
 def test_a_certificate_without_a_usable_name_is_nobody(found: dict[str, Any] | None) -> None:
     assert peer_of(found) is None
 

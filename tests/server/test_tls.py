@@ -59,3 +59,15 @@ def test_a_key_that_does_not_fit_is_told(pair: tuple[Path, Path]) -> None:
     _, error = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "do not hold a PEM certificate and its key" in error
+
+
+@pytest.mark.parametrize(
+    ("group", "is_served"), [("P-256", True), ("X25519:P-256", True), ("ffdhe2048", False)]
+)
+def test_a_client_cannot_choose_an_expensive_key_exchange(
+    server: RunningServer, pair: tuple[Path, Path], group: str, is_served: bool
+) -> None:
+    """Finite fields take up to 200 ms of the loop."""
+    command = ["openssl", "s_client", "-connect", server.address, "-CAfile", str(pair[0]), "-groups", group]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=30)
+    assert ("BEGIN CERTIFICATE" in done.stdout) is is_served

@@ -48,7 +48,9 @@ class ServerConfig:
         minimum=0,
     )
     keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this time", minimum=0)
-    read_timeout_s: float = setting(30.0, "time in which a whole request must arrive", minimum=0.1)
+    read_timeout_s: float = setting(
+        30.0, "time in which a whole request must arrive, or a TLS handshake be complete", minimum=0.1
+    )
     spin_us: float = setting(
         100.0,
         "an HTTP worker polls this long for the next request where that pays; 0 sleeps immediately",

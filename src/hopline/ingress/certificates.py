@@ -16,6 +16,15 @@ _MAX_LENGTH = 2048
 _KINDS = ("URI", "DNS", "email")
 
 
+def kind_of(name: str) -> str:
+    """Return the kind of a client's name, which its form tells: URIs have a colon, addresses an `@`.
+
+    A name of a certificate whose kind and form differ is not used, so that no DNS or common name can equal
+    a SPIFFE id.
+    """
+    return "URI" if ":" in name else "email" if "@" in name else "DNS"
+
+
 class Peer(NamedTuple):
     """The holder of a client certificate.
 
@@ -32,7 +41,7 @@ def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
     """Return the holder of a certificate.
 
     Names are the URIs (such as SPIFFE ids), DNS names and e-mail addresses of the subject alternative name.
-    Without one, the name is the common name of the subject.
+    Without one, the name is the common name of the subject, which counts as a DNS name.
 
     Args:
         certificate: in the form of `ssl.SSLSocket.getpeercert`; empty or None if the client sent none.
@@ -55,17 +64,17 @@ def peer_of_transport(transport: asyncio.BaseTransport) -> Peer | None:
 
 def normalized(name: str) -> str:
     """Return the form in which names are compared: only URIs and e-mail addresses depend on case."""
-    return name if "://" in name or "@" in name else name.lower()
+    return name.lower() if kind_of(name) == "DNS" else name
 
 
 def _names(certificate: Mapping[str, Any]) -> Iterator[str]:
     alternatives = certificate.get("subjectAltName", ())
     for kind in _KINDS:
         for found, value in alternatives:
-            if found == kind:
-                yield normalized(value) if kind == "DNS" else value
+            if found == kind == kind_of(value):
+                yield normalized(value)
     if not alternatives:
         for part in certificate.get("subject", ()):
             for name, value in part:
-                if name == "commonName":
+                if name == "commonName" and kind_of(value) == "DNS":
                     yield normalized(value)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Callable
 
 from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
 from hopline.ingress.watched import Watched
-from hopline.process.listeners import tls_context
 
 logger = logging.getLogger(__name__)
 
 
 class TlsFiles:
-    """Contexts of one certificate, for several listeners.
+    """Contexts of one certificate, one for each protocol.
 
-    New connections use a new certificate within a second; open ones continue. Authorities in a new client
-    CA file are added to those that are trusted: removed ones stay trusted until a restart.
+    New connections use a new certificate, and trust the authorities of a new client CA file alone, within a
+    second; open ones continue. Each change makes new contexts: OpenSSL only adds keys of another kind and
+    authorities to a context, and a session of the old one could be resumed.
 
     Args:
         config: section `tls`.
@@ -25,21 +26,21 @@ class TlsFiles:
 
     def __init__(self, config: TlsConfig) -> None:
         self._config = config
-        self._contexts: list[ssl.SSLContext] = []
+        self._contexts: dict[str, ssl.SSLContext] = {}
         paths = (config.cert_file, config.key_file, config.client_ca_file)
         self._watched = [Watched(path) for path in paths if path is not None]
         self._is_stale = False
         self._reported = ""
 
-    def context(self, protocol: str) -> ssl.SSLContext | None:
-        """Return a new context for a protocol (ALPN), None where TLS is off.
+    def contexts(self, protocol: str) -> Callable[[], ssl.SSLContext] | None:
+        """Return a function that returns the present context of a protocol (ALPN); None where TLS is off.
 
-        Raises: ConfigError: files that do not fit together.
+        Raises: ConfigError: files that are not a certificate and its key, or not certificates.
         """
-        context = tls_context(self._config, protocol)
-        if context is not None:
-            self._contexts.append(context)
-        return context
+        if not self._config.enabled:
+            return None
+        self._contexts[protocol] = _context(self._config, protocol)
+        return lambda: self._contexts[protocol]
 
     def tick(self) -> None:
         """Load changed files, once a second; files that do not fit together are tried again."""
@@ -47,26 +48,41 @@ class TlsFiles:
             self._is_stale |= watched.changed()
         if not self._is_stale:
             return
-        config = self._config
-        assert config.cert_file is not None
         try:
-            renewed = tls_context(config)
-            for context in self._contexts:
-                context.load_cert_chain(config.cert_file, config.key_file)
-                if config.client_ca_file is not None:
-                    context.load_verify_locations(config.client_ca_file)
-        except (ConfigError, OSError) as error:  # SSLError is one: a file was replaced after the check
+            renewed = {protocol: _context(self._config, protocol) for protocol in self._contexts}
+        except ConfigError as error:
             if str(error) != self._reported:
                 self._reported = str(error)
                 logger.error("the changed TLS files were not loaded: %s", error)
             return
+        self._contexts = renewed
         self._is_stale, self._reported = False, ""
-        logger.info("TLS files reloaded: new connections use %s", config.cert_file)
-        if renewed is not None and self._contexts:
-            removed = set(self._contexts[0].get_ca_certs(True)) - set(renewed.get_ca_certs(True))
-            if removed:
-                logger.warning(
-                    "%d certificates of authorities are no longer in tls.client_ca_file: clients of theirs "
-                    "are refused only after a restart",
-                    len(removed),
-                )
+        logger.info("TLS files reloaded: new connections use %s", self._config.cert_file)
+
+
+def _context(config: TlsConfig, protocol: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols([protocol])
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    # One group, which all clients have (RFC 8446, 9.1); Python cannot set a list. By default a client may
+    # choose ffdhe8192, which takes 200 ms of the loop. One that guesses another needs a further round trip.
+    context.set_ecdh_curve("prime256v1")
+    assert config.cert_file is not None
+    try:
+        context.load_cert_chain(config.cert_file, config.key_file)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate "
+            f"and its key: {error}"
+        ) from None
+    if config.client_ca_file is not None:
+        try:
+            context.load_verify_locations(config.client_ca_file)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"tls.client_ca_file: {str(config.client_ca_file)!r} does not hold PEM certificates: "
+                f"{error}"
+            ) from None
+        is_required = config.client_certificates == "required"
+        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
+    return context

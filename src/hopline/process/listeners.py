@@ -1,4 +1,4 @@
-"""Ports: found free, held, shared between workers; and the TLS material for them."""
+"""Ports: found free, held, shared between workers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import ctypes
 import errno
 import os
 import socket
-import ssl
 import stat
 import struct
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from hopline.config.schema import TlsConfig
 from hopline.errors import ConfigError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -123,7 +120,7 @@ class Listener:
 
 
 async def listen(
-    protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket, backlog: int, tls: Any
+    protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket, backlog: int
 ) -> Listener:
     """Accept connections, several in each turn of the loop.
 
@@ -133,13 +130,10 @@ async def listen(
 
     Args:
         bound: listens already, or is bound.
-        tls: SSL context, or None.
     """
     loop = asyncio.get_running_loop()
     bounds = [bound, *(bound.dup() for _ in range(_ACCEPTED_A_TURN - 1))]
-    return Listener(
-        [await loop.create_server(protocol, sock=each, backlog=backlog, ssl=tls) for each in bounds]
-    )
+    return Listener([await loop.create_server(protocol, sock=each, backlog=backlog) for each in bounds])
 
 
 def hold_new_connections(listening: socket.socket) -> None:
@@ -168,55 +162,6 @@ def hold_new_connections(listening: socket.socket) -> None:
 def url_host(host: str) -> str:
     """A host as URLs and gRPC targets have it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
-
-
-def tls_context(config: TlsConfig, protocol: str = "http/1.1") -> ssl.SSLContext | None:
-    """The server side of TLS, None where it is off.
-
-    Args:
-        config: where its files are.
-        protocol: that is agreed on (ALPN).
-
-    Raises: ConfigError: files that are not a certificate and its key, or not certificates.
-    """
-    if not config.enabled:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols([protocol])
-    assert config.cert_file is not None
-    try:
-        context.load_cert_chain(config.cert_file, config.key_file)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(
-            f"tls.cert_file: {str(config.cert_file)!r} and tls.key_file do not hold a PEM certificate "
-            f"and its key: {error}"
-        ) from None
-    if config.client_ca_file is not None:
-        try:
-            context.load_verify_locations(config.client_ca_file)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(
-                f"tls.client_ca_file: {str(config.client_ca_file)!r} does not hold PEM certificates: "
-                f"{error}"
-            ) from None
-        is_required = config.client_certificates == "required"
-        context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
-    return context
-
-
-def tls_pair(config: TlsConfig) -> tuple[bytes, bytes] | None:
-    """(key, certificate chain) as gRPC takes them, None where TLS is off."""
-    if not config.enabled:
-        return None
-    return _read(config.key_file, "tls.key_file"), _read(config.cert_file, "tls.cert_file")
-
-
-def _read(path: Path | None, setting: str) -> bytes:
-    assert path is not None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{setting}: {str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def _resolve(host: str, port: int) -> tuple[int, int, int, str, object]:

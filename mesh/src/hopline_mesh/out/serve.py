@@ -15,8 +15,10 @@ from hopline.config.schema import AuthConfig, Config, TlsConfig
 from hopline.errors import ConfigError
 from hopline.ingress.exposure import is_loopback
 from hopline.ingress.gatekeeper import Gatekeeper
-from hopline.process.listeners import remove_dead_socket, reserve, tls_context, tls_pair, url_host
+from hopline.ingress.tls import TlsFiles
+from hopline.process.listeners import remove_dead_socket, reserve, url_host
 from hopline.transports.http_endpoint import HttpEndpoint
+from hopline.transports.tls_handshakes import TlsHandshakes
 from hopline_mesh.out.board import Board
 from hopline_mesh.out.error_tables import own_text
 from hopline_mesh.out.http import MeshHttp
@@ -107,7 +109,8 @@ class Outputs:
         await self._open.aclose()
 
     async def _open_http(self) -> None:
-        tls = tls_context(self._config.tls)
+        files = TlsFiles(self._config.tls)
+        tls = files.contexts("http/1.1")
         bound = reserve(self._settings.host, self._settings.http_port, "http_port")
         name, self.http_port = bound.getsockname()[:2]
         self._address = ipaddress.ip_address(name.partition("%")[0])
@@ -123,7 +126,11 @@ class Outputs:
         self._ticks.append(lambda: endpoint.tick(loop.time()))
         self._open.callback(endpoint.abort)
         self._open.callback(endpoint.begin_close)
-        self._open.callback((await loop.create_server(endpoint, sock=bound, ssl=tls)).close)
+        protocol: Any = endpoint
+        if tls is not None:
+            protocol = TlsHandshakes(endpoint, tls, endpoint.timeouts.read_s)
+            self._ticks.append(files.tick)
+        self._open.callback((await loop.create_server(protocol, sock=bound)).close)
 
     async def _open_grpc(self) -> None:
         import grpc  # large: trainings, which import this module too, do not need it
@@ -141,12 +148,15 @@ class Outputs:
         server.add_generic_rpc_handlers(MeshGrpc(self._board, self._gate).handlers())
         if settings.grpc_port >= 0:
             address = f"{url_host(settings.host)}:{settings.grpc_port}"
-            pair = tls_pair(self._config.tls)
+            key, cert = self._config.tls.key_file, self._config.tls.cert_file
             try:
-                if pair is None:
+                if key is None or cert is None:
                     self.grpc_port = server.add_insecure_port(address)
                 else:
+                    pair = key.read_bytes(), cert.read_bytes()
                     self.grpc_port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            except OSError as error:
+                raise ConfigError(f"cert_file, key_file: cannot be read: {error}") from None
             except RuntimeError as error:
                 raise ConfigError(f"grpc_port: cannot listen on {address}: {error}") from None
         if settings.socket is not None:
