@@ -123,7 +123,7 @@ class TlsHandshake(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         protocol: Any = asyncio.sslproto.SSLProtocol
         if isinstance(loop, uvloop.Loop):
-            protocol = uvloop.loop.SSLProtocol  # type: ignore[attr-defined]
+            protocol = uvloop.loop.SSLProtocol
         self._tls = protocol(
             loop,
             _Completed(self._complete),
