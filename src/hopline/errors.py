@@ -110,9 +110,15 @@ def _cut(text: str, most: int) -> str:
 
 
 class HoplineError(Exception):
-    """Base of all errors. `code` is stable and machine-readable."""
+    """Base of all errors.
+
+    Attributes:
+        code: stable and machine-readable.
+        may_pass: whether the same call may succeed later although nothing was changed.
+    """
 
     code = "internal"
+    may_pass = False
 
 
 class BadRequest(HoplineError, ValueError):
@@ -184,6 +190,7 @@ class ModelNotReady(HoplineError):
     """
 
     code = "model_not_ready"
+    may_pass = True
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -198,6 +205,7 @@ class Overloaded(HoplineError):
     """
 
     code = "overloaded"
+    may_pass = True
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -244,6 +252,7 @@ class Unavailable(HoplineError):
     """
 
     code = "unavailable"
+    may_pass = True
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -308,6 +317,7 @@ class DeadlineExceeded(HoplineError, TimeoutError):
     """The request's deadline passed before its answer was ready."""
 
     code = "deadline_exceeded"
+    may_pass = True
 
     def __init__(self, message: str = "the request's deadline passed before its answer was ready") -> None:
         super().__init__(message)
@@ -415,6 +425,7 @@ class FeatureStoreUnavailable(FeatureStoreError):
     """
 
     code = "feature_store_unavailable"
+    may_pass = True
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -479,6 +490,7 @@ class BrokerUnavailable(BrokerError):
     """
 
     code = "broker_unavailable"
+    may_pass = True
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

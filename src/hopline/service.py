@@ -263,9 +263,10 @@ class Service:
         return True
 
     def ready(self) -> bool:
-        """Whether requests are accepted."""
+        """Whether requests are accepted, and at least one model can answer them unless none is wanted."""
         is_current = self.graph_updates is None or self.graph_updates.is_current
-        return self._ready and not self._draining and is_current
+        can_serve = bool(self._serving) or not self.unavailable()
+        return self._ready and not self._draining and is_current and can_serve
 
     def model_names(self) -> tuple[str, ...]:
         """Names of the models that are served."""
@@ -285,7 +286,7 @@ class Service:
         if self._lifecycle is None:
             return {}
         failed = self._lifecycle.loaded.unavailable()
-        return {named.rpartition("/")[0]: f"{error.code}: {error}" for named, error in failed.items()}
+        return {named.rpartition("/")[0]: str(failure) for named, failure in failed.items()}
 
     def differing(self) -> dict[str, str]:
         """Versions that other hosts have with another graph or files: "model/unit" -> what differs."""

@@ -197,9 +197,9 @@ async def test_a_server_without_a_model_that_serves_ends_with_every_reason(root)
 async def test_every_model_can_be_required(root):
     corrupt(root / "models" / "other" / "1")
     with pytest.raises(
-        ModelNotReady, match=r"models\.require_all: not every model can serve: other/1: .*sha256"
+        ModelNotReady, match=r"models\.required = all: not every model can serve: other/1: .*sha256"
     ):
-        await rig.started(root, **{"models.require_all": True})
+        await rig.started(root, **{"models.required": "all"})
 
 
 async def test_folders_without_a_version_are_left_out_and_named(root, caplog):

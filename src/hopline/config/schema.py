@@ -277,8 +277,10 @@ class ModelsConfig:
         None, "folder for copies of versions from a URL; empty: ~/.cache/hopline/models"
     )
     names: tuple[str, ...] = setting((), "models to load; empty: all of the repository")
-    require_all: bool = setting(
-        False, "exit at start unless every model can serve; else serve the others and report the failure"
+    required: Literal["all", "any", "none"] = setting(
+        "any",
+        "which models must be able to serve at start, else the server exits; the others are reported. With "
+        "none, a server starts also while its stores are down: /readyz is 503 until a model can serve",
     )
     state: Path | str | None = setting(
         None,

@@ -111,7 +111,7 @@ class Lifecycle:
             RepositoryUnavailable: a repository behind a network cannot be asked now.
             StoreUnavailable: nor can the store that knows what the fleet serves.
             HoplineError: what all models stand on cannot be opened; or no model can serve, or with
-                `models.require_all` not every one, and why.
+                `models.required` = all not every one, and why.
         """
         saved = await self._state.open(self.loaded)
         state = self.loaded.state
@@ -335,18 +335,18 @@ class Lifecycle:
     async def _load_first(self, name: str, unit: Unit, state: LifecycleState) -> None:
         """Load a unit at start; one that fails is unavailable, and says why.
 
-        No other version takes the place of one that serves: it would give other answers, unasked.
+        No other version takes the place of one that serves: it would give other answers, unasked. A failure
+        that may pass ends no rollout: the candidate is loaded again, and gets no requests until then.
         """
         try:
             await self.loaded.load(name, unit)
-        except RepositoryUnavailable:  # worth another try, of the whole start
-            raise
         except HoplineError as error:
-            if error is self._loader.inputs.own_failure:
+            is_shared = isinstance(error, RepositoryUnavailable) or error is self._loader.inputs.own_failure
+            if is_shared and not (error.may_pass and self._config.models.required == "none"):
                 raise
             model = state.models.get(name)
             rollout = model.rollout if model is not None else None
-            if rollout is None or unit.id != rollout.candidate:
+            if rollout is None or unit.id != rollout.candidate or error.may_pass:
                 return
             why = f"it could not be loaded: {error}"
             now = self._clock()
@@ -359,19 +359,19 @@ class Lifecycle:
             self.loaded.state = await self._state.update(name, change)
 
     def _check_start(self) -> None:
-        """Whether enough can serve to begin.
+        """Check that enough models can serve to begin.
 
         Raises: HoplineError: see `start`.
         """
-        failed = self.loaded.unavailable()
-        if not failed or (self.loaded.serving and not self._config.models.require_all):
+        failed, required = self.loaded.unavailable(), self._config.models.required
+        if not failed or required == "none" or (self.loaded.serving and required == "any"):
             return
         first = next(iter(failed.values()))
         if len(failed) == 1 and not self.loaded.serving:
-            raise first
-        listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise first.error
+        listed = "; ".join(f"{name}: {failure.error}" for name, failure in failed.items())
         if self.loaded.serving:
-            raise ModelNotReady(f"models.require_all: not every model can serve: {listed}")
+            raise ModelNotReady(f"models.required = all: not every model can serve: {listed}")
         raise ModelNotReady(f"no model can serve: {listed}")
 
     async def _found(

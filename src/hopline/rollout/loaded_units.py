@@ -1,9 +1,11 @@
 """What is loaded in this process, and who answers: follows a state that others decide on.
 
 Adopting a state switches and unloads immediately; what is missing is loaded meanwhile, and takes its place
-when it is loaded. A unit that is not wanted any more gets no new requests from that moment; those that it
-accepted finish, and then all that it holds is released. A unit that is loaded and that no state wants yet
-takes no requests at all. All who need a unit, callers and states, wait for the same load of it.
+when it is loaded. A load that failed for a reason that may pass, such as a store that does not answer, is
+tried again with growing pauses. A unit that is not wanted any more gets no new requests from that moment;
+those that it accepted finish, and then all that it holds is released. A unit that is loaded and that no
+state wants yet takes no requests at all. All who need a unit, callers and states, wait for the same load of
+it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from hopline.errors import HoplineError, ModelNotReady
 from hopline.observe.metrics import Metrics
+from hopline.retry import Backoff
 from hopline.rollout.contents import content_of
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.load import Load
@@ -29,6 +33,44 @@ from hopline.rollout.state import LifecycleState, ModelState
 from hopline.rollout.unit import Unit
 
 log = logging.getLogger(__name__)
+
+#: Seconds between two loads of a unit whose failure may pass: the first wait, and the longest.
+_FIRST_S, _LONGEST_S = 0.5, 30.0
+
+
+@dataclass(slots=True)
+class Failure:
+    """The failed loads of a unit that is wanted.
+
+    Attributes:
+        error: of the last one.
+        attempts: loads that failed in a row.
+        next_at: when it is loaded again, on `time.monotonic`; None: only on request.
+        waits: between the loads.
+        timer: begins the next load.
+    """
+
+    error: HoplineError
+    attempts: int = 0
+    next_at: float | None = None
+    waits: Backoff = field(default_factory=lambda: Backoff(_FIRST_S, _LONGEST_S))
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def cause(self) -> str:
+        """The last error as "<code>: <message>"."""
+        return f"{self.error.code}: {self.error}"
+
+    def retry_after_s(self) -> float:
+        """Seconds until the next load, at least 1."""
+        return 1.0 if self.next_at is None else max(1.0, self.next_at - time.monotonic())
+
+    def __str__(self) -> str:
+        """The cause, and what is done about it."""
+        if self.next_at is None:
+            return self.cause
+        left_s = max(0.0, self.next_at - time.monotonic())
+        return f"{self.cause} (attempt {self.attempts} failed; the next one is in {left_s:.1f} s)"
 
 
 class LoadedUnits:
@@ -44,7 +86,7 @@ class LoadedUnits:
         state: that is followed.
         serving: model name -> who answers requests that name no version.
         units: model name -> unit id -> loaded and wanted, oldest first.
-        failed: (model, unit id) -> why this process could not load it.
+        failed: (model, unit id) -> why this process could not load it, and when it tries again.
     """
 
     def __init__(
@@ -53,11 +95,16 @@ class LoadedUnits:
         self.state = LifecycleState()
         self.serving: dict[str, Scorer] = {}
         self.units: dict[str, dict[str, Served]] = {}
-        self.failed: dict[tuple[str, str], HoplineError] = {}
+        self.failed: dict[tuple[str, str], Failure] = {}
         self._unavailable = metrics.gauge(
             "hopline_model_unavailable",
             "Workers that could not load a version which is wanted.",
             ("model", "version"),
+        )
+        self._failures = metrics.counter(
+            "hopline_model_load_failures_total",
+            "Failed loads of versions that are wanted; those whose cause may pass are repeated.",
+            ("model", "version", "code"),
         )
         self._loader = loader
         self._judge = judge
@@ -68,6 +115,7 @@ class LoadedUnits:
         #: Callers that need a unit which the state need not want yet.
         self._needed: Counter[tuple[str, str]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     def model(self, name: str) -> ModelState | None:
         """The state of a model, if there is such a model."""
@@ -79,6 +127,10 @@ class LoadedUnits:
 
     async def close(self) -> None:
         """Release everything; after the last request."""
+        self._closing = True
+        for failure in self.failed.values():
+            if failure.timer is not None:
+                failure.timer.cancel()
         await self._loads.join()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -109,9 +161,9 @@ class LoadedUnits:
         return sorted(rows, key=lambda row: row["name"])
 
     def why(self, name: str, unit_id: str) -> str:
-        """Why this process could not load a unit, as "<code>: <message>"; "" where it did not fail."""
-        error = self.failed.get((name, unit_id))
-        return "" if error is None else f"{error.code}: {error}"
+        """Why this process could not load a unit, and when it tries again; "" where it did not fail."""
+        failure = self.failed.get((name, unit_id))
+        return "" if failure is None else str(failure)
 
     def contents(self) -> dict[str, str]:
         """Graph and artifact of every unit that takes requests, by "model/unit"."""
@@ -122,7 +174,7 @@ class LoadedUnits:
         }
         return {unit: content for unit, content in found.items() if content}
 
-    def unavailable(self) -> dict[str, HoplineError]:
+    def unavailable(self) -> dict[str, Failure]:
         """Models that cannot serve, as "<model>/<unit>", and why: the unit that serves was not loaded."""
         return {
             f"{name}/{state.serving}": self.failed[name, state.serving]
@@ -131,14 +183,36 @@ class LoadedUnits:
         }
 
     def _fail(self, name: str, unit_id: str, error: HoplineError) -> None:
-        """A unit that is wanted could not be loaded: it is unavailable until it is asked for again."""
-        self.failed[name, unit_id] = error
+        """A unit that is wanted could not be loaded: it is unavailable until a further load succeeds."""
+        failure = self.failed.setdefault((name, unit_id), Failure(error))
+        failure.error, failure.next_at = error, None
+        failure.attempts += 1
         self._unavailable(name, unit_id).set(1)
-        log.error("cannot load %s/%s, which is unavailable: %s", name, unit_id, error)
+        self._failures(name, unit_id, error.code).inc()
+        state = self.model(name)
+        # A trial that fails ends its change: only what the fleet has agreed on is tried again.
+        is_agreed = state is not None and state.unit(unit_id) is not None
+        if error.may_pass and is_agreed and not self._closing:
+            wait_s = failure.waits.next()
+            failure.next_at = time.monotonic() + wait_s
+            if failure.timer is not None:
+                failure.timer.cancel()
+            loop = asyncio.get_running_loop()
+            failure.timer = loop.call_later(wait_s, self._try_again, name, unit_id)
+        log.error("cannot load %s/%s, which is unavailable: %s", name, unit_id, failure)
+
+    def _try_again(self, name: str, unit_id: str) -> None:
+        state = self.model(name)
+        unit = None if state is None else state.unit(unit_id)
+        if unit is not None and (name, unit_id) in self.failed and not self._closing:
+            self._spawn(self._load_wanted(name, unit))
 
     def _unfail(self, name: str, unit_id: str) -> None:
-        if self.failed.pop((name, unit_id), None) is not None:
+        failure = self.failed.pop((name, unit_id), None)
+        if failure is not None:
             self._unavailable(name, unit_id).set(0)
+            if failure.timer is not None:
+                failure.timer.cancel()
 
     def check_wanted(self, model: str, version: str | None) -> None:
         """Raise ModelNotReady where a wanted unit is not loaded in this worker, with the reason."""
@@ -147,8 +221,10 @@ class LoadedUnits:
             return
         unit_id = state.serving if version is None else version
         if unit_id and state.unit(unit_id) is not None and unit_id not in self.units.get(model, {}):
-            why = self.why(model, unit_id)
-            raise ModelNotReady(f"{model}/{unit_id} is not ready: {why or 'it is being loaded'}")
+            failure = self.failed.get((model, unit_id))
+            if failure is None:
+                raise ModelNotReady(f"{model}/{unit_id} is not ready: it is being loaded")
+            raise ModelNotReady(f"{model}/{unit_id} is not ready: {failure}", failure.retry_after_s())
 
     def adopt(self, state: LifecycleState) -> None:
         """Switch and unload immediately; begin to load what is missing."""

@@ -236,7 +236,7 @@ class SharedState:
             # one.
             self._settled = generation
             self._failed = {
-                f"{name}/{unit_id}": loaded.why(name, unit_id) for name, unit_id in loaded.failed
+                f"{name}/{unit_id}": failure.cause for (name, unit_id), failure in loaded.failed.items()
             }
         if self._joined:
             ack = Ack(generation, self._settled, dict(self._failed), loaded.contents())

@@ -116,6 +116,7 @@ class _Checker:
         self._infos: dict[str, ModelInfo] = {}
         self._fits: dict[str, ModelFit] = {}
         self._reads_nodes = False
+        self._num_passing = 0
         self._scope = Scope(reader, len(reading.steps))
 
     def plan(self, order: list[str]) -> Plan:
@@ -127,6 +128,7 @@ class _Checker:
             try:
                 step = self._step(self._reading.steps[name], index)
             except HoplineError as error:
+                self._num_passing += error.may_pass
                 self._problems.append(f"step {name!r}: {error}")
                 continue
             self._steps[name] = step
@@ -142,7 +144,10 @@ class _Checker:
         if not self._problems:
             self._check_inputs()
         if self._problems:
-            raise _invalid(spec, self._problems)
+            invalid = _invalid(spec, self._problems)
+            # such as a step whose model is not loaded yet
+            invalid.may_pass = self._num_passing == len(self._problems)
+            raise invalid
         self._ask_for_what_is_read(order)
         places = {name: self._steps[name].index for name in order}
         infos = [info for info in self._infos.values() if info.graph_version]
