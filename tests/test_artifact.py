@@ -15,7 +15,7 @@ from hopline.artifact import (
     read_artifact,
     write_spec,
 )
-from hopline.errors import ArtifactError, PackagingError
+from hopline.errors import ArtifactCorrupted, ArtifactError, PackagingError
 
 GRAPH = ModelSpec(
     name="risk",
@@ -71,9 +71,28 @@ def test_whatever_is_written_can_be_read(tmp_path_factory, spec, field, value):
     if not hasattr(spec, field):
         return
     folder = tmp_path_factory.mktemp("version")
+    (folder / "model.onnx").write_bytes(b"")
     try:
         written = write_spec(folder, msgspec.structs.replace(spec, **{field: value}))
     except PackagingError:
         assert not (folder / "model.json").exists()
         return
     assert msgspec.json.encode(read_artifact(folder)) == msgspec.json.encode(written)
+
+
+def test_a_file_that_is_not_there_cannot_be_named(tmp_path):
+    with pytest.raises(PackagingError, match=r"price/1: cannot be written: no file .*model\.onnx"):
+        write_spec(tmp_path, TABLE)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["compiled.json", "compiled.pt2", "whole.json", "whole.pt2"])
+def test_files_of_a_whole_model_without_a_hash_are_refused(tmp_path, name):
+    for each in ("compiled.json", "compiled.pt2", "whole.json", "whole.pt2"):
+        (tmp_path / each).write_bytes(b"{}")
+    write_spec(tmp_path, msgspec.structs.replace(GRAPH, runtime="torch", whole_file="whole.pt2", levels=()))
+    content = msgspec.json.decode((tmp_path / "model.json").read_bytes())
+    del content["files"][name]
+    (tmp_path / "model.json").write_bytes(msgspec.json.encode(content))
+    with pytest.raises(ArtifactCorrupted, match=f"{name}: this model reads it"):
+        read_artifact(tmp_path, verify=False)

@@ -397,7 +397,7 @@ def check_spec(spec: ModelSpec | TabularSpec) -> None:
 def write_spec(folder: Path, spec: SpecT) -> SpecT:
     """Hash every file below `folder`, write model.json and return the spec as written.
 
-    Raises: PackagingError: see `check_spec`; nothing is written.
+    Raises: PackagingError: see `check_spec`, or a named file is missing; nothing is written.
     """
     check_spec(spec)
     files = {
@@ -405,6 +405,8 @@ def write_spec(folder: Path, spec: SpecT) -> SpecT:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "model.json"
     }
+    for name in sorted(_read_files(folder, spec) - files.keys()):
+        raise PackagingError(f"{spec.name}/{spec.version}: cannot be written: no file {folder / name}")
     spec = msgspec.structs.replace(spec, files=files)
     (folder / "model.json").write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
     return spec
@@ -436,7 +438,7 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
 
     Raises:
         ArtifactError: model.json is missing, malformed, of an unknown kind or of a newer format.
-        ArtifactCorrupted: a file is missing or changed.
+        ArtifactCorrupted: a file is missing or changed, or is read and not hashed.
     """
     path = folder / "model.json"
     try:
@@ -449,9 +451,7 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
             )
         kind = found.kind
         if kind not in ("graph", "tabular"):
-            raise ArtifactError(
-                f"{path}: kind {kind!r} is unknown here; a graph model or a tabular model is needed"
-            )
+            raise ArtifactError(f"{path}: kind {kind!r} is unknown here; 'graph' or 'tabular' is needed")
         spec: ModelSpec | TabularSpec
         if kind == "tabular":
             spec = msgspec.json.decode(content, type=TabularSpec)
@@ -461,6 +461,10 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
         raise ArtifactError(f"{folder}: no model.json; is this a <model>/<version> folder?") from None
     except UNREADABLE as error:
         raise ArtifactError(f"{path}: not a valid model.json: {error}") from None
+    for name in sorted(_read_files(folder, spec) - spec.files.keys()):
+        raise ArtifactCorrupted(
+            f"{folder / name}: this model reads it, and model.json has no sha256 of it; package again"
+        )
     if verify:
         for name, expected in spec.files.items():
             file = folder / name
@@ -473,6 +477,20 @@ def read_artifact(folder: Path, *, verify: bool = True) -> ModelSpec | TabularSp
                     "copy the artifact again or package again"
                 )
     return spec
+
+
+def _read_files(folder: Path, spec: ModelSpec | TabularSpec) -> set[str]:
+    """Paths inside an artifact of the files that serving it reads."""
+    if isinstance(spec, TabularSpec):
+        return {name for name in (spec.file, spec.preprocess_file) if name is not None}
+    stages = [stage for stages in spec.levels for stage in stages.values()]
+    named = {spec.head.file, spec.whole_file, *(stage.file for stage in stages)}
+    named |= {stage.query or None for stage in stages}
+    if spec.runtime == "torch":
+        named |= {"whole.json", *(path.name for path in folder.glob("compiled.*"))}
+    for structure in {stage.structure for stage in stages if stage.structure}:
+        named |= {path.relative_to(folder).as_posix() for path in folder.glob(f"{structure}/*")}
+    return {name for name in named if name is not None}
 
 
 def sha256_of(path: Path) -> str:

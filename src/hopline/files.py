@@ -31,6 +31,15 @@ from hopline.errors import ConfigError
 _DRAFT = ".draft"
 #: Memory that most containers let a process write, also on a read-only root.
 _SHARED_MEMORY = "/dev/shm"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Identifies the time since this machine started; "" where that is not known."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool, mode: int | None = None) -> None:

@@ -151,7 +151,7 @@ def test_a_copy_that_was_changed_on_the_host_is_fetched_again(address, cache):
 def test_after_a_restart_of_the_machine_every_file_is_compared_again(address, cache, monkeypatch):
     snapshot = address.publish()
     take(cache, address, snapshot).release()
-    monkeypatch.setattr("hopline.snapshots.verified._boot_id", lambda: "another")
+    monkeypatch.setattr("hopline.snapshots.verified.boot_id", lambda: "another")
     compared = []
     from hopline.snapshots.verified import VerifiedFiles
 

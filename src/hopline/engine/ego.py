@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec
@@ -23,6 +22,7 @@ from hopline.engine.state_cache import StateCache
 from hopline.errors import BadRequest
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
+from hopline.runtimes.whole_file import read_slots
 from hopline.sampling import BlockBuffers, Sampler, layer_key
 from hopline.sampling.keyed import NO_CUT
 from hopline.types import AnyArray, FloatArray, IdArray
@@ -62,9 +62,9 @@ class EgoModel:
             names if spec.task == "embedding" else tuple(n for n in names if n != "embedding")
         )
         self.reads_attr: frozenset[str] = frozenset()
-        described = msgspec.json.decode((folder / "whole.json").read_bytes())
-        self._relations: list[str] = described.get("relations", [])
-        self._pooled: bool = described["pooled"]
+        described = read_slots(folder)
+        self._relations = described.relations
+        self._pooled = described.pooled
         self._whole = WholeModel(folder, spec, threads=threads)
         self.compiled, self.why_eager = self._whole.compiled, self._whole.why_eager
         self._buffers = BlockBuffers()

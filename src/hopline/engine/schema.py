@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hopline.artifact import ANY_TYPE, LOOPS, REPEATED, ModelSpec
+from hopline.engine.declared import check_declared
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
 from hopline.graph.live.view import LiveView
@@ -17,7 +18,7 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
 
     Raises:
         SchemaMismatch: each difference named.
-        ArtifactError: the model's own schema cannot be read.
+        ArtifactError: the model's own schema cannot be read, or its declarations contradict it.
     """
     try:
         expected = msgspec.convert(spec.graph_schema, GraphSchema)
@@ -25,6 +26,7 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
         raise ArtifactError(
             f"model {spec.name}/{spec.version}: graph_schema in model.json cannot be read: {error}"
         ) from None
+    check_declared(spec, expected)
     differences = expected.differences(graph.schema) + _edge_types(spec, expected, graph)
     if spec.sampling == "weighted":
         differences += graph.schema.signed(spec.fanouts)

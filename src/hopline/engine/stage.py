@@ -109,7 +109,9 @@ class StageRunner:
                 names, widths_in = ["x"], [sum(widths_in)]
             self.row_stage = RowStage(folder / stage.file, names, widths_in, "h", stage.state_dim, threads)
         else:
-            self.block_stage = BlockStage(folder / stage.file, threads)
+            self.block_stage = BlockStage(
+                folder / stage.file, [entry.name for entry in stage.inputs], stage.state_dim, threads
+            )
         self.pair = self._find_pair() if stage.packed else None
 
     def run(

@@ -462,8 +462,8 @@ def _wrong_ids(offsets: AnyArray, data: AnyArray, count: int, bits: int) -> str:
         return f"packed_offsets is of shape {offsets.shape}, not {(num_blocks(count) + 1,)}"
     if int(offsets[-1]) + kernels.PADDING != len(data):
         return f"packed_data has {len(data)} bytes, packed_offsets end at {int(offsets[-1])}"
-    bad = kernels.first_bad_block(offsets, len(data) - kernels.PADDING)
-    return "" if bad < 0 else f"packed_offsets: block {bad} does not lie after the one before it"
+    bad = kernels.first_bad_block(offsets, data, bits)
+    return "" if bad < 0 else f"packed_offsets: block {bad} does not fit behind the one before it"
 
 
 def _short(value: float) -> float:

@@ -209,12 +209,16 @@ def pack_evenly(numbers, bits, data):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, cache=True)
-def first_bad_block(offsets, num_bytes):  # type: ignore[no-untyped-def]
-    """The first block that does not follow the previous one, within `num_bytes`; -1 if all do."""
+def first_bad_block(offsets, data, bits):  # type: ignore[no-untyped-def]
+    """The first block that does not follow the previous one within uint8 `data`, or whose head claims more
+    bytes than it has; -1 for none."""
     if offsets[0] != 0:
         return np.int64(0)
     for b in range(offsets.shape[0] - 1):
-        if offsets[b + 1] <= offsets[b] or offsets[b + 1] > num_bytes:
+        begin, end = np.int64(offsets[b]), np.int64(offsets[b + 1])
+        if end > data.shape[0] - PADDING or begin + head_bytes(bits) > end:
+            return np.int64(b)
+        if begin + head_bytes(bits) + 8 * np.int64(data[begin] & 63) > end:
             return np.int64(b)
     return np.int64(-1)
 

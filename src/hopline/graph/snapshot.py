@@ -185,10 +185,10 @@ class Graph:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
-        """Map a saved graph; takes milliseconds at any size.
+        """Map a saved graph. The first time, edges and id tables are read and checked; see `integrity.py`.
 
         Args:
-            verify: read every file and compare its hash (otherwise only sizes, dtypes and shapes).
+            verify: read every file and compare its hash.
         Raises: GraphError: the folder is not a graph, is damaged, or of a newer format.
         """
         folder = Path(path)

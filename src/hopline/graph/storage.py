@@ -9,7 +9,8 @@
     edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
-shape with graph.json; their contents are only read by `verify`.
+shape with graph.json, and checks the contents that compiled code indexes by (`integrity.py`). Hashes are only
+compared by `verify`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 from hopline.errors import GraphError
 from hopline.files import draft_of, publish_folder, sync
-from hopline.graph import codec, digest, narrow
+from hopline.graph import codec, digest, integrity, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
 from hopline.graph.parts import Adjacency, Nodes
@@ -40,6 +41,21 @@ FORMAT_VERSION = 6
 _PACKED_FORMAT = 3
 MANIFEST = "graph.json"
 _CHUNK_BYTES = 32 << 20
+#: Arrays that compiled code indexes by or adds up, by name: dtype and number of dimensions.
+_KINDS = {
+    "indptr": ("int64", 1),
+    "indices": ("int32", 1),
+    "time": ("int64", 1),
+    "attr": ("float32", 2),
+    "weight": ("float32", 1),
+    "cumweight": ("float64", 1),
+    "values": ("int64", 1),
+    "slots": ("int32", 1),
+    "blob": ("uint8", 1),
+    "offsets": ("int64", 1),
+}
+#: Files whose numbers are only computed with.
+_NOT_INDEXED_BY = ("/features", "/scale", "/offset", "/attr")
 
 
 class StoredArray(msgspec.Struct, frozen=True):
@@ -208,7 +224,8 @@ def load(
 
     Args:
         verify: also read all of them and compare their digests.
-    Raises: GraphError: a file is missing, truncated, of another dtype or shape, or (verify) changed.
+    Raises: GraphError: a file is missing, truncated, of another dtype or shape, or (verify) changed; numbers
+        in it lie outside the graph, or are not what graph.json says of them.
     """
     arrays = {name: map_array(folder, name, stored) for name, stored in manifest.arrays.items()}
     if verify:
@@ -223,6 +240,7 @@ def load(
     except KeyError as error:
         raise GraphError(f"{folder / MANIFEST} is damaged: it does not list {error}") from None
     _check_shapes(folder / MANIFEST, manifest, nodes, edges)
+    _check_contents(folder, manifest, arrays, edges)
     return nodes, edges
 
 
@@ -284,6 +302,12 @@ def _check_shapes(
 ) -> None:
     """Refuse arrays that disagree: compiled code would read beyond their ends."""
     wrong = []
+    for name, stored in manifest.arrays.items():
+        dtype, ndim = _KINDS.get(name.rpartition("/")[2], (None, 0))
+        if dtype and (np.dtype(stored.dtype) != dtype or len(stored.shape) != ndim):
+            wrong.append(f"{name} is {stored.dtype} {stored.shape}, not {dtype} of {ndim} dimensions")
+    if wrong:
+        raise GraphError(f"{path} is damaged: {'; '.join(wrong)}; build the graph again")
     for name, part in nodes.items():
         wanted = (manifest.num_nodes[name], manifest.graph_schema.node_types[name].feature_dim)
         if part.features.shape != wanted or len(part.ids) != wanted[0]:
@@ -300,8 +324,31 @@ def _check_shapes(
             for n, rows in columns.items()
             if rows != num_edges
         ]
+        dim = manifest.graph_schema.edge_types[key].attr_dim
+        if adjacency.attr is not None and adjacency.attr.shape[1] != dim:
+            wrong.append(f"attr of {key!r} has {adjacency.attr.shape[1]} columns, not {dim}")
     if wrong:
         raise GraphError(f"{path} is damaged: {'; '.join(wrong)}; build the graph again")
+
+
+def _check_contents(
+    folder: Path, manifest: Manifest, arrays: Mapping[str, AnyArray], edges: Mapping[str, Adjacency]
+) -> None:
+    """Refuse numbers that compiled code would follow out of the graph, and what graph.json says wrongly."""
+    paths = [folder / f"{name}.npy" for name in arrays if not name.endswith(_NOT_INDEXED_BY)]
+    note = integrity.CheckNote(paths, msgspec.json.encode(manifest))
+    if note.exists:
+        return
+    counts = manifest.num_nodes
+    for name in manifest.graph_schema.node_types:
+        place = f"nodes/{quoted(name)}/"
+        if wrong := integrity.wrong_ids(below(f"{place}ids/", arrays), counts[name]):
+            raise GraphError(f"{folder / place}ids is damaged: {wrong}; build the graph again")
+    for key, part in edges.items():
+        wrong = integrity.wrong_lists(part, counts[part.dst], manifest.edges[key].num_edges)
+        if wrong := wrong or integrity.wrong_edges(part, counts[part.dst], counts[part.src]):
+            raise GraphError(f"{folder / 'edges' / quoted(key)} is damaged: {wrong}; build the graph again")
+    note.write()
 
 
 def below(prefix: str, arrays: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

@@ -45,7 +45,8 @@ from hopline.packaging.sparse import explain_sparse, repeated
 from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.unseen import chosen, copied
-from hopline.packaging.whole import SLOTS_FILE, write_whole
+from hopline.packaging.whole import write_whole
+from hopline.runtimes.whole_file import read_slots
 from hopline.types import AnyArray, IdArray, Progress
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ class Job:
             self.notes.append("not compiled: the model is split, and ONNX Runtime runs its stages")
             return
         self.progress(COMPILE, 0.0)
-        slots = msgspec.json.decode((folder / SLOTS_FILE).read_bytes())["slots"]
+        slots = read_slots(folder).slots
         try:
             record = compile_whole(
                 folder, spec.whole_file, slots, self.binding, self.check, self.targets[0]

@@ -26,13 +26,13 @@ from hopline.packaging.export import quiet
 from hopline.packaging.head import as_columns
 from hopline.packaging.sparse import Adjacent, weights_of
 from hopline.packaging.user_source import user_line
+from hopline.runtimes.whole_file import SLOTS_FILE
 
 FILE = "whole.pt2"
 #: A program with a smaller row limit than this depends on a number in the model's code.
 _MOST_ROWS = 1 << 20
 #: The lower limit of every dynamic size: torch.export compiles 0 and 1 only as constants.
 _FEWEST_ROWS = 2
-SLOTS_FILE = "whole.json"
 #: PyG's global_mean_pool and others.
 _POOLS = "torch_geometric/nn/pool/glob.py"
 

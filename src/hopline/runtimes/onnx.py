@@ -79,6 +79,40 @@ def session(path: Path, threads: int = 1, rows: Mapping[str, int] | None = None)
     return opened
 
 
+def _check_declared(
+    path: Path,
+    opened: ort.InferenceSession,
+    inputs: Mapping[str, int | None],
+    output: str,
+    output_dim: int,
+) -> None:
+    """Compare a file with what model.json declares of it.
+
+    Args:
+        inputs: name -> columns, 0 for a one-dimensional input, None for any shape.
+
+    Raises: ArtifactError: names or columns differ.
+    """
+    has = {each.name: each.shape for each in opened.get_inputs()}
+    gives = {each.name: each.shape for each in opened.get_outputs()}
+    wrong = [
+        f"input {name!r} has columns {has[name][1:]}, not {[width] if width else []}"
+        for name, width in inputs.items()
+        if name in has
+        and width is not None
+        and all(isinstance(each, int) for each in has[name][1:])
+        and has[name][1:] != ([width] if width else [])
+    ]
+    if has.keys() != inputs.keys():
+        wrong.append(f"its inputs are {', '.join(has)}, not {', '.join(inputs)}")
+    if output not in gives:
+        wrong.append(f"its outputs are {', '.join(gives)}, not {output}")
+    elif isinstance(gives[output][-1], int) and gives[output][-1] != output_dim:
+        wrong.append(f"output {output!r} has {gives[output][-1]} columns, not {output_dim}")
+    if wrong:
+        raise ArtifactError(f"{path} differs from model.json: {'; '.join(wrong)}; package again")
+
+
 def _failure(path: Path, error: Exception) -> RuntimeFailure:
     """The error of a call, with the cause where it is known."""
     text = f"{path.name} failed in ONNX Runtime: {error}"
@@ -120,6 +154,7 @@ class RowStage:
     ) -> None:
         self.path = path
         self._session = session(path, threads, dict(zip(names, widths, strict=True)))
+        _check_declared(path, self._session, dict(zip(names, widths, strict=True)), output, output_dim)
         self._names = names
         self._output = output
         self._is_bound = placed().device == "cpu"
@@ -184,11 +219,16 @@ class BlockStage:
     """A stage with padded-block inputs, whose shapes vary from call to call.
 
     Numbers of destinations and of sources must be multiples of `ROW_STEP`, for the reason given there.
+
+    Args:
+        names: the file's inputs. output_dim: columns of its output `h`.
     """
 
-    def __init__(self, path: Path, threads: int = 1) -> None:
+    def __init__(self, path: Path, names: list[str], output_dim: int, threads: int = 1) -> None:
         self.path = path
-        self._run = session(path, threads)._sess.run
+        opened = session(path, threads)
+        _check_declared(path, opened, dict.fromkeys(names), "h", output_dim)
+        self._run = opened._sess.run
 
     def run(self, feeds: dict[str, AnyArray]) -> FloatArray:
         """Compute `h` float32 [n, state_dim] from named inputs."""

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from hopline.artifact import ModelSpec
 from hopline.errors import ArtifactError, ConfigError, RuntimeFailure
 from hopline.runtimes.placement import placed
 from hopline.runtimes.torch_compiled import CompiledProgram, runnable
+from hopline.runtimes.whole_file import read_slots
 from hopline.types import AnyArray, FloatArray, IdArray
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,7 @@ class WholeModel:
             ) from None
         torch.set_num_threads(threads)
         self._torch = torch
-        described = msgspec.json.decode((folder / "whole.json").read_bytes())
-        self.slots: list[str] = described["slots"]
+        self.slots = read_slots(folder).slots
         self.output_dim = spec.head.output_dim
         self.why_eager = ""
         self._on_gpu = placed().device != "cpu"

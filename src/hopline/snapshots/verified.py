@@ -13,12 +13,9 @@ from pathlib import Path
 import msgspec
 
 from hopline.artifact import sha256_of
-from hopline.files import write_atomically
+from hopline.files import boot_id, write_atomically
 from hopline.snapshots.manifest import SnapshotFile
 from hopline.types import UNREADABLE
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 class _Record(msgspec.Struct):
     boot: str = ""
@@ -42,7 +39,7 @@ class VerifiedFiles:
             record = msgspec.json.decode(self._path.read_bytes(), type=_Record)
         except (OSError, *UNREADABLE):
             return {}
-        return record.files if record.boot == _boot_id() else {}
+        return record.files if record.boot == boot_id() else {}
 
     def holds(self, path: Path, file: SnapshotFile, known: dict[str, tuple[int, int, int]]) -> bool:
         """Whether a file is one that was compared and has not changed since; reads no content."""
@@ -64,15 +61,8 @@ class VerifiedFiles:
 
     def write(self, known: dict[str, tuple[int, int, int]]) -> None:
         """Replace the record. Raises: OSError."""
-        record = msgspec.json.encode(_Record(_boot_id(), known))
+        record = msgspec.json.encode(_Record(boot_id(), known))
         write_atomically(self._path, record, durable=False)
-
-
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
