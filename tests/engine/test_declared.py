@@ -79,9 +79,13 @@ def leaves(value, place=()):
 
 
 OTHER = st.one_of(
-    st.sampled_from([-(2**63), -1, 0, 1, 2, 3, 5, 8, 16, 17, 2**31, 2**62, 0.5, True, None, "", "x", "user"]),
+    st.sampled_from(
+        [-(2**63), -1, 0, 1, 2, 3, 5, 8, 16, 17, 2**31, 2**62, 0.5, True, None, "", "x", "user"]
+    ),
     st.sampled_from(["item", "node", "node__to__node", "max", "gcn", "self", "features", [], {}, [0, 4]]),
-    st.sampled_from([[0, 10**6], [-4, 2], [3, 1], [5], "AAAA", "gat", "transformer", "binary", "embedding"]),
+    st.sampled_from(
+        [[0, 10**6], [-4, 2], [3, 1], [5], "AAAA", "gat", "transformer", "binary", "embedding"]
+    ),
 )
 
 

@@ -11,7 +11,18 @@ from hopline.errors import ArtifactError
 from hopline.graph import GraphSchema
 
 _OF_EDGES = frozenset(
-    ("reduce", "attend", "sources", "positions", "mask", "edge_attr", "edge_weight", "is_self", "degree", "count")
+    (
+        "reduce",
+        "attend",
+        "sources",
+        "positions",
+        "mask",
+        "edge_attr",
+        "edge_weight",
+        "is_self",
+        "degree",
+        "count",
+    )
 )
 #: Kinds that read rows of the level below.
 _OF_STATES = frozenset(("self", "reduce", "attend", "sources"))
@@ -154,7 +165,9 @@ class _Check:
         reads = channels if attention.shared else reads
         self._need(width == reads, f"{width} columns; {kind} of {heads} heads of {channels} needs {reads}")
         num_attr = attention.num_attr
-        self._need(num_attr in (0, attr_dim), f"num_attr is {num_attr}, and edges have {attr_dim} attributes")
+        self._need(
+            num_attr in (0, attr_dim), f"num_attr is {num_attr}, and edges have {attr_dim} attributes"
+        )
         queries = {"gat": heads, "gatv2": all_heads, "transformer": all_heads + heads * num_attr}[kind]
         free = kind == "gat" and (own == 0 or attention.shared)
         self._need(free or own == queries, f"a query of {own} columns; {queries} are needed")

@@ -17,6 +17,7 @@ from hopline.files import boot_id, write_atomically
 from hopline.snapshots.manifest import SnapshotFile
 from hopline.types import UNREADABLE
 
+
 class _Record(msgspec.Struct):
     boot: str = ""
     #: sha256 -> (inode, size, changed ns)
