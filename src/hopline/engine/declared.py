@@ -1,7 +1,7 @@
 """Checks that what model.json declares agrees with itself and with the graph that it names.
 
-The engine's compiled code reads the columns, types and layers that are declared, and checks nothing: a column
-beyond a row would be other memory. Files are compared when they are opened (`runtimes/onnx.py`).
+The engine's compiled code reads the columns, types and layers that are declared, and checks nothing: a
+column beyond a row would be other memory. Files are compared when they are opened (`runtimes/onnx.py`).
 """
 
 from __future__ import annotations

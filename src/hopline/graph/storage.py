@@ -9,8 +9,8 @@
     edges/<key>/indptr_*.npy, packed_*.npy, weight_*.npy    instead of these, where compressed (`codec.py`)
 
 Type names are quoted as in URLs. Opening maps the files and compares each one's size, dtype and
-shape with graph.json, and checks the contents that compiled code indexes by (`integrity.py`). Hashes are only
-compared by `verify`.
+shape with graph.json, and checks the contents that compiled code indexes by (`integrity.py`). Hashes are
+only compared by `verify`.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ def load(
 
     Args:
         verify: also read all of them and compare their digests.
-    Raises: GraphError: a file is missing, truncated, of another dtype or shape, or (verify) changed; numbers
-        in it lie outside the graph, or are not what graph.json says of them.
+    Raises: GraphError: a file is missing, truncated, of another dtype or shape, or (verify) changed;
+        numbers in it lie outside the graph, or are not what graph.json says of them.
     """
     arrays = {name: map_array(folder, name, stored) for name, stored in manifest.arrays.items()}
     if verify:
