@@ -1,6 +1,6 @@
 """Checks the contents of stored arrays that compiled code indexes by, in one pass.
 
-Hashes prove that a graph is as somebody wrote it, not that its numbers lie inside its arrays: a neighbour
+Hashes prove that a graph is as it was written, not that its numbers lie inside its arrays: a neighbour
 outside the graph would make kernels read other memory. Checked are bounds of lists, neighbours and their
 order, packed blocks, running sums of weights, id tables, and what graph.json says of them. 10 M edges of
 1 M nodes take 70 ms (docs/log.md).
