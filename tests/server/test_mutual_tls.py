@@ -159,6 +159,16 @@ def test_a_required_certificate_is_needed_for_any_connection(
         assert httpx.get(f"{server.url}/healthz", verify=strict.trust("shop")).status_code == 200
 
 
+def test_a_page_cannot_use_the_certificate_that_a_browser_has(world: World) -> None:
+    page = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
+    url = f"{world.server.url}/v1/models"
+    with httpx.Client(verify=world.trust("shop")) as client:
+        assert client.get(url).status_code == 200
+        assert client.get(url, headers=page).status_code == 403
+        # A page that has a key was given it; no page of another site has one.
+        assert client.get(url, headers=page | {"x-api-key": "hopline_x_y"}).status_code == 401
+
+
 def test_a_file_that_holds_no_authorities_is_told(settings: tuple[Authority, dict[str, Any]]) -> None:
     given = settings[1] | {"tls__client_ca_file": settings[1]["tls__key_file"]}
     process = spawn(**given)

@@ -50,7 +50,6 @@ def test_other_encodings_of_text_are_named(encoding: str) -> None:
         ("application/json; charset = utf-8, text/plain; CHARSET=latin1", b'{"nodes":["n1"]}', 400),
         ('application/json; x="a"; xcharset=utf-16', '{"nodes":["né"]}'.encode(), 404),
         ("application/x-www-form-urlencoded", b'{"nodes":["n1"]}', 200),
-        ("text/plain", b'{"nodes":["n1"]}', 200),
         ("", b'{"nodes":["n1"]}', 200),
     ],
 )

@@ -174,9 +174,7 @@ def test_a_turn_of_the_loop_takes_one_step_of_many_handshakes(files: tuple[TlsFi
     run(test())
 
 
-@pytest.mark.parametrize(
-    "sent", ["nothing", "half a hello", "a hello", "noise that looks like a long record"]
-)
+@pytest.mark.parametrize("sent", ["nothing", "half a hello", "a hello", "the head of a long record"])
 def test_a_handshake_that_does_not_end_is_closed(files: tuple[TlsFiles, Path], sent: str) -> None:
     async def test() -> None:
         async with listening(files, limit_s=0.05) as (_, connected):

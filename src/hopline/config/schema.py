@@ -22,6 +22,11 @@ class ServerConfig:
     """Addresses, worker processes and limits of connections."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
+    hosts: tuple[str, ...] = setting(
+        (),
+        "without authentication: names that callers may use besides addresses, localhost and names without"
+        " a dot; .example.com is all names below it, * is any name",
+    )
     http_port: int = setting(8700, "HTTP port; 0 picks a free one", minimum=0, maximum=65535)
     grpc_port: int = setting(
         8701, "gRPC port; 0 picks a free one, -1 turns gRPC off", minimum=-1, maximum=65535

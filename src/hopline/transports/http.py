@@ -26,6 +26,7 @@ from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_op
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
+from hopline.transports.browser_rules import BrowserRules
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
 from hopline.transports.http_access import Guard, client_of, named_model
 from hopline.transports.http_bodies import (
@@ -85,7 +86,9 @@ class HttpApp:
         self.draining = False
         self.opening = False
         self._service = service
-        self._guard = None if gate is None else Guard(gate)
+        rules = BrowserRules(config.server.hosts, config.server.host)
+        self._guard = None if gate is None else Guard(gate, rules)
+        self._admission = self._guard or rules
         self._open_metrics = config.auth.open_metrics
         self._max_body_bytes = config.server.max_body_bytes
         self._max_nodes = config.limits.max_nodes_per_request
@@ -116,8 +119,7 @@ class HttpApp:
         try:
             if request.method not in route.methods and route.methods:
                 return self._method_not_allowed(request, route, id_line)
-            if self._guard is not None:
-                self._guard.admit(request, route.access)
+            self._admission.admit(request, route.access)
             if (len(request.body) > PIECE_BYTES or b"content-encoding" in headers) and not is_small(
                 request
             ):
@@ -162,10 +164,8 @@ class HttpApp:
     def screen(self, request: Request) -> Response | None:
         """Return a refusal of a large request before its body has arrived; None allows the body."""
         route = self._routes.get(request.target) or self._resolve(request.target)
-        if self._guard is None:
-            return None
         try:
-            self._guard.screen(request, route.access)
+            self._admission.screen(request, route.access)
         except HoplineError as error:
             id_line = b"x-request-id: %b-%x\r\n" % (self._id_prefix, next(self._ids))
             return self.failed(error, id_line, oip=route.oip)

@@ -14,6 +14,7 @@ from hopline.errors import IssuerUnavailable, RequestTooLarge, Unauthenticated
 from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.ingress.permissions import SERVER, Permission
+from hopline.transports.browser_rules import BrowserRules
 from hopline.transports.http_messages import Request
 
 _TELLING = (b"GET", b"HEAD")
@@ -45,10 +46,12 @@ class Guard:
 
     Args:
         gate: authenticates clients.
+        rules: for requests that are authenticated by a certificate, which a browser sends for any page.
     """
 
-    def __init__(self, gate: Gatekeeper) -> None:
+    def __init__(self, gate: Gatekeeper, rules: BrowserRules | None = None) -> None:
         self._identify = gate.identify
+        self._check_site = (rules or BrowserRules()).check_site
 
     def admit(self, request: Request, access: Access) -> None:
         """Set the client of a request, and count the request.
@@ -65,7 +68,10 @@ class Guard:
         Raises: Unauthenticated, PermissionDenied.
         """
         headers = request.headers
-        client = self._identify(headers.get(b"authorization"), headers.get(b"x-api-key"), request.peer)
+        token, key = headers.get(b"authorization"), headers.get(b"x-api-key")
+        client = self._identify(token, key, request.peer)
+        if token is None and key is None:
+            self._check_site(request)
         permission = access.tell if request.method in _TELLING else access.change
         if permission is not None:
             client.check(permission, access.model)
