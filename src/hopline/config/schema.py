@@ -237,7 +237,10 @@ class FeaturesConfig:
         (), 'feature groups as "<node type>=<group>"; default: the group with the name of the node type'
     )
     fetch_timeout_ms: float = setting(
-        20.0, "longest time that a request waits for feature rows before it continues without", minimum=0.1
+        20.0,
+        "longest time that a request waits for feature rows, for each 256 KiB of them, before it "
+        "continues without",
+        minimum=0.1,
     )
     breaker_failure_share: float = setting(
         0.5, "share of failed calls at which the circuit breaker of a store opens", minimum=0.01, maximum=1

@@ -85,6 +85,11 @@ class L1Rows:
         self._shared = shared
         client.on_rows = self.keep
 
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row in its store."""
+        return self.group.row_bytes
+
     def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
         """See `RowSource.read`."""
         now = time.monotonic()

@@ -152,6 +152,11 @@ class DiskRows:
         self._threads = threads
         self._mean: FloatArray | None = None
 
+    @property
+    def row_bytes(self) -> int:
+        """As `L1Rows.row_bytes`, of decoded rows."""
+        return 4 * int(self._features.shape[1])
+
     def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
         """See `RowSource.read`; rows on a disk are never stale."""
         codes, lost = self._file.read_now(ids)

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from hopline.engine.source import Absent, FetchedInputs, FetchedRows, RowSource
 from hopline.errors import GraphStoreUnavailable, HoplineError
+from hopline.features.answer import Reason
 from hopline.features.l1_rows import FetchResult, L1Rows
 from hopline.graph.store_columns import FetchedEdges
 from hopline.rollout.edge_fetcher import EdgeFetcher
 from hopline.rollout.prefetcher import Prefetcher, Told, Wanted
 from hopline.types import IdArray
 
+#: Rows that are waited for together: those of this many bytes, but at least so many rows. A larger request
+#: reads one part after the other. Its time limit is for each part, so that it does not depend on the
+#: request's size, and other requests have their turn between two parts.
+_PART_BYTES, _MIN_PART_ROWS = 256 * 2**10, 1024
+#: Reasons that are the row's own: the store responds, and has no such row.
+_OF_THE_ROW = {Reason.MISSING.label, Reason.INVALID.label}
+
+
+def never() -> bool:
+    """Report that the request is still wanted."""
+    return False
+
 
 class FetchesRows(RowSource, Protocol):
     """Rows of one node type, and how missing ones are fetched."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row in its store."""
+        ...
 
     async def fetch(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> FetchResult:
         """See `L1Rows.fetch`."""
@@ -31,7 +49,7 @@ class FeatureFetcher:
 
     Args:
         l1_rows: node type -> its rows.
-        timeout_s: the longest that a request waits for rows, over all rounds.
+        timeout_s: the longest that a request waits for a part of its rows.
         prefetcher: asked first; None where every process fetches its own rows.
         edges: fetches edges of a graph store; None where edges lie in the process.
     """
@@ -56,6 +74,7 @@ class FeatureFetcher:
         until: float,
         resume: Callable[[FetchedInputs, float], Any],
         wanted: Callable[[], Wanted | None] | None = None,
+        is_over: Callable[[], bool] = never,
     ) -> None:
         """Fetch, then call `resume` with what the request has now and the end of its patience.
 
@@ -65,6 +84,7 @@ class FeatureFetcher:
             until: time.monotonic() at which it continues with the present rows; 0 where it has not waited
             yet.
             wanted: describes what the request is about; None where that does not describe what it lacks.
+            is_over: whether the request has ended, or is too late; checked before each part.
         """
         now = time.monotonic()
         about, hold = None, bool(until)
@@ -74,7 +94,7 @@ class FeatureFetcher:
             task = asyncio.ensure_future(self._fetch_edges(absent, supply, until, resume))
         else:
             until = until or now + self._timeout_s
-            task = asyncio.ensure_future(self._fetch(absent, supply, until, resume, about, hold))
+            task = asyncio.ensure_future(self._fetch(absent, supply, until, resume, about, hold, is_over))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -86,12 +106,16 @@ class FeatureFetcher:
         resume: Callable[[FetchedInputs, float], Any],
         wanted: Wanted | None,
         hold: bool,
+        is_over: Callable[[], bool],
     ) -> None:
         fetched_rows = {name: list(rows) for name, rows in supply.fetched_rows.items()}
         why: dict[str, int] = {"failed": 1}
+        began = time.monotonic()
         try:
-            left_s = max(0.0, until - time.monotonic())
-            why = await self.fetch(absent, fetched_rows, left_s, wanted, hold=hold)
+            left_s = max(0.0, until - began)
+            why = await self.fetch(absent, fetched_rows, left_s, wanted, hold=hold, is_over=is_over)
+            num_parts = len(self._parts(absent.absent))
+            until += (time.monotonic() - began) * (1 - 1 / num_parts)  # the patience is for one part
         finally:  # the boundary: whatever happens, the request must continue
             told = ", ".join(f"{count} {reason}" for reason, count in why.items())
             is_last = bool(why) or time.monotonic() >= until
@@ -132,33 +156,102 @@ class FeatureFetcher:
         wanted: Wanted | None = None,
         *,
         hold: bool = True,
+        is_over: Callable[[], bool] = never,
     ) -> dict[str, int]:
         """Add the rows that come in time to `fetched_rows`; returns how many did not, by reason.
 
+        A part of a large request that is late is waited for once more. After a part of which no row came,
+        those behind it are given up.
+
         Args:
+            timeout_s: for each part.
             wanted: what they are for, where the prefetcher may resolve that.
             hold: copy also what the prefetcher brings. The first time that is left in L1, where the request
                 will read it; should it be displaced before, the second round holds it.
+            is_over: see `begin`.
         """
+        parts = self._parts(absent.absent)
+        brought: dict[str, list[FetchResult]] = {}
+        if len(parts) == 1:
+            why = await self._fetch_part(parts[0], brought, timeout_s, wanted, hold)
+        else:
+            why = await self._fetch_parts(parts, brought, timeout_s, hold, is_over)
+        for name, results in brought.items():
+            if len(results) == 1:
+                rows = FetchedRows(results[0].ids, results[0].values)
+            else:  # tens of megabytes
+                rows = await asyncio.to_thread(_joined, results)
+            fetched_rows.setdefault(name, []).append(rows)
+        return why
+
+    async def _fetch_parts(
+        self,
+        parts: Sequence[Mapping[str, IdArray]],
+        brought: dict[str, list[FetchResult]],
+        timeout_s: float,
+        hold: bool,
+        is_over: Callable[[], bool],
+    ) -> dict[str, int]:
         why: dict[str, int] = {}
-        missing = absent.absent
+        given_up = ""
+        for part in parts:
+            num_rows = sum(ids.shape[0] for ids in part.values())
+            if is_over():
+                given_up = Reason.TIMEOUT.label
+            lost = {given_up: num_rows}
+            if not given_up:
+                lost = await self._fetch_part(part, brought, timeout_s, None, hold)
+                if lost.keys() - _OF_THE_ROW:
+                    lost = await self._fetch_part(part, brought, timeout_s, None, hold)
+                failed = lost.keys() - _OF_THE_ROW
+                if failed and sum(lost.values()) >= num_rows:
+                    given_up = min(failed)
+            for reason, count in lost.items():
+                why[reason] = why.get(reason, 0) + count
+        return why
+
+    def _parts(self, missing: Mapping[str, IdArray]) -> list[Mapping[str, IdArray]]:
+        """Rows that are fetched together, as node type -> ids; at least one part."""
+        sizes = {name: ids.shape[0] * self._l1_rows[name].row_bytes for name, ids in missing.items()}
+        num_rows = sum(ids.shape[0] for ids in missing.values())
+        if num_rows <= _MIN_PART_ROWS or sum(sizes.values()) <= _PART_BYTES:
+            return [missing]
+        steps = {
+            name: max(_MIN_PART_ROWS, _PART_BYTES * ids.shape[0] // max(1, sizes[name]))
+            for name, ids in missing.items()
+        }
+        return [
+            {name: ids[first : first + steps[name]]}
+            for name, ids in missing.items()
+            for first in range(0, ids.shape[0], steps[name])
+        ]
+
+    async def _fetch_part(
+        self,
+        missing: Mapping[str, IdArray],
+        brought: dict[str, list[FetchResult]],
+        timeout_s: float,
+        wanted: Wanted | None,
+        hold: bool,
+    ) -> dict[str, int]:
+        why: dict[str, int] = {}
         alone = False
         if self._prefetcher is not None:
             end = time.monotonic() + timeout_s
             told = await self._prefetcher.fetch(missing, wanted, timeout_s)
             if told is not None:
-                missing = self._take(missing, told, fetched_rows if hold else None, why)
+                missing = self._take(missing, told, brought if hold else None, why)
             timeout_s = max(0.0, end - time.monotonic())
             alone = self._prefetcher.was_lost
         if not missing:
             return why
         fetches = [self._l1_rows[name].fetch(ids, timeout_s, alone=alone) for name, ids in missing.items()]
-        brought: list[FetchResult] = (
+        found: list[FetchResult] = (
             [await fetches[0]] if len(fetches) == 1 else await asyncio.gather(*fetches)
         )
-        for name, rows in zip(missing, brought, strict=True):
+        for name, rows in zip(missing, found, strict=True):
             if rows.ids.shape[0]:
-                fetched_rows.setdefault(name, []).append(FetchedRows(rows.ids, rows.values))
+                brought.setdefault(name, []).append(rows)
             for reason, count in rows.why.items():
                 why[reason] = why.get(reason, 0) + count
         return why
@@ -167,14 +260,14 @@ class FeatureFetcher:
         self,
         missing: Mapping[str, IdArray],
         told: Told,
-        fetched_rows: dict[str, list[FetchedRows]] | None,
+        brought: dict[str, list[FetchResult]] | None,
         why: dict[str, int],
     ) -> dict[str, IdArray]:
         """Read what the prefetcher fetched; returns the rows that are neither here nor given up."""
         left: dict[str, IdArray] = {}
         for name, ids in missing.items():
             l1_rows = cast(L1Rows, self._l1_rows[name])  # a prefetcher fills the cache of nothing else
-            if fetched_rows is None:
+            if brought is None:
                 lost = l1_rows.cache.probe(ids, time.monotonic())
             else:
                 rows = np.empty((ids.shape[0], l1_rows.group.dim), np.float32)
@@ -182,7 +275,7 @@ class FeatureFetcher:
                 here = np.ones(ids.shape[0], np.bool_)
                 here[lost] = False
                 if here.any():
-                    fetched_rows.setdefault(name, []).append(FetchedRows(ids[here], rows[here]))
+                    brought.setdefault(name, []).append(FetchResult(ids[here], rows[here], {}))
             if lost.shape[0]:
                 gone = ids[lost]
                 if told.lacking is not None:
@@ -192,3 +285,9 @@ class FeatureFetcher:
                 if gone.shape[0] < lost.shape[0]:  # displaced already, or not in the prefetcher's plan
                     left[name] = np.setdiff1d(ids[lost], gone)
         return left
+
+
+def _joined(results: Sequence[FetchResult]) -> FetchedRows:
+    """The rows of several fetches."""
+    ids = np.concatenate([result.ids for result in results])
+    return FetchedRows(ids, np.concatenate([result.values for result in results]))

@@ -6,6 +6,7 @@ This file is long because rows of stores and edges of stores are fetched for one
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -387,12 +388,20 @@ class GraphComputer(Computer):
             fetch.supply, fetch.patient_until, fetch.absent = supply, until, None
             resume(work)
 
+        def is_over() -> bool:
+            return work.ended or work.deadline <= time.monotonic()
+
         assert self._feature_fetcher is not None
         assert fetch.absent is not None
         if self._fetched_rows is not None and not fetch.absent.edges:
             self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
         self._feature_fetcher.begin(
-            fetch.absent, _supply_of(work), fetch.patient_until, arrived, lambda: self._wanted(work.request)
+            fetch.absent,
+            _supply_of(work),
+            fetch.patient_until,
+            arrived,
+            lambda: self._wanted(work.request),
+            is_over,
         )
 
     def _wanted(self, request: ScoreRequest) -> Wanted | None:
