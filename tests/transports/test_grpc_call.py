@@ -19,7 +19,7 @@ from hopline.testing.service import FakeService
 from hopline.transports.budget import Budget
 from hopline.transports.grpc import INFERENCE, GrpcApp
 from hopline.transports.grpc_status import StatusCode
-from hopline.transports.grpc_stream import _MAX_UNSENT_BYTES
+from hopline.transports.http2_unsent import SHARE_BYTES
 from hopline.transports.proto import message
 from tests.transports.grpc_rig import endpoint_of, grpc_server
 from tests.transports.http2_rig import Alone, Answer, Client, Served
@@ -374,7 +374,7 @@ async def test_a_stream_whose_answers_nobody_reads_is_not_read_either() -> None:
     """What it may send waits with the client once answers fill the windows; all of it is answered."""
     app = GrpcApp(FakeService(load_config()))
     request = infer_request(list(range(500))).SerializeToString()
-    num_requests = 3 * _MAX_UNSENT_BYTES // 2_000
+    num_requests = 3 * SHARE_BYTES // 2_000
     client = _over(app)
     client.takes = False
     number = client.call(f"/{INFERENCE}/ModelStreamInfer", end=False)
@@ -386,7 +386,7 @@ async def test_a_stream_whose_answers_nobody_reads_is_not_read_either() -> None:
         num_sent += 1
     assert num_sent < num_requests
     (stream,) = client.server._streams.values()
-    assert stream.num_pending < 2 * _MAX_UNSENT_BYTES
+    assert stream.num_pending < 2 * SHARE_BYTES
     client.takes = True
     for _ in range(200):
         client.h2.increment_flow_control_window(100_000)

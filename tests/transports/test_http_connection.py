@@ -152,19 +152,66 @@ async def test_upgrades_are_answered_as_http_1_1(host: Host) -> None:
     assert await connection.closed()
 
 
-async def test_a_body_may_follow_an_offer_to_upgrade(host: Host) -> None:
-    offer = post(SCORE, headers=b"connection: upgrade\r\nupgrade: h2c\r\n")
-    for cut in (len(offer), len(offer) - len(SCORE), len(offer) - 3):
-        connection = await host.connect()
-        connection.send(offer[:cut])
-        if cut < len(offer):
+_OFFERS = [
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n",
+    b"upgrade: websocket\r\nconnection: keep-alive, upgrade\r\n",
+]
+
+
+def _chunked(headers: bytes) -> bytes:
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in SCORE)
+    head = (
+        b"POST /v1/models/sage/score HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n%b\r\n" % headers
+    )
+    return head + chunks + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("offer", _OFFERS)
+@pytest.mark.parametrize("form", ["length", "chunks"])
+async def test_an_offer_to_upgrade_is_ignored_and_its_body_is_read(
+    host: Host, offer: bytes, form: str
+) -> None:
+    # As Java's HttpClient and curl --http2 send their first request (RFC 9110, 7.8).
+    sent = post(SCORE, headers=offer) if form == "length" else _chunked(offer)
+    connection = await host.connect()
+    for cut in (len(sent), sent.index(b"\r\n\r\n") + 4, len(sent) - 3, 30):
+        connection.send(sent[:cut])
+        if cut < len(sent):
             await connection.writer.drain()
             await asyncio.sleep(0.01)
-            connection.send(offer[cut:])
+            connection.send(sent[cut:])
+        status, headers, body = await connection.answer()
+        assert (status, "connection" in headers) == (200, False), body
+    connection.send(sent * 3)  # the connection continues with HTTP/1.1
+    assert [(await connection.answer())[0] for _ in range(3)] == [200] * 3
+
+
+async def test_an_offer_to_upgrade_keeps_the_other_options_of_its_connection(host: Host) -> None:
+    for sent in (
+        post(SCORE, headers=b"connection: close, upgrade\r\nupgrade: h2c\r\n"),
+        post(SCORE, headers=b"connection: upgrade\r\nupgrade: h2c\r\n", version=b"1.0"),
+    ):
+        connection = await host.connect()
+        connection.send(sent)
         status, headers, _ = await connection.answer()
         assert (status, headers["connection"]) == (200, "close")
         assert await connection.closed()
-    assert not host.endpoint.known_heads
+
+
+async def test_the_body_behind_an_offer_to_upgrade_has_the_usual_limits(host: Host) -> None:
+    large = b"%x\r\n%b\r\n" % (host.endpoint.max_body_bytes + 1, b"x" * 100)
+    for sent, wanted in (
+        (_chunked(_OFFERS[0]).partition(b"1\r\n{")[0] + large, 413),
+        (post(SCORE, headers=_OFFERS[0]).replace(b"content-length: 13", b"content-length: 300000"), 413),
+        (_chunked(_OFFERS[0])[:-7], 408),
+    ):
+        connection = await host.connect()
+        connection.send(sent)
+        if wanted == 408:
+            await asyncio.sleep(0.05)
+            for seconds in (1.0, 8.0):
+                host.endpoint.tick(seconds)
+        assert (await connection.answer())[0] == wanted
 
 
 async def test_idle_and_slow_connections_are_closed(host: Host) -> None:
@@ -219,7 +266,7 @@ async def test_a_client_that_does_not_read_stops_being_read(host: Host) -> None:
     request = post(b'{"nodes":[' + b",".join([b"1"] * 4000) + b"]}")
     for _ in range(200):
         connection.send(request)
-    await eventually(lambda: any(c._blocked for c in host.endpoint.connections))
+    await eventually(lambda: any(c._outbox.is_blocked for c in host.endpoint.connections))
     connection.reader._transport.resume_reading()  # type: ignore[attr-defined]
     for _ in range(200):
         assert (await connection.answer())[0] == 200

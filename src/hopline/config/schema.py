@@ -48,13 +48,16 @@ class ServerConfig:
     max_body_bytes: int = setting(64 * 2**20, "largest request body, after decompression", minimum=1)
     max_pending_bytes: int = setting(
         0,
-        "memory of a worker for unanswered request bodies above 64 KiB, of all connections; requests"
-        " beyond it are refused with 503; 0: 32 MiB more than server.max_body_bytes",
+        "memory of a worker for request bodies and answers above 64 KiB that wait, of all connections;"
+        " requests beyond it are refused with 503; 0: 32 MiB more than server.max_body_bytes",
         minimum=0,
     )
     keep_alive_timeout_s: float = setting(75.0, "an idle connection is closed after this time", minimum=0)
     read_timeout_s: float = setting(
-        30.0, "time in which a whole request must arrive, or a TLS handshake be complete", minimum=0.1
+        30.0,
+        "time in which a request must arrive, a TLS handshake be complete, and 64 KiB of an answer, or all"
+        " of it, be taken",
+        minimum=0.1,
     )
     spin_us: float = setting(
         100.0,

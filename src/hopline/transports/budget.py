@@ -1,15 +1,15 @@
-"""A limit on the memory of requests that are arriving, for all connections of a process."""
+"""A limit on the memory of requests that arrive and answers that wait, for all connections of a process."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """A limit on the bytes of large, unanswered requests over all connections.
+    """A limit on the bytes of large requests and answers over all connections.
 
     A request reserves bytes as they arrive, before they are stored. An announced length reserves nothing:
     otherwise a few bytes could block all large requests. A request without room is refused immediately
     (503, RESOURCE_EXHAUSTED). Waiting for room could deadlock: every sender might hold a part and need
-    more.
+    more. An answer reserves its bytes until the client has taken them; without room it becomes a refusal.
 
     Args:
         limit: bytes.
@@ -21,7 +21,7 @@ class Budget:
     #: Bytes of the default limit in addition to a body of the largest size.
     ROOM_FOR_OTHERS = 32 * 2**20
     #: Error text if there is no room.
-    FULL = "the memory for unanswered requests is full (server.max_pending_bytes); retry later"
+    FULL = "the memory for requests and answers that wait is full (server.max_pending_bytes); retry later"
 
     __slots__ = ("limit", "used")
 

@@ -212,8 +212,8 @@ class GrpcApp:
         except Exception as error:
             self.fail(call, error)
         else:
-            self._count(StatusCode.OK)
-            call.respond(answer)
+            if call.respond(answer):
+                self._count(StatusCode.OK)
 
     async def _answer_each(
         self,
@@ -276,8 +276,8 @@ class GrpcApp:
             except Exception as error:  # a failure of this answer; the service has more to deliver
                 self.fail(call, error, request_id)
                 return
-            self._count(StatusCode.OK)
-            call.respond(answer)
+            if call.respond(answer):
+                self._count(StatusCode.OK)
 
         try:
             ticket = self._service.submit(scoring, deliver)

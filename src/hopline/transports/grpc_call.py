@@ -24,9 +24,9 @@ from hopline.transports.grpc_arriving import Arriving
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_unpacking import Unpacking
-from hopline.transports.http2_frames import ErrorCode
 from hopline.transports.http2_head import Head, block_of
 from hopline.transports.http2_stream import Stream
+from hopline.transports.outbox import SMALL_ANSWER_BYTES
 from hopline.transports.turns import LARGE_BYTES, Turns
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Listener:
         raise NotImplementedError
 
     def sent(self) -> None:
-        """Handle that all answers were sent to the client."""
+        """Handle that all answers were sent to the client, or that a request may begin now."""
 
 
 Metadata: TypeAlias = Iterable[tuple[str, str]]
@@ -115,13 +115,13 @@ class Call:
         "_endpoint",
         "_finished",
         "_head",
+        "_is_due",
         "_is_late",
         "_kept",
         "_max_bytes",
         "_message",
         "_method",
         "_next",
-        "_num_unsent",
         "_since",
         "_stream",
         "_unpacking",
@@ -150,8 +150,8 @@ class Call:
         self._unpacking: Unpacking | None = None
         self._begun = False  # whether an answer was begun
         self._finished = False
+        self._is_due = False  # whether the method begins once the client has taken earlier answers
         self._is_late = False  # whether a message of a client that streams is late
-        self._num_unsent = 0
         self.client: Any = None
         self.is_heard = False
         self.listener: Listener | None = None
@@ -170,7 +170,7 @@ class Call:
         if timeout is not None:
             self.deadline = time.monotonic() + _seconds(timeout)
         if head.num_bytes and not stream.keep(head.num_bytes):
-            raise self._no_room()
+            raise self.no_room()
         if method.streams:
             stream.lasts = True
             method.begin(self, b"")
@@ -192,17 +192,31 @@ class Call:
 
     # Output to the client
 
-    def respond(self, message: bytes) -> None:
-        """Send the one answer of a successful call."""
+    def respond(self, message: bytes) -> bool:
+        """Send the one answer of a successful call; if there is no room for it, fail and return False."""
+        self._stream.give_back(self._stream.num_held)  # the request's
+        if not self._send(message, _OK):
+            self._endpoint.failed(self, self.no_room())
+            return False
         self._finished = True
-        data = b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
-        self._stream.send(_HEAD if not self._begun else b"", data, _OK)
+        return True
 
     def write(self, message: bytes) -> None:
-        """Send one of several answers."""
-        data = b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
-        self._stream.send(_HEAD if not self._begun else b"", data, b"")
+        """Send one of several answers.
+
+        Raises: Overloaded: there is no room for it.
+        """
+        if not self._send(message, b""):
+            raise self.no_room()
         self._begun = True
+
+    def _send(self, message: bytes, trailers: bytes) -> bool:
+        head = _HEAD if not self._begun else b""
+        size = len(message)
+        if size > SMALL_ANSWER_BYTES:  # not copied
+            prefix = b"\0%b" % size.to_bytes(4, "big")
+            return self._stream.send_parts(head, (prefix, message), trailers)
+        return self._stream.send(head, b"\0%b%b" % (size.to_bytes(4, "big"), message), trailers)
 
     def finish(self, code: StatusCode = StatusCode.OK, text: str = "", trailers: Metadata = ()) -> None:
         """End the call with a status.
@@ -233,10 +247,13 @@ class Call:
         """The holder of the connection's client certificate; None without one."""
         return self._stream.connection.peer
 
-    @property
-    def num_unsent_bytes(self) -> int:
-        """Bytes of answers that the client has not accepted yet."""
-        return self._stream.num_pending
+    def may_begin(self) -> bool:
+        """Return whether a request may begin; if not, `Listener.sent` is called once it may."""
+        return self._stream.may_begin()
+
+    def keep(self, num_bytes: int) -> bool:
+        """Count an answer that waits for earlier ones, until `give_back`; return False without room."""
+        return self._stream.keep(num_bytes)
 
     @property
     def is_open(self) -> bool:
@@ -297,12 +314,17 @@ class Call:
             self._unpacking = None
 
     def sent(self) -> None:
-        """Handle that all answers were sent."""
+        """Handle that all answers were sent, or that a request may begin now."""
         if self.listener is not None:
             self.listener.sent()
+        elif self._is_due and not self._finished:
+            try:
+                self._begin()
+            except Exception as error:  # the boundary of a call
+                self._fail(error)
 
     def check_time(self, now: float) -> None:
-        """End the call if its client is too slow to send its request or to read its answer.
+        """End the call if its client is too slow to send its request.
 
         Streams may last, but a message that has begun must arrive in time.
         """
@@ -314,13 +336,7 @@ class Call:
                 self._is_late = True
                 self._hear(self.listener)
             return
-        unsent, self._num_unsent = self._num_unsent, stream.num_pending
-        if stream.is_heard and (not stream.num_pending or stream.num_pending != unsent):
-            self._since = now
-        elif now > self._since + limit_s:
-            if stream.is_heard:
-                stream.reset(ErrorCode.CANCEL)
-                return
+        if not stream.is_heard and now > self._since + limit_s:
             text = f"the request did not arrive within {limit_s} s"
             self._endpoint.failed(self, CallError(StatusCode.DEADLINE_EXCEEDED, text, _LATE))
 
@@ -360,7 +376,7 @@ class Call:
         elif self._stream.keep(size):
             self._message = data[0], data[PREFIX_BYTES:]
         else:
-            raise self._no_room()
+            raise self.no_room()
 
     def _take_more(self, data: bytes) -> None:
         """Receive data of a client that streams: a single complete message need not be stored first."""
@@ -399,12 +415,13 @@ class Call:
 
     def _keep(self, data: bytes) -> None:
         if not self._stream.keep_arriving(len(data), self._endpoint.max_arriving_bytes):
-            raise self._no_room()
+            raise self.no_room()
         self._kept.append(data)
 
-    def _no_room(self) -> Overloaded:
+    def no_room(self) -> Overloaded:
+        """Return the error of a request or an answer for which there is no room."""
         return Overloaded(
-            "the memory for unanswered requests is full, for this connection "
+            "the memory for requests and answers that wait is full, for this connection "
             f"({self._endpoint.max_arriving_bytes} bytes of incomplete requests) or for this worker "
             f"({self._endpoint.budget.limit} bytes in total, server.max_pending_bytes); retry later",
         )
@@ -415,6 +432,9 @@ class Call:
             raise BadRequest("the last message is incomplete")
         if self._message is None:
             raise BadRequest(f"{self._method.name} needs a message, but none was sent")
+        self._is_due = not self._stream.may_begin()
+        if self._is_due:
+            return
         flag, message = self._message
         self._message = None
         if flag:
@@ -444,7 +464,7 @@ class Call:
         if self._next is not None:
             data, self._next = self._next, None
             if not self._stream.keep(len(data)):
-                raise self._no_room()
+                raise self.no_room()
             return data[0], data[PREFIX_BYTES:]
         kept = self._kept
         size = self._size(kept.head(PREFIX_BYTES))
@@ -500,7 +520,7 @@ class Call:
         def unpacked(content: bytes | Exception) -> None:
             self._unpacking = None
             if not isinstance(content, Exception) and not self._stream.keep(len(content)):
-                content = self._no_room()
+                content = self.no_room()
             done(content)
 
         self._unpacking = self._endpoint.unpacker.unpack(

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hopline.errors import HoplineError, Unavailable
+from hopline.errors import HoplineError, Overloaded, Unavailable
 from hopline.transports.failure import as_hopline_error, without_frames
 from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listener
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_text import Offer
+from hopline.transports.outbox import SMALL_ANSWER_BYTES
+from hopline.transports.turns import LARGE_BYTES as FREED_BYTES
 from hopline.transports.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
 #: Requests of one stream in progress; the next one begins when the first is answered.
 MAX_DEPTH = 64
-#: Bytes of answers that the client has not read yet; beyond this, no request begins.
-_MAX_UNSENT_BYTES = 1 << 20
 #: Bytes of requests in progress; beyond this, no request begins.
 _MAX_BEGUN_BYTES = 1 << 20
 #: A message above this is read in a thread: it would block the loop for milliseconds.
@@ -57,7 +57,7 @@ class _Place:
     """A request's place in the order of answers.
 
     Attributes:
-        num_bytes: memory of its message.
+        num_bytes: memory of its message, and of an answer that waits.
         answer: the answer message, once it exists.
         early: makes a message that is sent before the answer.
         ticket: withdraws the request.
@@ -135,12 +135,20 @@ class InferStream(Listener):
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        for place in self._places:
+        self._withdraw()
+        self._ended(self, None)
+
+    def _withdraw(self) -> None:
+        """Cancel the requests in progress, and drop their answers."""
+        places = list(self._places)
+        self._places.clear()
+        for place in places:
             ticket, place.ticket, place.early = place.ticket, None, None
             if ticket is not None:
                 ticket.cancel()
-        self._places.clear()
-        self._ended(self, None)
+            if place.answer is not None and len(place.answer) > FREED_BYTES:
+                self.call.turns.drop(place.answer)
+                place.answer = None
 
     def go_on(self) -> None:
         """Continue in this turn."""
@@ -199,15 +207,23 @@ class InferStream(Listener):
         while places:
             place = places[0]
             if (answer := place.answer) is None:
-                if place.early is not None and self.call.num_unsent_bytes <= _MAX_UNSENT_BYTES:
+                if place.early is not None and self.call.may_begin():
                     make, place.early = place.early, None
-                    self.call.write(make())
+                    self._write(make())
                 return
             places.popleft()
             place.ticket = place.early = None
             self._num_begun_bytes -= place.num_bytes
             self.call.give_back(place.num_bytes)
+            self._write(answer)
+
+    def _write(self, answer: bytes) -> None:
+        """Send an answer. Without room for it, the call ends: no answer may be missing between others."""
+        try:
             self.call.write(answer)
+        except Overloaded as error:
+            self._withdraw()
+            self._stop(error)
 
     def _is_full(self) -> bool:
         """Whether no more requests may begin now."""
@@ -215,18 +231,13 @@ class InferStream(Listener):
             len(self._places) >= MAX_DEPTH
             or self._is_reading
             or self._num_begun_bytes > _MAX_BEGUN_BYTES
-            or self.call.num_unsent_bytes > _MAX_UNSENT_BYTES
+            or not self.call.may_begin()
         )
 
     def _begin(self) -> bool:
         """Begin the next message; return False if there is none, or not now."""
         call = self.call
-        if (
-            self._stopped
-            or self._is_reading
-            or call.num_unsent_bytes > _MAX_UNSENT_BYTES
-            or (self._places and self._is_full())
-        ):
+        if self._stopped or self._is_reading or (self._places and self._is_full()) or not call.may_begin():
             return False
         try:
             found = call.next_message()
@@ -311,6 +322,7 @@ class InferStream(Listener):
             except Exception as error:  # a failure of this answer; the service has more to deliver
                 known = as_hopline_error(error, request.id[:MAX_QUOTED] or "(none)")
                 place.answer = respond(request, known)
+            self._keep(place, request)
             if self._places and self._places[0] is place and not self._going_on:
                 # The service has more to deliver: new requests wait for their turn.
                 self._answer()
@@ -319,6 +331,18 @@ class InferStream(Listener):
                 self._settle()
 
         return deliver
+
+    def _keep(self, place: _Place, request: Any) -> None:
+        """Count an answer that waits; without room, it becomes an error."""
+        assert place.answer is not None
+        num_bytes = PREFIX_BYTES + len(place.answer)
+        if not self._places or (place is self._places[0] and num_bytes <= SMALL_ANSWER_BYTES):
+            return
+        if self.call.keep(num_bytes):
+            place.num_bytes += num_bytes
+            self._num_begun_bytes += num_bytes
+        else:
+            place.answer = self._steps.respond(request, self.call.no_room())
 
     def _fail(self, error: Exception) -> None:
         """End the call with this error when the requests in progress are answered."""

@@ -61,6 +61,7 @@ from hopline.transports.http2_frames import (
 from hopline.transports.http2_head import MAX_HEAD_BYTES, Head, HeadError, HeadReader
 from hopline.transports.http2_held import FREE_BYTES, Held
 from hopline.transports.http2_stream import RECEIVE_WINDOW, Stream
+from hopline.transports.http2_unsent import Unsent
 from hopline.transports.turns import LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ class Http2Connection(asyncio.Protocol):
         resize: prefix of the next head, if the client reduced its header table, which we do not use.
         is_final: whether the client knows that no further stream is accepted.
         is_blocked: whether the client does not read.
-        held: memory of its requests.
+        held: memory of its requests, and of answers that wait.
+        unsent: the answers that wait.
         num_resets: streams that were reset within this second.
         is_late: whether its last answer was a refusal: the next input has low priority.
     """
@@ -132,7 +134,6 @@ class Http2Connection(asyncio.Protocol):
         self._greeted = self._knows_settings = False
         self._heads = HeadReader()
         self._streams: dict[int, Stream] = {}
-        self._blocked: dict[Stream, None] = {}
         self._closed_streams = ClosedStreams()
         self._first_window = DEFAULT_WINDOW
         self.send_window = DEFAULT_WINDOW
@@ -146,6 +147,7 @@ class Http2Connection(asyncio.Protocol):
         self._since = endpoint.now
         self._ending_since: float | None = None
         self.held = Held(endpoint.budget)
+        self.unsent = Unsent(endpoint.turns, endpoint.now)
         self._num_settings = 0
         #: For a connection that ends: unsent bytes at the last check.
         self._unsent = 0
@@ -161,6 +163,11 @@ class Http2Connection(asyncio.Protocol):
     def is_reading_requests(self) -> bool:
         """Whether a request is arriving that must be answered before the server ends."""
         return any(not stream.is_heard and not stream.lasts for stream in self._streams.values())
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether input is read now: what is large is sent after it."""
+        return self._out is not None
 
     @property
     def idle(self) -> bool:
@@ -187,6 +194,7 @@ class Http2Connection(asyncio.Protocol):
         self._buffer = b""
         self._unfinished = None
         self._abandon_streams()
+        self.unsent.close()
 
     def eof_received(self) -> bool:
         """Treat a half-closed client as gone, since there is no other sign of it."""
@@ -239,6 +247,8 @@ class Http2Connection(asyncio.Protocol):
         out, self._out = self._out, None
         if out:
             self.write(b"".join(out))
+        if self.unsent.streams and not self._closed:
+            self._pump()
         if self._closed:
             self._linger()
         elif self.is_final and not self._streams:
@@ -575,29 +585,27 @@ class Http2Connection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.write(data)
 
-    def queue(self, stream: Stream, *, is_through: bool) -> None:
-        """Queue a stream that waits for the window of the connection."""
-        self._blocked.pop(stream, None)
-        if not is_through and stream.send_window > 0:
-            self._blocked[stream] = None
+    def drop(self, memory: object) -> None:
+        """Release large memory in a turn of its own."""
+        self._endpoint.turns.drop(memory)
 
     def forget(self, stream: Stream) -> None:
         """Remove a stream that has ended."""
         if self._streams.pop(stream.number, None) is not None and not stream.is_heard:
             self._closed_streams.discard(stream.number)
-        self._blocked.pop(stream, None)
+        self.unsent.forget(stream)
         if self.is_final and not self._streams and self._out is None:
             self._finish()
 
     def _pump(self) -> None:
-        for stream in list(self._blocked):
-            if self.send_window <= 0 or self.is_blocked:
+        for stream in list(self.unsent.streams):
+            if self.send_window <= 0 or self.is_blocked or self.is_reading:
                 break
             self._advance(stream)
 
     def _advance(self, stream: Stream) -> None:
         """Send more of a stream, and move it to the end of the queue."""
-        self.queue(stream, is_through=stream.pump())
+        self.unsent.queue(stream, is_through=stream.pump())
         if not stream.is_waiting and stream.is_open and stream.receiver is not None:
             stream.receiver.sent()
 
@@ -609,10 +617,14 @@ class Http2Connection(asyncio.Protocol):
         if self._closed:
             self._check_end(now)
             return
+        endpoint = self._endpoint
+        if self._has_stopped(now):
+            self._give_up(ErrorCode.CANCEL, f"answers were not read within {endpoint.read_timeout_s} s")
+            self._transport.abort() if self.is_blocked else self._linger()
+            return
         for stream in list(self._streams.values()):
             if stream.receiver is not None:
                 stream.receiver.check_time(now)
-        endpoint = self._endpoint
         if not self._greeted:
             ending = self._ending_since
             until = self._since + endpoint.read_timeout_s if ending is None else ending + _GREETING_S
@@ -625,6 +637,19 @@ class Http2Connection(asyncio.Protocol):
             self._make_final()  # no confirmation: the client may be gone
         elif not self._has_confirmed and now > self._ending_since + _GONE_S:
             self._transport.abort()
+
+    def _has_stopped(self, now: float) -> bool:
+        """Reset streams whose client does not take their answers; return whether none is left of all."""
+        limit_s = self._endpoint.read_timeout_s
+        num_buffered = self._transport.get_write_buffer_size()
+        if self.unsent.has_stopped(now, limit_s, num_buffered, is_blocked=self.is_blocked):
+            return True
+        stopped = [stream for stream in self._streams.values() if stream.has_stopped(now, limit_s)]
+        if stopped and len(stopped) == len(self._streams):
+            return True
+        for stream in stopped:
+            stream.reset(ErrorCode.CANCEL)
+        return False
 
     def _check_end(self, now: float) -> None:
         """Abort if the client does not read the last bytes, or does not close after them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hopline.transports.http2_frames import (
@@ -17,12 +18,16 @@ from hopline.transports.http2_frames import (
     window_update,
 )
 from hopline.transports.http2_held import FREE_BYTES
+from hopline.transports.outbox import SMALL_ANSWER_BYTES, Progress
+from hopline.transports.turns import LARGE_BYTES
 
 if TYPE_CHECKING:
     from hopline.transports.http2_connection import Http2Connection
 
 #: Bytes that a stream may send before the window is renewed.
 RECEIVE_WINDOW = 1 << 20
+#: Bytes of waiting data that are written at a time.
+_PIECE_BYTES = 4 * DEFAULT_FRAME_SIZE
 _HEADERS, _DATA, _TRAILERS = range(3)
 
 
@@ -36,7 +41,7 @@ class Receiver(Protocol):
         """Handle that the client or the connection ended the stream: answers are not read."""
 
     def sent(self) -> None:
-        """Handle that all written data were sent."""
+        """Handle that all written data were sent, or that a request may begin now."""
 
     def check_time(self, now: float) -> None:
         """Check time limits; called once a second."""
@@ -59,6 +64,7 @@ class Stream:
         content_left: announced bytes that have not arrived; None without a content length.
         is_open: whether data may still be sent: not all was sent, and the stream was not reset.
         num_pending: bytes that wait until the client accepts more.
+        num_sent: bytes of them that were sent.
     """
 
     __slots__ = (
@@ -66,6 +72,7 @@ class Stream:
         "_held",
         "_holds",
         "_pending",
+        "_progress",
         "_receive_window",
         "content_left",
         "is_heard",
@@ -74,6 +81,7 @@ class Stream:
         "num_arriving",
         "num_held",
         "num_pending",
+        "num_sent",
         "number",
         "receiver",
         "send_window",
@@ -89,12 +97,15 @@ class Stream:
         self.is_open = True
         self.lasts = False
         self.num_pending = 0
+        self.num_sent = 0
         self.num_held = 0
         self.num_arriving = 0
         self.content_left: int | None = None
         self._pending: deque[tuple[int, memoryview]] = deque()
         self._receive_window = RECEIVE_WINDOW
         self._holds = False
+        #: Of the data that wait; None while none wait.
+        self._progress: Progress | None = None
 
     @property
     def connection(self) -> Http2Connection:
@@ -174,16 +185,22 @@ class Stream:
 
     # Output to the client
 
-    def send(self, headers: bytes, data: bytes, trailers: bytes) -> None:
+    def may_begin(self) -> bool:
+        """Return whether a request may begin; if not, `Receiver.sent` is called once it may."""
+        return self._connection.unsent.may_begin(self)
+
+    def send(self, headers: bytes, data: bytes, trailers: bytes) -> bool:
         """Send the non-empty parts in order, as the client accepts them; the remaining data follow later.
 
         Args:
             headers: a header block.
             data: any number of bytes.
             trailers: a header block, which ends the stream.
+
+        Returns: False if there is no room for data that have to wait: then nothing was sent.
         """
         if not self.is_open:
-            return
+            return True
         connection = self._connection
         size = len(data)
         if (
@@ -191,9 +208,9 @@ class Stream:
             or connection.is_blocked
             or size > self.send_window
             or size > connection.send_window
+            or size > SMALL_ANSWER_BYTES
         ):
-            self._wait(headers, data, trailers)
-            return
+            return self.send_parts(headers, (data,), trailers)
         number = self.number
         parts: list[bytes] = []
         if connection.resize and (headers or trailers):
@@ -217,13 +234,22 @@ class Stream:
         connection.write(b"".join(parts))
         if trailers:
             self._end()
+        return True
 
-    def _wait(self, headers: bytes, data: bytes, trailers: bytes) -> None:
-        for kind, part in ((_HEADERS, headers), (_DATA, data), (_TRAILERS, trailers)):
-            if part:
-                self._pending.append((kind, memoryview(part)))
-        self.num_pending += len(data)
-        self._connection.queue(self, is_through=self.pump())
+    def send_parts(self, headers: bytes, data: Sequence[bytes], trailers: bytes) -> bool:
+        """Send large data, which need not be one object; see `send`."""
+        if not self.is_open:
+            return True
+        size = sum(map(len, data))
+        if not self.keep(size):
+            return False
+        for kind, parts in ((_HEADERS, (headers,)), (_DATA, data), (_TRAILERS, (trailers,))):
+            self._pending += ((kind, memoryview(part)) for part in parts if part)
+        self.num_pending += size
+        unsent = self._connection.unsent
+        unsent.add(size)
+        unsent.queue(self, is_through=self.pump())
+        return True
 
     @property
     def is_waiting(self) -> bool:
@@ -232,32 +258,59 @@ class Stream:
 
     def pump(self) -> bool:
         """Send waiting data as far as the client accepts them; return whether all were sent."""
-        connection, number = self._connection, self.number
+        connection = self._connection
         pending = self._pending
         while pending and self.is_open:
             if connection.is_blocked:
                 return False
             kind, part = pending[0]
             if kind == _DATA:
-                size = min(len(part), self.send_window, connection.send_window, DEFAULT_FRAME_SIZE)
-                if size <= 0:
+                is_large = self.num_pending > DEFAULT_FRAME_SIZE
+                if (is_large and connection.is_reading) or not self._send_piece():
                     return False
-                connection.write(b"".join((HEAD.pack(size << 8 | DATA, 0, number), part[:size])))
-                self.send_window -= size
-                connection.send_window -= size
-                self.num_pending -= size
-                if size < len(part):
-                    pending[0] = (_DATA, part[size:])
-                    continue
-            else:
-                block, connection.resize = b"".join((connection.resize, part)), b""
-                flags = END_HEADERS | (END_STREAM if kind == _TRAILERS else 0)
-                connection.write(HEAD.pack(len(block) << 8 | HEADERS, flags, number) + block)
+                continue
+            block, connection.resize = b"".join((connection.resize, part)), b""
+            flags = END_HEADERS | (END_STREAM if kind == _TRAILERS else 0)
+            connection.write(HEAD.pack(len(block) << 8 | HEADERS, flags, self.number) + block)
             pending.popleft()
             if kind == _TRAILERS:
                 self._end()
                 return True
         return True
+
+    def _send_piece(self) -> bool:
+        """Send a piece of the waiting data; return False if a window has no room."""
+        connection, pending = self._connection, self._pending
+        room = min(_PIECE_BYTES, self.send_window, connection.send_window)
+        left, frames = room, list[bytes | memoryview]()
+        while left > 0 and pending and pending[0][0] == _DATA:
+            part = pending[0][1]
+            size = min(len(part), left, DEFAULT_FRAME_SIZE)
+            frames += (HEAD.pack(size << 8 | DATA, 0, self.number), part[:size])
+            left -= size
+            if size < len(part):
+                pending[0] = (_DATA, part[size:])
+            else:
+                pending.popleft()
+        if not frames:
+            return False
+        size = room - left
+        self.send_window -= size
+        connection.send_window -= size
+        self.num_pending -= size
+        self.num_sent += size
+        self.give_back(size)
+        connection.write(b"".join(frames))
+        connection.unsent.sent(size)
+        return True
+
+    def has_stopped(self, now: float, limit_s: float) -> bool:
+        """Return whether the client takes too little of this stream; not if the connection is the cause."""
+        if not self._pending or self.send_window > 0:
+            self._progress = None
+            return False
+        self._progress = self._progress or Progress(now, self.num_sent)
+        return self._progress.has_stopped(self.num_sent, now, limit_s)
 
     def _end(self) -> None:
         """End the stream after all data were sent; a client that still sends may stop."""
@@ -287,6 +340,12 @@ class Stream:
         """Close the stream, and release its memory."""
         self.is_open = False
         self.receiver = None  # break the reference cycle
+        if self.num_pending:
+            self._connection.unsent.drop(self.num_pending)
+            if self.num_pending > LARGE_BYTES:
+                self._connection.drop(self._pending)
+                self._pending = deque()
+            self.num_pending = 0
         self._pending.clear()
         if self.num_held:
             self.arrived(self.num_arriving)

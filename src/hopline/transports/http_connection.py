@@ -32,6 +32,7 @@ from hopline.transports.http_chunks import OpenChunk
 from hopline.transports.http_head import head_refusal, origin_form, unknown_method
 from hopline.transports.http_lane import REFUSALS
 from hopline.transports.http_messages import LAST, BodyStream, Pending, Request, Response, StreamedResponse
+from hopline.transports.outbox import SMALL_ANSWER_BYTES, Outbox
 from hopline.transports.turns import LARGE_BYTES, LONG_READ_BYTES, TURN_S
 
 if TYPE_CHECKING:
@@ -52,9 +53,6 @@ _MAX_STARTED = 16
 _PIECE_BYTES = 2048
 #: Limit of a chunked body's framing beyond the body's size: a one-byte chunk has six bytes.
 _MAX_FRAMING_BYTES = 1 << 20
-#: Below this, copying head and body into one buffer is cheaper than two writes.
-_JOIN_BYTES = 64 * 1024
-
 _KEEP = b"connection: keep-alive\r\n"
 #: How long a refused sender may continue to send before the connection is aborted, in seconds. Closing
 #: immediately would reset the connection, and the client would not read the error.
@@ -62,6 +60,8 @@ _LINGER_S = 5.0
 #: Bodies above this need room in the budget, and are read only from permitted clients.
 _SMALL_BYTES = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+#: Headers of an offer to change the protocol, which the header Connection names too.
+_OFFER = frozenset({b"upgrade", b"http2-settings"})
 #: A client that closed looks like one that only stopped sending, until something is written to it. Every
 #: answer begins with these bytes, so they are sent early and one at a time: a closed client resets the
 #: connection, and the next byte reports that. The first byte is sent immediately, the second after
@@ -69,8 +69,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: minutes.
 _EARLY_BYTES = b"HTTP/1.1 "
 _PROBE_S, _PROBE_GROWTH = 0.002, 5
-#: A client of a streamed answer that accepts nothing for this time, in seconds, is cut off.
-_STALLED_S = 60.0
 _STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -84,20 +82,18 @@ class HttpConnection(asyncio.Protocol):
         self._handler = endpoint.handler
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
+        self._outbox: Outbox
         self._peer: Peer | None = None
         self._pending: Pending | None = None
         #: The answer that is being sent in pieces.
         self._stream: BodyStream | None = None
         self._is_chunked = False
-        #: Of a streamed answer: bytes that the client had not accepted, and since when they are as many.
-        self._unsent, self._unsent_since = 0, 0.0
         self._current: Request | None = None
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         #: Received bytes that wait for the parser while others have their turn.
         self._unread = b""
         self._since = endpoint.now
-        self._blocked = False
         self._paused = False
         self._closed = False
         #: Whether further input is dropped, since an earlier request was refused.
@@ -115,10 +111,6 @@ class HttpConnection(asyncio.Protocol):
         self._turn_ends = 0.0
         #: The request that the parser finished last, during a call of the parser.
         self._last: Request | None = None
-        #: A request with an Upgrade header whose body is incomplete; the parser considers the body as data
-        #: of the other protocol.
-        self._held: Request | None = None
-        self._held_body = io.BytesIO()
         self._reserved = 0
         self._new_message()
 
@@ -147,6 +139,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the new connection."""
         self._transport = transport
+        self._outbox = Outbox(transport, self._endpoint.budget, self._endpoint.turns)
         if transport.get_extra_info("sslcontext") is None:
             # Answers are written immediately, not at the end of the loop's turn with those still to come.
             # (An encrypted transport with this limit would pause for ever.)
@@ -165,11 +158,12 @@ class HttpConnection(asyncio.Protocol):
         if self._next_probe is not None:
             self._next_probe.cancel()
         self._drop_body()
-        for request in (self._held, self._current, *self._waiting):
+        self._outbox.gone()
+        for request in (self._current, *self._waiting):
             if request is not None:
                 self._release(request.reserved_bytes)
         self._waiting.clear()
-        self._held = self._current = None
+        self._current = None
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.receiver = None
@@ -233,7 +227,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def _is_busy(self) -> bool:
         """Whether the next request must wait for others of this connection."""
-        return self._current is not None or self._blocked or bool(self._waiting)
+        return self._current is not None or self._outbox.is_blocked or bool(self._waiting)
 
     @property
     def _is_full(self) -> bool:
@@ -255,8 +249,11 @@ class HttpConnection(asyncio.Protocol):
         return self._num_started >= _MAX_STARTED or now > self._turn_ends
 
     def go_on(self) -> None:
-        """Take a turn: start waiting requests, or read unread input."""
+        """Take a turn: send more of an answer, start waiting requests, or read unread input."""
         self._begin_turn()
+        if self._outbox.has_parts:
+            self._send_more()
+            return
         if self._closed:
             return
         if self._waiting:
@@ -273,9 +270,6 @@ class HttpConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         """Pass data to the parser."""
-        if self._held is not None:
-            self._take_held(data)
-            return
         starts = self._between
         # A finished message resets the count, and pieces of bodies are subtracted. So the remaining bytes
         # are an unfinished head, extensions of a chunk, or trailers.
@@ -284,11 +278,12 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # Upgrades are not supported: this request is handled as HTTP/1.1, later input is dropped.
-            if self._held is None:
-                self._close_after_answer()
+            # Upgrades are not supported: this request is handled as HTTP/1.1.
+            if self._between or self._closed or self._is_deaf:
+                self._close_after_answer()  # later input is dropped
             else:
-                self._take_held(data[upgrade.args[0] :])
+                self._read_without_upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserInvalidMethodError as error:
@@ -313,6 +308,24 @@ class HttpConnection(asyncio.Protocol):
                 400, "the chunks of the body are too small: the framing is longer than the content"
             )
 
+    def _read_without_upgrade(self, body: bytes) -> None:
+        """Read a request whose body follows again, without its offer to change the protocol.
+
+        The parser considers the body as data of the other protocol; a client sends those only after the
+        server has agreed (RFC 9110, 7.8).
+        """
+        headers = {name: value for name, value in self._headers.items() if name not in _OFFER}
+        options = headers.get(b"connection", b"").split(b",")
+        kept = [option for option in options if option.strip().lower() not in _OFFER]
+        lines = b"".join(
+            b"%b: %b\r\n" % header for header in {**headers, b"connection": b",".join(kept)}.items()
+        )
+        version = self._parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._target, version, lines)
+        self._parser = httptools.HttpRequestParser(self)
+        self._new_message()
+        self._parse(head + body)
+
     def take_low_priority(self, data: bytes) -> None:
         """Read the input that waited in the lane, and resume reading."""
         self._is_late = False
@@ -326,8 +339,10 @@ class HttpConnection(asyncio.Protocol):
 
         Over TLS, event loops do not support half-closed connections: the connection is closed.
         """
-        if self._closed or self._transport.get_extra_info("sslcontext") is not None:
+        if self._transport.get_extra_info("sslcontext") is not None:
             return False
+        if self._closed:
+            return self._outbox.has_parts
         if self._stream is not None:
             # Clients of streams stop sending only when they leave, and what they asked for is dear.
             self._transport.abort()
@@ -335,17 +350,17 @@ class HttpConnection(asyncio.Protocol):
         self._ended = True
         if self not in self._endpoint.lane:
             self._finish()
-        return not self._closed
+        return not self._closed or self._outbox.has_parts
 
     def _finish(self) -> None:
         """Close after all complete requests are answered."""
         self._probe()
-        if self._between and self._held is None:
+        if self._between:
             self._close_after_answer()
         else:
             self._refuse(400, "the connection was closed within a request")
         if self._closed:
-            self._transport.close()
+            self._outbox.close()
 
     def _probe(self) -> None:
         """Send a byte of the answer to a client that stopped sending."""
@@ -362,12 +377,22 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop starting and reading requests while the client does not read."""
-        self._blocked = True
+        self._outbox.pause(self._endpoint.now)
         self.pause_reading()
 
     def resume_writing(self) -> None:
         """Continue when the client reads again."""
-        self._blocked = False
+        self._outbox.resume()
+        self._send_more()
+
+    def _send_more(self) -> None:
+        """Send more of a large answer in this turn; continue with the next request after it."""
+        if self._outbox.pump():
+            return  # until the client reads
+        if self._outbox.has_parts:
+            self.pause_reading()
+            self._endpoint.turns.wait(self)
+            return
         if self._stream is not None and not self._closed:
             self._stream.resumed()
         self._begin_turn()
@@ -407,6 +432,8 @@ class HttpConnection(asyncio.Protocol):
             if lines + len(self._target) > MAX_HEAD_BYTES:
                 self._refuse_head()
                 return
+        if self._is_read_again:
+            return
         self._target = origin_form(self._target)
         version = self._parser.get_http_version()
         refusal = head_refusal(version, headers)
@@ -439,7 +466,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _continue(self) -> None:
         """Send 100 Continue if it is due and all earlier requests are answered."""
-        if self._owes_continue and self._current is None and not self._waiting and not self._closed:
+        if self._owes_continue and not self._is_busy and not self._closed:
             self._owes_continue = False
             self._transport.write(_CONTINUE)
 
@@ -495,9 +522,8 @@ class HttpConnection(asyncio.Protocol):
     def _drop_body(self) -> None:
         """Drop the received part of a body."""
         reserved, self._reserved = self._reserved, 0
-        memory = (self._pieces, self._held_body)
+        memory = self._pieces
         self._pieces, self._body = None, b""
-        self._held_body = io.BytesIO()
         if reserved > LARGE_BYTES:
             self._endpoint.turns.drop(memory, lambda: self._release(reserved))
         else:
@@ -518,6 +544,8 @@ class HttpConnection(asyncio.Protocol):
         """Handle a complete request."""
         if self._closed or self._is_deaf:
             return
+        if self._is_read_again:
+            return
         parser = self._parser
         upgrades = parser.should_upgrade()  # later input is dropped
         request = Request(
@@ -533,28 +561,17 @@ class HttpConnection(asyncio.Protocol):
             self._peer,
         )
         request.reserved_bytes, self._reserved = self._reserved, 0
-        body_follows = upgrades and int(self._headers.get(b"content-length", b"0")) > 0
         self._new_message()
-        if body_follows:
-            self._held = request
-            return
         self._last = request
         self._take(request)
 
-    def _take_held(self, data: bytes) -> None:
-        """Store more of the body of a request with an Upgrade header."""
-        held = self._held
-        assert held is not None
-        length = int(held.headers[b"content-length"])
-        piece = data[: length - self._held_body.tell()]
-        if not self._reserve(self._held_body.tell() + len(piece)):
-            return
-        self._held_body.write(piece)
-        if self._held_body.tell() == length:
-            held.body, self._held_body = self._held_body.getvalue(), io.BytesIO()
-            held.reserved_bytes, self._reserved = self._reserved, 0
-            self._held = None
-            self._take(held)
+    @property
+    def _is_read_again(self) -> bool:
+        """Whether this request offers an upgrade and has a body; see `_read_without_upgrade`."""
+        headers = self._headers
+        if b"upgrade" not in headers or not self._parser.should_upgrade():
+            return False
+        return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
 
     def _take(self, request: Request) -> None:
         """Answer a request when its turn comes."""
@@ -612,14 +629,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _start_waiting(self) -> None:
         """Start pipelined requests in order, while the client reads their answers."""
-        while self._waiting and self._current is None and not self._blocked and not self._closed:
+        while self._waiting and self._current is None and not self._outbox.is_blocked and not self._closed:
             if self._turn_is_over:
                 self._endpoint.turns.wait(self)
                 return
             request = self._waiting.popleft()
             self._waiting_bytes -= len(request.body)
             self._start(request)
-        if self._paused and not self._blocked and not self._closed and not self._is_full:
+        if self._paused and not self._outbox.is_blocked and not self._closed and not self._is_full:
             if self._unread:
                 self._endpoint.turns.wait(self)
             else:
@@ -628,10 +645,13 @@ class HttpConnection(asyncio.Protocol):
         self._continue()
 
     def _send(self, request: Request, response: Response) -> None:
-        self._is_late = response.status in REFUSALS
         if request.reserved_bytes:
             self._release(request.reserved_bytes)
             request.reserved_bytes = 0
+        is_large = len(response.body) > SMALL_ANSWER_BYTES and request.method != b"HEAD"
+        if is_large and not self._outbox.reserve(len(response.body)):
+            response, is_large = self._endpoint.refusal(503, Budget.FULL), False
+        self._is_late = response.status in REFUSALS
         connection = LAST if self._endpoint.closing else request.connection
         body = response.body
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
@@ -643,16 +663,20 @@ class HttpConnection(asyncio.Protocol):
             connection,
         )
         head, self._num_early = head[self._num_early :], 0
-        if request.method == b"HEAD":
-            self._transport.write(head)
-        elif len(body) < _JOIN_BYTES:
-            self._transport.write(head + body)
+        if is_large:
+            self._send_large(head, body)
         else:
-            self._transport.writelines((head, body))
+            self._outbox.write(head if request.method == b"HEAD" else head + body)
         if self._endpoint.spinner.is_on:
             self._endpoint.spinner.answered()
         if connection is LAST:
             self._close()
+
+    def _send_large(self, *parts: bytes) -> None:
+        self._outbox.put(*parts)
+        if not self._outbox.pump() and self._outbox.has_parts:
+            self.pause_reading()
+            self._endpoint.turns.wait(self)
 
     # A streamed answer: this connection is its `Sink`
 
@@ -676,21 +700,20 @@ class HttpConnection(asyncio.Protocol):
             self._endpoint.date,
             request.connection,
         )
-        self._transport.write(head[self._num_early :])
+        self._outbox.write(head[self._num_early :])
         self._num_early = 0
         self._stream = response.stream
-        self._unsent, self._unsent_since = 0, self._endpoint.now
         self._stream.start(self)
 
     @property
     def is_blocked(self) -> bool:
         """As `Sink.is_blocked`."""
-        return self._blocked
+        return self._outbox.is_blocked
 
     def write(self, data: bytes) -> None:
         """As `Sink.write`."""
         if self._stream is not None and not self._closed and data:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+            self._outbox.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def end(self) -> None:
         """As `Sink.end`: continues with the next request."""
@@ -699,7 +722,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._stream = self._pending = self._current = None
         if self._is_chunked and not self._closed:
-            self._transport.write(b"0\r\n\r\n")
+            self._outbox.write(b"0\r\n\r\n")
         if request.connection is LAST or self._endpoint.closing:
             self._close()
         elif self._waiting or self._paused or self._owes_continue:
@@ -710,14 +733,6 @@ class HttpConnection(asyncio.Protocol):
         """As `Sink.fail`: closes without the end of the chunks."""
         self._stream = None
         self._close()
-
-    def _check_stalled(self, now: float) -> None:
-        """Cut off a client that accepts nothing of a streamed answer."""
-        unsent = self._transport.get_write_buffer_size()
-        if unsent != self._unsent or not unsent:
-            self._unsent, self._unsent_since = unsent, now
-        elif now - self._unsent_since > _STALLED_S:
-            self._transport.abort()
 
     def _refuse_body(self) -> None:
         limit = self._endpoint.max_body_bytes
@@ -737,8 +752,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse_with(self, refusal: Response) -> None:
         """Answer an incomplete request with a response; later input is dropped."""
         self._drop_body()
-        self._held = None
-        if self._current is not None or self._waiting:
+        if self._is_busy:
             self._is_deaf = True
             self._owes_continue = False
             self._close_after_answer()
@@ -766,19 +780,20 @@ class HttpConnection(asyncio.Protocol):
             self._current is None
             and not self._waiting
             and not self._unread
+            and not self._outbox.has_parts
             and self not in self._endpoint.lane
         )
 
     def check_time(self, now: float) -> None:
-        """Close a connection that is idle or sends its request too slowly."""
-        if self._linger_until:
+        """Close a connection that is idle, sends its request too slowly, or does not take its answer."""
+        if self._outbox.has_stopped(now, self._endpoint.timeouts.read_s):
+            self._transport.abort()
+        elif self._linger_until:
             if now > self._linger_until:
                 self._transport.abort()
-        elif not self.idle:
+        elif self._outbox.is_blocked or not self.idle:
             self._since = now
-            if self._stream is not None:
-                self._check_stalled(now)
-        elif not self._between or self._held is not None:
+        elif not self._between:
             self._slow_since = self._slow_since or now
             if now - self._slow_since > self._endpoint.timeouts.read_s:
                 self._refuse(408, f"the request did not arrive within {self._endpoint.timeouts.read_s} s")
@@ -802,7 +817,7 @@ class HttpConnection(asyncio.Protocol):
         """Close after all written data are sent."""
         if not self._closed:
             self._closed = True
-            self._transport.close()
+            self._outbox.close()
 
     def pause_reading(self) -> None:
         """Stop reading for now."""

@@ -1,0 +1,110 @@
+"""Answers of one HTTP/2 connection that its client has not taken: their order, a limit, their progress.
+
+A client takes as much as its windows and its socket allow. Answers beyond that wait in their streams, and
+count in the memory of the connection (`http2_held.py`). While more than a share waits, no further request
+of the connection begins. The connection is still read: its windows are renewed by frames.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hopline.transports.outbox import Progress
+from hopline.transports.turns import TURN_S, Turns
+
+if TYPE_CHECKING:
+    from hopline.transports.http2_stream import Stream
+
+#: Bytes of waiting answers above which no further request of the connection begins.
+SHARE_BYTES: Final = 1 << 20
+
+
+class Unsent:
+    """The waiting answers of one connection; see the module docstring.
+
+    Args:
+        turns: schedules requests that begin later.
+        now: seconds, on the clock of `has_stopped`.
+
+    Attributes:
+        num_bytes: bytes that wait, of all streams.
+        num_sent: bytes that no longer wait, since the connection began.
+        streams: streams that wait for the connection's window or its socket, in their order.
+    """
+
+    __slots__ = ("_due", "_progress", "_turns", "num_bytes", "num_sent", "streams")
+
+    def __init__(self, turns: Turns, now: float) -> None:
+        self._turns = turns
+        self._progress = Progress(now)
+        #: Streams with a request that begins when less than the share waits.
+        self._due: dict[Stream, None] = {}
+        self.num_bytes = self.num_sent = 0
+        self.streams: dict[Stream, None] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to take some answers before a request begins."""
+        return self.num_bytes > SHARE_BYTES
+
+    def may_begin(self, stream: Stream) -> bool:
+        """Return whether a request of this stream may begin; if not, its receiver is called later."""
+        if not self.is_full:
+            return True
+        self._due[stream] = None
+        return False
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that wait."""
+        self.num_bytes += num_bytes
+
+    def sent(self, num_bytes: int) -> None:
+        """Count bytes that were sent."""
+        self.num_sent += num_bytes
+        self.drop(num_bytes)
+
+    def drop(self, num_bytes: int) -> None:
+        """Count bytes that no longer wait; requests that are due begin in a turn of their own."""
+        self.num_bytes -= num_bytes
+        if self._due and not self.is_full:
+            self._turns.wait(self)
+
+    def queue(self, stream: Stream, *, is_through: bool) -> None:
+        """Move a stream to the end of the queue, if it waits for the connection."""
+        self.streams.pop(stream, None)
+        if not is_through and stream.send_window > 0:
+            self.streams[stream] = None
+
+    def forget(self, stream: Stream) -> None:
+        """Remove a stream that has ended."""
+        self.streams.pop(stream, None)
+        self._due.pop(stream, None)
+
+    def go_on(self) -> None:
+        """Begin requests that are due, for one turn."""
+        until = self._turns.clock() + TURN_S
+        while self._due and not self.is_full:
+            stream = next(iter(self._due))
+            del self._due[stream]
+            if stream.receiver is not None:
+                stream.receiver.sent()
+            if self._due and self._turns.clock() > until:
+                self._turns.wait(self)
+                return
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._turns.leave(self)
+
+    def has_stopped(self, now: float, limit_s: float, num_buffered: int, *, is_blocked: bool) -> bool:
+        """Return whether the connection, not one stream alone, takes too little.
+
+        Args:
+            num_buffered: sent bytes that the socket has not accepted.
+            is_blocked: whether too many are.
+        """
+        num_taken = self.num_sent - num_buffered
+        if not self.streams and not is_blocked:
+            self._progress.begin(num_taken, now)
+            return False
+        return self._progress.has_stopped(num_taken, now, limit_s)
