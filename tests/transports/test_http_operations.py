@@ -61,7 +61,7 @@ def test_a_permission_is_for_the_model_of_the_path():
     assert access("/metrics").tell == "read"
 
 
-@pytest.mark.parametrize("route", ["/v1/models", "/v1/models/x", "/docs", "/v2/models/a/versions/1/infer/"])
+@pytest.mark.parametrize("route", ["/v1/models", "/v1/models/x", "/docs", "/v2/models/a/versions/1/infer"])
 def test_a_path_of_a_setting_must_not_hide_a_route(route):
     with pytest.raises(ConfigError, match="is a route of Hopline's own"):
         operations_of(load_config(overrides={"server.health_route": route}).server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import socket
 from typing import Any
 
 import httpx
@@ -48,6 +49,35 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert "use POST" in response.json()["error"]["message"]
     assert httpx.post(f"{server.url}/healthz").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//v2/models/sage", "/v2//models/sage", "/v2/models/sage/", "/v2/", "/v2/./models/sage",
+        "/v2/x/../models/sage", "/%76%32/models/sage", "/v2/models/s%61ge", "/v2%2Fmodels%2Fsage",
+        "/v2/models%2fsage", "/v2\\models\\sage", "/v2%5Cmodels%5Csage", "/v2/models/%2E/sage",
+        "/v2/models/sage%00", "/v2/models/sage%2F", "http://x//v2/models/sage", "/healthz/", "//",
+        "/%2E/healthz", "/v2;a=1/models/sage",
+    ],
+)  # fmt: skip
+def test_a_path_has_one_spelling(server: RunningServer, path: str) -> None:
+    """A proxy's rule for a path sees what was sent; no other spelling may lead to the same route."""
+    host, _, port = server.address.rpartition(":")
+    for method in ("GET", "POST"):
+        with socket.create_connection((host, int(port)), 10) as client:
+            client.sendall(f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), answer
+
+
+def test_names_that_need_it_are_encoded_in_a_path(server: RunningServer) -> None:
+    # Names of folders may have any letters; clients encode them alike (RFC 3986, 2.1 and 6.2.2).
+    for name, shown in (("caf%C3%A9", "café"), ("a%20b", "a b"), ("2@ab+c", "2@ab+c"), ("2%40ab", "2@ab")):
+        response = httpx.get(f"{server.url}/v2/models/{name}")
+        assert (response.status_code, f"no model '{shown}'" in response.json()["error"]) == (404, True)
+    for name in ("caf%c3%a9", "%FF"):
+        assert "one spelling" in httpx.get(f"{server.url}/v2/models/{name}").json()["error"]
 
 
 INFER = {"inputs": [{"name": "node_ids", "datatype": "INT64", "shape": [1], "data": [1]}]}

@@ -1,4 +1,4 @@
-"""Threads that decompress and count large and compressed bodies outside the event loop."""
+"""Threads that decompress and count large bodies, and encode large answers, outside the event loop."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ metadata of an error contain its stable code, `hopline-error`, and `retry-after-
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -26,7 +27,7 @@ from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
-from hopline.transports.body_threads import load_kernels
+from hopline.transports.body_threads import THREADS, load_kernels
 from hopline.transports.failure import as_hopline_error, without_names
 from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
@@ -34,14 +35,20 @@ from hopline.transports.grpc_errors import CallError, grpc_code, trailers_of
 from hopline.transports.grpc_names import check_name, check_names
 from hopline.transports.grpc_reflection import SERVICES as REFLECTIONS
 from hopline.transports.grpc_reflection import Reflection
-from hopline.transports.grpc_request import RequestReader, parameters_of, parsed
+from hopline.transports.grpc_request import (
+    RequestReader,
+    encode_answer,
+    fill_response,
+    parameters_of,
+    parsed,
+)
 from hopline.transports.grpc_status import StatusCode
 from hopline.transports.grpc_stream import LARGE_BYTES, InferStream, Steps
 from hopline.transports.grpc_text import Offer, TextParts, has_parts, mark_last, wants_parts
 from hopline.transports.interface import ScoringService
 from hopline.transports.lifecycle_requests import change_parameters, checked_path
 from hopline.transports.proto import message, methods
-from hopline.transports.tensors import encode_raw
+from hopline.transports.score_json import is_large
 from hopline.transports.traces import join_trace
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
@@ -268,16 +275,10 @@ class GrpcApp:
             call.on_gone = None
             if isinstance(outcome, HoplineError):
                 self.fail(call, outcome, request_id)
-                return
-            try:
-                response = message("inference.ModelInferResponse")()
-                fill_response(response, request_id, outcome)
-                answer = response.SerializeToString()
-            except Exception as error:  # a failure of this answer; the service has more to deliver
-                self.fail(call, error, request_id)
-                return
-            if call.respond(answer):
-                self._count(StatusCode.OK)
+            elif is_large(outcome):
+                self._work(call, self._respond_large(call, request_id, outcome))
+            else:
+                self._respond(call, request_id, functools.partial(encode_answer, request_id, outcome))
 
         try:
             ticket = self._service.submit(scoring, deliver)
@@ -286,6 +287,23 @@ class GrpcApp:
         else:
             if call.is_open:
                 call.on_gone = ticket.cancel
+
+    def _respond(self, call: Call, request_id: str, encode: Callable[[], bytes]) -> None:
+        """Send the answer that a function returns."""
+        try:
+            answer = encode()
+        except Exception as error:  # a failure of this answer; the service has more to deliver
+            self.fail(call, error, request_id)
+            return
+        if call.respond(answer):
+            self._count(StatusCode.OK)
+
+    async def _respond_large(self, call: Call, request_id: str, result: ScoreResult) -> None:
+        encoding = asyncio.get_running_loop().run_in_executor(THREADS, encode_answer, request_id, result)
+        await asyncio.wait([encoding])
+        call.on_gone = None
+        if call.is_open:
+            self._respond(call, request_id, encoding.result)
 
     def _permit(self, request: Any, client: Client | None) -> None:
         """Check model names and permissions before tensors are read."""
@@ -474,18 +492,6 @@ class GrpcApp:
 
 
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = 1, 2, 3
-
-
-def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
-    """Write a result into an empty ModelInferResponse, with raw contents."""
-    response.model_name = result.model
-    response.model_version = result.version
-    response.id = request_id
-    for name, value in oip.answer_parameters(result).items():
-        response.parameters[name].string_param = value
-    for tensor in oip.tensors_from_result(result):
-        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        response.raw_output_contents.append(encode_raw(tensor))
 
 
 def _snake_case(name: str) -> str:

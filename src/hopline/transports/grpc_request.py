@@ -1,5 +1,6 @@
-"""Reads ModelInferRequest messages. Inputs that are equal in many requests are parsed once.
+"""Reads ModelInferRequest messages, and encodes their answers.
 
+Inputs that are equal in many requests are parsed once.
 A caller repeats the same inputs, with the same types and shapes, and only raw contents change. So a request
 is parsed as an `OuterInferRequest` (outer.proto), whose inputs stay bytes: known inputs are looked up, and
 reading a dozen of them needs a third of the time.
@@ -18,7 +19,15 @@ from hopline.transports import oip
 from hopline.transports.proto import message
 from hopline.transports.proto_scan import Layout, check_message, layout_of
 from hopline.transports.share import PIECE_BYTES, Decompressed, check_share, sent_bytes, share
-from hopline.transports.tensors import Tensor, TensorHead, check_amount, decode_typed, tensor_head
+from hopline.transports.tensors import (
+    Tensor,
+    TensorHead,
+    check_amount,
+    decode_typed,
+    encode_raw,
+    tensor_head,
+)
+from hopline.types import ScoreResult
 
 OUTER = "hopline.oip.v1.OuterInferRequest"
 _CONTENTS = {
@@ -184,3 +193,23 @@ def parsed(kind: Any, data: bytes) -> Any:
 @functools.cache
 def _layout(name: str) -> Layout:
     return layout_of(message(name).DESCRIPTOR)
+
+
+def encode_answer(request_id: str, result: ScoreResult) -> bytes:
+    """Encode the answer of one call."""
+    response = message("inference.ModelInferResponse")()
+    fill_response(response, request_id, result)
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
+def fill_response(response: Any, request_id: str, result: ScoreResult) -> None:
+    """Write a result into an empty ModelInferResponse, with raw contents."""
+    response.model_name = result.model
+    response.model_version = result.version
+    response.id = request_id
+    for name, value in oip.answer_parameters(result).items():
+        response.parameters[name].string_param = value
+    for tensor in oip.tensors_from_result(result):
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        response.raw_output_contents.append(encode_raw(tensor))

@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -40,7 +39,14 @@ from hopline.transports.http_bodies import (
 from hopline.transports.http_errors import encode_json, error_response, plain_error
 from hopline.transports.http_messages import Pending, Request, Response
 from hopline.transports.http_operations import Operation, operations_of, table_of
-from hopline.transports.http_routes import Handler, Route, route_of, unsupported, without_fields
+from hopline.transports.http_routes import (
+    Handler,
+    Route,
+    missing_route,
+    route_of,
+    unsupported,
+    without_fields,
+)
 from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
@@ -49,7 +55,7 @@ from hopline.transports.oip_json import check_names, decode_infer
 from hopline.transports.openai.routes import OpenAiRoutes, described, listed
 from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
-from hopline.transports.path_table import Match
+from hopline.transports.path_table import ONE_SPELLING, Match, parts_of
 from hopline.transports.platform_routes import Predicting, only_model, score_body
 from hopline.transports.score_json import (
     deadline_after,
@@ -397,18 +403,13 @@ class HttpApp:
         if target == b"*":  # the server as a whole (RFC 9110, 9.3.7)
             return Route(self._options, (b"OPTIONS",), oip=False)
         path, _, query = target.partition(b"?")
-        parts = [unquote_to_bytes(part).decode("utf-8", "replace") for part in path.strip(b"/").split(b"/")]
+        parts = parts_of(path) or []
         found = self._table.find(parts)
         route = unsupported(parts) if found is None else self._route_of(found)
         if route is None:
-            text = f"unknown path {path.decode('latin-1')}; see / for an overview"
-            is_oip = parts[0] == "v2"
-
-            def missing(request: Request, id_line: bytes) -> Response:
-                return plain_error(404, text, id_line, oip=is_oip)
-
-            # Not cached: their number is unlimited.
-            return Route(missing, (), is_oip)
+            text = f"unknown path {path.decode('latin-1')}; "
+            text += "see / for an overview" if parts else ONE_SPELLING
+            return missing_route(text, is_oip=path.lstrip(b"/").startswith(b"v2/"))
         if query and b"POST" in route.methods:
             route = without_fields(route, query)
         if found is not None and found.entries[0].id == "predict":
@@ -425,7 +426,6 @@ class HttpApp:
 
     def _make_handlers(self, max_nodes: int) -> dict[str, Handler]:
         """Return the handler of each operation."""
-        statistics = functools.partial(self._statistics, None, None)
         score_check = check_score(max_nodes)
         return {
             "index": Handler(self._index),
@@ -454,7 +454,7 @@ class HttpApp:
             "server_metadata": Handler(self._server_metadata),
             "server_live": Handler(self._live),
             "server_ready": Handler(self._ready),
-            "statistics": Handler(statistics),
+            "statistics": Handler(functools.partial(self._statistics, None, None)),
             "model_metadata": Handler(self._metadata),
             "model_ready": Handler(self._model_ready),
             "model_config": Handler(self._config),

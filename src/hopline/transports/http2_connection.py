@@ -641,8 +641,7 @@ class Http2Connection(asyncio.Protocol):
     def _has_stopped(self, now: float) -> bool:
         """Reset streams whose client does not take their answers; return whether none is left of all."""
         limit_s = self._endpoint.read_timeout_s
-        num_buffered = self._transport.get_write_buffer_size()
-        if self.unsent.has_stopped(now, limit_s, num_buffered, is_blocked=self.is_blocked):
+        if self.unsent.has_stopped(now, limit_s, self._transport, is_blocked=self.is_blocked):
             return True
         stopped = [stream for stream in self._streams.values() if stream.has_stopped(now, limit_s)]
         if stopped and len(stopped) == len(self._streams):

@@ -7,9 +7,9 @@ of the connection begins. The connection is still read: its windows are renewed 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hopline.transports.outbox import Progress
+from hopline.transports.outbox import Progress, num_buffered
 from hopline.transports.turns import TURN_S, Turns
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ class Unsent:
         streams: streams that wait for the connection's window or its socket, in their order.
     """
 
-    __slots__ = ("_due", "_progress", "_turns", "num_bytes", "num_sent", "streams")
+    __slots__ = ("_due", "_progress", "_turns", "_waits", "num_bytes", "num_sent", "streams")
 
     def __init__(self, turns: Turns, now: float) -> None:
         self._turns = turns
         self._progress = Progress(now)
+        #: Whether something waited at the last check.
+        self._waits = False
         #: Streams with a request that begins when less than the share waits.
         self._due: dict[Stream, None] = {}
         self.num_bytes = self.num_sent = 0
@@ -96,15 +98,17 @@ class Unsent:
         """Begin no more."""
         self._turns.leave(self)
 
-    def has_stopped(self, now: float, limit_s: float, num_buffered: int, *, is_blocked: bool) -> bool:
+    def has_stopped(self, now: float, limit_s: float, transport: Any, *, is_blocked: bool) -> bool:
         """Return whether the connection, not one stream alone, takes too little.
 
         Args:
-            num_buffered: sent bytes that the socket has not accepted.
-            is_blocked: whether too many are.
+            is_blocked: whether the transport accepts no more.
         """
-        num_taken = self.num_sent - num_buffered
         if not self.streams and not is_blocked:
-            self._progress.begin(num_taken, now)
+            self._waits = False
             return False
+        num_taken = self.num_sent - num_buffered(transport)
+        if not self._waits:
+            self._waits = True
+            self._progress.begin(num_taken, now)
         return self._progress.has_stopped(num_taken, now, limit_s)

@@ -76,6 +76,15 @@ def unsupported(parts: list[str]) -> Route | None:
     return Route(handle, (), oip=True, access=Access())
 
 
+def missing_route(text: str, *, is_oip: bool) -> Route:
+    """Return the route of an unknown path; it is not cached, since their number is unlimited."""
+
+    def missing(request: Request, id_line: bytes) -> Response:
+        return plain_error(404, text, id_line, oip=is_oip)
+
+    return Route(missing, (), is_oip)
+
+
 def route_of(
     found: Match[Operation], handlers: Mapping[str, Handler], *, open_metrics: bool = False
 ) -> Route:

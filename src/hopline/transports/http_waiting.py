@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.errors import HoplineError
+from hopline.transports.body_threads import THREADS
 from hopline.transports.http_messages import JSON, Pending, Response
 from hopline.transports.oip_json import InferBody, encode_infer
-from hopline.transports.score_json import encode_result
+from hopline.transports.score_json import encode_result, is_large
 from hopline.types import ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
@@ -35,7 +36,21 @@ class Scoring(Pending):
         try:
             if isinstance(outcome, HoplineError):
                 raise outcome
+            if is_large(outcome):
+                encoding = asyncio.get_running_loop().run_in_executor(THREADS, self.respond, outcome)
+                encoding.add_done_callback(self._encoded)
+                return
             response = self.respond(outcome)
+        except Exception as error:
+            response = self._app.failed(error, self._id_line, oip=self.is_oip)
+        else:
+            self._app.count_ok()
+        self.answer(response)
+
+    def _encoded(self, encoding: asyncio.Future[Response]) -> None:
+        """Send an answer that was encoded on a thread."""
+        try:
+            response = encoding.result()
         except Exception as error:
             response = self._app.failed(error, self._id_line, oip=self.is_oip)
         else:

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
+from urllib.parse import unquote_to_bytes
+
+#: A part of a path as it must be written: characters that it may have, or UTF-8 as %XX (RFC 3986, 3.3).
+_PART = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})+")
+#: Characters that have to be written as they are, and those that are in no name, as %XX.
+_MISWRITTEN = re.compile(
+    rb"%(?:4[1-9A-F]|5[0-9A]|6[1-9A-F]|7[0-9A]|3[0-9]|2[DEF]|5[CF]|7[EF]|[01][0-9A-F])"
+)
+#: The rule of `parts_of`, for error texts.
+ONE_SPELLING: Final = (
+    "a path has one spelling: no empty parts, no slash at its end, no . or .., no backslash, and %XX only "
+    "for characters that need it"
+)
 
 EntryT = TypeVar("EntryT")
 
@@ -47,8 +61,28 @@ class PathTable(Generic[EntryT]):
 
 
 def split_path(path: str) -> list[str]:
-    """Split a path at its slashes; those at both ends do not count."""
-    return path.strip("/").split("/")
+    """Split a pattern at its slashes; the first one does not count."""
+    return path.removeprefix("/").split("/")
+
+
+def parts_of(path: bytes) -> list[str] | None:
+    """Return the decoded parts of a path as sent; None for any spelling but the one.
+
+    A proxy compares paths with its rules as they are sent, so `//v2/models` must not be `/v2/models`.
+    """
+    if path == b"/":
+        return [""]
+    parts = path.split(b"/")
+    if parts.pop(0) or not all(_PART.fullmatch(part) and part not in (b".", b"..") for part in parts):
+        return None
+    if b"%" not in path:
+        return [part.decode() for part in parts]
+    if _MISWRITTEN.search(path):
+        return None
+    try:
+        return [unquote_to_bytes(part).decode() for part in parts]
+    except UnicodeDecodeError:
+        return None
 
 
 def _values(pattern: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:

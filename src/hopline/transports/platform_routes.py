@@ -18,6 +18,7 @@ from hopline.errors import BadRequest, ConfigError
 from hopline.transports.http_messages import JSON, Response
 from hopline.transports.http_waiting import Scoring
 from hopline.transports.json_body import decode_body, refuse_repeated
+from hopline.transports.path_table import ONE_SPELLING, parts_of
 from hopline.transports.score_json import RowsBody, encode_result
 from hopline.types import ScoreResult
 
@@ -66,9 +67,9 @@ def own_paths(server: ServerConfig) -> dict[str, str]:
 
 
 def _path(route: str, setting: str) -> str:
-    if not route.startswith("/") or not route.strip("/") or not _OTHER.isdisjoint(route):
-        raise ConfigError(f"{setting}: {route!r} is not a path such as /ping")
-    return "/" + route.strip("/")
+    if not route.strip("/") or not _OTHER.isdisjoint(route) or parts_of(route.encode()) is None:
+        raise ConfigError(f"{setting}: {route!r} is not a path such as /ping; {ONE_SPELLING}")
+    return route
 
 
 def only_model(names: tuple[str, ...]) -> str:

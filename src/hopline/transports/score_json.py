@@ -26,9 +26,13 @@ from hopline.transports.rows import Scalar, columns_of, named_place, time_limit_
 from hopline.transports.share import PIECE_BYTES
 from hopline.types import AnyArray, InlineNode, ScoreRequest, ScoreResult
 
+#: Values of an answer's output above which it is encoded on a thread.
+LARGE_VALUES = 2**16
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Id: TypeAlias = _Int64 | str
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
+#: Values that are encoded at a time, in less than a millisecond: an encoder holds the interpreter lock.
+_SLICE_VALUES = 2**15
 
 
 class InlineBody(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -201,7 +205,7 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     missing = result.missing
     # Fast path for a typical answer.
     has_more = result.degraded or result.parts or result.graph_through_ms or result.features_age_ms >= 0
-    if missing is None and not has_more:
+    if missing is None and not has_more and not is_large(result):
         head = _answer_head(result.model, result.version, result.graph_version)
         try:
             return b'%b"outputs":%b,"degraded":[]}' % (head, orjson.dumps(result.outputs, option=_NUMPY))
@@ -223,13 +227,40 @@ def encode_result(result: ScoreResult, request: ScoreRequest) -> bytes:
     return b'%b"outputs":{%b},"degraded":%b%b' % (head, b",".join(parts), degraded, tail)
 
 
+def is_large(result: ScoreResult) -> bool:
+    """Return whether an answer has so many values that it is encoded in slices, on a thread."""
+    for array in result.outputs.values():  # noqa: SIM110 (faster)
+        if array.size > LARGE_VALUES:
+            return True
+    return False
+
+
 def encode_rows(array: AnyArray) -> bytes:
     """Encode an array as nested JSON lists; NaN and infinities become null."""
-    if array.dtype.kind in "OUS":
-        return orjson.dumps(array.tolist())
-    if not array.flags.c_contiguous:
+    return _in_slices(array, lambda rows, _: rows)
+
+
+def _in_slices(array: AnyArray, values: Callable[[Any, slice], Any]) -> bytes:
+    """Encode what `values` returns for rows of an array, a slice of the rows at a time.
+
+    Between slices, other threads get the interpreter lock, such as the event loop.
+    """
+    is_text = array.dtype.kind in "OUS"
+    if not is_text and not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return orjson.dumps(array, option=_NUMPY)
+    num_rows = len(array)
+    step = num_rows if array.size <= LARGE_VALUES else max(1, _SLICE_VALUES * num_rows // array.size)
+    texts = [b"["]
+    for start in range(0, num_rows, step or 1):
+        at = slice(start, start + step)
+        text = orjson.dumps(values(array[at].tolist() if is_text else array[at], at), option=_NUMPY)
+        if step == num_rows:
+            return text
+        texts += (text[1:-1], b",")
+        time.sleep(0)
+    if num_rows:
+        texts.pop()
+    return b"".join([*texts, b"]"])
 
 
 @functools.lru_cache(maxsize=256)
@@ -239,11 +270,10 @@ def _answer_head(model: str, version: str, graph_version: str) -> bytes:
 
 
 def _with_nulls(array: AnyArray, missing: AnyArray) -> bytes:
-    array = np.ascontiguousarray(array)
-    rows = array.tolist() if array.dtype.kind in "OUS" else array
-    return orjson.dumps(
-        [None if gone else row for gone, row in zip(missing, rows, strict=True)], option=_NUMPY
-    )
+    def values(rows: Any, at: slice) -> list[Any]:
+        return [None if gone else row for gone, row in zip(missing[at], rows, strict=True)]
+
+    return _in_slices(array, values)
 
 
 def _missing_ids(request: ScoreRequest, missing: AnyArray) -> bytes:

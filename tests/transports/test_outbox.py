@@ -1,0 +1,272 @@
+"""Answers that a client does not take: what they may hold, how long, and what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from hopline.transports.budget import Budget
+from hopline.transports.http2_unsent import SHARE_BYTES
+from hopline.transports.http_endpoint import HttpEndpoint, Timeouts
+from hopline.transports.http_messages import Pending, Request, Response
+from hopline.transports.outbox import LEAST_TAKEN_BYTES, Progress
+from tests.transports.http2_rig import Client, Served
+from tests.transports.http_rig import eventually
+from tests.transports.test_grpc_call import framed
+
+MIB = 1 << 20
+_READ_S = 5.0
+
+
+# HTTP/1.1
+
+
+class Listening:
+    """A listener whose answers have as many bytes as the path says; its clock is the test's."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.refused: list[int] = []
+        self.endpoint = HttpEndpoint(
+            self._answer, self._refuse, max_body_bytes=MIB, timeouts=Timeouts(75.0, _READ_S), budget=budget
+        )
+        self.port = 0
+        self._sockets: list[socket.socket] = []
+
+    def _answer(self, request: Request) -> Response | Pending:
+        return Response(_content(int(request.target[1:])))
+
+    def _refuse(self, status: int, text: str) -> Response:
+        self.refused.append(status)
+        return Response(text.encode(), status)
+
+    def connect(self) -> socket.socket:
+        """A client that has a small window, and reads only what a test reads."""
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect(("127.0.0.1", self.port))
+        made.setblocking(False)
+        self._sockets.append(made)
+        return made
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def _content(num_bytes: int) -> bytes:
+    return (b"%08d" * (num_bytes // 8 + 1) % tuple(range(num_bytes // 8 + 1)))[:num_bytes]
+
+
+@contextlib.asynccontextmanager
+async def listening(budget: Budget) -> AsyncIterator[Listening]:
+    made = Listening(budget)
+    server = await asyncio.get_running_loop().create_server(made.endpoint, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    yield made
+    made.close()
+    made.endpoint.abort()
+    server.close()
+    await asyncio.sleep(0)
+
+
+async def _read(client: socket.socket, num_bytes: int) -> bytes:
+    data, loop = b"", asyncio.get_running_loop()
+    while len(data) < num_bytes and (piece := await asyncio.wait_for(loop.sock_recv(client, 65536), 5)):
+        data += piece
+    return data
+
+
+def _get(num_bytes: int, headers: bytes = b"") -> bytes:
+    return b"GET /%d HTTP/1.1\r\nhost: x\r\n%b\r\n" % (num_bytes, headers)
+
+
+async def test_answers_that_wait_count_in_the_budget_and_those_without_room_are_refused() -> None:
+    budget = Budget(40 * MIB)
+    async with listening(budget) as host:
+        readers = [host.connect() for _ in range(4)]
+        for reader in readers:
+            reader.send(_get(16 * MIB))
+        await eventually(lambda: host.refused == [503, 503])
+        assert budget.used == 32 * MIB  # of two; nothing of those that were refused
+        small = host.connect()
+        small.send(_get(60_000, b"connection: close\r\n"))  # others are served
+        assert (await _read(small, MIB)).endswith(_content(60_000))
+        for reader in readers:
+            reader.close()
+        await eventually(lambda: budget.used == 0)
+
+
+@pytest.mark.parametrize("close", [b"", b"connection: close\r\n"])
+async def test_a_large_answer_arrives_whole_and_returns_its_room(close: bytes) -> None:
+    budget = Budget(40 * MIB)
+    async with listening(budget) as host:
+        reader = host.connect()
+        reader.send(_get(9 * MIB + 5, close) + _get(3))
+        if close:
+            reader.shutdown(socket.SHUT_WR)  # a client that has sent all still reads (RFC 9112, 9.6)
+        await eventually(lambda: budget.used > 0)
+        head, _, body = (await _read(reader, 9 * MIB + 100)).partition(b"\r\n\r\n")
+        more = await _read(reader, 1) if close else b""
+        assert head.startswith(b"HTTP/1.1 200")
+        assert body.startswith(_content(9 * MIB + 5)), "the answer is cut off, or mixed with others"
+        if close:
+            assert more == b""
+        else:
+            rest = body[9 * MIB + 5 :]
+            while not rest.endswith(b"\r\n\r\n" + _content(3)):
+                rest += await _read(reader, 1)
+        await eventually(lambda: budget.used == 0)
+
+
+@pytest.mark.parametrize("pipelined", [1, 3])
+async def test_a_client_that_takes_too_little_is_cut_off(pipelined: int) -> None:
+    budget = Budget(40 * MIB)
+    async with listening(budget) as host:
+        silent, dripping, slow = (host.connect() for _ in range(3))
+        for each in (silent, dripping, slow):
+            each.send(_get(8 * MIB) * pipelined)
+        await eventually(lambda: budget.used == 24 * MIB)
+        for second in range(1, 20):
+            await _read(dripping, 1)
+            await _read(slow, LEAST_TAKEN_BYTES)
+            await asyncio.sleep(0.01)
+            host.endpoint.tick(float(second))
+            if second == _READ_S:
+                assert len(host.endpoint.connections) == 3
+        await eventually(lambda: len(host.endpoint.connections) == 1)
+        assert budget.used == 8 * MIB
+        assert await _read(slow, 1)
+    await eventually(lambda: budget.used == 0)
+
+
+async def test_nothing_is_read_behind_an_answer_that_waits() -> None:
+    async with listening(Budget(40 * MIB)) as host:
+        reader = host.connect()
+        reader.send(_get(8 * MIB))
+        await eventually(lambda: host.endpoint.connections and _only(host)._outbox.is_blocked)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(10_000):
+                sent += reader.send(_get(8 * MIB) * 100)
+                await asyncio.sleep(0)
+            raise AssertionError("all was read")
+        assert sent
+        assert host.endpoint.budget.used == 8 * MIB
+
+
+def _only(host: Listening):  # type: ignore[no-untyped-def]
+    (connection,) = host.endpoint.connections
+    return connection
+
+
+def test_progress_is_what_was_taken_in_the_time() -> None:
+    progress = Progress(0.0)
+    assert not progress.has_stopped(LEAST_TAKEN_BYTES - 1, 10.0, 10.0)
+    assert progress.has_stopped(LEAST_TAKEN_BYTES - 1, 10.1, 10.0)
+    assert not progress.has_stopped(LEAST_TAKEN_BYTES, 11.0, 10.0)
+    assert not progress.has_stopped(LEAST_TAKEN_BYTES, 21.0, 10.0)
+    assert progress.has_stopped(LEAST_TAKEN_BYTES + 5, 21.5, 10.0)
+
+
+# HTTP/2
+
+
+def _waiting(client: Client) -> int:
+    return client.server.unsent.num_bytes
+
+
+def _silent(served: Served) -> Client:
+    """A client that opens no window."""
+    client = Client(served)
+    client.takes = False
+    return client
+
+
+def _small(served: Served, client: Client, size: int) -> int:
+    number = client.call("/t/Echo", bytes(size))
+    client.exchange()
+    return number
+
+
+async def test_no_further_request_begins_while_more_than_a_share_waits() -> None:
+    served = Served(max_message_bytes=4 * MIB, budget=Budget(64 * MIB))
+    client = _silent(served)
+    numbers = [_small(served, client, 200_000) for _ in range(30)]
+    assert SHARE_BYTES < _waiting(client) < SHARE_BYTES + 300_000
+    client.takes = True
+    for number in numbers:
+        client.h2.increment_flow_control_window(400_000)
+        if not client.answers[number].ended:
+            client.h2.increment_flow_control_window(400_000, number)
+        client.exchange()
+    await _settle(client, lambda: all(client.answers[number].ended for number in numbers), numbers)
+    assert [client.answers[number].messages for number in numbers] == [[bytes(200_000)]] * 30
+    assert _waiting(client) == served.endpoint.budget.used == client.server.held.num_bytes == 0
+
+
+async def _settle(client: Client, done: Callable[[], bool], numbers: list[int]) -> None:
+    for _ in range(200):
+        if done():
+            return
+        await asyncio.sleep(0)
+        client.exchange()
+    raise AssertionError([client.answers[number].status for number in numbers])
+
+
+async def test_an_answer_without_room_is_refused_and_holds_nothing() -> None:
+    served = Served(budget=Budget(5 * MIB // 2))
+    clients = [_silent(served) for _ in range(4)]
+    numbers = [client.call("/t/Later", b"x") for client in clients]
+    for client in clients:
+        client.exchange()
+    waiting, served.waiting = served.waiting, []
+    assert [call.respond(bytes(MIB)) for call, _ in waiting] == [True, True, False, False]
+    for client in clients:
+        client.exchange()
+    answers = [client.answers[number] for client, number in zip(clients, numbers, strict=True)]
+    assert [answer.ended for answer in answers] == [False, False, True, True]
+    assert [answer.status for answer in answers[2:]] == [8, 8]  # RESOURCE_EXHAUSTED
+    assert "server.max_pending_bytes" in answers[3].text
+    assert 2 * MIB - 300_000 < served.endpoint.budget.used <= 5 * MIB // 2
+    for client in clients:
+        client.server.connection_lost(None)
+    assert served.endpoint.budget.used == 0
+
+
+async def test_a_stream_that_is_not_taken_is_reset_and_the_others_of_its_connection_go_on() -> None:
+    served = Served(read_timeout_s=5.0)
+    client = _silent(served)
+    stuck = _small(served, client, 100_000)
+    lasting = client.call("/t/Each", end=False)
+    client.exchange()
+    for second in range(12):
+        client.h2.increment_flow_control_window(100)
+        served.endpoint.tick(float(second))
+        client.exchange()
+    assert client.answers[stuck].reset is not None
+    assert not client.server._closed
+    client.send(lasting, framed(b"still here"))
+    client.exchange()
+    assert client.answers[lasting].messages == [b"still here"]
+    assert served.endpoint.budget.used == 0
+
+
+@pytest.mark.parametrize("drip", [0, 1, 1000])
+async def test_a_connection_that_takes_too_little_is_closed(drip: int) -> None:
+    served = Served(read_timeout_s=10.0)
+    client = _silent(served)
+    numbers = [_small(served, client, 100_000) for _ in range(3)]
+    for second in range(1, 11):
+        served.endpoint.tick(float(second))
+        if drip:
+            client.h2.increment_flow_control_window(drip)
+            client.h2.increment_flow_control_window(drip, numbers[0])
+        client.exchange()
+    assert not client.server._closed
+    served.endpoint.tick(13.0)  # the client took the first window of 64 KiB
+    assert client.server._closed
+    assert client.server.held.num_bytes == _waiting(client) == served.endpoint.budget.used == 0
