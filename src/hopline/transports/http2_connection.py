@@ -586,7 +586,7 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def drop(self, memory: object) -> None:
-        """Release large memory in a turn of its own."""
+        """Release large memory in a later turn."""
         self._endpoint.turns.drop(memory)
 
     def forget(self, stream: Stream) -> None:

@@ -66,7 +66,7 @@ class Unsent:
         self.drop(num_bytes)
 
     def drop(self, num_bytes: int) -> None:
-        """Count bytes that no longer wait; requests that are due begin in a turn of their own."""
+        """Count bytes that no longer wait; requests that are due begin in a later turn."""
         self.num_bytes -= num_bytes
         if self._due and not self.is_full:
             self._turns.wait(self)

@@ -4,7 +4,7 @@
                     │ counts in server.max_pending_bytes
                     └ closed if the client takes too little within server.read_timeout_s
 
-An event loop's transport accepts any number of bytes. Over TLS it encrypts them at once, and does not say
+An event loop's transport accepts any number of bytes. Over TLS it encrypts them immediately, and does not say
 how many the socket still holds. So a large answer stays here, and the transport gets pieces.
 """
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 #: A part of a path as it must be written: characters that it may have, or UTF-8 as %XX (RFC 3986, 3.3).
 _PART = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})+")
-#: Characters that have to be written as they are, and those that are in no name, as %XX.
+#: Characters that have to be written literally, and those that are in no name, as %XX.
 _MISWRITTEN = re.compile(
     rb"%(?:4[1-9A-F]|5[0-9A]|6[1-9A-F]|7[0-9A]|3[0-9]|2[DEF]|5[CF]|7[EF]|[01][0-9A-F])"
 )
