@@ -4,12 +4,13 @@
                     │ counts in server.max_pending_bytes
                     └ closed if the client takes too little within server.read_timeout_s
 
-An event loop's transport accepts any number of bytes. Over TLS it encrypts them immediately, and does not say
+An event loop's transport accepts any number of bytes. Over TLS it encrypts them immediately, and hides
 how many the socket still holds. So a large answer stays here, and the transport gets pieces.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import sys
 import termios
@@ -140,7 +141,8 @@ class Outbox:
         if not self.is_blocked:
             self._release()
         if self._ends and not parts:
-            self._transport.close()
+            # Later: asyncio's transports call `resume_writing` while they decide about their end.
+            asyncio.get_running_loop().call_soon(self._transport.close)
         return self._is_paused
 
     def pause(self, now: float) -> None:
