@@ -1,6 +1,7 @@
 """One unit of time in a graph, and what its times range over."""
 
 import json
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -103,7 +104,7 @@ def test_units_have_names():
 
 def test_a_common_unit_that_does_not_hold_the_times_is_refused():
     with pytest.raises(GraphError, match="do not fit into 64 bits in ns"):
-        graph([10**12, 1], [1, 2], "s", "ns")
+        graph([5 * 10**10, 1], [1, 2], "s", "ns")
 
 
 def test_models_of_another_unit_do_not_fit():
@@ -124,3 +125,64 @@ def test_the_unit_of_times_of_today_is_told_by_their_size(seconds, unit):
 def test_iso_dates():
     assert iso(1_600_000_000, "s") == "2020-09-13T12:26:40Z"
     assert iso(1_600_000_000_123, "ms") == "2020-09-13T12:26:40.123Z"
+
+
+S, MS, US, NS = 1_706_708_700, 1_706_708_700_000, 1_706_708_700_000_000, 1_706_708_700_000_000_000
+
+
+@pytest.mark.parametrize("unit", ["", "s", "ms", "us", "ns"])
+@pytest.mark.parametrize("pair", [(S, MS), (MS, S), (S, US), (US, NS), (NS, MS)])
+def test_two_units_in_one_column_are_refused(unit, pair):
+    with pytest.raises(
+        GraphError, match=r"are not in one unit: \d+ at edge [01] looks like .*s since 1970"
+    ):
+        graph(pair, buys_unit=unit)
+
+
+def test_a_clock_that_counts_through_the_ranges_of_two_units_is_one_clock():
+    steps = [5 * 10**9, 5 * 10**10, 5 * 10**11]
+    built = Graph.from_edges([[0, 1, 2], [1, 2, 0]], edge_time=steps)
+    assert sorted(built.edge().time.tolist()) == steps
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "match"),
+    [
+        ([5, 10**12], "s", "1000000000000 s at edge 1 is in the year 33658"),
+        ([5, 10**15], "ms", "1000000000000000 ms at edge 1 is in the year 33658"),
+        ([5, -(10**12)], "s", "at edge 1 is in the year -29719"),
+        ([20240131, 20240201], "s", r"20240131 at edge 0 looks like a date \(YYYYMMDD\)"),
+        ([20240131, 20240201], "ms", "looks like a date"),
+        ([2024013113, 2024020100], "ms", "looks like a date"),
+        ([202401311345, 202402010000], "s", "looks like a date"),
+        ([20240131134500, 20240201000000], "ms", "looks like a date"),
+    ],
+)
+def test_integers_that_are_no_times_of_their_unit_are_refused(times, unit, match):
+    with pytest.raises(GraphError, match=match):
+        graph(times, buys_unit=unit)
+
+
+@pytest.mark.parametrize(
+    "times", [[20240131, 20241301], [20240131, 5], [S, S + 1], [0, -1], [253_402_300_799, 0]]
+)
+def test_integers_that_may_be_seconds_are_seconds(times):
+    built = graph(times, buys_unit="s")
+    assert sorted(built.edges["user__buys__item"].time.tolist()) == sorted(times)
+
+
+def test_dates_written_as_integers_keep_their_order_without_a_unit():
+    built = graph([20240131, 20240201])
+    assert built.time_range == (20240131, 20240201)
+    assert built.schema.time_unit == ""
+
+
+@given(
+    st.lists(st.datetimes(datetime(1973, 3, 4), datetime(2262, 1, 1)), min_size=1, max_size=5),
+    st.sampled_from(UNITS),
+)
+def test_instants_of_one_unit_are_read(instants, unit):
+    exact = [int(each.replace(tzinfo=UTC).timestamp()) * 1000 ** UNITS.index(unit) for each in instants]
+    ends = [[0] * len(exact), [1] * len(exact)]
+    built = Graph.from_edges(ends, num_nodes=2, edge_time=exact, time_unit=unit)
+    assert built.edge().time.tolist() == sorted(exact)

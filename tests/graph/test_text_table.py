@@ -351,9 +351,9 @@ def test_what_was_written_is_read_or_refused(tmp_path, table):
         graph = read(tmp_path, text.getvalue().encode(encoding), text=options)
     except GraphError:
         ids = [x for pair in pairs for x in pair]
-        assert any(isinstance(x, str) and (not x.strip() or set(x) & set('",;|\t#')) for x in ids)
+        assert any(isinstance(x, str) and (x != x.strip() or set(x) & set('",;|\t#')) for x in ids)
         return
-    # Blanks around a cell are dropped, and a node that two ids would share is no silent loss of an edge.
+    # Blanks around a cell are dropped if they are not in quotes.
     bare = [tuple(x.strip() if isinstance(x, str) else x for x in pair) for pair in pairs]
     assert edges_of(graph) == sorted(bare)
 
@@ -385,3 +385,117 @@ def test_a_matrix_market_file_is_refused(tmp_path):
     for comment in (None, "%"):
         with pytest.raises(GraphError, match=r"is a Matrix Market file.*scipy\.io\.mmread"):
             read(tmp_path, content, "e.txt", text=TextFormat(header=False, comment=comment))
+
+
+@pytest.mark.parametrize("banner", ["%MatrixMarket", "%%MatrixMarket", "%%%MatrixMarket"])
+@pytest.mark.parametrize("comment", [None, "%", ""])
+def test_a_matrix_market_file_with_any_number_of_signs_is_refused(tmp_path, banner, comment):
+    content = f"{banner} matrix coordinate pattern symmetric\n34 34 2\n2 1\n3 1\n"
+    for header in (True, False):
+        with pytest.raises(GraphError, match="is a Matrix Market file"):
+            read(tmp_path, content, "e.txt", text=TextFormat(header=header, comment=comment))
+
+
+def test_a_size_above_weighted_edges_is_refused(tmp_path):
+    edges = "1 2 0.5\n2 3 1.5\n3 1 2\n"
+    with pytest.raises(
+        GraphError, match=r"line 2, column '0': 34 34 3 is a size, not an edge: 3 lines follow"
+    ):
+        read(tmp_path, "% x\n34 34 3\n" + edges, "e.txt", weight="2", text=TextFormat(False, comment="%"))
+    for first in ("34 34 7\n", "2 34 3\n", "34 2 3\n"):  # other counts, or ids beyond the size
+        built = read(tmp_path, first + edges, "e.txt", weight="2", text=NO_HEADER)
+        assert len(edges_of(built)) == 4
+
+
+@pytest.mark.parametrize("mark", ["%", "//", ";"])
+def test_comments_of_other_formats_are_named(tmp_path, mark):
+    content = f"{mark} sym weighted\n{mark} 3 3 3\n1 2 1 9\n2 3 1 9\n"
+    for text in (NO_HEADER, TextFormat()):
+        with pytest.raises(
+            GraphError, match=rf"first line begins with '{mark}'.*--comment '{mark}' ignores"
+        ):
+            read(tmp_path, content, "e.txt", text=text)
+    built = read(tmp_path, content, "e.txt", text=TextFormat(False, comment=mark))
+    assert edges_of(built) == [(1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("#/x.py\n#\n1 2 3 4\n2 3\n3 1\n4\n", 4),
+        ("4 4\n2 3 4\n1 3\n1 2\n1\n", 2),
+        ("34 34 3\n1 2\n2 3\n3 1\n", 2),
+    ],
+)
+def test_lines_of_neighbours_and_sizes_are_no_table(tmp_path, content, line):
+    for text in (NO_HEADER, TextFormat()):
+        with pytest.raises(GraphError, match=rf"line {line}: \d values.*size.*adjacency list, METIS"):
+            read(tmp_path, content, "e.txt", text=text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '*Vertices 3\n1 "a"\n*Arcs\n1 2 1\n',
+        "<?xml version='1.0'?>\n<graphml>\n",
+        "graph [\n  node [\n    id 1\n  ]\n",
+    ],
+)
+def test_files_of_one_cell_a_line_are_no_table_of_edges(tmp_path, content):
+    with pytest.raises(GraphError, match=r"no column .*its lines have one cell.*Pajek"):
+        read(tmp_path, content, "e.txt")
+
+
+def test_blanks_within_quotes_are_no_other_spelling_of_an_id(tmp_path):
+    content = 'src,dst\n" a",b\na,b\n'
+    with pytest.raises(GraphError, match="line 2, column 'src': ' a' begins or ends with a blank"):
+        read(tmp_path, content)
+    with pytest.raises(GraphError, match="column 'dst': 'b ' begins or ends"):
+        read(tmp_path, 'src;dst\na;"b "\n')
+    assert edges_of(read(tmp_path, "src, dst\na, b\na ,b\n")) == [("a", "b"), ("a", "b")]
+    titled = read(tmp_path, 'src,dst,title\na,b," x"\n')
+    assert edges_of(titled) == [("a", "b")]
+
+
+def test_ids_that_are_tuples_are_not_cut_at_the_comma(tmp_path):
+    with pytest.raises(GraphError, match=r"line 1, column '0': '\(0' has one bracket of two"):
+        read(tmp_path, "(0, 1) (0, 2)\n(0, 2) (1, 1)\n", "e.txt", text=NO_HEADER)
+    with pytest.raises(GraphError, match="one bracket of two"):
+        read(tmp_path, "src,dst\n[0,1\n[1,2\n")
+    whole = read(tmp_path, "(0, 1)\t(0, 2)\n(0, 2)\t(1, 1)\n", "e.txt", text=NO_HEADER)
+    assert edges_of(whole) == [("(0, 1)", "(0, 2)"), ("(0, 2)", "(1, 1)")]
+    assert edges_of(read(tmp_path, "src,dst\n:),a\na,b\n")) == [(":)", "a"), ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "match"),
+    [
+        ("utf-16", b"src,dst\n1,2\n", r"cannot be read as utf-16.*utf-16-le or utf-16-be"),
+        ("utf-32", b"src,dst\n1,2\n", "cannot be read as"),
+        ("utf-16-le", b"\x00\xd8", "cannot be read as"),
+        ("base64", b"src,dst\n", "unknown encoding 'base64'"),
+        ("hex", b"src,dst\n", "unknown encoding 'hex'"),
+        ("rot13", b"src,dst\n", "unknown encoding 'rot13'"),
+        ("idna", b"src,dst\n1,2\n\xff,3\n", "cannot be read as|unknown encoding"),
+        ("undefined", b"src,dst\n", "unknown encoding 'undefined'"),
+    ],
+)
+def test_an_encoding_that_the_file_has_not_is_refused(tmp_path, encoding, content, match):
+    with pytest.raises(GraphError, match=match):
+        read(tmp_path, content, text=TextFormat(encoding=encoding))
+
+
+@pytest.mark.parametrize(
+    "name", ["is_fraud", "isFraud", "label", "target", "y", "Class", "train_mask", "isFlaggedFraud", "Y_1"]
+)
+def test_columns_that_may_be_what_a_model_predicts_are_named(tmp_path, caplog, name):
+    nodes = f"id,amount,{name}\n1,5,0\n2,6,1\n"
+    built = read(tmp_path, "src,dst\n1,2\n", nodes=nodes)
+    assert built.schema.node_types["node"].feature_names == ("amount", name)
+    assert f"{name} is among the 2 features" in caplog.text
+    assert "--exclude" in caplog.text
+    caplog.clear()
+    read(tmp_path, "src,dst\n1,2\n", nodes=nodes, node_file={"features": ["amount", name]})
+    read(tmp_path, "src,dst\n1,2\n", nodes=nodes, node_file={"exclude": [name]})
+    read(tmp_path, "src,dst\n1,2\n", nodes="id,amount,yield,classic\n1,5,0,1\n2,6,1,1\n")
+    assert "among the" not in caplog.text

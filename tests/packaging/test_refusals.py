@@ -315,3 +315,16 @@ def test_numbers_of_nodes_that_a_loader_adds_are_explained(tmp_path):
 def test_uninitialised_parameters_are_named():
     with pytest.raises(PackagingError, match="uninitialised"):
         assert_equals_pyg(pyg.SAGEConv(-1, 3), homogeneous())
+
+
+def test_a_node_type_without_nodes_is_refused():
+    """There is no row of it to compare the package on."""
+    nodes = {"user": NodeTable(np.ones((5, 6), np.float32)), "item": NodeTable(np.ones((0, 3), np.float32))}
+    edges = {
+        ("user", "knows", "user"): EdgeTable([[0, 1], [1, 2]]),
+        ("item", "of", "user"): EdgeTable([[], []]),
+    }
+    with pytest.raises(PackagingError, match="node type 'item' has no nodes"):
+        hopline.package(
+            Base(), Graph.from_tables(nodes, edges), "unused", name="m", fanouts=[-1, -1], task="multiclass"
+        )

@@ -74,7 +74,7 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         column = _text_of_bytes(table, name, column)
         kind = column.type
-    column = _given(table, name, column, missing, "give every node an id, or omit such rows")
+    column = _given(table, name, column, missing, "give every node an id, or omit such rows", ids=True)
     if types.is_integer(kind):
         if types.is_uint64(kind):
             beyond = pc.greater_equal(column, arrow("pyarrow").scalar(2**63, kind))
@@ -91,6 +91,7 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
         raise GraphError(
             f"{table.what}: column {name!r} holds ids and must hold integers or strings; it holds {kind}"
         )
+    _check_brackets(table, name, column)
     if table.is_text and (_all(column, _INTEGER) or _all(column, _WHOLE)):
         ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
         if ints is not None:
@@ -100,6 +101,20 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
     except UnicodeDecodeError:  # a writer that does not check its text, or a lone surrogate
         raise _not_text(table, name) from None
     return dataclasses.replace(encoded, place=lambda row: table.place(row, name))
+
+
+def _check_brackets(table: FileTable, name: str, column: Any) -> None:
+    """Refuse ids that were cut at a delimiter inside brackets: (0, 1) is one id, and has a comma."""
+    pc = arrow("pyarrow.compute")
+    if not table.is_text or not len(column):
+        return
+    for opening, closing in ("()", "[]", "{}"):
+        begun, ended = (pc.count_substring(column, bracket) for bracket in (opening, closing))
+        if pc.all(pc.not_equal(begun, ended)).as_py():
+            raise GraphError(
+                f"{table.place(0, name)}: {column[0].as_py()!r} has one bracket of two, as all ids of this "
+                "column: they hold delimiters; put them in quotes, or set another delimiter (--delimiter)"
+            )
 
 
 def numbers(table: FileTable, name: str, missing: Missing, *, named: bool) -> AnyArray | str:
@@ -275,10 +290,12 @@ def _as_doubles(column: Any) -> Any:
     return column.cast(arrow("pyarrow").float64(), safe=False)
 
 
-def _given(table: FileTable, name: str, column: Any, missing: Missing, advice: str) -> Any:
+def _given(
+    table: FileTable, name: str, column: Any, missing: Missing, advice: str, *, ids: bool = False
+) -> Any:
     """A column of ids or times, trimmed, in which no cell may be missing."""
     if _is_string(column.type):
-        column = _trimmed(table, name, column)
+        column = _trimmed(table, name, column, ids=ids)
     absent = _absent(table, column, missing)
     if arrow("pyarrow.compute").any(absent).as_py():
         raise _missing(table, name, absent, advice)
@@ -398,8 +415,8 @@ def _not_text(table: FileTable, name: str) -> GraphError:
     )
 
 
-def _trimmed(table: FileTable, name: str, column: Any) -> Any:
-    if not table.is_text:
+def _trimmed(table: FileTable, name: str, column: Any, *, ids: bool = False) -> Any:
+    if not isinstance(table, TextTable):
         return column
     pc = arrow("pyarrow.compute")
     at = pc.index(pc.match_substring_regex(column, r'^\s+".*"\s*$'), True).as_py()
@@ -407,7 +424,15 @@ def _trimmed(table: FileTable, name: str, column: Any) -> Any:
         raise GraphError(
             f"{table.place(at, name)}: a quote after a blank; remove the blanks that follow the delimiter"
         )
-    return pc.utf8_trim_whitespace(column)
+    trimmed = pc.utf8_trim_whitespace(column)
+    if ids and table.has_quoted_blanks:
+        at = pc.index(pc.not_equal(trimmed, column), True).as_py()
+        if at >= 0:
+            raise GraphError(
+                f"{table.place(at, name)}: {column[at].as_py()!r} begins or ends with a blank, and "
+                "blanks in quotes may be part of an id; remove them from the file"
+            )
+    return trimmed
 
 
 def _encoded(column: Any) -> Encoded:

@@ -21,6 +21,8 @@ UNITS = ("s", "ms", "us", "ns")
 _SET_UNIT = "set the unit: time_unit= (--time-unit of `hopline graph build`), one of s, ms, us and ns"
 # Seconds between 1973 and 2286 are in this range since 1970, and numbers of no other unit are.
 _SECONDS = (10**8, 10**10)
+#: Seconds of the years 1 to 9999, since 1970.
+_CALENDAR = (-62_135_596_800, 253_402_300_800)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,73 @@ def read_times(value: Any, what: str, rows: int, unit: str = "") -> Times:
         raise GraphError(f"{what} must be integers or datetimes; got dtype {column.dtype}")
     if column.dtype == np.uint64 and rows and column.max() > np.iinfo(np.int64).max:
         raise GraphError(f"{what}: {column.max()} does not fit into a signed 64-bit integer")
-    return Times(np.ascontiguousarray(column, np.int64), unit, what)
+    times = Times(np.ascontiguousarray(column, np.int64), unit, what)
+    _check_one_unit(times)
+    return times
+
+
+def _check_one_unit(times: Times) -> None:
+    """Refuse integers that are clearly of two units, or are not times of their unit.
+
+    Numbers of two units are those of 1973 to 2286 in both, and no number lies between: a clock that counts
+    from 0 has some there.
+    """
+    values, unit = times.values, times.unit
+    if not len(values):
+        return
+    if int(values.max()) >= likely_range("ms")[0] and not likely_unit(values):
+        of_unit = {each: _in_range(values, each) for each in UNITS}
+        counts = {each: int(np.count_nonzero(inside)) for each, inside in of_unit.items()}
+        mixed = [each for each in UNITS if counts[each]]
+        lowest = likely_range(mixed[0])[0] if mixed else 0
+        if len(mixed) > 1 and sum(counts.values()) == np.count_nonzero(values >= lowest):
+            rare = min(mixed, key=counts.__getitem__)
+            edge = int(of_unit[rare].argmax())
+            other = next(each for each in mixed if each != rare)
+            raise GraphError(
+                f"{times.what}: times are not in one unit: {values[edge]} at edge {edge} looks like {rare} "
+                f"since 1970, and others look like {other}; write all in one"
+            )
+    if not unit:
+        return
+    if likely_unit(values) != unit and _are_written_dates(values):
+        raise GraphError(
+            f"{times.what}: {values[0]} at edge 0 looks like a date (YYYYMMDD), as all others do, not like "
+            f"{unit} since 1970; write dates as 2024-01-31, without a time unit"
+        )
+    low, high = _CALENDAR
+    scale = 1000 ** UNITS.index(unit)
+    outside = np.flatnonzero((values < low * scale) | (values >= high * scale)) if scale < 10**9 else ()
+    if len(outside):
+        edge = int(outside[0])
+        year = 1970 + int(values[edge]) // (scale * 31_556_952)
+        raise GraphError(
+            f"{times.what}: {values[edge]} {unit} at edge {edge} is in the year {year} ({len(outside)} "
+            "times are beyond year 9999); write all times in one unit"
+        )
+
+
+def _in_range(values: IdArray, unit: str) -> AnyArray:
+    first, end = likely_range(unit)
+    inside: AnyArray = (values >= first) & (values <= min(end - 1, np.iinfo(np.int64).max))
+    return inside
+
+
+def _are_written_dates(values: IdArray) -> bool:
+    """True if all numbers are the digits of dates of 1900 to 2099, or of dates and times."""
+    digits = len(str(abs(int(values[0]))))
+    if digits not in (8, 10, 12, 14):
+        return False
+    rest = values
+    for _ in range((digits - 8) // 2):
+        if (rest % 100 > 59).any():
+            return False
+        rest = rest // 100
+    if digits > 8 and (values // 100 ** ((digits - 10) // 2) % 100 > 23).any():
+        return False
+    year, month, day = rest // 10_000, rest // 100 % 100, rest % 100
+    in_year = (year >= 1900) & (year < 2100) & (month >= 1) & (month <= 12)
+    return bool((in_year & (day >= 1) & (day <= 31)).all())
 
 
 def common_times(times: Mapping[str, Times]) -> dict[str, tuple[IdArray, str]]:

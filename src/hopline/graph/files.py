@@ -26,6 +26,14 @@ _TEXT = (".csv", ".tsv", ".txt")
 _ARRAYS = (".npy", ".npz")
 _LOG = logging.getLogger("hopline.graph")
 _OF_ONE_FILE = "to name a column of one file only, write TYPE=COLUMN"
+#: Words in the names of columns that a model predicts, or that divide its nodes.
+_LABELS = frozenset(
+    (
+        *("label", "labels", "target", "targets", "y", "class", "classes", "category", "outcome", "truth"),
+        *("fraud", "fraudulent", "illicit", "anomaly", "anomalous", "outlier", "spam", "bot", "malicious"),
+        *("churn", "churned", "default", "defaulted", "mask", "split", "fold"),
+    )
+)
 #: Names that pandas gives to the index of a frame when it writes CSV, when it reads that, and in Parquet.
 _INDEX = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__").fullmatch
 
@@ -222,6 +230,16 @@ def read_nodes(file: NodeFile, progress: Progress = silent) -> tuple[NodeTable, 
             values[name] = value
     if left_out:
         _LOG.warning("%s: left out: %s", table.what, ", ".join(left_out))
+    labels = [name for name in values if _is_label(name)] if file.features is None else []
+    if labels:
+        _LOG.warning(
+            "%s: %s %s among the %d features, and by name may be what a model predicts; leave out with "
+            "--exclude, or name all features with --feature",
+            table.what,
+            ", ".join(labels),
+            "is" if len(labels) == 1 else "are",
+            len(values),
+        )
     if len(values) == 1 and next(iter(values.values())).ndim == 2:
         ((name, value),) = values.items()
         every = range(value.shape[1]) if name in file.rounded else ()
@@ -265,6 +283,12 @@ def read_edges(file: EdgeFile, progress: Progress = silent) -> tuple[EdgeTable, 
         rounded_weight=weight in file.rounded,
     )
     return edges, list(columns)
+
+
+def _is_label(name: str) -> bool:
+    """True for a column that is usually a label or a split: is_fraud, isFraud, y, target_1, train_mask."""
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return any(word.lower() in _LABELS for word in words)
 
 
 def _check_features(table: FileTable, names: Sequence[str], excluded: Sequence[str]) -> None:
@@ -355,6 +379,12 @@ def _found(table: FileTable, *names: str) -> list[str]:
     if absent:
         with_header = table.is_text and table.has_header
         hint = "; if its first line is not a header, pass --no-header" if with_header else ""
+        if table.is_text and len(table.names) == 1:
+            hint = (
+                "; its lines have one cell: set --delimiter, or, if it is another format (GraphML, GML, "
+                "Pajek, DIMACS), read it in Python, such as with networkx, and pass its edges to "
+                "Graph.from_edges"
+            )
         hint += f"; {_OF_ONE_FILE}"
         raise GraphError(
             f"{table.what}: no column {', '.join(map(repr, absent))}; there are "

@@ -52,8 +52,9 @@ class Text:
         Raises: GraphError: another encoding, or a damaged archive.
         """
         try:
+            "".encode(self._encoding)  # refuses codecs of other things than text
             name = codecs.lookup(self._encoding).name
-        except LookupError:
+        except (LookupError, UnicodeError):
             raise GraphError(
                 f"unknown encoding {self._encoding!r}; use utf-8, latin-1 or cp1252, for example"
             ) from None
@@ -66,6 +67,11 @@ class Text:
                 line = lines + rest.count("\n") + error.object[: error.start].count(b"\n") + 1
                 why = _not_decoded(error, self._encoding)
                 raise GraphError(f"{self.path}, line {line}: cannot be read as text: {why}") from None
+            except UnicodeError as error:
+                raise GraphError(
+                    f"{self.path} cannot be read as {self._encoding}: {error}; name the order of its bytes "
+                    f"({name}-le or {name}-be), or another encoding"
+                ) from None
             end = text.rfind("\n") + 1 if block else len(text)
             lines += text.count("\n", 0, end)
             if end:

@@ -21,6 +21,9 @@ _SAMPLE_RECORDS = 20
 # pyarrow refuses longer rows.
 _BLOCK_BYTES = 8 << 20
 _DELIMITERS = "\t,;|"
+#: Of other formats; "#" is handled by `TextFormat.comment`.
+_OTHER_COMMENTS = ("%", "//", ";")
+_INTEGER = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -67,11 +70,8 @@ class TextTable:
         self._text = Text(path, options.encoding, progress)
         self._delimiter = options.delimiter or ""
         first = list(islice(self._records(), _SAMPLE_RECORDS + 1000))
-        if first and first[0][1].startswith("%%MatrixMarket"):
-            raise GraphError(
-                f"{path} is a Matrix Market file, whose first numbers are a size, not an edge; read it in "
-                "Python with scipy.io.mmread and pass its row and col to Graph.from_edges"
-            )
+        if first:
+            _check_format(path, first[0][1], options.comment)
         mark = "#" if options.comment is None else options.comment
         comments = 0
         while comments < len(first) and mark and first[comments][1].startswith(mark):
@@ -79,6 +79,8 @@ class TextTable:
         rows = [text for _, text in first[comments : comments + _SAMPLE_RECORDS]]
         if not rows:
             raise GraphError(f"{path} is empty; a table begins with a line of column names")
+        if not self._delimiter:
+            _check_same_width(path, first[comments : comments + _SAMPLE_RECORDS])
         self._delimiter = self._delimiter or _delimiter_of(rows, path)
         if len(self._delimiter) != 1:
             raise GraphError(f"a delimiter is one character; got {self._delimiter!r}")
@@ -96,6 +98,9 @@ class TextTable:
                 self._named = dict(zip(column_names, self.names, strict=True))
             self._named |= dict(zip(("src", "dst"), self.names, strict=False))
         self._columns: dict[str, Any] = {}
+        self._first = cells
+        #: A cell in quotes begins or ends with a blank.
+        self.has_quoted_blanks = False
 
     def find(self, name: str) -> str | None:
         """The column that a caller's name refers to, None if it does not exist."""
@@ -133,6 +138,7 @@ class TextTable:
             raise GraphError(f'{self.what}: a quote (") is opened and not closed: {self._last_place()}')
         self._columns = {name: table.column(name) for name in unique}
         self._check_comments()
+        self._check_size()
 
     def column(self, name: str) -> Any:
         """A column that was loaded, strings."""
@@ -189,6 +195,10 @@ class TextTable:
         return chain([head[at:]], blocks)
 
     def _plain(self, block: str) -> str:
+        if not self.has_quoted_blanks and self._quotes:
+            mark = re.escape(self._delimiter)
+            found = re.search(rf'(?m)(?:^|{mark})"[ \t]|[ \t]"(?:$|\r|{mark})', block)
+            self.has_quoted_blanks = found is not None
         if self._format.comment:
             block = re.sub(rf"(?m)^{re.escape(self._format.comment)}[^\n]*(\n|\Z)", "", block)
         if self._delimiter == " ":
@@ -212,6 +222,24 @@ class TextTable:
             last = f"line {line}"
         return f"the record of {last}"
 
+    def _check_size(self) -> None:
+        """Refuse a first line that is a size: rows, columns and number of entries of a matrix."""
+        first = self._columns[self.names[0]]
+        if self.has_header or len(self.names) != 3 or not all(map(_INTEGER.fullmatch, self._first)):
+            return
+        rows, columns, entries = map(int, self._first)
+        if entries != len(first) - 1 or entries < 2:
+            return
+        for _, text in islice(self._rows(), 1, None):
+            ends = fields(text, self._delimiter)[:2]
+            if not all(map(_INTEGER.fullmatch, ends)) or int(ends[0]) > rows or int(ends[1]) > columns:
+                return
+        raise GraphError(
+            f"{self.place(0, self.names[0])}: {' '.join(self._first)} is a size, not an edge: {entries} "
+            f"lines follow, with numbers up to {rows} and {columns}, as in a Matrix Market file; delete "
+            "this line (if it is an edge, move it to the end)"
+        )
+
     def _check_comments(self) -> None:
         """Raise an error for a row that may be a comment."""
         if self._format.comment is not None:
@@ -224,6 +252,35 @@ class TextTable:
                 f"{self.place(at, self.names[0])}: begins with '#': a comment, or a value? --comment '#' "
                 "ignores such lines, --comment '' reads them"
             )
+
+
+def _check_format(path: Path, line: str, comment: str | None) -> None:
+    """Refuse a file whose first line says that it is no table."""
+    if line.lstrip("%").startswith("MatrixMarket") and line.startswith("%"):
+        raise GraphError(
+            f"{path} is a Matrix Market file, whose first numbers are a size, not an edge; read it in "
+            "Python with scipy.io.mmread and pass its row and col to Graph.from_edges"
+        )
+    mark = next((mark for mark in _OTHER_COMMENTS if line.startswith(mark)), "")
+    if mark and comment is None:
+        raise GraphError(
+            f"{path}: its first line begins with {mark!r}: a comment, or a value? --comment {mark!r} "
+            "ignores such lines (KONECT's files also need --no-header), --comment '' reads them"
+        )
+
+
+def _check_same_width(path: Path, rows: Sequence[tuple[int, str]]) -> None:
+    """Refuse lines of numbers of which some have more than others: the neighbours of each node."""
+    counts = [len(text.split()) for _, text in rows]
+    is_ragged = len(set(counts)) > 1 and max(counts) > 2
+    if is_ragged and all(_INTEGER.fullmatch(cell) for _, text in rows for cell in text.split()):
+        at = next(at for at, count in enumerate(counts) if count != counts[0])
+        raise GraphError(
+            f"{path}, line {rows[at][0]}: {counts[at]} values; line {rows[0][0]} has {counts[0]}, and a "
+            "table of edges has the same number in each. If the first line is a size, delete it. If each "
+            "line is a node and its neighbours (an adjacency list, METIS), read the file in Python, "
+            "such as with networkx.read_adjlist, and pass the edges to Graph.from_edges"
+        )
 
 
 def _delimiter_of(rows: Sequence[str], path: Path) -> str:

@@ -78,7 +78,15 @@ class CheckGraph:
         Args:
             num_nodes: most nodes of each type; None takes everything.
             seed: of the sample.
+
+        Raises: PackagingError: a node type without nodes.
         """
+        for name, nodes in graph.nodes.items():
+            if nodes.num_nodes == 0:
+                raise PackagingError(
+                    f"node type {name!r} has no nodes: nothing to compare the package on; build the graph "
+                    "with some, or without this type and its edges"
+                )
         chosen = _whole(graph) if _fits(graph, num_nodes) else _sample(graph, num_nodes or 0, seed)
         features = {}
         for name, nodes in graph.nodes.items():
@@ -104,8 +112,6 @@ def _sample(graph: Graph, num_nodes: int, seed: int) -> dict[str, IdArray]:
     rng = np.random.default_rng(seed)
     chosen: dict[str, set[int]] = {}
     for name, nodes in graph.nodes.items():
-        if nodes.num_nodes == 0:
-            raise PackagingError(f"node type {name!r} has no nodes: nothing to check the package on")
         starts = rng.integers(0, nodes.num_nodes, max(1, num_nodes // 8))
         chosen[name] = set(starts.tolist())
     frontier = {name: sorted(ids) for name, ids in chosen.items()}
