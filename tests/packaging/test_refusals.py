@@ -326,5 +326,11 @@ def test_a_node_type_without_nodes_is_refused():
     }
     with pytest.raises(PackagingError, match="node type 'item' has no nodes"):
         hopline.package(
-            Base(), Graph.from_tables(nodes, edges), "unused", name="m", fanouts=[-1, -1], task="multiclass"
+            Base(),
+            Graph.from_tables(nodes, edges),
+            "unused",
+            name="m",
+            fanouts=[-1, -1],
+            task="multiclass",
+            target="user",
         )
