@@ -75,12 +75,12 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
         fetched_rows: dict[str, list[FetchedRows]] = {}
         began = time.perf_counter()
         why = await feature_fetcher.fetch(absent, fetched_rows, 1.0)
-        left = near.read(ids, out)
+        left, _ = near.read(ids, out)
         times["cold_ms"].append(time.perf_counter() - began)
         assert not why
         assert not left.shape[0]
         began = time.perf_counter()
-        left = near.read(ids, out)
+        left, _ = near.read(ids, out)
         times["warm_ms"].append(time.perf_counter() - began)
 
     gc.collect()
@@ -107,7 +107,7 @@ async def _measure(server: RedisProcess, num_nodes: int, dim: int, rounds: int) 
 def _check(near: L1Rows, server: RedisProcess, ids: IdArray) -> None:
     """What L1 has is what Redis has."""
     out: FloatArray = np.empty((ids.shape[0], near.group.dim), np.float32)
-    assert not near.read(ids, out).shape[0]
+    assert not near.read(ids, out)[0].shape[0]
     with redis.Redis(port=server.port) as bare:
         rows = bare.mget(server.keys(ids))
     assert b"".join(rows) == out.tobytes()

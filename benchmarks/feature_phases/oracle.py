@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,13 @@ _AT_ONCE = 1024
 class Nothing:
     """A `RowSource` that has no row."""
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
-        """Report all of them as missing."""
-        return np.arange(ids.shape[0])
+    ttl_s = math.inf
 
-    def oldest_s(self, ids: IdArray) -> float:
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
+        """Report all of them as missing."""
+        return np.arange(ids.shape[0]), math.inf
+
+    def age_s(self, stamp: float) -> float:
         """It has none."""
         return 0.0
 

@@ -6,6 +6,7 @@ Ids come in three kinds, always qualified: `external_ids` are the caller's (inte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -127,8 +128,10 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
         parts: for a pipeline, step -> "model/version" that answered; empty otherwise.
         graph_through_ms: on a live graph, the answer includes all events until this time, ms since 1970; 0
             on a snapshot.
-        features_age_ms: on a live graph whose features are in a feature store, the age of the oldest row
-            that the answer read, or that another answer of its batch did; -1 elsewhere.
+        features_age_ms: where features are in a feature store, the age of the oldest row that the answer
+            read, or that another answer of its batch did; -1 elsewhere.
+        features_until: time.monotonic() from which on one of these rows is older than its time to live, and
+            the answer may not be given any more; inf without a feature store.
     """
 
     model: str
@@ -141,6 +144,7 @@ class ScoreResult(msgspec.Struct, frozen=True, gc=False):
     parts: Mapping[str, str] = {}
     graph_through_ms: int = 0
     features_age_ms: int = -1
+    features_until: float = math.inf
 
     def graph_age_ms(self, now_s: float) -> int:
         """Return the age of the graph state that the answer was computed on, ms.

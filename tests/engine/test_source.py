@@ -1,5 +1,7 @@
 """Models whose features are not in the process: the same answers, or an honest lower rung."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -26,11 +28,16 @@ class Rows:
         self.near = np.ones(len(values), bool)
         self.stale = np.zeros(len(values), bool)
 
+    ttl_s = 10.0
+
     def read(self, ids, out, *, stale=False):
         here = self.near[ids] | (self.stale[ids] if stale else False)
         out[here] = self.values[ids[here]]
         out[~here] = np.nan  # what is not filled must not be read
-        return np.flatnonzero(~here)
+        return np.flatnonzero(~here), 0.0 if here.any() else math.inf
+
+    def age_s(self, stamp):
+        return self.ttl_s / 2 - stamp
 
     def mean(self):
         return np.full(self.values.shape[1], DEFAULT_STANDS_IN, np.float32)

@@ -21,6 +21,7 @@ from hopline.features.client import CallPolicy, ClientLimits, FeatureClient
 from hopline.features.memory import MemoryStore
 from hopline.features.retry import RetryPolicy
 from hopline.features.skew import differences
+from hopline.features.stamped import stamped_group
 from hopline.features.tier import Tier
 from hopline.testing.faulty_store import FaultyStore
 from tests.features.virtual_time import now, virtual_time
@@ -72,6 +73,7 @@ class Rig:
         self.l2 = l2
         self.metrics = Counts()
         self.kept = {}
+        self.stamps = {}
         self.client = FeatureClient(
             group,
             self.store,
@@ -80,14 +82,17 @@ class Rig:
                 "timeout_s": TIMEOUT,
                 "metrics": self.metrics,
                 "clock": now,
+                "wall_clock": now,
                 **settings,
             },
         )
         self.client.on_rows = self.keep
 
-    def keep(self, ids, values):
-        for id, row in zip(ids.tolist(), values, strict=True):
+    def keep(self, ids, values, stamps):
+        stamps = np.broadcast_to(stamps, ids.shape)
+        for id, row, stamp in zip(ids.tolist(), values, stamps.tolist(), strict=True):
             self.kept[id] = row.copy()
+            self.stamps[id] = stamp
 
     async def fetch(self, *ids, **kwargs):
         began = now()
@@ -682,6 +687,59 @@ async def test_what_has_come_by_the_timeout_is_answered():
     await rig.settle()
 
 
+@virtual_time
+async def test_rows_have_the_time_at_which_the_origin_was_asked_however_late_they_come():
+    rig = Rig()
+    rig.store.latency_s, began = 3 * TIMEOUT, now()
+    assert (await rig.fetch(1)).why == {"timeout": 1}
+    await rig.client.join()
+    assert now() == pytest.approx(began + 3 * TIMEOUT)
+    assert rig.stamps == {1: began}
+    await rig.settle()
+
+
+@virtual_time
+async def test_a_copy_in_l2_is_as_old_as_the_row_it_was_made_of():
+    l2, limits = memory_l2(), ClientLimits(ttl_s=60.0)
+    first = Rig(l2, limits=limits)
+    await first.client.check_schema(GROUP)
+    first.store.latency_s, began = 0.01, now()
+    await first.fetch(1)
+    await first.settle()
+    await asyncio.sleep(40.0)
+    other = Rig(l2, limits=limits)  # another host
+    await other.client.check_schema(GROUP)
+    rows = await other.fetch(1)
+    assert not other.store.asked
+    assert rows.oldest == other.stamps[1] == pytest.approx(began, abs=1e-3)
+    await asyncio.sleep(20.0)  # too old now: the origin has the value of today
+    assert (await other.fetch(1)).oldest == now() == other.stamps[1]
+    assert other.store.asked == {1: 1}
+    await other.settle()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@virtual_time
+async def test_a_row_that_is_not_finite_is_a_fault_of_the_store(caplog, wrong):
+    class Holed(Numbers):
+        async def fetch(self, group, ids):
+            rows = await super().fetch(group, ids)
+            rows.values[ids == 2, 1] = wrong
+            return rows
+
+    rig = Rig(memory_l2(), limits=ClientLimits(negative_ttl_s=0.0))
+    await rig.client.check_schema(GROUP)
+    rig.store._inner = Holed()
+    rows = await rig.fetch(1, 2, 3, 2_000_000)
+    assert rows.why == {"invalid": 1, "missing": 1}
+    assert rows.found.tolist() == [True, False, True, False]
+    assert "the row of 2 has" in caplog.text
+    assert f"has {wrong} in column 'b'" in caplog.text
+    rig.store._inner = Numbers()
+    assert (await rig.fetch(1, 2, 3)).complete  # neither L2 nor the absences have it
+    await rig.settle()
+
+
 @pytest.mark.parametrize("fault", ["dead", "hanging", "slow", "wide"])
 @virtual_time
 async def test_an_l2_in_trouble_is_gone_around(fault):
@@ -840,7 +898,7 @@ async def test_an_l2_that_is_away_does_not_fail_the_start():
     await rig.client.check_schema(GROUP)
     l2.heal()
     await asyncio.sleep(30.1)  # the group is created when it is looked at again
-    assert await l2.describe("account") == GROUP
+    assert await l2.describe("account@time") == stamped_group(GROUP)
     await rig.settle()
 
 
@@ -883,7 +941,7 @@ async def test_rows_under_way_when_the_schema_changes_are_refused():
 async def test_an_l2_of_another_schema_is_left_out():
     rig = Rig(memory_l2(), limits=ClientLimits(recheck_s=30.0))
     await rig.client.check_schema(GROUP)
-    rig.l2.described = FeatureGroup("account", DIM, "float16")
+    rig.l2.described = FeatureGroup("account@time", DIM + 2, "float16")
     await asyncio.sleep(31)
     rig.l2.reset_counts()
     assert (await rig.fetch(1)).complete
@@ -907,7 +965,7 @@ async def test_a_store_that_notices_the_mismatch_itself_is_believed():
 async def test_a_cache_that_fails_costs_nobody_the_rows(caplog):
     rig = Rig()
 
-    def full(ids, values):
+    def full(ids, values, stamps):
         raise MemoryError("full")
 
     rig.client.on_rows = full
@@ -958,7 +1016,7 @@ class Instant(FeatureStore):
 
 async def test_the_hot_path_adds_less_than_60_us_for_421_rows():
     client = FeatureClient(FeatureGroup("account", 128), Instant(421))
-    client.on_rows = lambda ids, values: None
+    client.on_rows = lambda ids, values, stamps: None
     ids = np.random.default_rng(0).permutation(100_000)[:421].astype(np.int64)
 
     async def bare():

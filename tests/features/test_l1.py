@@ -32,7 +32,7 @@ def read(c: L1FeatureCache, ids, now: float = 0.0, allow_expired: bool = False) 
     """id -> version of the rows that are there, each checked to be whole."""
     ids = np.asarray(ids, np.int64)
     out = np.full((len(ids), DIM), np.nan, np.float32)
-    missing = c.read(ids, out, now, allow_expired)
+    missing, _ = c.read(ids, out, now, allow_expired)
     assert missing.dtype == np.int64
     assert (np.diff(missing) > 0).all()
     found = {}

@@ -49,7 +49,7 @@ def buffer(plan: CachePlan) -> np.ndarray:
 def whole_rows(cache: L1FeatureCache, ids: np.ndarray, out: np.ndarray) -> int:
     """Read ids; how many are there, after a check that each is of one id and one version."""
     dim = cache.plan.dim
-    missing = cache.read(ids, out, time.monotonic())
+    missing, _ = cache.read(ids, out, time.monotonic())
     there = np.setdiff1d(np.arange(len(ids)), missing)
     base = out[there, 0]
     assert (base // VERSIONS == ids[there]).all(), "a row of another id"

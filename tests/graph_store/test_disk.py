@@ -65,7 +65,7 @@ async def test_feature_rows_are_those_that_kernels_read(cases, tmp_path, dtype):
     ids = np.array([5, 3, 3, 119, 0])
     expected = np.asarray(graph.nodes["node"].features[ids], np.float32)
     out = np.empty_like(expected)
-    lost = store.rows["node"].read(ids, out)
+    lost, _ = store.rows["node"].read(ids, out)
     here = np.setdiff1d(np.arange(5), lost)
     assert np.array_equal(out[here], expected[here])
     fetched = await store.rows["node"].fetch(ids, 30.0)

@@ -36,9 +36,8 @@ class Near:
         self.lost = np.zeros(N, bool)
         self.asked: list[list[int]] = []
         self.delay_s = 0.0
-        self.cache = self
 
-    def probe(self, ids, now):
+    def probe(self, ids):
         return np.flatnonzero(~self.here[ids])
 
     async def fetch(self, ids, timeout_s, *, alone=False):

@@ -33,7 +33,7 @@ class Prefetcher:
     async def fetch(self, absent, wanted, timeout_s):
         self.asked.append((absent, wanted))
         ids = np.array(self.brings, np.int64)
-        self.near.keep(ids, VALUES[ids])
+        self.near.cache.write(ids, VALUES[ids], time.monotonic())
         return self.told
 
 

@@ -21,10 +21,9 @@ class Near:
 
     def __init__(self, num_nodes, dim):
         self.here = np.zeros(num_nodes, bool)
-        self.cache = self
         self._dim = dim
 
-    def probe(self, ids, now):
+    def probe(self, ids):
         return np.flatnonzero(~self.here[ids])
 
     def mean(self):

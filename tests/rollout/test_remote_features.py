@@ -185,6 +185,26 @@ async def test_degraded_rows_are_not_kept_in_the_embedding_table(places, store, 
     await stop(service)
 
 
+async def test_a_row_that_is_nan_for_a_while_leaves_nothing_behind(places, store, expected, monkeypatch):
+    right = np.array(places[1].nodes["node"].features)
+    wrong = right.copy()
+    wrong[7] = np.nan
+    service = await started(places, **{"state_cache.memory_bytes": 2**20, "features.negative_ttl_ms": 0.0})
+    names = [f"n{i}" for i in range(N)]
+    await store._inner.write(GROUP, names, wrong)
+    for result in await asyncio.gather(*[ask(service, i) for i in range(N)]):
+        assert np.isfinite(result.outputs["logits"]).all()
+    (result,) = [await ask(service, 7)]
+    assert result.degraded
+    with pytest.raises(FeatureStoreUnavailable, match="1 invalid"):
+        await ask(service, 7, degraded="refuse")
+    await store._inner.write(GROUP, names, right)
+    for i, result in enumerate(await asyncio.gather(*[ask(service, i) for i in range(N)])):
+        assert result.degraded == ()
+        assert (result.outputs["logits"] == expected[[i]]).all()
+    await stop(service)
+
+
 async def test_a_cancelled_request_leaves_the_others_their_rows(places, store, expected):
     service = await started(places, **{"features.fetch_timeout_ms": 1000.0})
     store.latency_s = 0.05

@@ -176,6 +176,18 @@ async def test_errors_and_degraded_answers_are_not_kept():
     assert len(rig.inner.taken) == 3
 
 
+async def test_no_answer_is_given_after_a_feature_row_of_it_has_expired():
+    rig = Rig(ttl_s=60)
+    rig.ask()
+    rig.inner.give(outcome=answer(ScoreRequest("m", [1]), features_age_ms=2000, features_until=rig.now + 5))
+    rig.now += 4.9
+    (again,), _ = rig.ask()
+    assert again.features_age_ms in (6900, 6901)
+    rig.now += 0.2
+    assert rig.ask()[0] == []
+    assert len(rig.inner.taken) == 2
+
+
 async def test_answers_grow_old():
     rig = Rig(ttl_s=10)
     rig.ask()

@@ -1,6 +1,8 @@
 """L1, a real Redis as L2 and Parquet files as the origin, together in one service."""
 
 import asyncio
+import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from hopline.config.reader import load_config
 from hopline.features.base import FeatureGroup
 from hopline.features.registry import open_store
+from hopline.rollout import sources as wiring
+from hopline.rollout.sources import Sources
 from hopline.service import Service
 from hopline.types import ScoreRequest
 from tests.engine import zoo
@@ -97,11 +101,13 @@ async def test_rows_come_from_the_nearest_tier_that_has_them(places, own_redis):
     await stop(second)
 
 
-async def test_an_l2_that_dies_is_stepped_over(places, own_redis):
-    service = await started(places, **{"features.cache": own_redis.url, "features.ttl_s": 0.01})
+async def test_an_l2_that_dies_is_stepped_over(places, own_redis, monkeypatch):
+    passed_s = 0.0
+    monkeypatch.setattr(wiring, "Sources", partial(Sources, clock=lambda: time.monotonic() + passed_s))
+    service = await started(places, **{"features.cache": own_redis.url})
     expected = await answers(service)
     own_redis.kill()
-    await asyncio.sleep(0.02)
+    passed_s = 601.0  # L1's rows have expired
     assert (await answers(service) == expected).all()
     own_redis.start()
     await stop(service)

@@ -238,7 +238,7 @@ class Answerer:
         if len(requests) == 1:
             return [self._result(found, None)]
         name, version, graph_version = self.model.spec.name, self._version, self.model.graph.version
-        age = self.model.features_age_ms
+        age, until = self.model.ages.oldest_ms, self.model.ages.until
         through = 0 if self._live is None else self._live.through_ms
         results: list[Outcome] = []
         pairs = list(found.items())
@@ -248,7 +248,13 @@ class Answerer:
             own = {name: values[at:end] for name, values in pairs}
             results.append(
                 ScoreResult(
-                    name, version, graph_version, own, graph_through_ms=through, features_age_ms=age
+                    name,
+                    version,
+                    graph_version,
+                    own,
+                    graph_through_ms=through,
+                    features_age_ms=age,
+                    features_until=until,
                 )
             )
             at = end
@@ -473,7 +479,8 @@ class Answerer:
             outputs,
             missing,
             graph_through_ms=0 if self._live is None else self._live.through_ms,
-            features_age_ms=model.features_age_ms,
+            features_age_ms=model.ages.oldest_ms,
+            features_until=model.ages.until,
         )
 
 

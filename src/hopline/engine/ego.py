@@ -18,6 +18,7 @@ from hopline.engine.inline import InlineNodes
 from hopline.engine.interner import Interner
 from hopline.engine.lap import LapWatch
 from hopline.engine.schema import check_schema
+from hopline.engine.source import Ages
 from hopline.engine.state_cache import StateCache
 from hopline.errors import BadRequest
 from hopline.graph import Graph
@@ -41,10 +42,10 @@ class EgoModel:
         output_names: outputs that the model offers; it has no embedding apart from the logits.
         watch: separates sampling time from compute time.
         guard: as in `Model`.
-        features_age_ms: as in `Model`; its features are in the graph.
+        ages: as in `Model`; its features are in the graph.
     """
 
-    features_age_ms = -1
+    ages = Ages()
 
     def __init__(self, folder: Path, spec: ModelSpec, graph: Graph | LiveView, threads: int = 1) -> None:
         from hopline.runtimes.torch import WholeModel

@@ -43,7 +43,8 @@ class Fallback:
 FALLBACKS: Final = (
     Fallback(
         STALE_ROW,
-        'a precomputed row of another snapshot of the graph, with `precomputed.stale = "serve"`',
+        'with `precomputed.stale = "serve"`: a precomputed row of another snapshot of the graph, or one '
+        "that was computed from the graph folder's features though features come from a store",
         ("rollout/direct.py", "engine/answer.py"),
     ),
     Fallback(

@@ -26,6 +26,7 @@ from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import Plan, make_plan
 from hopline.engine.schema import check_matrix, check_schema
 from hopline.engine.source import (
+    Ages,
     FetchedEdgesByType,
     FetchedRowsByType,
     RowsAbsent,
@@ -174,8 +175,7 @@ class Model:
         state_dim: columns of a row of `states` of the head's node type.
         num_hops: message-passing layers.
         output_names: outputs that the model offers.
-        features_age_ms: on a live graph, the age of the oldest row of a source that was read since
-            `supply`; -1 for none.
+        ages: of the rows of sources that were read since `supply`.
         reads_attr: edge types whose attributes it reads.
         student: answers where most of the teacher's rows are missing; None where the model has no student.
         watch: separates sampling time from compute time.
@@ -206,8 +206,7 @@ class Model:
         self.is_stored = any(is_in_store(edge) for edge in graph.edges.values())
         self._used: set[str] | None = None
         self._least_share = 0.0
-        self.features_age_ms = -1
-        self._tells_age = bool(self.sources) and isinstance(graph, LiveView)
+        self.ages = Ages()
         self.student: Student | None = None
         self.watch = LapWatch()
         self.guard = Guard()
@@ -279,7 +278,7 @@ class Model:
         self._fetched_rows = fetched_rows
         self._used = used
         self._least_share = least_share
-        self.features_age_ms = -1
+        self.ages = Ages()
         self._fetched_edges = fetched_edges or {}
 
     def absent(self, wanted: Mapping[str, IdArray], as_of: int = NO_CUT) -> dict[str, IdArray]:
@@ -355,14 +354,13 @@ class Model:
                 if self._used is None:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
-                self._used |= do_without(plan)
+                self._used |= do_without(plan, self._fetched_rows)
                 if share_there(plan) < self._least_share:
                     self.watch.sampled()
                     raise RowsAbsent(absent)
                 keep = False  # state caches hold rows that any request would compute
-            if self._tells_age:
-                oldest_s = max(read.source.oldest_s(read.ids) for read in plan.reads)
-                self.features_age_ms = max(self.features_age_ms, int(1e3 * oldest_s))
+            for read in plan.reads:
+                self.ages.add(read.source, read.oldest)
         self.watch.sampled()
         found = execute(plan, self.features, keep=keep)
         self.watch.computed()

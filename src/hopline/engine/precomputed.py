@@ -191,11 +191,13 @@ def on_other_graph(path: Path, plan: PrecomputedPlan, name: str, graph_version: 
     return f"{path} was computed on graph {plan.graph_version}; {name} is served on {graph_version}"
 
 
-#: What the user can do; follows `on_other_graph`.
-OTHER_GRAPH_ADVICE = (
-    'run `hopline batch` on that graph; or set precomputed.stale = "compute" to compute, or "serve" '
-    "to use its rows and mark the answers as degraded"
+_STALE_ADVICE = (
+    'precomputed.stale = "compute" to compute, or "serve" to use its rows and mark the answers as degraded'
 )
+#: What the user can do; follows `on_other_graph`.
+OTHER_GRAPH_ADVICE = f"run `hopline batch` on that graph; or set {_STALE_ADVICE}"
+#: What the user can do where features come from a store.
+STORE_ADVICE = f"set {_STALE_ADVICE}"
 
 
 def no_counts() -> dict[str, int]:

@@ -8,6 +8,7 @@ the same way, one hop at a time; no fallback replaces them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -27,9 +28,15 @@ if TYPE_CHECKING:
 
 
 class RowSource(Protocol):
-    """Rows of one node type that can be read without waiting."""
+    """Rows of one node type that can be read without waiting.
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
+    Attributes:
+        ttl_s: age in seconds from which on an answer must report a row; inf for rows that do not age.
+    """
+
+    ttl_s: float
+
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
         """Copy rows.
 
         Args:
@@ -37,12 +44,14 @@ class RowSource(Protocol):
             out: float32 [n, dim]; row i is filled where ids[i] is available.
             stale: rows that are too old count as available.
 
-        Returns: int64 [m] positions in `ids` that are not available, valid until the next call.
+        Returns: int64 [m] positions in `ids` that are not available, valid until the next call; and the
+            stamp of the oldest copied row: when its store had this value at the latest, seconds of
+            time.monotonic(). inf for no rows, and for rows that do not age.
         """
         ...
 
-    def oldest_s(self, ids: IdArray) -> float:
-        """Seconds since the oldest of these rows was fetched; 0 for no rows."""
+    def age_s(self, stamp: float) -> float:
+        """Seconds since a stamp."""
         ...
 
     def mean(self) -> FloatArray:
@@ -55,9 +64,11 @@ class FetchedRows:
 
     Args:
         ids: int64 [n]. values: float32 [n, dim]; neither may be changed afterwards.
+        oldest: the stamp of the oldest row, as in `RowSource.read`. The rows age while a request waits.
     """
 
-    def __init__(self, ids: IdArray, values: FloatArray) -> None:
+    def __init__(self, ids: IdArray, values: FloatArray, oldest: float = math.inf) -> None:
+        self.oldest = oldest
         if not (ids[1:] > ids[:-1]).all():  # usually they are the absent rows of a plan, in order
             order = np.argsort(ids, kind="stable")
             ids, values = ids[order], values[order]
@@ -129,54 +140,118 @@ class RowsAbsent(Exception):
         self.edges = edges or {}
 
 
-class RawRead:
+class RowRead:
+    """Rows that are read from a source: first without waiting, then from what was fetched.
+
+    Attributes:
+        source: of the rows.
+        ids: int64 [n]. out: float32 [n, dim], filled except for `missing`.
+        missing: int64 [m] positions that are still absent.
+        oldest: the stamp of the oldest row in `out`, as in `RowSource.read`.
+    """
+
+    __slots__ = ("ids", "missing", "oldest", "out", "source")
+
+    def __init__(self, source: RowSource, ids: IdArray, out: FloatArray) -> None:
+        self.source = source
+        self.ids = ids
+        self.out = out
+        missing, self.oldest = source.read(ids, out)
+        self.missing: IdArray = missing.copy()
+
+    def take(self, fetched_rows: Sequence[FetchedRows], *, stale: bool = False) -> bool:
+        """Fill in fetched rows, those that are too old only if `stale`; returns whether there were any."""
+        before = int(self.missing.shape[0])
+        for fetched in fetched_rows:
+            if stale or self.source.age_s(fetched.oldest) < self.source.ttl_s:
+                left = fetched.take(self.ids, self.missing, self.out)
+                if left.shape[0] < self.missing.shape[0]:
+                    self.missing, self.oldest = left, min(self.oldest, fetched.oldest)
+        return int(self.missing.shape[0]) < before
+
+    def take_stale(self, fetched_rows: Sequence[FetchedRows]) -> bool:
+        """Fill in rows that are too old, and the mean row for the others; returns whether there were any.
+
+        The others stay in `missing`.
+        """
+        is_stale = bool(self.missing.shape[0]) and self.take(fetched_rows, stale=True)
+        if not self.missing.shape[0]:
+            return is_stale
+        wanted = self.ids[self.missing]
+        rows = np.empty((wanted.shape[0], self.out.shape[1]), np.float32)
+        absent, oldest = self.source.read(wanted, rows, stale=True)
+        found = np.ones(wanted.shape[0], np.bool_)
+        found[absent] = False
+        if found.any():
+            is_stale = True
+            self.oldest = min(self.oldest, oldest)
+            self.out[self.missing[found]] = rows[found]
+            self.missing = self.missing[~found]
+        if self.missing.shape[0]:
+            self.out[self.missing] = self.source.mean()
+        return is_stale
+
+
+class RawRead(RowRead):
     """Raw rows that a plan reads from a source.
 
     Attributes:
         reader: the level whose state the rows are (a raw level), or whose `features` input they fill.
-        source: of the rows.
-        ids: int64 [n]. out: float32 [n, dim], filled except for `missing`.
-        missing: int64 [m] positions that are still absent.
     """
 
-    __slots__ = ("ids", "missing", "out", "reader", "source")
+    __slots__ = ("reader",)
 
     def __init__(self, reader: Level, source: RowSource, ids: IdArray, out: FloatArray) -> None:
+        super().__init__(source, ids, out)
         self.reader = reader
-        self.source = source
-        self.ids = ids
-        self.out = out
-        self.missing: IdArray = source.read(ids, out).copy()
+
+
+class Ages:
+    """How old the rows are that a model has read for a batch.
+
+    Attributes:
+        oldest_s: age of the oldest one when it was read; -1 for no rows that age.
+        until: time.monotonic() from which on one of them is older than its time to live.
+    """
+
+    __slots__ = ("oldest_s", "until")
+
+    def __init__(self) -> None:
+        self.oldest_s = -1.0
+        self.until = math.inf
+
+    def add(self, source: RowSource, oldest: float) -> None:
+        """Add the oldest row that was read from a source, by its stamp."""
+        if oldest < math.inf:
+            self.oldest_s = max(self.oldest_s, source.age_s(oldest), 0.0)
+            self.until = min(self.until, oldest + source.ttl_s)
+
+    @property
+    def oldest_ms(self) -> int:
+        """`oldest_s` as answers report it, rounded up."""
+        return math.ceil(1e3 * self.oldest_s) if self.oldest_s >= 0 else -1
 
 
 def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:
     """Fill in fetched rows; returns node type -> int64 ids that are still absent (distinct, sorted)."""
     absent: dict[str, list[IdArray]] = {}
     for read in plan.reads:
-        for fetched in fetched_rows.get(read.reader.node_type, ()):
-            read.missing = fetched.take(read.ids, read.missing, read.out)
+        read.take(fetched_rows.get(read.reader.node_type, ()))
         if read.missing.shape[0]:
             absent.setdefault(read.reader.node_type, []).append(read.ids[read.missing])
     return {node_type: np.unique(np.concatenate(ids)) for node_type, ids in absent.items()}
 
 
-def do_without(plan: Plan) -> set[str]:
-    """Make a plan with absent rows computable; returns the fallbacks that this used."""
+def do_without(plan: Plan, fetched_rows: FetchedRowsByType) -> set[str]:
+    """Make a plan with absent rows computable; returns the fallbacks that this used.
+
+    Args:
+        fetched_rows: as for `complete`; here also those that are too old.
+    """
     used: set[str] = set()
     for read in plan.reads:
-        if not read.missing.shape[0]:
-            continue
-        wanted = read.ids[read.missing]
-        rows = np.empty((wanted.shape[0], read.out.shape[1]), np.float32)
-        absent = read.source.read(wanted, rows, stale=True)
-        found = np.ones(wanted.shape[0], np.bool_)
-        found[absent] = False
-        if found.any():
+        if read.take_stale(fetched_rows.get(read.reader.node_type, ())):
             used.add(STALE_FEATURES)
-            read.out[read.missing[found]] = rows[found]
-            read.missing = read.missing[~found]
-        if read.missing.shape[0]:
-            read.out[read.missing] = read.source.mean()
     lost = {id(read.reader): read for read in plan.reads if read.missing.shape[0]}
     for needs in plan.needs if lost else ():
         for need in needs:

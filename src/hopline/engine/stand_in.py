@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hopline.engine.fallbacks import MEAN_FEATURES, STALE_FEATURES, STUDENT
 from hopline.engine.outputs import named_outputs
-from hopline.engine.source import FetchedRowsByType, RowSource
-from hopline.types import AnyArray, FloatArray, IdArray, ScoreRequest
+from hopline.engine.source import FetchedRowsByType, RowRead
+from hopline.types import AnyArray, ScoreRequest
 
 if TYPE_CHECKING:
     from hopline.engine.ego import EgoModel
@@ -53,49 +53,25 @@ def by_student(
     node_type = model.spec.head.node_type
     ids = model.graph.nodes[node_type].ids.lookup(request.nodes)
     known = ids >= 0
-    rows, lost, is_stale = own_rows(model.sources[node_type], ids[known], fetched_rows, node_type)
-    if lost.shape[0] == rows.shape[0]:
+    source, own = model.sources[node_type], ids[known]
+    read = RowRead(source, own, np.empty((own.shape[0], source.mean().shape[0]), np.float32))
+    fetched = fetched_rows.get(node_type, ())
+    read.take(fetched)
+    is_stale = read.take_stale(fetched)
+    if read.missing.shape[0] == own.shape[0]:
         return None
+    model.ages.add(source, read.oldest)
     used.add(STUDENT)
     if is_stale:
         used.add(STALE_FEATURES)
-    if lost.shape[0]:
+    if read.missing.shape[0]:
         used.add(MEAN_FEATURES)
-    logits = model.student.logits(rows)
+    logits = model.student.logits(read.out)
     found = named_outputs(names, model.spec.task, logits, lambda: logits)
     model.watch.computed()
     if known.all():
         return found, None
     return {name: spread(values, known) for name, values in found.items()}, ~known
-
-
-def own_rows(
-    source: RowSource, ids: IdArray, fetched_rows: FetchedRowsByType, node_type: str
-) -> tuple[FloatArray, IdArray, bool]:
-    """Read the nodes' own rows, as far as they are available without waiting.
-
-    Args:
-        ids: int64 [n] global ids.
-
-    Returns: float32 [n, d], with the mean row for missing rows; int64 [m] positions of those; whether
-        some row is older than its time to live.
-    """
-    mean = source.mean()
-    rows = np.empty((ids.shape[0], mean.shape[0]), np.float32)
-    missing = source.read(ids, rows).copy()
-    for fetched in fetched_rows.get(node_type, ()):
-        missing = fetched.take(ids, missing, rows)
-    is_stale = False
-    if missing.shape[0]:
-        old = np.empty((missing.shape[0], mean.shape[0]), np.float32)
-        absent = source.read(ids[missing], old, stale=True)
-        found = np.ones(missing.shape[0], np.bool_)
-        found[absent] = False
-        rows[missing[found]] = old[found]
-        is_stale = bool(found.any())
-        missing = missing[~found]
-        rows[missing] = mean
-    return rows, missing, is_stale
 
 
 def spread(values: AnyArray, present: NDArray[np.bool_]) -> AnyArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeAlias
@@ -43,21 +44,28 @@ class ClientRows:
 
     Args:
         dim: numbers per row.
-        reasons, complete: see the attributes.
+        reasons, complete, oldest: see the attributes.
         pieces: arrays with rows, the positions here (None: all) and the rows in the array.
 
     Attributes:
         reasons: uint8 [n], a `Reason` for each row.
         complete: whether all rows are present.
+        oldest: when the origin had these values at the latest, for the oldest of them; inf for no rows.
     """
 
-    __slots__ = ("_dim", "_pieces", "_values", "complete", "reasons")
+    __slots__ = ("_dim", "_pieces", "_values", "complete", "oldest", "reasons")
 
     def __init__(
-        self, dim: int, reasons: NDArray[np.uint8], complete: bool, pieces: Sequence[Piece] = ()
+        self,
+        dim: int,
+        reasons: NDArray[np.uint8],
+        complete: bool,
+        pieces: Sequence[Piece] = (),
+        oldest: float = math.inf,
     ) -> None:
         self.reasons = reasons
         self.complete = complete
+        self.oldest = oldest
         self._dim = dim
         self._pieces = pieces
         self._values: FloatArray | None = None

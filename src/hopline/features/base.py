@@ -57,9 +57,10 @@ class FetchedRows:
             ids; their `found` is false. At most MAX_PROBLEMS texts.
         num_invalid: number of such rows.
         invalid: bool [n], which rows these were; None if the store does not report it.
+        age_s: how long before the call these rows may have been replaced; 0 unless the store caches.
     """
 
-    __slots__ = ("found", "invalid", "num_invalid", "problems", "values")
+    __slots__ = ("age_s", "found", "invalid", "num_invalid", "problems", "values")
 
     def __init__(
         self,
@@ -68,12 +69,14 @@ class FetchedRows:
         problems: tuple[str, ...] = (),
         num_invalid: int = 0,
         invalid: NDArray[np.bool_] | None = None,
+        age_s: float = 0.0,
     ) -> None:
         self.values = values
         self.found = found
         self.problems = problems
         self.num_invalid = num_invalid
         self.invalid = invalid
+        self.age_s = age_s
 
 
 MAX_PROBLEMS = 5

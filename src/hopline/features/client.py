@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from hopline.features.metrics import ClientMetrics, NoMetrics
 from hopline.features.overdue import Overdue
 from hopline.features.retry import RetryPolicy
 from hopline.features.skew import SchemaWatch
+from hopline.features.stamped import stamped, stamped_group, times_of
 from hopline.features.tier import Tier, Verdict
 from hopline.features.write_back import WriteBack
 from hopline.types import ExternalIds, FloatArray, IdArray
@@ -42,8 +44,9 @@ log = logging.getLogger(__name__)
 
 _FOUND = Reason.FOUND.label
 
-#: Receives fetched rows: global ids int64 [n], values float32 [n, dim], read-only.
-OnRows = Callable[[IdArray, FloatArray], object]
+#: Receives fetched rows: global ids int64 [n], values float32 [n, dim], read-only, and when the origin had
+#: them at the latest, on the client's clock: float64 [n], or one time for all.
+OnRows = Callable[[IdArray, FloatArray, float | NDArray[np.float64]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class ClientLimits:
     """Limits of the client's work and memory.
 
     Attributes:
+        ttl_s: age from which on a row is too old; L2's copies of that age are not used.
         linger: a flight without callers ends after this many timeouts.
         l2_share: share of the timeout for L2 before the origin is asked instead.
         negative_ttl_s: how long a missing row is not requested again. A new row also stays invisible for
@@ -62,6 +66,7 @@ class ClientLimits:
         recheck_s: seconds between comparisons of schemas.
     """
 
+    ttl_s: float = math.inf
     linger: float = 5.0
     l2_share: float = 0.5
     negative_ttl_s: float = 0.5
@@ -97,6 +102,7 @@ class FeatureClient:
         limits: see `ClientLimits`.
         metrics: counts calls and rows.
         clock: seconds, monotonic.
+        wall_clock: seconds, for the copies in L2: all hosts have the same.
 
     Attributes:
         on_rows: called with arrived rows before the callers get them; also with late rows. May be set at
@@ -115,6 +121,7 @@ class FeatureClient:
         limits: ClientLimits | None = None,
         metrics: ClientMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         def tier(name: str, store: FeatureStore | Tier) -> Tier:
             if isinstance(store, Tier):
@@ -133,10 +140,12 @@ class FeatureClient:
         self._limits = limits or ClientLimits()
         self._metrics = metrics or NoMetrics()
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._copies = stamped_group(group)
         self._write_back = (
             None
             if self._l2 is None
-            else WriteBack(self._l2, group, self._limits.max_write_back_rows, self._metrics)
+            else WriteBack(self._l2, self._copies, self._limits.max_write_back_rows, self._metrics)
         )
         self._watch: SchemaWatch | None = None
         self._closed = False
@@ -316,15 +325,20 @@ class FeatureClient:
     async def _ask_l2(self, flight: Flight, l2: Tier, deadline: float) -> IdArray | None:
         """Fetch rows from L2; return the positions of missing rows, None for all."""
         limit_s = self.timeout_s * self._limits.l2_share
-        answer = await l2.ask(self.group, flight.external_ids, deadline=deadline, limit_s=limit_s)
+        answer = await l2.ask(self._copies, flight.external_ids, deadline=deadline, limit_s=limit_s)
         if isinstance(answer, Reason):
             self._metrics.rows(l2.name, answer.label, flight.num_rows)
             return None
+        ages = self._wall_clock() - times_of(answer.values)
+        # No copy that would expire on the way; a time in the future is of a host whose clock is wrong.
+        answer.found = answer.found & (np.abs(ages) < self._limits.ttl_s - self.timeout_s)
         num_found = self._count(l2, answer)
         if flight.landed or num_found == 0:
             return None
-        flight.values = answer.values
-        self._deliver(flight.ids, answer, num_found)
+        flight.values = answer.values = np.ascontiguousarray(answer.values[:, :-2])
+        stamps = self._clock() - np.maximum(ages, 0.0)
+        flight.oldest = float(stamps[answer.found].min())
+        self._deliver(flight.ids, answer, num_found, stamps)
         if num_found == flight.num_rows:
             flight.complete = True
             return np.empty(0, np.int64)
@@ -340,6 +354,7 @@ class FeatureClient:
         ids, external_ids = flight.ids, flight.external_ids
         if lacking is not None:
             ids, external_ids = ids[lacking], picked(external_ids, lacking)
+        asked_at = self._clock()
         answer = await self._origin.ask(self.group, external_ids, deadline=deadline, slow=self._late_calls)
         if flight.landed:  # it has ended, but the store ignored the cancellation
             return
@@ -361,13 +376,16 @@ class FeatureClient:
             # Not into the old array: a caller with a timeout may still read it.
             flight.values = np.array(flight.values)
             flight.values[lacking] = answer.values
-        self._deliver(ids, answer, num_found)
+        stamp = asked_at - answer.age_s
+        flight.oldest = min(flight.oldest, stamp)
+        self._deliver(ids, answer, num_found, stamp)
         if self._write_back is not None and not (self._watch is not None and self._watch.l2_refusal):
+            time_s = self._wall_clock() - (self._clock() - stamp)
             if num_found == len(ids):
-                self._write_back.add(external_ids, answer.values)
+                self._write_back.add(external_ids, stamped(answer.values, time_s))
             elif num_found:
                 kept = np.flatnonzero(answer.found)
-                self._write_back.add(picked(external_ids, kept), answer.values[kept])
+                self._write_back.add(picked(external_ids, kept), stamped(answer.values[kept], time_s))
 
     def _land(self, flight: Flight, rest: Reason) -> None:
         """End the flight: undecided rows get the reason `rest`, and waiting callers are woken."""
@@ -440,15 +458,19 @@ class FeatureClient:
         self._in_flight.release(left.ids, left.number)
         del self._flights[left.number]
 
-    def _deliver(self, ids: IdArray, answer: FetchedRows, num_found: int) -> None:
+    def _deliver(
+        self, ids: IdArray, answer: FetchedRows, num_found: int, stamps: float | NDArray[np.float64]
+    ) -> None:
         """Pass found rows to the callback."""
         if self.on_rows is None or num_found == 0:
             return
         try:
             if num_found == len(ids):
-                self.on_rows(ids, answer.values)
+                self.on_rows(ids, answer.values, stamps)
             else:
-                self.on_rows(ids[answer.found], answer.values[answer.found])
+                found = answer.found
+                of_found = stamps if isinstance(stamps, float) else stamps[found]
+                self.on_rows(ids[found], answer.values[found], of_found)
         except Exception:  # the boundary: callers get their rows even if the cache is full
             log.exception("rows of feature group %r could not be cached", self.group.name)
 

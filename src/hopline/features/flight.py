@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class Flight:
             have arrived. TIMEOUT means "not yet", which is the right reason for a caller that stops
             waiting.
         complete: all rows have arrived.
+        oldest: when the origin had the oldest of `values` at the latest, on the client's clock.
         landed: the flight has ended.
         waiters: callers to wake.
         task: the task that uses the stores.
@@ -43,6 +45,7 @@ class Flight:
         "landed",
         "num_rows",
         "number",
+        "oldest",
         "reasons",
         "task",
         "values",
@@ -57,6 +60,7 @@ class Flight:
         self.values: FloatArray | None = None
         self.reasons: ReasonArray | None = None
         self.complete = False
+        self.oldest = math.inf
         self.landed = False
         self.waiters: set[Waiter] = set()
         self.task: asyncio.Task[None] | None = None
@@ -100,7 +104,7 @@ class Absences:
         expires: time after which they may be requested again, on the client's clock.
     """
 
-    __slots__ = ("complete", "expires", "ids", "number", "reasons", "values")
+    __slots__ = ("complete", "expires", "ids", "number", "oldest", "reasons", "values")
 
     def __init__(self, number: int, ids: IdArray, reasons: ReasonArray, expires: float) -> None:
         self.number = number
@@ -109,6 +113,7 @@ class Absences:
         self.expires = expires
         self.values: FloatArray | None = None
         self.complete = False
+        self.oldest = math.inf
 
 
 class Waiter:
@@ -180,8 +185,9 @@ class Waiter:
         pieces = [
             (flight.values, where, rows) for flight, where, rows in parts if flight.values is not None
         ]
+        oldest = min((flight.oldest for flight, _, _ in parts), default=math.inf)
         if all(flight.complete for flight, _, _ in parts):
-            return ClientRows(dim, np.zeros(self._num_rows, np.uint8), True, pieces)
+            return ClientRows(dim, np.zeros(self._num_rows, np.uint8), True, pieces, oldest)
         reasons = np.full(self._num_rows, Reason.TIMEOUT, np.uint8)
         for flight, where, rows in parts:
             at: Any = slice(None) if where is None else where
@@ -189,7 +195,7 @@ class Waiter:
                 reasons[at] = Reason.FOUND
             elif flight.reasons is not None:  # a copy: more may come later
                 reasons[at] = flight.reasons[rows]
-        return ClientRows(dim, reasons, not reasons.any(), pieces)
+        return ClientRows(dim, reasons, not reasons.any(), pieces, oldest)
 
 
 def joined(parts: Sequence[ExternalIds]) -> ExternalIds:

@@ -10,7 +10,8 @@ wins. The old slot is no longer reachable, and SIEVE reuses it.
 A process that restarts finds its partition unchanged, and orders the rows by age.
 
 Inside, times are int64 milliseconds; outside, float seconds on any clock that the processes share.
-`time.monotonic()` is shared on Linux and, unlike `time.time()`, is never changed.
+`time.monotonic()` is shared on Linux and, unlike `time.time()`, is never changed. Stamps are rounded down
+and the present time up, so that no row is older than the TTL by a fraction of a millisecond.
 All zero bytes are a valid, empty cache, so a fresh memfd needs no initialisation.
 """
 
@@ -38,6 +39,8 @@ COUNTS = (
 _HITS, _MISSES, _EXPIRED, _PROBES, _WRITES, _EVICTIONS = 0, 1, 2, 3, 6, 7
 
 _TAG, _STAMP = 0, 1
+#: The stamp of no row.
+_NEVER = np.int64(np.iinfo(np.int64).max)
 #: Words of a partition's queue in the arena: one cache line, so that writers do not share lines.
 _QUEUE_WORDS = 8
 
@@ -59,8 +62,12 @@ def _stamp_of(index, heads, v):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing, counts):  # type: ignore[no-untyped-def]
-    """Copy rows to out[i]; list the positions of missing rows in `missing`; return their number."""
+    """Copy rows to out[i]; list the positions of missing rows in `missing`.
+
+    Returns (number of missing rows, the oldest stamp of the copied rows or `_NEVER`).
+    """
     n, d = ids.shape[0], rows.shape[1]
+    oldest = _NEVER
     absent = expired = served_old = 0
     places, tags, flat = borrowed(index), borrowed(heads.reshape(-1)), borrowed(rows.reshape(-1))
     wanted = borrowed(ids)
@@ -73,8 +80,9 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
             tag = heads[slot, _TAG]
             if tag & row_cache.OWNER_MASK == ids[i] + 1:
                 acquire_fence()
+                stamp = heads[slot, _STAMP]
                 # A stamp in the future comes from a clock that was set back: it expires too.
-                fresh = abs(now - heads[slot, _STAMP]) < ttl
+                fresh = abs(now - stamp) < ttl
                 if fresh or expired_too:
                     source = rows[slot]
                     target = out[i]
@@ -88,6 +96,7 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
                         if expired_too:
                             served_old += 1
         if present:
+            oldest = min(oldest, stamp)
             if visited[slot] == 0:  # an unneeded store would invalidate the cache line of other readers
                 visited[slot] = 1
         else:
@@ -96,7 +105,7 @@ def _read(index, heads, visited, rows, ids, out, now, ttl, expired_too, missing,
     counts[_HITS] += n - absent - served_old
     counts[_MISSES] += absent - (expired - served_old)
     counts[_EXPIRED] += expired
-    return absent
+    return absent, oldest
 
 
 @njit(nogil=True, cache=True)
@@ -122,14 +131,14 @@ def _probe(index, heads, visited, ids, now, ttl, missing, counts):  # type: igno
 
 
 @njit(nogil=True, cache=True)
-def _write(index, heads, visited, rows, ids, values, stamp, ttl, first, queue, links, counts):  # type: ignore[no-untyped-def]
+def _write(index, heads, visited, rows, ids, values, stamps, ttl, first, queue, links, counts):  # type: ignore[no-untyped-def]
     """Store rows. queue, links: see `sieve`, for the partition that begins at slot `first`."""
     d = rows.shape[1]
     num_slots = links.shape[1]
     line, flags, tags = borrowed(queue), borrowed(visited), borrowed(heads.reshape(-1))
     newer, older = borrowed(links[0]), borrowed(links[1])
     for i in range(ids.shape[0]):
-        v = ids[i]
+        v, stamp = ids[i], stamps[i]
         known, known_stamp = _stamp_of(index, heads, v)
         if known >= 0 and 0 < known_stamp - stamp < ttl:
             continue  # an outdated row: a later fetch was faster
@@ -256,6 +265,7 @@ class L1FeatureCache:
     def __init__(self, arena: Arena, plan: CachePlan, ttl_s: float = math.inf, writer: int = 0) -> None:
         total = sum(plan.slots)
         self.plan = plan
+        self.ttl_s = ttl_s
         self._ttl = _milliseconds(min(ttl_s, 2.0**50))
         self._index = arena.take((plan.num_nodes,), np.int32)
         self._heads = arena.take((total, 2), np.int64)
@@ -270,7 +280,9 @@ class L1FeatureCache:
         self._counts = np.zeros(len(COUNTS), np.int64)
         self._adopt()
 
-    def read(self, ids: IdArray, out: FloatArray, now: float, allow_expired: bool = False) -> IdArray:
+    def read(
+        self, ids: IdArray, out: FloatArray, now: float, allow_expired: bool = False
+    ) -> tuple[IdArray, float]:
         """Copy the cached rows.
 
         Args:
@@ -280,33 +292,34 @@ class L1FeatureCache:
             allow_expired: also return rows older than the TTL.
 
         Returns:
-            int64 [m], positions in `ids` of missing or expired rows, ascending.
+            int64 [m], positions in `ids` of missing or expired rows, ascending; and the oldest stamp of the
+            copied rows, inf for none.
         """
         missing = np.empty(ids.shape[0], np.int64)
-        absent = _read(
+        absent, oldest = _read(
             self._index,
             self._heads,
             self._visited,
             self._rows,
             ids,
             out,
-            _milliseconds(now),
+            _rounded_up(now),
             self._ttl,
             allow_expired,
             missing,
             self._counts,
         )
-        return missing[:absent]
+        return missing[:absent], math.inf if oldest == _NEVER else oldest * 1e-3
 
     def probe(self, ids: IdArray, now: float) -> IdArray:
-        """Return the same as `read`, without copying; present rows count as visited."""
+        """Return the positions that `read` returns, without copying; present rows count as visited."""
         missing = np.empty(ids.shape[0], np.int64)
         absent = _probe(
             self._index,
             self._heads,
             self._visited,
             ids,
-            _milliseconds(now),
+            _rounded_up(now),
             self._ttl,
             missing,
             self._counts,
@@ -319,7 +332,7 @@ class L1FeatureCache:
         _stamps(self._index, self._heads, ids, stamps)
         return (_milliseconds(now) - stamps) * 1e-3
 
-    def write(self, ids: IdArray, values: FloatArray, stamp: float) -> None:
+    def write(self, ids: IdArray, values: FloatArray, stamps: float | NDArray[np.float64]) -> None:
         """Store rows, and end all claims on them.
 
         A cached row is replaced, unless it was fetched later than the new one.
@@ -327,7 +340,7 @@ class L1FeatureCache:
         Args:
             ids: int64 [n].
             values: float32 [n, dim].
-            stamp: time of the request, seconds, since rows may be that old.
+            stamps: when the store had these values at the latest, seconds; float64 [n], or one for all.
         """
         _write(
             self._index,
@@ -336,7 +349,7 @@ class L1FeatureCache:
             self._rows,
             ids,
             values,
-            _milliseconds(stamp),
+            np.floor(np.broadcast_to(np.float64(1000) * stamps, ids.shape)).astype(np.int64),
             self._ttl,
             self._first,
             self._queue,
@@ -356,7 +369,7 @@ class L1FeatureCache:
 
         Returns: bool [n].
         """
-        now_ms = _milliseconds(now)
+        now_ms = _rounded_up(now)
         taken = self._claims.take(ids, now_ms, now_ms + _milliseconds(claim_s))
         claimed = ids[taken]
         stamps = np.empty(claimed.shape[0], np.float64)
@@ -404,3 +417,7 @@ class L1FeatureCache:
 
 def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def _rounded_up(seconds: float) -> int:
+    return math.ceil(seconds * 1000)

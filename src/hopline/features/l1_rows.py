@@ -7,6 +7,7 @@ memory.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -38,14 +39,18 @@ class FetchResult:
         ids: int64 [n], found and fetched by this process. values: float32 [n, dim].
         is_complete: whether all requested rows are in this result or in the L1 feature cache.
         why: number of missing rows by reason.
+        oldest: when the origin had the oldest of the values at the latest; inf for rows without an age.
     """
 
-    __slots__ = ("ids", "is_complete", "values", "why")
+    __slots__ = ("ids", "is_complete", "oldest", "values", "why")
 
-    def __init__(self, ids: IdArray, values: FloatArray, why: dict[str, int]) -> None:
+    def __init__(
+        self, ids: IdArray, values: FloatArray, why: dict[str, int], oldest: float = math.inf
+    ) -> None:
         self.ids = ids
         self.values = values
         self.why = why
+        self.oldest = oldest
         self.is_complete = not why
 
 
@@ -60,6 +65,7 @@ class L1Rows:
         mean: computes the replacement of a missing row, float32 [dim]; called once.
         ages: metric of ages; None for no measurement.
         shared: whether other processes map the cache.
+        clock: seconds, monotonic; that of the client, and of all processes that map the cache.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class L1Rows:
         ages: Ages | None = None,
         *,
         shared: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
         self.cache = cache
@@ -83,17 +90,19 @@ class L1Rows:
         self._ages = ages
         self._until_aged = _AGED_EVERY
         self._shared = shared
-        client.on_rows = self.keep
+        self._clock = clock
+        self.ttl_s = cache.ttl_s
+        client.on_rows = cache.write
 
     @property
     def row_bytes(self) -> int:
         """Size of a row in its store."""
         return self.group.row_bytes
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
         """See `RowSource.read`."""
-        now = time.monotonic()
-        missing = self.cache.read(ids, out, now, stale)
+        now = self._clock()
+        missing, oldest = self.cache.read(ids, out, now, stale)
         self._until_aged -= 1
         if self._until_aged == 0:
             self._until_aged = _AGED_EVERY
@@ -101,22 +110,21 @@ class L1Rows:
                 for age in self.cache.ages(ids[:64], now):
                     if age == age:  # not NaN: the row is present
                         self._ages.observe(float(age))
-        return missing
+        return missing, oldest
 
-    def oldest_s(self, ids: IdArray) -> float:
-        """See `RowSource.oldest_s`."""
-        ages = self.cache.ages(ids, time.monotonic())
-        return float(ages[ages == ages].max(initial=0.0))  # NaN: not there any more, and just fetched
+    def probe(self, ids: IdArray) -> IdArray:
+        """Positions of the rows that `read` would not find, int64 [m]."""
+        return self.cache.probe(ids, self._clock())
+
+    def age_s(self, stamp: float) -> float:
+        """See `RowSource.age_s`."""
+        return self._clock() - stamp
 
     def mean(self) -> FloatArray:
         """See `RowSource.mean`."""
         if self._mean is None:
             self._mean = self._make_mean()
         return self._mean
-
-    def keep(self, ids: IdArray, values: FloatArray) -> None:
-        """Write rows to the L1 feature cache; they may be as old as the longest fetch."""
-        self.cache.write(ids, values, time.monotonic() - self.client.timeout_s)
 
     async def fetch(self, ids: IdArray, timeout_s: float, *, alone: bool = False) -> FetchResult:
         """Fetch rows into the L1 feature cache.
@@ -130,9 +138,9 @@ class L1Rows:
         """
         if alone or not self._shared:
             # Rows may have arrived since the caller's check.
-            ids = ids[self.cache.probe(ids, time.monotonic())]
+            ids = ids[self.probe(ids)]
             return await self._fetch(ids, timeout_s) if ids.shape[0] else self._joined([])
-        end = time.monotonic() + timeout_s
+        end = self._clock() + timeout_s
         now = end - timeout_s
         mine = self.cache.claim(ids, now, timeout_s)
         if mine.all():
@@ -148,12 +156,15 @@ class L1Rows:
     async def _fetch(self, ids: IdArray, timeout_s: float) -> FetchResult:
         self.num_fetched += ids.shape[0]
         rows = await self.client.fetch(ids, self._external(ids), timeout_s)
+        why = rows.why
+        if not self.age_s(rows.oldest) < self.ttl_s and rows.oldest < math.inf:
+            why = {**why, "expired": 1}  # they took too long: asking again would not help
         if rows.complete:
-            return FetchResult(ids, rows.values, {})
+            return FetchResult(ids, rows.values, why, rows.oldest)
         found = rows.found
         if self._shared:
             self.cache.release(ids[~found])
-        return FetchResult(ids[found], rows.values[found], rows.why)
+        return FetchResult(ids[found], rows.values[found], why, rows.oldest)
 
     async def _await_others(self, ids: IdArray, end: float) -> list[FetchResult]:
         """Wait for rows that other processes fetch; fetch rows whose claims have ended."""
@@ -162,7 +173,7 @@ class L1Rows:
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK_S)
-            now = time.monotonic()
+            now = self._clock()
             ids = ids[self.cache.probe(ids, now)]
             if not ids.shape[0]:
                 break
@@ -187,4 +198,5 @@ class L1Rows:
                 reasons[reason] = reasons.get(reason, 0) + count
         ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in parts)])
         none = np.empty((0, self.group.dim), np.float32)
-        return FetchResult(ids, np.concatenate([none, *(part.values for part in parts)]), reasons)
+        values = np.concatenate([none, *(part.values for part in parts)])
+        return FetchResult(ids, values, reasons, min((part.oldest for part in parts), default=math.inf))

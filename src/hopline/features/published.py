@@ -190,7 +190,9 @@ class PublishedStore(FeatureStore):
         """See `FeatureStore.fetch`."""
         asked_at = self._clock()
         found = (await self._read(_FOLLOW_S)).find(group.name)
+        age_s = max(0.0, asked_at - self._read_at)
         rows = await self._fetch(found, group, ids)
+        rows.age_s = age_s  # another generation may have been published since
         if not rows.found.all() and self._read_at < asked_at:
             # The generation may have been removed meanwhile.
             now = (await self._read(0.0)).find(group.name)

@@ -205,13 +205,14 @@ class RedisStore(PublishingStore):
         if found.all():
             return FetchedRows(values.astype(np.float32, copy=False), found)
         replies.rows[~found] = 0
-        wrong = np.flatnonzero(~found & (replies.lengths != resp.NIL))
+        invalid = ~found & (replies.lengths != resp.NIL)
+        wrong = np.flatnonzero(invalid)
         problems = tuple(
             f"group {group.name!r}: the row of {_id(ids, row)!r} has {replies.lengths[row]} bytes "
             f"instead of {group.row_bytes}"
             for row in wrong[:MAX_PROBLEMS].tolist()
         )
-        return FetchedRows(values.astype(np.float32, copy=False), found, problems, len(wrong))
+        return FetchedRows(values.astype(np.float32, copy=False), found, problems, len(wrong), invalid)
 
     async def _delete_rows(self, group: str) -> None:
         schema = f"{self._url.prefix}{group}:schema".encode()

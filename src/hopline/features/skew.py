@@ -13,6 +13,7 @@ from hopline.errors import (
     FeatureStoreUnavailable,
 )
 from hopline.features.base import FeatureGroup, FeatureStore
+from hopline.features.stamped import stamped_group
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class SchemaWatch:
     Args:
         expected: schema that the model reads.
         origin: the store with all rows.
-        l2: the store in front of it; a missing group is created there.
+        l2: the store in front of it; a missing group of copies (`stamped.py`) is created there.
         recheck_s: seconds between comparisons.
 
     Attributes:
@@ -83,7 +84,7 @@ class SchemaWatch:
             FeatureSchemaMismatch: with each difference, of the origin or of L2.
             FeatureStoreError: see the origin's `describe`. L2 may be unavailable.
         """
-        self.refusal = await self._compare(self._origin)
+        self.refusal = await _compared(self._origin, self._expected)
         if self.refusal:
             raise FeatureSchemaMismatch(self.refusal)
         if self._l2 is not None:
@@ -100,7 +101,7 @@ class SchemaWatch:
         """Compare once, and store the results."""
         # A store that does not respond, or whose group is being replaced, changes nothing.
         with contextlib.suppress(FeatureStoreError):
-            refusal = await self._compare(self._origin)
+            refusal = await _compared(self._origin, self._expected)
             _log_change(self.refusal, refusal, self._expected.name)
             self.refusal = refusal
         if self._l2 is not None:
@@ -124,25 +125,28 @@ class SchemaWatch:
             except Exception:  # the boundary: an error of a store must not end the comparisons
                 log.exception("the schema of feature group %r could not be compared", self._expected.name)
 
-    async def _compare(self, store: FeatureStore) -> str:
-        try:
-            async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
-                stored = await store.describe(self._expected.name)
-        except TimeoutError:
-            raise FeatureStoreUnavailable(
-                f"{store.kind}: no schema of group {self._expected.name!r} within {_DESCRIBE_TIMEOUT_S:g} s"
-            ) from None
-        found = differences(self._expected, stored)
-        if not found:
-            return ""
-        return f"{store.kind}: feature group {self._expected.name!r}: {'; '.join(found)}"
-
     async def _compare_l2(self, l2: FeatureStore) -> str:
+        copies = stamped_group(self._expected)
         try:
-            return await self._compare(l2)
+            return await _compared(l2, copies)
         except FeatureGroupNotFound:
-            await l2.create(self._expected)
+            await l2.create(copies)
             return ""
+
+
+async def _compared(store: FeatureStore, expected: FeatureGroup) -> str:
+    """How a store's rows differ from the expected ones; "" where they do not."""
+    try:
+        async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
+            stored = await store.describe(expected.name)
+    except TimeoutError:
+        raise FeatureStoreUnavailable(
+            f"{store.kind}: no schema of group {expected.name!r} within {_DESCRIBE_TIMEOUT_S:g} s"
+        ) from None
+    found = differences(expected, stored)
+    if not found:
+        return ""
+    return f"{store.kind}: feature group {expected.name!r}: {'; '.join(found)}"
 
 
 def _log_change(before: str, now: str, group: str) -> None:

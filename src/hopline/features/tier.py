@@ -148,7 +148,30 @@ class Tier:
         if not _fits(rows, len(ids), group.dim):
             self._complain("returned arrays that are not %d rows of %d float32", len(ids), group.dim)
             return Reason.INVALID
+        if not np.isfinite(rows.values).all():
+            self._refuse_not_finite(rows, ids, group)
         return rows
+
+    def _refuse_not_finite(self, rows: FetchedRows, ids: ExternalIds, group: FeatureGroup) -> None:
+        """Make rows that have NaN or infinity invalid: no model was trained on them, and they spread."""
+        bad = rows.found & ~np.isfinite(rows.values).all(1)
+        where = np.flatnonzero(bad)
+        if not where.shape[0]:
+            return
+        if rows.num_invalid and rows.invalid is None:
+            rows.invalid = ~rows.found  # which of these are invalid, and which missing, is not known
+        rows.invalid = bad if rows.invalid is None else rows.invalid | bad
+        rows.num_invalid += where.shape[0]
+        rows.found = rows.found & ~bad
+        first = rows.values[where[0]]
+        rows.values = np.where(rows.found[:, None], rows.values, np.float32(0))
+        column = int(np.flatnonzero(~np.isfinite(first))[0])
+        named = repr(group.feature_names[column]) if group.feature_names else column
+        id = ids.item(where[0]) if isinstance(ids, np.ndarray) else ids[where[0]]
+        self._complain(
+            "%d of %d rows cannot be used: group %r: the row of %r has %s in column %s",
+            where.shape[0], len(ids), group.name, id, first[column], named,
+        )  # fmt: skip
 
     def _note(self) -> None:
         """Report a breaker that opened or closed."""

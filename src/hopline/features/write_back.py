@@ -22,7 +22,7 @@ _WRITE_TIMEOUT_S = 1.0
 
 
 class WriteBack:
-    """Writes rows to L2, one write at a time; its task exists only while there is work.
+    """Writes copies to L2, one write at a time; its task exists only while there is work.
 
     A failed write drops its rows, since L2 is a copy. Writes do not affect the breaker, since a store that
     refuses them (full, read-only) may still be readable. While the breaker is not closed, nothing is
@@ -30,7 +30,7 @@ class WriteBack:
 
     Args:
         tier: L2.
-        group: group of the rows.
+        group: group of the copies, see `stamped.py`.
         max_rows: limit of waiting rows.
         metrics: counts rows "written" and "write_dropped".
     """
@@ -46,7 +46,7 @@ class WriteBack:
         self._complained = False
 
     def add(self, external_ids: ExternalIds, values: FloatArray) -> None:
-        """Add rows, float32 [n, dim], without waiting."""
+        """Add copies, float32 [n, dim + 2], without waiting."""
         num_rows = len(external_ids)
         if self._tier.breaker.state != "closed" or self._num_waiting + num_rows > self._max_rows:
             self._metrics.rows(self._tier.name, "write_dropped", num_rows)

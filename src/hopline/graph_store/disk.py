@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -146,6 +147,8 @@ class DiskRows:
         features: mapped; only its dtype, scale and mean are read. file: its rows. threads: that read.
     """
 
+    ttl_s = math.inf
+
     def __init__(self, features: Any, file: EntryFile, threads: ThreadPoolExecutor) -> None:
         self._features = features
         self._file = file
@@ -157,14 +160,14 @@ class DiskRows:
         """As `L1Rows.row_bytes`, of decoded rows."""
         return 4 * int(self._features.shape[1])
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
         """See `RowSource.read`; rows on a disk are never stale."""
         codes, lost = self._file.read_now(ids)
         out[:] = self._decoded(codes)
-        return lost
+        return lost, math.inf
 
-    def oldest_s(self, ids: IdArray) -> float:
-        """As `RowSource.oldest_s`: rows of a snapshot do not age."""
+    def age_s(self, stamp: float) -> float:
+        """As `RowSource.age_s`: rows of a snapshot do not age."""
         return 0.0
 
     def mean(self) -> FloatArray:

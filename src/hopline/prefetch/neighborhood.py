@@ -1,12 +1,11 @@
 """The rows that a model reads for given seeds, and the missing ones of them in the L1 feature cache.
 
-Sampling is keyed: the plan is the same as a worker's plan. It is a superset of the rows that a worker with
-a state cache needs.
+Sampling is keyed: the plan is the same as a worker's plan.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,16 +20,18 @@ from hopline.types import FloatArray, IdArray
 class Presence:
     """A `RowSource` that reports which rows are cached and copies none: enough to plan, not to compute."""
 
+    ttl_s = math.inf
+
     def __init__(self, l1_rows: L1Rows) -> None:
         self._l1_rows = l1_rows
 
-    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> IdArray:
+    def read(self, ids: IdArray, out: FloatArray, *, stale: bool = False) -> tuple[IdArray, float]:
         """See `RowSource.read`; does not copy rows."""
-        return self._l1_rows.cache.probe(ids, time.monotonic())
+        return self._l1_rows.probe(ids), math.inf
 
-    def oldest_s(self, ids: IdArray) -> float:
-        """See `RowSource.oldest_s`."""
-        return self._l1_rows.oldest_s(ids)
+    def age_s(self, stamp: float) -> float:
+        """As `RowSource.age_s`; no stamps come from here."""
+        return 0.0
 
     def mean(self) -> FloatArray:
         """See `RowSource.mean`."""

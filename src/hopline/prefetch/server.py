@@ -220,12 +220,11 @@ class PrefetchServer:
             if problem:
                 done.problem = problem
                 return done
-        now = time.monotonic()
         for node_type, data in ask.rows.items():
             if node_type not in self._l1_rows:
                 raise WireError(f"{node_type!r} has no rows in a store")
             ids = self._ids(node_type, data)
-            lacking.setdefault(node_type, []).append(ids[self._l1_rows[node_type].cache.probe(ids, now)])
+            lacking.setdefault(node_type, []).append(ids[self._l1_rows[node_type].probe(ids)])
         wanted = {
             node_type: parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
             for node_type, parts in lacking.items()
@@ -271,5 +270,5 @@ class PrefetchServer:
     def _gone(self, node_type: str, ids: IdArray, fetched: FetchResult) -> IdArray:
         """Return the ids that were not fetched and that no other process has fetched."""
         left = np.setdiff1d(ids, fetched.ids, assume_unique=True)
-        gone: IdArray = left[self._l1_rows[node_type].cache.probe(left, time.monotonic())]
+        gone: IdArray = left[self._l1_rows[node_type].probe(left)]
         return gone

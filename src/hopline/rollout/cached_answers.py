@@ -6,9 +6,11 @@ take several evictions. Entries also expire: an expired answer is not spared. Kn
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from hopline.memory import sieve
@@ -24,15 +26,26 @@ _ENTRY_BYTES, _ARRAY_BYTES = 700, 160
 class CachedAnswer:
     """An answer in `slot` of the queue; `is_visited` spares it once."""
 
-    __slots__ = ("expires", "is_visited", "key", "num_bytes", "result", "slot")
+    __slots__ = ("expires", "is_visited", "kept_at", "key", "num_bytes", "result", "slot")
 
-    def __init__(self, key: bytes, result: ScoreResult, num_bytes: int, expires: float, slot: int) -> None:
+    def __init__(
+        self, key: bytes, result: ScoreResult, num_bytes: int, expires: float, kept_at: float, slot: int
+    ) -> None:
         self.key = key
         self.result = result
         self.num_bytes = num_bytes
         self.expires = expires
+        self.kept_at = kept_at
         self.is_visited = False
         self.slot = slot
+
+    def at(self, now: float) -> ScoreResult:
+        """The answer as it is given now: its features have aged."""
+        result = self.result
+        if result.features_age_ms < 0:
+            return result
+        age_ms = result.features_age_ms + math.ceil(1e3 * (now - self.kept_at))
+        return msgspec.structs.replace(result, features_age_ms=age_ms)
 
 
 class _Flags:
@@ -58,7 +71,7 @@ class CachedAnswers:
 
     Args:
         max_bytes: of all answers, their keys and what holds them.
-        ttl_s: how long an answer is given.
+        ttl_s: how long an answer is given, unless a feature row that it stands on expires before.
 
     Attributes:
         entries: key -> entry, to look at without a call; the reader checks `expires`, and sets
@@ -80,7 +93,7 @@ class CachedAnswers:
             began: when the inputs that it stands on were read.
             now: on the same clock.
         """
-        expires = began + self._ttl_s
+        expires = min(began + self._ttl_s, result.features_until)
         if expires <= now:
             return
         kept, num_bytes = _own(result)
@@ -98,7 +111,7 @@ class CachedAnswers:
             self._older.append(sieve.NONE)
             self._flags.slots.append(None)
         slot = self._free.pop()
-        self.entries[key] = self._flags.slots[slot] = CachedAnswer(key, kept, num_bytes, expires, slot)
+        self.entries[key] = self._flags.slots[slot] = CachedAnswer(key, kept, num_bytes, expires, now, slot)
         self.num_bytes += num_bytes
         sieve.enter(self._queue, self._newer, self._older, slot)
 
@@ -141,7 +154,16 @@ def _own(result: ScoreResult) -> tuple[ScoreResult, int]:
     if missing is not None:
         missing = _copied(missing)
         num_bytes += _size(missing)
-    kept = ScoreResult(result.model, result.version, result.graph_version, outputs, missing, (), FROM_CACHE)
+    kept = ScoreResult(
+        result.model,
+        result.version,
+        result.graph_version,
+        outputs,
+        missing,
+        (),
+        FROM_CACHE,
+        features_age_ms=result.features_age_ms,
+    )
     return kept, num_bytes
 
 

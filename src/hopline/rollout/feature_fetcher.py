@@ -178,7 +178,7 @@ class FeatureFetcher:
             why = await self._fetch_parts(parts, brought, timeout_s, hold, is_over)
         for name, results in brought.items():
             if len(results) == 1:
-                rows = FetchedRows(results[0].ids, results[0].values)
+                rows = FetchedRows(results[0].ids, results[0].values, results[0].oldest)
             else:  # tens of megabytes
                 rows = await asyncio.to_thread(_joined, results)
             fetched_rows.setdefault(name, []).append(rows)
@@ -268,14 +268,14 @@ class FeatureFetcher:
         for name, ids in missing.items():
             l1_rows = cast(L1Rows, self._l1_rows[name])  # a prefetcher fills the cache of nothing else
             if brought is None:
-                lost = l1_rows.cache.probe(ids, time.monotonic())
+                lost = l1_rows.probe(ids)
             else:
                 rows = np.empty((ids.shape[0], l1_rows.group.dim), np.float32)
-                lost = l1_rows.read(ids, rows)
+                lost, oldest = l1_rows.read(ids, rows)
                 here = np.ones(ids.shape[0], np.bool_)
                 here[lost] = False
                 if here.any():
-                    brought.setdefault(name, []).append(FetchResult(ids[here], rows[here], {}))
+                    brought.setdefault(name, []).append(FetchResult(ids[here], rows[here], {}, oldest))
             if lost.shape[0]:
                 gone = ids[lost]
                 if told.lacking is not None:
@@ -290,4 +290,5 @@ class FeatureFetcher:
 def _joined(results: Sequence[FetchResult]) -> FetchedRows:
     """The rows of several fetches."""
     ids = np.concatenate([result.ids for result in results])
-    return FetchedRows(ids, np.concatenate([result.values for result in results]))
+    values = np.concatenate([result.values for result in results])
+    return FetchedRows(ids, values, min(result.oldest for result in results))

@@ -368,8 +368,8 @@ class Loader:
         check_schema(spec, graph)  # before anything reads what the graph may not have
         key = self._region_key(load, spec, graph)
         share = self._share
-        if isinstance(graph, LiveView) and inputs.sources is not None:
-            # Its rows tell when the graph changes under them, and not when the store's features do.
+        if inputs.sources is not None:
+            # A state would outlive the feature rows that it was computed from.
             share = 0
         plan, arena = self._regions.take(
             key, share, lambda share: StateCachePlan(spec, graph, share, self.config.worker.count)
@@ -438,7 +438,7 @@ class Loader:
     ) -> None:
         from hopline.rollout.lookup import LookUp
 
-        model, settings = computer.model, self.config.precomputed
+        model, config = computer.model, self.config
         rows_total = self._metrics.counter(
             "hopline_precomputed_rows_total",
             "Rows asked for of models with a precomputed file, by what became of them.",
@@ -446,7 +446,10 @@ class Loader:
         )
 
         def open_rows() -> dict[str, FinalRows]:
-            return precomputed_rows(files, folder, model.spec, model.graph, settings)
+            from_store = bool(config.features.store)
+            return precomputed_rows(
+                files, folder, model.spec, model.graph, config.precomputed, from_store=from_store
+            )
 
         rows = await self._in_thread(open_rows)
         served.look_up = LookUp(
@@ -456,7 +459,7 @@ class Loader:
             functools.partial(rows_total, served.name, served.version),
             self._executor,
             self._recorders,
-            self.config.limits.max_nodes_per_request,
+            config.limits.max_nodes_per_request,
         )
         served.look_up.follow(open_rows)
 

@@ -14,7 +14,13 @@ from hopline.artifact import ModelSpec
 from hopline.config.schema import PrecomputedConfig
 from hopline.engine.final_rows import FinalRows
 from hopline.engine.model import has_changed_at
-from hopline.engine.precomputed import OTHER_GRAPH_ADVICE, Unchanged, check_fits, on_other_graph
+from hopline.engine.precomputed import (
+    OTHER_GRAPH_ADVICE,
+    STORE_ADVICE,
+    Unchanged,
+    check_fits,
+    on_other_graph,
+)
 from hopline.engine.precomputed_file import PrecomputedFile, model_hash
 from hopline.engine.precomputed_file.header import PrecomputedPlan
 from hopline.engine.precomputed_file.identity import hashes_of_nodes
@@ -49,7 +55,13 @@ def check_named(files: Sequence[str], models: Sequence[str]) -> None:
 
 
 def precomputed_rows(
-    files: Sequence[Path], folder: Path, spec: ModelSpec, graph: Any, settings: PrecomputedConfig
+    files: Sequence[Path],
+    folder: Path,
+    spec: ModelSpec,
+    graph: Any,
+    settings: PrecomputedConfig,
+    *,
+    from_store: bool = False,
 ) -> dict[str, FinalRows]:
     """The precomputed rows that a version reads: node type -> rows.
 
@@ -57,6 +69,8 @@ def precomputed_rows(
         files: of any models.
         folder: of the artifact.
         graph: that it answers about, a snapshot or a live view.
+        from_store: the model reads features of a feature store. A file was computed from those of the
+            graph folder, and is handled as one of another snapshot.
 
     Raises:
         PrecomputedFileError: a file of this model and version that does not fit, and what differs.
@@ -73,7 +87,7 @@ def precomputed_rows(
             log.warning("%s is about %s/%s; not used for %s", path, plan.model, plan.version, spec.version)
             continue
         check_fits(file, spec, own_hash)
-        rows, misfit = _fitted(path, file, spec, graph, settings)
+        rows, misfit = _fitted(path, file, spec, graph, settings, from_store)
         if rows is not None:
             _pin(path, rows, graph, settings)
             found[plan.node_type] = rows
@@ -86,20 +100,30 @@ def precomputed_rows(
 
 
 def _fitted(
-    path: Path, file: PrecomputedFile, spec: ModelSpec, graph: Any, settings: PrecomputedConfig
+    path: Path,
+    file: PrecomputedFile,
+    spec: ModelSpec,
+    graph: Any,
+    settings: PrecomputedConfig,
+    from_store: bool,
 ) -> tuple[FinalRows | None, str]:
     """The rows, or why there are none ("" where that is wanted so)."""
     plan = file.header.plan
     ttl_s = settings.ttl_s
     fits, unchanged = _same_graph(plan, spec, graph)
-    if fits:
+    if fits and not from_store:
         return FinalRows(file, spec, ttl_s=ttl_s, unchanged=unchanged), ""
     differ = on_other_graph(path, plan, spec.name, graph.version)
+    if fits:
+        differ = (
+            f"{path} was computed from the features of the graph folder; {spec.name} reads them from "
+            "features.store"
+        )
     if settings.stale == "compute":
         log.warning("%s: every answer is computed (precomputed.stale)", differ)
         return None, ""
     if settings.stale == "refuse":
-        return None, f"{differ}: {OTHER_GRAPH_ADVICE}"
+        return None, f"{differ}: {STORE_ADVICE if fits else OTHER_GRAPH_ADVICE}"
     known = _known_rows(file, graph)
     num_known = int(np.count_nonzero(known))
     if plan.num_nodes and not num_known:

@@ -1,8 +1,9 @@
 """The response cache: a version that caches its answers.
 
 It wraps one version on one graph snapshot, and is released with it: neither needs to be part of a key. It
-caches answers at full quality, for `cache_ttl_s`; errors and degraded answers are not. Equal requests that
-run at the same time are computed once (`single_flight.py`).
+caches answers at full quality, for `cache_ttl_s` and no longer than the feature rows of a store that they
+stand on; errors and degraded answers are not. Equal requests that run at the same time are computed once
+(`single_flight.py`).
 
 A request that is answered from here takes no place in a queue and nothing of a model's rate. It is reported
 to recorders like any other, with no queueing and a stage "cache" of 0 seconds in place of the computing, so
@@ -112,9 +113,10 @@ class CachedVersion:
             if now < entry.expires and (request.deadline is None or now < request.deadline):
                 entry.is_visited = True
                 self._num_hits += 1
+                result = entry.at(now)
                 if self._recorders:
-                    self._tell(request, entry.result, 0.0)
-                work.finish(entry.result)
+                    self._tell(request, result, 0.0)
+                work.finish(result)
                 return
         if self._is_open and self._flights.joins(key, work):
             self._joined.value += 1

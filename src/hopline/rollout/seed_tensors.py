@@ -97,6 +97,7 @@ def _features(
     wanted = ids[known]
     read: FloatArray = np.empty((wanted.shape[0], l1_rows.group.dim), np.float32)
     # as the model read them, however old by now
-    read[l1_rows.cache.read(wanted, read, time.monotonic(), True)] = np.nan
+    missing, _ = l1_rows.cache.read(wanted, read, time.monotonic(), True)
+    read[missing] = np.nan
     rows[known] = read
     return rows

@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from hopline.features.metrics import FeatureMetrics
 from hopline.features.registry import open_store
 from hopline.features.retry import RetryPolicy
 from hopline.features.shared_file import HEADER_BYTES, SharedFile
+from hopline.features.stamped import stamped_group
 from hopline.features.tier import Tier
 from hopline.graph import Graph
 from hopline.graph.live.version import lineage_of
@@ -58,9 +60,20 @@ class Sources:
         config: of the server.
         metrics: of the server.
         populator: populates L1's memory, where it does not lie in a file with a name; None does not.
+        clock: seconds, monotonic; wall_clock: seconds, for copies in L2.
     """
 
-    def __init__(self, config: Config, metrics: Metrics, populator: Populator | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        populator: Populator | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
         self.l1_rows: dict[str, L1Rows] = {}
         self.shared: SharedFile | None = None
         self.prefetcher: Prefetcher | None = None
@@ -110,7 +123,7 @@ class Sources:
         )
         for l1_rows in self.l1_rows.values():
             if l2 is not None:
-                await l2.store.create(l1_rows.group)
+                await l2.store.create(stamped_group(l1_rows.group))
             await l1_rows.client.check_schema(l1_rows.group)
         rows = self._registry.counter(
             "hopline_feature_l1_rows_total", "Feature rows asked of L1 by result.", ("group", "result")
@@ -147,9 +160,13 @@ class Sources:
                 l2,
                 timeout_s=settings.fetch_timeout_ms / 1e3,
                 limits=ClientLimits(
-                    negative_ttl_s=settings.negative_ttl_ms / 1e3, recheck_s=settings.schema_recheck_s
+                    ttl_s=ttl_s,
+                    negative_ttl_s=settings.negative_ttl_ms / 1e3,
+                    recheck_s=settings.schema_recheck_s,
                 ),
                 metrics=self.metrics,
+                clock=self._clock,
+                wall_clock=self._wall_clock,
             )
             found[name] = L1Rows(
                 group,
@@ -159,6 +176,7 @@ class Sources:
                 partial(mean_row, graph.nodes[name].features),
                 ages(group.name),
                 shared=self._config.worker.count > 1 or self.shared is not None,
+                clock=self._clock,
             )
         return found
 
@@ -186,7 +204,7 @@ class Sources:
             failure_share=settings.breaker_failure_share, pause_s=settings.breaker_pause_ms / 1e3
         )
         retry = RetryPolicy(share=settings.retry_share)
-        return Tier(name, store, breaker=breaker, retry=retry, metrics=self.metrics)
+        return Tier(name, store, breaker=breaker, retry=retry, metrics=self.metrics, clock=self._clock)
 
     def _plans(self, graph: Graph | LiveView, groups: Mapping[str, FeatureGroup]) -> dict[str, CachePlan]:
         """L1's memory divided by the size of all rows."""

@@ -136,7 +136,7 @@ def test_rows_of_a_store_that_are_not_near_are_missing():
     class Near:
         def read(self, ids, out, *, stale):
             out[:] = ids[:, None]
-            return np.flatnonzero(ids == 2)  # c
+            return np.flatnonzero(ids == 2), 0.0  # c
 
     model = stub(graph, [EDGE])
     model.sources = {"node": Near()}

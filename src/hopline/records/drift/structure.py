@@ -158,7 +158,7 @@ class Structure:
             return near
         dim = self._model.graph.schema.node_types[node_type].feature_dim
         rows = np.empty((ids.shape[0], dim), np.float32)
-        rows[source.read(ids, rows, stale=True)] = np.nan
+        rows[source.read(ids, rows, stale=True)[0]] = np.nan
         return rows[:, columns]
 
     def _neighbor_means(self, edges: Adjacency | LiveAdjacency, ids: IdArray) -> AnyArray:
