@@ -82,11 +82,10 @@ class Rig:
                 "timeout_s": TIMEOUT,
                 "metrics": self.metrics,
                 "clock": now,
-                "wall_clock": now,
                 **settings,
             },
         )
-        self.client.on_rows = self.keep
+        self.client.on_rows, self.client.wall_clock = self.keep, now
 
     def keep(self, ids, values, stamps):
         stamps = np.broadcast_to(stamps, ids.shape)

@@ -102,11 +102,11 @@ class FeatureClient:
         limits: see `ClientLimits`.
         metrics: counts calls and rows.
         clock: seconds, monotonic.
-        wall_clock: seconds, for the copies in L2: all hosts have the same.
 
     Attributes:
         on_rows: called with arrived rows before the callers get them; also with late rows. May be set at
             any time.
+        wall_clock: seconds, for the copies in L2; the same on all hosts. May be set before the first fetch.
         group, timeout_s: the arguments.
     """
 
@@ -121,7 +121,6 @@ class FeatureClient:
         limits: ClientLimits | None = None,
         metrics: ClientMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         def tier(name: str, store: FeatureStore | Tier) -> Tier:
             if isinstance(store, Tier):
@@ -140,7 +139,7 @@ class FeatureClient:
         self._limits = limits or ClientLimits()
         self._metrics = metrics or NoMetrics()
         self._clock = clock
-        self._wall_clock = wall_clock
+        self.wall_clock: Callable[[], float] = time.time
         self._copies = stamped_group(group)
         self._write_back = (
             None
@@ -329,7 +328,7 @@ class FeatureClient:
         if isinstance(answer, Reason):
             self._metrics.rows(l2.name, answer.label, flight.num_rows)
             return None
-        ages = self._wall_clock() - times_of(answer.values)
+        ages = self.wall_clock() - times_of(answer.values)
         # No copy that would expire on the way; a time in the future is of a host whose clock is wrong.
         answer.found = answer.found & (np.abs(ages) < self._limits.ttl_s - self.timeout_s)
         num_found = self._count(l2, answer)
@@ -380,7 +379,7 @@ class FeatureClient:
         flight.oldest = min(flight.oldest, stamp)
         self._deliver(ids, answer, num_found, stamp)
         if self._write_back is not None and not (self._watch is not None and self._watch.l2_refusal):
-            time_s = self._wall_clock() - (self._clock() - stamp)
+            time_s = self.wall_clock() - (self._clock() - stamp)
             if num_found == len(ids):
                 self._write_back.add(external_ids, stamped(answer.values, time_s))
             elif num_found:

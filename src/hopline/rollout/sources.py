@@ -166,8 +166,8 @@ class Sources:
                 ),
                 metrics=self.metrics,
                 clock=self._clock,
-                wall_clock=self._wall_clock,
             )
+            client.wall_clock = self._wall_clock
             found[name] = L1Rows(
                 group,
                 cache,
