@@ -382,7 +382,7 @@ def test_no_answer_is_older_than_its_rows_may_be_or_it_says_so(rig):
 def test_rows_of_the_graph_folders_features_are_not_served_unlabelled(places, rig, stale, refused):
     root, _, _ = places
     changed = {"precomputed.file": (str(root / "sum.precomputed"),), "precomputed.stale": stale}
-    service = Service(config(root, **changed, **{"models.require_all": True}))
+    service = Service(config(root, **changed, **{"models.required": "all"}))
     if refused:
         with pytest.raises(PrecomputedFileError, match=r"from the features of the graph folder.*stale"):
             rig.runner.run(service.start())
