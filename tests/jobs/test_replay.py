@@ -11,6 +11,7 @@ import pytest
 
 from hopline.errors import (
     BadRequest,
+    GraphBehind,
     HoplineError,
     ModelNotFound,
     ModelNotReady,
@@ -19,7 +20,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.jobs.comparison import compare
-from hopline.jobs.replay import BOUNDS, replay
+from hopline.jobs.replay import BOUNDS, OTHER_GRAPH, replay
 from hopline.jobs.targets import ServiceTarget
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import Inputs
@@ -118,9 +119,9 @@ async def test_a_queue_of_its_own_that_is_full_is_waited_for(config):
 class Fixed:
     """Answers every request alike."""
 
-    def __init__(self, result):
-        self.result = result
-        self.prepared = []
+    def __init__(self, result, graph_version=""):
+        self.result, self.graph_version = result, graph_version
+        self.prepared, self.num_asked = [], 0
 
     async def log_id(self):
         return "written here"
@@ -135,8 +136,10 @@ class Fixed:
         self.prepared.append((model, version))
         if version == "gone":
             raise ModelNotFound("it is gone")
+        return self.graph_version
 
     async def score(self, request):
+        self.num_asked += 1
         if request.nodes == [13]:
             raise BadRequest("no")
         return self.result
@@ -189,6 +192,47 @@ async def test_what_cannot_be_compared_is_counted_and_said(tmp_path):
     assert not report.is_complete
     assert not report.all_identical
     assert sorted(target.prepared) == [("m", "1"), ("m", "gone")]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("score", [0.25, 0.75])
+async def test_an_answer_on_another_graph_is_neither_identical_nor_different(is_known, score):
+    now = {"probabilities": np.array([score], np.float32)}
+    target = Fixed(ScoreResult("m", "1", "base", now), "base" if is_known else "")
+    log = log_of(
+        *(entry(i, graph_version=f"base+{i}") for i in range(2, 6)),
+        entry(6, graph_version="base"),
+        entry(7),
+    )
+    report = await replay(log, target, concurrency=1)
+    assert (report.compared, report.identical) == (2, 2 if score == 0.25 else 0)
+    assert report.not_compared == {OTHER_GRAPH: 4}
+    assert sum(report.histogram) == report.rows == 2
+    assert [(item.request_id, item.graph_version) for item in report.inexact] == [
+        (f"r{i}", f"base+{i}") for i in range(2, 6)
+    ]
+    assert {item.replay_graph_version for item in report.inexact} == {"base"}
+    assert {item.request_id for item in report.worst} <= {"r6", "r7"}
+    assert not report.is_complete
+    assert not report.all_identical
+    assert target.num_asked == (2 if is_known else 6)
+    told = await replay(log, target, any_graph=True)
+    assert (told.compared, told.inexact, told.not_compared) == (6, [], {})
+
+
+async def test_a_request_that_the_graph_of_the_replay_cannot_answer_is_no_failure():
+    target = Fixed(ScoreResult("m", "1", "base", SCORE), "base")
+    report = await replay(log_of(entry(13, graph_version="base+1")), target)
+    assert (report.errors, report.not_compared) == ({}, {OTHER_GRAPH: 1})
+
+
+async def test_a_graph_that_is_behind_is_not_waited_for():
+    class Behind(Fixed):
+        async def score(self, request):
+            raise GraphBehind("the graph has version base")
+
+    report = await replay(log_of(entry(1, graph_version="base+1")), Behind(None))
+    assert report.not_compared == {"graph_behind": 1}
 
 
 async def test_an_answer_that_is_degraded_now_is_not_compared():
@@ -406,6 +450,28 @@ def test_what_was_not_compared_is_the_last_word_and_the_exit_code(log, places, r
     code, out, err = run("replay", log, *places_of, "--model", "other")
     assert code == 1
     assert "nothing was compared: 301 other model" in err
+
+
+def test_answers_on_versions_of_a_live_graph_are_listed_and_fail_the_command(log, places, run):
+    places_of = ("--graph", places / "graph", "--repository", places / "models")
+    (file,) = log.glob("predictions-*")
+    lines = file.read_text().splitlines(keepends=True)
+    base = json.loads(lines[0])["graph_version"]
+    live = [line.replace(f'"{base}"', f'"{base}+{i}"') for i, line in enumerate(lines[:40])]
+    file.write_text("".join([*live, *lines[40:]]))
+    code, out, err = run("replay", log, *places_of)
+    assert code == 1
+    assert "40 of 300 answers were not compared, so they may differ: 40 on another graph version" in err
+    assert f"{base}+" in out
+    assert "Most different" not in out
+    assert "All " not in out
+    code, out, _ = run("replay", log, *places_of, "--json")
+    found = json.loads(out)
+    assert (code, found["compared"], found["identical"], len(found["inexact"])) == (1, 260, 260, 40)
+    assert {each["replay_graph_version"] for each in found["inexact"]} == {base}
+    code, out, _ = run("replay", log, *places_of, "--any-graph", "--require-identical")
+    assert code == 0
+    assert "All 300 answers are identical" in out
 
 
 def test_a_server_is_not_asked_what_it_writes_down(log, places, run):

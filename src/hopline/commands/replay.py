@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from hopline.jobs.targets import Target
 
 
+#: Requests on other graphs that are shown.
+_SHOWN = 10
+
+
 def replay(
     log: Annotated[Path, typer.Argument(metavar="LOG", help="Folder of the log, or one of its files.")],
     graph: Annotated[Path | None, typer.Option(help="Graph folder.", show_default=False)] = None,
@@ -49,6 +53,10 @@ def replay(
     concurrency: Annotated[int, typer.Option(help="Requests in flight.", min=1)] = 32,
     require_identical: Annotated[
         bool, typer.Option("--require-identical", help="Exit with 1 unless all answers are identical.")
+    ] = False,
+    any_graph: Annotated[
+        bool,
+        typer.Option("--any-graph", help="Compare also answers on another graph than that of the log."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
     url: UrlOrNone = None,
@@ -96,6 +104,7 @@ def replay(
                     version=version,
                     limit=limit,
                     concurrency=concurrency,
+                    any_graph=any_graph,
                     progress=progress,
                 )
 
@@ -127,6 +136,23 @@ def show(report: Report, console: Console) -> None:
         console.print(whole(worst, "request", "model"))
     elif report.is_complete:
         console.print(f"All {report.compared:,} answers are identical, bit for bit.", style="bold green")
+    if report.inexact:
+        other = Table(
+            "request", "model", "graph of the log", "graph here", title="Not compared", title_justify="left"
+        )
+        for each in report.inexact[:_SHOWN]:
+            other.add_row(
+                each.request_id,
+                f"{each.model}/{each.version}",
+                each.graph_version,
+                each.replay_graph_version or "none",
+            )
+        console.print(whole(other, "request", "model"))
+        console.print(
+            "A live graph has a new version after each batch of events; a replay has the version of its "
+            "folder or server only. --any-graph compares such answers nevertheless; --json lists all.",
+            style="dim",
+        )
     for code, example in sorted(report.examples.items()):
         console.print(f"{code}, for example {example}", style="dim", highlight=False, markup=False)
 

@@ -1,7 +1,9 @@
 """Replays the requests of a prediction log, and compares the answers with those in the log.
 
 On the same version, graph and libraries they are the same bit for bit: sampling is keyed, and no answer
-depends on its batch. On another version the report says how far the two disagree on real traffic.
+depends on its batch. On another version the report says how far the two disagree on real traffic. An answer
+on another graph is compared only on request: the graph alone may explain a difference, and equal answers
+prove nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 import numpy as np
 
-from hopline.errors import BadRequest, HoplineError, ModelNotReady, Overloaded, Unavailable
+from hopline.errors import BadRequest, GraphBehind, HoplineError, ModelNotReady, Overloaded, Unavailable
 from hopline.jobs.comparison import Difference, compare
 from hopline.jobs.targets import Target
 from hopline.records.entry import Entry
@@ -27,6 +29,9 @@ from hopline.types import ScoreRequest, ScoreResult
 BOUNDS = (0.0, *(10.0**power for power in range(-8, 1)))
 #: Number of most different requests that the report names.
 _NAMED = 10
+#: Number of requests that the report names because the replay has not their graph.
+_NAMED_INEXACT = 10_000
+OTHER_GRAPH = "on another graph version"
 _PROGRESS_EVERY = 64
 #: Seconds without any answer of a model that refuses, after which its requests are given up.
 _PATIENCE_S = 30.0
@@ -43,6 +48,21 @@ class Differing(msgspec.Struct, frozen=True):
     largest: float
 
 
+class Inexact(msgspec.Struct, frozen=True):
+    """One request that the replay cannot answer exactly.
+
+    Attributes:
+        graph_version: of the answer in the log.
+        replay_graph_version: of the replay.
+    """
+
+    request_id: str
+    model: str
+    version: str
+    graph_version: str
+    replay_graph_version: str
+
+
 class Report(msgspec.Struct):
     """The report of a replay.
 
@@ -57,7 +77,8 @@ class Report(msgspec.Struct):
         errors: code -> requests that had an answer before and failed now.
         examples: code -> the first message of these.
         not_compared: reason -> entries that should have been compared, and were not: failures, refusals,
-            answers that are degraded now, invalid lines.
+            answers that are degraded now or on another graph, invalid lines.
+        inexact: the entries on another graph, at most 10,000 of them.
         skipped: reason -> entries that cannot be compared, or were not requested.
         answered_by: "model/version on graph → model/version on graph of the replay" -> requests.
         histogram: compared requests by their largest difference: one number for each of `BOUNDS` and one
@@ -78,6 +99,7 @@ class Report(msgspec.Struct):
     errors: dict[str, int] = {}
     examples: dict[str, str] = {}
     not_compared: dict[str, int] = {}
+    inexact: list[Inexact] = []
     skipped: dict[str, int] = {}
     answered_by: dict[str, int] = {}
     histogram: list[int] = []
@@ -105,6 +127,7 @@ async def replay(
     version: str | None = None,
     limit: int | None = None,
     concurrency: int = 32,
+    any_graph: bool = False,
     progress: Callable[[float], object] = lambda done: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -120,6 +143,7 @@ async def replay(
         version: that answers; None sends each request to the version that answered it.
         limit: compare at most this many requests.
         concurrency: requests in flight at the same time.
+        any_graph: compare also answers on another graph than that of the log.
         progress: called with the share of the log that was read, 0 to 1.
         clock, sleep: of the waiting.
 
@@ -130,7 +154,7 @@ async def replay(
             "the server writes this very log: each answer would be a new entry of it. Replay a copy of the "
             "folder, use another server, or omit --url and pass --repository and --graph"
         )
-    replaying = _Replay(target, version, clock, sleep)
+    replaying = _Replay(target, version, clock, sleep, any_graph=any_graph)
     began = time.monotonic()
     entries = _chosen(log, replaying, model, limit, progress)
     # Tasks share one iterator: it is read as fast as answers come.
@@ -188,14 +212,18 @@ class _Replay:
         version: str | None,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
+        *,
+        any_graph: bool,
     ) -> None:
+        self._any_graph = any_graph
+        self._num_inexact = 0
         self._clock, self._sleep = clock, sleep
         self._began = clock()
         #: Model -> when it last answered.
         self._answered: dict[str, float] = {}
         self._target = target
         self._version = version
-        self._prepared: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._prepared: dict[tuple[str, str], asyncio.Task[str]] = {}
         self._found = Report(histogram=[0] * (len(BOUNDS) + 1))
         self._by_output: dict[str, float] = {}
         self._errors: Counter[str] = Counter()
@@ -212,13 +240,27 @@ class _Replay:
             version = self._version or entry.version
             request = entry.inputs.request(entry.model, version, entry.request_id)
             try:
-                await self._prepare(entry.model, version)
+                graph_version = await self._prepare(entry.model, version)
+                if graph_version and not self._is_exact(entry, graph_version):
+                    continue
                 result = await self._ask(request)
             except HoplineError as error:
                 self._errors[error.code] += 1
                 self._examples.setdefault(error.code, f"{entry.request_id}: {error}")
                 continue
-            self._compare(entry, request, result)
+            if self._is_exact(entry, result.graph_version):
+                self._compare(entry, request, result)
+
+    def _is_exact(self, entry: Entry, graph_version: str) -> bool:
+        """Whether an answer on this graph is compared; reports an entry that is not."""
+        if self._any_graph or entry.graph_version in ("", graph_version):
+            return True
+        self._num_inexact += 1
+        if len(self._found.inexact) < _NAMED_INEXACT:
+            self._found.inexact.append(
+                Inexact(entry.request_id, entry.model, entry.version, entry.graph_version, graph_version)
+            )
+        return False
 
     async def _ask(self, request: ScoreRequest) -> ScoreResult:
         """Retry until there is an answer, while the model answers other requests.
@@ -228,6 +270,8 @@ class _Replay:
         while True:
             try:
                 result = await self._target.score(request)
+            except GraphBehind:  # a replay does not follow the events that the log's server had
+                raise
             except (Overloaded, Unavailable, ModelNotReady) as error:
                 last = self._answered.get(request.model, self._began)
                 if self._clock() - last > _PATIENCE_S:
@@ -237,14 +281,15 @@ class _Replay:
                 self._answered[request.model] = self._clock()
                 return result
 
-    async def _prepare(self, model: str, version: str) -> None:
-        """Load a version once; raise the same error each time."""
+    async def _prepare(self, model: str, version: str) -> str:
+        """Load a version once, and return its graph; raise the same error each time."""
         task = self._prepared.get((model, version))
         if task is None:
             task = asyncio.ensure_future(self._target.prepare(model, version))
             self._prepared[model, version] = task
         if not task.done() or task.exception() is not None:
             await asyncio.shield(task)
+        return task.result()
 
     def _compare(self, entry: Entry, request: ScoreRequest, result: ScoreResult) -> None:
         gone = None
@@ -293,6 +338,8 @@ class _Replay:
         report.examples, report.not_compared = self._examples, dict(self._errors)
         if self._degraded_now:
             report.not_compared["degraded now"] = self._degraded_now
+        if self._num_inexact:
+            report.not_compared[OTHER_GRAPH] = self._num_inexact
         report.answered_by = dict(self._answered_by)
         report.worst = [item for _, _, item in sorted(self._worst, reverse=True)]
         return report

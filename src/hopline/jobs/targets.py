@@ -32,8 +32,11 @@ class Target(Protocol):
         """The id of the prediction log that it writes, see `records/log_id.py`; "" for none."""
         ...
 
-    async def prepare(self, model: str, version: str) -> None:
-        """Make a version ready. Raises: HoplineError: it is not available."""
+    async def prepare(self, model: str, version: str) -> str:
+        """Make a version ready; return the graph version of its answers, "" if there is none or it changes.
+
+        Raises: HoplineError: it is not available.
+        """
         ...
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
@@ -82,11 +85,12 @@ class ServiceTarget:
         """No log is written."""
         return ""
 
-    async def prepare(self, model: str, version: str) -> None:
+    async def prepare(self, model: str, version: str) -> str:
         """Load a version that is not loaded yet."""
         known = self._service.model_names()
         if model not in known or version not in self._service.describe(model).versions:
             await self._service.load(model, version, serve=False)
+        return self._service.describe(model, version).graph_version
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """As `Service.score`."""
@@ -118,8 +122,9 @@ class ServerTarget:
         metadata = msgspec.json.decode(await self._client.send("GET", "/v2"), type=dict[str, Any])
         return str(metadata.get("prediction_log", ""))
 
-    async def prepare(self, model: str, version: str) -> None:
-        """Do nothing: a server manages its own versions."""
+    async def prepare(self, model: str, version: str) -> str:
+        """Do nothing: a server manages its own versions, and its graph may be live."""
+        return ""
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Send the request with the matching method of the client."""
