@@ -15,9 +15,13 @@ from hopline.errors import (
     BadRequest,
     ConfigError,
     DeadlineExceeded,
+    FeatureSchemaMismatch,
+    FeatureStoreUnavailable,
+    GraphError,
     ModelNotFound,
     RequestTooLarge,
     SchemaMismatch,
+    SnapshotNotFound,
     Unavailable,
 )
 from hopline.memory.arena import create_shared
@@ -242,3 +246,36 @@ async def test_a_model_of_another_graph_is_refused_with_each_difference(places, 
     Graph.from_edges([[0], [1]], np.zeros((2, 5), np.float32)).save(tmp_path / "other")
     with pytest.raises(SchemaMismatch, match="5 features"):
         await Service(config(places, **{"graph.path": tmp_path / "other"})).start()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://[::1", "http://127.0.0.1:99999/x", "ftp://no.such.host.invalid/x", "zip://x", "redis://h/1",
+        "nosuch://x", "simplecache::nosuch://x",
+    ],
+)  # fmt: skip
+async def test_a_load_from_a_wrong_address_is_the_callers_fault_with_its_cause(service, address):
+    with pytest.raises(BadRequest, match=r"graph: .* cannot be used: ."):
+        await service.load("sage", "2", graph=address)
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (GraphError("the cause"), ArtifactError),
+        (FeatureSchemaMismatch("the cause"), ArtifactError),
+        (ConfigError("the cause"), BadRequest),
+        (SnapshotNotFound("the cause"), SnapshotNotFound),
+        (FeatureStoreUnavailable("the cause"), FeatureStoreUnavailable),
+    ],
+)
+async def test_what_cannot_be_loaded_is_the_callers_fault_and_what_is_away_is_not(
+    service, monkeypatch, error, wanted
+):
+    async def load(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(service._lifecycle, "load", load)
+    with pytest.raises(wanted, match="the cause"):
+        await service.load("sage", "2")

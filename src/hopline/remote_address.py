@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hopline.config.setting import did_you_mean
 from hopline.config.urls import shown
@@ -26,7 +27,8 @@ def open_address(url: str, setting: str) -> tuple[Any, str]:
         setting: the setting or argument that the URL is of, for errors.
 
     Raises:
-        ConfigError: an unknown scheme, or a driver that is not installed (names the package).
+        ConfigError: an unknown scheme, an address that its driver refuses, or a missing driver (names the
+            package).
     """
     try:
         import fsspec
@@ -37,15 +39,15 @@ def open_address(url: str, setting: str) -> tuple[Any, str]:
         ) from None
     scheme = url.partition("://")[0]
     try:
+        _ = urlsplit(url).port  # raises where the host or the port is none
         # Nothing remembered: a file that was uploaded a moment ago must be seen.
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except ImportError as error:
         module = known_implementations.get(scheme, {}).get("class", "").partition(".")[0]
         package = f"the package {module}" if module not in ("", "fsspec") else f"more ({error})"
         raise ConfigError(f"{setting}: {scheme}:// needs {package}, which is not installed") from None
-    except ValueError as error:
+    except Exception as error:  # drivers raise whatever their libraries do
         known = sorted({*fsspec.available_protocols(), "s3", "gs"})
-        raise ConfigError(
-            f"{setting}: {shown(url)} cannot be used: {error}{did_you_mean(scheme, known)}"
-        ) from None
+        near = "" if scheme in known else did_you_mean(scheme, known)
+        raise ConfigError(f"{setting}: {shown(url)} cannot be used: {error}{near}") from None
     return files, root

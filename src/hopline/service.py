@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from hopline.config.schema import Config
 from hopline.config.urls import shown
-from hopline.errors import HoplineError, ModelNotFound, ModelNotReady, Unavailable
+from hopline.errors import (
+    ArtifactError,
+    BadRequest,
+    ConfigError,
+    FeatureGroupNotFound,
+    FeatureSchemaMismatch,
+    GraphError,
+    HoplineError,
+    ModelNotFound,
+    ModelNotReady,
+    SnapshotError,
+    Unavailable,
+)
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
 from hopline.observe.metrics import Metrics
@@ -314,7 +326,8 @@ class Service:
         serve: bool = True,
     ) -> str:
         """Load a version and let it serve; see `Lifecycle.load`."""
-        return await self._changing().load(name, version, graph=graph, groups=groups, serve=serve)
+        with _caller_faults():
+            return await self._changing().load(name, version, graph=graph, groups=groups, serve=serve)
 
     async def unload(self, name: str, version: str | None = None) -> None:
         """Unload a version or a whole model; see `Lifecycle.unload`."""
@@ -322,7 +335,8 @@ class Service:
 
     async def begin_rollout(self, asked: RolloutRequest) -> Rollout:
         """Begin a rollout; see `Lifecycle.begin`."""
-        return await self._changing().begin(asked)
+        with _caller_faults():
+            return await self._changing().begin(asked)
 
     async def decide_rollout(self, name: str, verb: str, why: str = "") -> dict[str, Any]:
         """Promote, roll back, pause, resume, advance or end; see `Lifecycle.decide`."""
@@ -404,3 +418,21 @@ class Service:
         self._link = PrefetcherClient(path, identity, self.config.worker.index, timeout_s, self.metrics)
         self._link.start()
         sources.prefetcher = self._link
+
+
+@contextlib.contextmanager
+def _caller_faults() -> Iterator[None]:
+    """Errors of what a caller asked to be loaded are the caller's, not this server's.
+
+    Raises:
+        BadRequest: an address or a setting in the request cannot be used.
+        ArtifactError: the graph or the features that it names cannot be used.
+    """
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except ConfigError as error:
+        raise BadRequest(str(error)) from error
+    except (GraphError, FeatureGroupNotFound, FeatureSchemaMismatch) as error:
+        raise ArtifactError(str(error)) from error

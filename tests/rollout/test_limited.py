@@ -85,15 +85,31 @@ async def test_nothing_is_turned_away_unread_where_somebody_records_what_was_ask
     assert [ran.requests[0].columns["x"] for ran in told] == [[2.0]]
 
 
-async def test_workers_share_a_rate(clock):
-    version = made(ModelLimits(rate_per_s=10), worker__count=5)
-    answers = [submit(version, 1), submit(version, 2)]
+async def test_a_version_has_its_whole_rate_whichever_workers_its_requests_reach(clock, tmp_path):
+    shared = {"worker__count": 5, "worker__metrics_dir": str(tmp_path)}
+    workers = [made(ModelLimits(rate_per_s=10, burst=4), **shared) for _ in range(5)]
+    answers = [submit(workers[0], 1), submit(workers[0], 2), submit(workers[0], 3), submit(workers[3], 4)]
+    for worker in workers:
+        with pytest.raises(RateLimited, match="10 requests a second"):
+            submit(worker, 5)
+    clock.now += 0.2001
+    answers += [submit(workers[4], 6), submit(workers[4], 7)]
     with pytest.raises(RateLimited):
-        submit(version, 3)
-    clock.now += 0.51
-    answers.append(submit(version, 4))
+        submit(workers[0], 8)
     for answer in answers:
-        await answer
+        assert isinstance(await answer, ScoreResult)
+
+
+async def test_a_refused_request_costs_no_token(clock):
+    version = made(ModelLimits(rate_per_s=1, burst=2))
+    for _ in range(5):
+        version.admission.pay()
+        version.admission.refund()
+    version.admission.refund()  # a full bucket stays full
+    version.admission.pay()
+    version.admission.pay()
+    with pytest.raises(RateLimited):
+        version.admission.pay()
 
 
 async def test_inside_its_own_process_rate_and_concurrency_were_counted_outside():

@@ -72,7 +72,9 @@ class GenerativeVersion(CountedVersion):
         self.generator = generator
         self.token_rates = token_rates or TokenRates()
         self._clock = time.monotonic
-        self.admission = admission_of(limits, config, limits.max_concurrency or _MAX_OPEN, self._clock)
+        self.admission = admission_of(
+            f"{spec.name}/{version}", limits, config, limits.max_concurrency or _MAX_OPEN, self._clock
+        )
         self.counts = GenerativeMetrics(metrics, spec.name, version, generator)
 
     async def warm_up_once(self) -> None:

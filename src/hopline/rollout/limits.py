@@ -43,7 +43,7 @@ class ModelLimits:
     max_queue_rows: int = setting(0, "the same in predicted rows; 0 is any number", minimum=0)
     max_concurrency: int = setting(0, "requests waiting or running; 0 is any number", minimum=0)
     rate_per_s: float = setting(
-        0.0, "requests a second, over all workers, each of which has an equal share; 0 is any", minimum=0
+        0.0, "requests a second of each version, over all workers; 0 is any", minimum=0
     )
     burst: int = setting(0, "requests in one burst; 0 is one second's worth", minimum=0)
     max_batch_rows: int = setting(4096, "predicted rows of one batch", minimum=1)

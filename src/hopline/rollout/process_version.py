@@ -109,7 +109,7 @@ class ProcessVersion(CountedVersion):
         }
         self._keeper = ProcessKeeper(orders, limits, metrics, self, starter)
         self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
-        self.admission = admission_of(limits, config, self._max_outstanding)
+        self.admission = admission_of(f"{name}/{version}", limits, config, self._max_outstanding)
         self._live_rows = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")

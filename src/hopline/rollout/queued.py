@@ -16,8 +16,9 @@ from hopline.rollout.limits import ModelLimits
 from hopline.rollout.served import Recorder
 from hopline.scheduling.admission import Admission, Deadlines
 from hopline.scheduling.batcher import Batcher
+from hopline.scheduling.limiter import Bucket, Rate
+from hopline.scheduling.open_limits import open_limits
 from hopline.scheduling.policy import LANES, BatchPolicy, CostModel
-from hopline.scheduling.rate import TokenBucket
 from hopline.scheduling.turnstile import SHARES, Turnstile
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult
@@ -72,7 +73,7 @@ class QueuedVersion(CountedVersion):
         self.computer = computer
         self._clock = clock
         self.look_up: LookUp | None = None
-        self.admission = admission_of(limits, config, clock=clock)
+        self.admission = admission_of(f"{self.name}/{self.version}", limits, config, clock=clock)
         self.queue = Batcher(
             computer.run,
             BatchPolicy(
@@ -285,14 +286,16 @@ def deadlines_of(limits: ModelLimits, config: Config) -> Deadlines:
 
 
 def admission_of(
+    unit: str,
     limits: ModelLimits,
     config: Config,
     max_open: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Admission:
-    """The admission of one model's requests, in one worker.
+    """The admission of one version's requests, in one worker.
 
     Args:
+        unit: "model/version"; workers share the bucket of its rate.
         max_open: in place of `limits.max_concurrency`.
         clock: seconds, monotonic.
     """
@@ -300,14 +303,13 @@ def admission_of(
         deadlines_of(limits, config),
         limits.priority,
         limits.max_concurrency if max_open is None else max_open,
-        _bucket(limits, config.worker.count, clock()),
+        _bucket(unit, limits, config, int(clock() * 1e9)),
         clock,
     )
 
 
-def _bucket(limits: ModelLimits, num_workers: int, now: float) -> TokenBucket | None:
-    """One worker's share of a model's rate; None where there is no limit."""
-    if not limits.rate_per_s:
-        return None
-    burst = limits.burst or limits.rate_per_s
-    return TokenBucket(limits.rate_per_s / num_workers, burst / num_workers, now)
+def _bucket(unit: str, limits: ModelLimits, config: Config, now_ns: int) -> Bucket | None:
+    """The bucket of a version's rate; None where there is no limit."""
+    rate = Rate.of(limits.rate_per_s, limits.burst or None)
+    # A name that no client has: the buckets may be in one file.
+    return None if rate is None else open_limits(config).bucket(f"requests to {unit}", rate, now_ns)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hopline.errors import DeadlineExceeded, Overloaded, RateLimited, Unavailable
+from hopline.scheduling.limiter import Bucket
 from hopline.scheduling.policy import LANES
-from hopline.scheduling.rate import TokenBucket
 from hopline.scheduling.work import Work
 
 
@@ -71,7 +71,7 @@ class Admission:
         deadlines: Deadlines,
         priority: str = "normal",
         max_open: int = 0,
-        bucket: TokenBucket | None = None,
+        bucket: Bucket | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_open = 0
@@ -117,21 +117,21 @@ class Admission:
 
         Raises: RateLimited: there is none; says when there will be.
         """
-        if self._bucket is not None and (wait_s := self._bucket.take(self._clock())):
-            raise self._limited(wait_s)
+        if self._bucket is not None and (wait_ns := self._bucket.take(self._now_ns())):
+            raise self._limited(wait_ns)
 
     def refund(self) -> None:
         """Give a token back that was taken for a request which was refused."""
         if self._bucket is not None:
-            self._bucket.put()
+            self._bucket.charge(-1, self._now_ns())
 
     def check(self) -> None:
         """See whether a request that says nothing special would be refused for its rate or number.
 
         Raises: RateLimited, Overloaded.
         """
-        if self._bucket is not None and (wait_s := self._bucket.wait_s(self._clock())):
-            raise self._limited(wait_s)
+        if self._bucket is not None and (wait_ns := self._bucket.wait(self._now_ns())):
+            raise self._limited(wait_ns)
         if self.num_open >= self._max_open:
             raise self._full()
 
@@ -147,13 +147,17 @@ class Admission:
             retry_after_s=self.retry_after_s(),
         )
 
-    def _limited(self, wait_s: float) -> RateLimited:
+    def _now_ns(self) -> int:
+        return int(self._clock() * 1e9)
+
+    def _limited(self, wait_ns: int) -> RateLimited:
         assert self._bucket is not None
+        per_s, wait_s = self._bucket.rate.per_s, wait_ns / 1e9
         return RateLimited(
-            f"this model takes {self._bucket.rate:g} requests a second (rate_per_s); the next one in "
+            f"this model takes {per_s:g} requests a second (rate_per_s); the next one in "
             f"{max(wait_s, 0.001):.3f} s",
             retry_after_s=wait_s,
-            per_s=self._bucket.rate,
+            per_s=per_s,
         )
 
 

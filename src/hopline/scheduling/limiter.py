@@ -58,7 +58,10 @@ class Bucket(Protocol):
         ...
 
     def charge(self, count: int, now_ns: int) -> None:
-        """Take `count` tokens, even if there are fewer: then none is there until the debt is paid."""
+        """Take `count` tokens, even if there are fewer: then none is there until the debt is paid.
+
+        A negative count returns tokens, up to a full bucket.
+        """
         ...
 
 

@@ -79,7 +79,7 @@ class PipelineVersion(CountedVersion):
         super().__init__(spec.name, spec.version, self.plan.graph_version, config, metrics, recorders)
         self.spec = spec
         self._clock = clock
-        self.admission = admission_of(limits, config, clock=clock)
+        self.admission = admission_of(f"{spec.name}/{spec.version}", limits, config, clock=clock)
         self._priority = limits.priority
         self._step_seconds = {step.id: metrics.stage(f"step:{step.id}") for step in self.plan.steps}
 
