@@ -19,6 +19,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.nn.parameter import is_lazy
 
 from hopline.errors import PackagingError
+from hopline.packaging import renamed_weights
 from hopline.packaging.checkpoint_file import read_checkpoint
 
 #: What wrappers add to the names of weights.
@@ -89,6 +90,10 @@ def load_weights(
     if key is not None:
         found = _named(found, key, path)
     fitting = [candidate for candidate in found if candidate.is_complete] or _by_hooks(module, found)
+    notes: list[str] = []
+    reasons: list[str] = []
+    if not fitting:
+        fitting, notes, reasons = _of_earlier_pyg(module, found, wanted)
     if len(fitting) > 1:
         keys = [candidate.key or "." for candidate in fitting]
         raise PackagingError(
@@ -96,10 +101,10 @@ def load_weights(
             f"{', '.join(keys)}; choose one with --state-dict-key, for example --state-dict-key {keys[0]}"
         )
     if not fitting or (fitting[0].is_complete and not fitting[0].fits):
-        raise PackagingError(f"{path}: {_nothing_fits(module, fitting or found)}")
+        raise PackagingError("; ".join([f"{path}: {_nothing_fits(module, fitting or found)}", *reasons]))
     (chosen,) = fitting
     _load(module, chosen, path)
-    return _notes(chosen, found, whole)
+    return _notes(chosen, found, whole) + notes
 
 
 def _states(content: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -234,6 +239,21 @@ def _by_hooks(module: nn.Module, found: list[_Candidate]) -> list[_Candidate]:
             continue
         taken.append(candidate)
     return taken
+
+
+def _of_earlier_pyg(
+    module: nn.Module, found: list[_Candidate], wanted: Mapping[str, Any]
+) -> tuple[list[_Candidate], list[str], list[str]]:
+    """Candidates that fit once they are converted; notes on how; reasons why others cannot be."""
+    fitting, notes, reasons = [], [], []
+    for candidate in found:
+        state, how, why = renamed_weights.converted(module, candidate.state)
+        judged = _judged(candidate.key, "", state, wanted)
+        if how and judged.fits:
+            fitting.append(replace(judged, key=candidate.key, unused=candidate.unused))
+            notes += how
+        reasons += why
+    return fitting, notes, reasons
 
 
 def _load(module: nn.Module, chosen: _Candidate, path: Path) -> None:

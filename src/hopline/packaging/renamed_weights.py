@@ -1,0 +1,203 @@
+"""Weights of layers as earlier releases of PyG named and shaped them, converted to the present names.
+
+Only mappings that compute the same are here. Where a layer also computes otherwise now, or the names do not
+tell which release computed what, the weights are refused with the release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_State = Mapping[str, Tensor]
+#: Returns the present weights; or the reason that there are none.
+_Convert = Callable[[nn.Module, _State], dict[str, Tensor] | str]
+
+
+class _Form(NamedTuple):
+    """An earlier form of a layer.
+
+    Attributes:
+        names: beginnings of names that this form has. release: of PyG, that changed it.
+    """
+
+    names: tuple[str, ...]
+    release: str
+    convert: _Convert
+
+
+def converted(module: nn.Module, state: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Convert the weights of earlier PyG.
+
+    Args:
+        state: weight name -> tensor.
+
+    Returns: the state dict with present names; notes on what was converted; reasons for what was not.
+    """
+    state, notes, reasons = dict(state), [], []
+    for new in _edge_type_keys(module):
+        old = "__".join(new[1:-1].split("___"))
+        names = {name: ".".join(new if p == old else p for p in name.split(".")) for name in state}
+        if any(name != renamed for name, renamed in names.items()):
+            state = {names[name]: value for name, value in state.items()}
+            notes.append(f"{old} is {new} since PyG 2.4")
+    for path, layer in module.named_modules():
+        begin = f"{path}." if path else ""
+        own = {name[len(begin) :]: value for name, value in state.items() if name.startswith(begin)}
+        if own.keys() >= layer.state_dict().keys():
+            continue
+        for form in _forms(layer):
+            if not all(any(f"{name}.".startswith(f"{start}.") for name in own) for start in form.names):
+                continue
+            found = form.convert(layer, own)
+            shown = f"{path or 'the model'} ({type(layer).__name__}): {', '.join(form.names)}"
+            if isinstance(found, str):
+                reasons.append(f"{shown} are of before PyG {form.release}: {found}")
+                continue
+            kept = {name: value for name, value in state.items() if not name.startswith(begin)}
+            state = kept | {begin + name: value for name, value in found.items()}
+            notes.append(f"{shown} converted to the names since PyG {form.release}")
+            break
+    return state, notes, reasons
+
+
+def _edge_type_keys(module: nn.Module) -> list[str]:
+    """Parts of names that PyG makes of tuples: <user___buys___item>."""
+    parts = {part for name in module.state_dict() for part in name.split(".")}
+    return sorted(part for part in parts if re.fullmatch(r"<.+___.+___.+>", part))
+
+
+def _forms(layer: nn.Module) -> Iterator[_Form]:
+    for cls in type(layer).__mro__:
+        if cls.__module__.startswith("torch_geometric."):
+            yield from _FORMS.get(cls.__name__, ())
+
+
+def _renamed(**names: str) -> _Convert:
+    """Other names: new=old, `__` for a dot; tensors are the same."""
+    pairs = {old.replace("__", "."): new.replace("__", ".") for new, old in names.items()}
+    return lambda layer, own: {pairs.get(name, name): value for name, value in own.items()}
+
+
+def _turned(**names: str) -> _Convert:
+    """Matrices [in, out] that are [out, in] now: new=old, `__` for a dot."""
+    turned = {old: new.replace("__", ".") for new, old in names.items()}
+
+    def convert(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+        return {
+            turned.get(name, name): value.t().contiguous() if name in turned else value
+            for name, value in own.items()
+        }
+
+    return convert
+
+
+def _refused(why: str) -> _Convert:
+    return lambda layer, own: why
+
+
+def _gat_of_2(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    rest = {name: value for name, value in own.items() if name not in ("lin_src.weight", "lin_dst.weight")}
+    src = own["lin_src.weight"]
+    if not torch.equal(own.get("lin_dst.weight", src), src):
+        return "lin_src and lin_dst differ, and this layer has one lin for both: give it in_channels=(…, …)"
+    return rest | {"lin.weight": src}
+
+
+def _gat_of_1_6(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    if "lin.weight" in layer.state_dict():
+        return (
+            "some of these releases scored both ends of an edge by att_l and ignored att_r; rename lin_l "
+            "to lin, and att_l and att_r to att_src and att_dst (att_l to both, if att_r was not trained)"
+        )
+    names = {"lin_l.weight": "lin_src.weight", "lin_r.weight": "lin_dst.weight"}
+    names |= {"att_l": "att_src", "att_r": "att_dst"}
+    return {names.get(name, name): value for name, value in own.items()}
+
+
+def _gat_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    if "lin.weight" not in layer.state_dict():
+        return "this layer has other weights for each end of an edge"
+    channels = own["att"].shape[-1] // 2
+    rest = {name: value for name, value in own.items() if name not in ("weight", "att")}
+    dst, src = own["att"][..., :channels], own["att"][..., channels:]
+    return rest | {"lin.weight": own["weight"].t().contiguous(), "att_src": src, "att_dst": dst}
+
+
+def _graph_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    if getattr(layer, "aggr", None) not in ("add", "sum", "mean"):
+        return "it multiplied before it took the maximum"
+    names = {"lin.weight": "lin_root.weight", "lin.bias": "lin_rel.bias"}
+    rest = {names.get(name, name): value for name, value in own.items() if name != "weight"}
+    return rest | {"lin_rel.weight": own["weight"].t().contiguous()}
+
+
+def _cheb_of_1(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    rest = {name: value for name, value in own.items() if name != "weight"}
+    return rest | {f"lins.{k}.weight": each.t().contiguous() for k, each in enumerate(own["weight"])}
+
+
+def _tag_of_1(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    count = sum(name.startswith("lins.") for name in layer.state_dict())
+    names = {"lin.bias": "bias"}
+    rest = {names.get(name, name): value for name, value in own.items() if name != "lin.weight"}
+    parts = own["lin.weight"].chunk(count, dim=1)
+    return rest | {f"lins.{k}.weight": each.contiguous() for k, each in enumerate(parts)}
+
+
+def _rgcn_of_1_5(layer: nn.Module, own: _State) -> dict[str, Tensor] | str:
+    if getattr(layer, "aggr", None) not in ("add", "sum"):
+        return "it added messages, and this layer takes their mean: give it aggr='add'"
+    names = {"basis": "weight", "att": "comp"}
+    return {names.get(name, name): value for name, value in own.items()}
+
+
+_FORMS: dict[str, tuple[_Form, ...]] = {
+    "GCNConv": (_Form(("weight",), "2.0", _turned(lin__weight="weight")),),
+    "FeaStConv": (_Form(("weight", "u"), "2.0", _turned(lin__weight="weight", u__weight="u")),),
+    "NNConv": (_Form(("root",), "2.0", _turned(lin__weight="root")),),
+    "HypergraphConv": (_Form(("weight",), "2.0", _turned(lin__weight="weight")),),
+    "GATConv": (
+        _Form(("lin_src.weight",), "2.5", _gat_of_2),
+        _Form(("lin_l.weight", "att_l", "att_r"), "2.0", _gat_of_1_6),
+        _Form(("weight", "att"), "1.6", _gat_of_1_5),
+    ),
+    "SAGEConv": (
+        _Form(
+            ("lin_rel.weight", "lin_root.weight"),
+            "1.6",
+            _renamed(
+                lin_l__weight="lin_rel__weight",
+                lin_l__bias="lin_rel__bias",
+                lin_r__weight="lin_root__weight",
+            ),
+        ),
+        _Form(("weight",), "1.5", _refused("one matrix was for a node and its neighbours")),
+    ),
+    "GraphConv": (
+        _Form(
+            ("lin_l.weight", "lin_r.weight"),
+            "1.7",
+            _renamed(
+                lin_rel__weight="lin_l__weight",
+                lin_rel__bias="lin_l__bias",
+                lin_root__weight="lin_r__weight",
+            ),
+        ),
+        _Form(("weight", "lin.weight"), "1.6", _graph_of_1_5),
+    ),
+    "ChebConv": (_Form(("weight",), "2.0", _cheb_of_1),),
+    "TAGConv": (_Form(("lin.weight",), "2.0", _tag_of_1),),
+    "RGCNConv": (_Form(("basis", "att"), "1.6", _rgcn_of_1_5),),
+    "HGTConv": (
+        _Form(
+            ("k_lin", "a_rel", "m_rel"),
+            "2.3",
+            _refused("it took the softmax of attention for each edge type, and takes one over all now"),
+        ),
+    ),
+}
