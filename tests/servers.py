@@ -52,6 +52,13 @@ class RunningServer:
             assert time.monotonic() < end, f"{line} is {self.metric(line)}, not {value}"
             time.sleep(0.02)
 
+    def wait_until_logged(self, text: str) -> None:
+        """Until a line has a text."""
+        end = time.monotonic() + 60
+        while not any(text in line for line in list(self.log)):
+            assert time.monotonic() < end, f"{text!r} is not in {''.join(self.log)}"
+            time.sleep(0.02)
+
     def wait_for_waiting(self, count: int) -> None:
         """Until so many requests wait in model `slow`."""
         end = time.monotonic() + 60

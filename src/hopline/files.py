@@ -21,8 +21,10 @@ Callers choose how durable the content is:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +133,19 @@ def remove_drafts(folder: Path) -> list[Path]:
         else:
             path.unlink()
     return found
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path, and all below it, are files and folders: a pipe or a device may never end.
+
+    Raises: OSError: one is not; or the path cannot be read.
+    """
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        for each in path.iterdir():
+            check_regular(each)
+    elif not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "is a pipe, a socket or a device, not a file", str(path))
 
 
 def sync(path: Path) -> None:

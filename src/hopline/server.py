@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,10 @@ _TICK_S = 1.0
 _POLL_S = 0.005
 #: From the last accepted connection to its first request, in seconds: a round trip and some.
 _SETTLE_S = 0.1
+#: What does not end by then, such as a load whose disk does not answer, is not waited for: after the drain,
+#: and after a second signal, in seconds.
+_END_S = 5.0
+_CUT_S = 1.0
 #: A client that has not confirmed by then that it heard of the end is not waited for, in seconds.
 _HEARD_S = 2.0
 
@@ -73,6 +78,7 @@ def run_process(
 
     async def main() -> int:
         server = Server(config, service, on_ready)
+        server.end_within = _end_within
         if on_loop is not None:
             on_loop(server)
         return await server.serve()
@@ -85,6 +91,18 @@ def run_process(
 def _end_at_once(number: int, frame: object) -> None:
     """Exit immediately: a load may block the loop for long, and no request was accepted yet."""
     os._exit(0)
+
+
+def _end_within(seconds: float) -> None:
+    """End the process by then, whatever its threads do: Python waits for all of them."""
+
+    def end() -> None:
+        logger.warning("a thread did not end, and is not waited for")
+        os._exit(0)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def announce(server: Server) -> None:
@@ -110,12 +128,14 @@ class Server:
 
     Attributes:
         http_port, grpc_port: real ports, once started; grpc_port is None where gRPC is off.
+        end_within: ends the process after some seconds, whatever still runs; does nothing by default.
     """
 
     def __init__(self, config: Config, service: str, on_ready: Callable[[Server], None]) -> None:
         self.config = config
         self.http_port = 0
         self.grpc_port: int | None = None
+        self.end_within: Callable[[float], None] = lambda seconds: None
         self._service_name = service
         self._on_ready = on_ready
         self._signals = 0
@@ -145,6 +165,7 @@ class Server:
             await self._startup()
             await self._main_loop()
             drained = await self._drain()
+            self.end_within(_END_S)
         finally:
             await self._shutdown()
         if not drained:
@@ -160,11 +181,12 @@ class Server:
         return ", ".join(shown) + (f" and {more} more models" if more else "") or "no models"
 
     def stop(self) -> None:
-        """Begin an orderly end; a second call cuts the drain short."""
+        """Begin an orderly end; a second call cuts the drain short, and the end."""
         self._signals += 1
         self._stopping.set()
         if self._signals > 1:
             self._cut.set()
+            self.end_within(_CUT_S)
 
     async def _startup(self) -> None:
         # Ports first: a taken one must be reported before a graph is opened.

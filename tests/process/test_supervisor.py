@@ -118,6 +118,18 @@ async def test_stopped_before_any_is_ready_all_end():
     assert await asyncio.wait_for(running, 30) is True
 
 
+async def test_a_second_stop_gives_children_no_further_time(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_CUT_S", 0.05)
+    rig = Rig(2)
+    rig.entry = "deaf"
+    running = asyncio.ensure_future(rig.supervisor.run())
+    await asyncio.wait_for(rig.ready.wait(), 30)
+    rig.supervisor.stop()
+    rig.supervisor.stop()
+    assert await asyncio.wait_for(running, 15) is True  # without it, the grace is 20 s
+    assert {child.code for children in rig.started.values() for child in children} == {-signal.SIGKILL}
+
+
 async def test_a_child_that_hangs_is_killed_and_started_again(caplog):
     """Not one that has no heartbeats, nor the one that turns."""
     rig = Rig(2, writer=True, hang_s=2.0)

@@ -1,8 +1,11 @@
 """What a load holds is given back once."""
 
+import contextlib
+
 import pytest
 
-from hopline.rollout.load import Load
+from hopline.errors import Overloaded
+from hopline.rollout.load import Load, LoadLimit
 from hopline.rollout.unit import Unit
 
 
@@ -49,3 +52,18 @@ async def test_one_that_cannot_be_given_back_keeps_none_of_the_others():
     with pytest.raises(OSError, match="gone"):
         await load.give_back()
     assert given_back == ["answers", "region"]
+
+
+def test_loads_under_way_are_bounded_and_addresses_leave_room_for_the_others():
+    limit = LoadLimit(4)
+    with contextlib.ExitStack() as stack:
+        for number in range(2):
+            stack.enter_context(limit.counted(f"https://snapshots.example/{number}"))
+        with pytest.raises(Overloaded, match="2 loads from an address are under way"):
+            stack.enter_context(limit.counted("s3://snapshots/new"))
+        stack.enter_context(limit.counted(""))
+        stack.enter_context(limit.counted("/data/graph"))
+        with pytest.raises(Overloaded, match="2 loads from this host"):
+            stack.enter_context(limit.counted("/data/graph"))
+    with limit.counted("s3://snapshots/new"), limit.counted(""):
+        pass

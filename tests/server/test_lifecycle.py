@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import grpc
 import httpx
@@ -119,6 +120,20 @@ def test_a_second_signal_cuts_the_drain_short() -> None:
             time.sleep(0.2)
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(5) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_a_thread_that_never_ends_does_not_keep_the_server(
+    workers: int, num_signals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))  # workers import the service
+    settings = {"server__workers": workers, "server__drain_delay_s": 0, "server__drain_timeout_s": 60}
+    with running("tests.server.unending:Unending", **settings) as server:
+        for _ in range(num_signals):
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_until_logged("draining")
+        assert server.process.wait(5 + 10 * (num_signals == 1)) == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.files import draft_of, publish_folder, sync
+from hopline.files import check_regular, draft_of, publish_folder, sync
 from hopline.graph import codec, digest, integrity, narrow
 from hopline.graph.columns import read_only
 from hopline.graph.ids import IdIndex
@@ -183,6 +183,7 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
+        check_regular(folder)
         content = path.read_bytes()
     except FileNotFoundError:
         raise GraphError(f"{folder}: no {MANIFEST}; is this the folder of a graph?") from None

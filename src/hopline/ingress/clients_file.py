@@ -32,6 +32,7 @@ import msgspec
 
 from hopline.config.setting import did_you_mean
 from hopline.errors import ConfigError
+from hopline.files import check_regular
 from hopline.ingress.certificates import normalized
 from hopline.ingress.permissions import Permissions, globs_of
 from hopline.scheduling.limiter import Rate
@@ -117,6 +118,7 @@ def read_clients(path: Path) -> dict[str, ClientEntry]:
     Raises: ConfigError: with the file, the client and what is wrong.
     """
     try:
+        check_regular(path)
         text = path.read_text()
     except FileNotFoundError:
         raise ConfigError(

@@ -121,7 +121,10 @@ def _local(source: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="hopline-import-") as folder:
         target = Path(folder) / (root.rstrip("/").rpartition("/")[2] or "model")
         try:
-            files.get(root, str(target), recursive=not root.endswith(".gguf"))
+            if root.endswith(".gguf"):
+                files.copy(root, target)
+            else:
+                files.copy_folder(root, str(target))
         except (OSError, ValueError) as error:
             raise ArtifactError(f"{source}: cannot be downloaded: {error}") from None
         yield target

@@ -15,16 +15,17 @@ import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from hopline.config.urls import shown
-from hopline.errors import ConfigError, GraphError, HoplineError
+from hopline.errors import GraphError, HoplineError
 from hopline.files import draft_of, publish_folder
 from hopline.graph import storage
 from hopline.graph.live.home import name_of
 from hopline.graph.live.manifest import NAME, Manifest, SnapshotEntry, write_manifest
 from hopline.graph.live.state import read_state
 from hopline.graph.live.version import StreamOffset, read_offset, read_version
+from hopline.remote_address import open_address
 
 log = logging.getLogger(__name__)
 
@@ -172,39 +173,26 @@ class _Remote:
     """A folder of an object store."""
 
     def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-
-            self._files: Any
-            self._files, root = fsspec.core.url_to_fs(
-                url, use_listings_cache=False, skip_instance_cache=True
-            )
-        except ImportError as error:
-            raise ConfigError(
-                f"live.snapshots: {shown(url)} needs a package that is not installed ({error}); install "
-                "hopline[remote] and the driver of the scheme"
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"live.snapshots: {shown(url)} cannot be used: {error}") from None
+        self._files, root = open_address(url, "live.snapshots")
         self._root = root.rstrip("/")
 
     def names(self, file: str = _COMPLETE) -> list[str]:
-        found = self._files.glob(f"{self._root}/*/{file}")
+        found = self._files.matching(f"{self._root}/*/{file}")
         return [path.rstrip("/").split("/")[-2] for path in found]
 
     def fetch(self, name: str, folder: Path) -> None:
-        self._files.get(f"{self._root}/{name}/", f"{folder}/", recursive=True)
+        self._files.copy_folder(f"{self._root}/{name}/", f"{folder}/")
 
     def publish(self, folder: Path, name: str) -> None:
-        self._files.put(f"{folder}/", f"{self._root}/{name}/", recursive=True)
-        self._files.pipe_file(f"{self._root}/{name}/{_COMPLETE}", b"1")
+        self._files.driver.put(f"{folder}/", f"{self._root}/{name}/", recursive=True)
+        self._files.driver.pipe_file(f"{self._root}/{name}/{_COMPLETE}", b"1")
 
     def remove(self, name: str) -> None:
         # Unfinished, or another host removes it too.
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm_file(f"{self._root}/{name}/{_COMPLETE}")
+            self._files.driver.rm_file(f"{self._root}/{name}/{_COMPLETE}")
         with contextlib.suppress(FileNotFoundError):
-            self._files.rm(f"{self._root}/{name}", recursive=True)
+            self._files.driver.rm(f"{self._root}/{name}", recursive=True)
 
 
 def _is_name(name: str) -> bool:

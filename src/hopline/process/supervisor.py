@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Longest time between two heartbeats and between two looks at them, in seconds; shorter for a short limit.
 _BEAT_S, _BEATS = 1.0, 10
+#: From a second `stop` to SIGKILL, in seconds; a child that got a second SIGTERM ends itself in less.
+_CUT_S = 2.0
 
 
 def beat_s(hang_s: float) -> float:
@@ -84,7 +86,11 @@ class Supervisor:
         return not self._failed
 
     def stop(self) -> None:
-        """Ask all children to end; none is started any more."""
+        """Ask all children to end; none is started any more. A second call gives them no further time."""
+        if self._stopping.is_set():
+            for child in self._children.values():
+                child.stop()
+                asyncio.get_running_loop().call_later(_CUT_S, child.kill)
         self._stopping.set()
 
     def replace_all(self) -> None:
@@ -122,7 +128,7 @@ class Supervisor:
             if not self._was_ready and not was_ready:
                 log.error("%s could not start (%s)", slot.name, reason)
                 self._failed = True
-                self.stop()
+                self._stopping.set()
                 return
             pause_s = backoff.failed(time.monotonic() - started)
             log.error("%s ended (%s), restarting in %.1f s", slot.name, reason, pause_s)

@@ -44,8 +44,9 @@ from hopline.rollout import rollout as steps
 from hopline.rollout.asked_unit import asked_unit
 from hopline.rollout.host_snapshots import is_on
 from hopline.rollout.judge import RolloutJudge
+from hopline.rollout.load import LoadLimit
 from hopline.rollout.loaded_units import LoadedUnits
-from hopline.rollout.loader import Loader
+from hopline.rollout.loader import MAX_LOADS, Loader
 from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
 from hopline.rollout.served import AsksModels, Recorder
 from hopline.rollout.shared_state import Change, SharedState
@@ -99,6 +100,7 @@ class Lifecycle:
                 config, self, loader.inputs.snapshots, store.leads, metrics, self._clock
             )
         self._watching: asyncio.Task[None] | None = None
+        self._limit = LoadLimit(MAX_LOADS)
         self.loaded = LoadedUnits(loader, self._rollouts, self._state.acknowledge, metrics)
 
     # Life
@@ -167,9 +169,15 @@ class Lifecycle:
             Conflict: a rollout of the model is under way.
             HoplineError: it cannot be loaded; nothing changed.
         """
-        unit = await self._found(model, version, graph, groups)
-        await self._to_the_end(lambda: self._load(model, unit, serve), ("load", model, unit, serve))
-        return unit.id
+        key = ("load", model, version, graph, groups, serve)
+
+        async def load() -> str:
+            with self._limit.counted(graph):
+                unit = await self._found(model, version, graph, groups)
+                await self._load(model, unit, serve)
+                return unit.id
+
+        return await self._to_the_end(load, key)
 
     async def _load(self, model: str, unit: Unit, serve: bool) -> None:
         await self._look()
@@ -211,8 +219,14 @@ class Lifecycle:
         """
         asked.check()
         shadow = asked.kind == "shadow"
-        unit = await self._found(asked.model, asked.version, asked.graph, asked.groups, shadow=shadow)
-        return await self._to_the_end(lambda: self._begin(asked, unit))
+
+        async def begin() -> Rollout:
+            with self._limit.counted(asked.graph):
+                version, graph, groups = asked.version, asked.graph, asked.groups
+                unit = await self._found(asked.model, version, graph, groups, shadow=shadow)
+                return await self._begin(asked, unit)
+
+        return await self._to_the_end(begin)
 
     async def _begin(self, asked: RolloutRequest, unit: Unit) -> Rollout:
         await self._look()
@@ -384,14 +398,14 @@ class Lifecycle:
             BadRequest: as `asked_unit`.
         """
         checked_name(model, "model")
-        there = await asyncio.to_thread(self._loader.available, model)
+        there = await self._loader.in_waiting_thread(self._loader.available, model)
         if not there:
-            known = await asyncio.to_thread(self._loader.models)
+            known = await self._loader.in_waiting_thread(self._loader.models)
             raise ModelNotFound(f"no model {model!r} in {self._loader.repository.address}", known)
         version = there[-1] if version is None else version
         if version not in there:
             raise ModelNotFound(changes.no_version(model, version, there))
-        return await asyncio.to_thread(
+        return await self._loader.in_waiting_thread(
             functools.partial(self._unit_of, model, version, graph, groups, shadow=shadow)
         )
 

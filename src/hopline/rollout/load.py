@@ -6,8 +6,10 @@ One object owns them, from the first one taken on, and gives them back once, the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
+from hopline.errors import Overloaded
+from hopline.remote_address import is_address
 from hopline.rollout.served import Served
 from hopline.rollout.unit import Unit
 
@@ -58,3 +60,35 @@ class Load:
 
     def __repr__(self) -> str:
         return f"{self.model}/{self.unit.id}"
+
+
+class LoadLimit:
+    """Bounds the loads that are under way in a worker.
+
+    Args:
+        most: at a time. Half of them may be of graphs at addresses, and never keep the others waiting.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most // 2
+        self._num_loads = {"an address": 0, "this host": 0}
+
+    @contextlib.contextmanager
+    def counted(self, graph: str) -> Iterator[None]:
+        """Count a load while it is under way.
+
+        Args:
+            graph: path or address; "" for the server's own.
+
+        Raises: Overloaded: too many are.
+        """
+        kind = "an address" if is_address(graph) else "this host"
+        if self._num_loads[kind] >= self._most:
+            raise Overloaded(
+                f"{self._most} loads from {kind} are under way, and no more may wait; try again later", 5.0
+            )
+        self._num_loads[kind] += 1
+        try:
+            yield
+        finally:
+            self._num_loads[kind] -= 1

@@ -66,6 +66,8 @@ _MAX_THREADS = 64
 #: Threads that load: that many units are opened in parallel. Those of `asyncio.to_thread` are for short
 #: work.
 _LOADING_THREADS = 4
+#: Loads under way in a worker, half of them of graphs at addresses. Each has a thread to wait in.
+MAX_LOADS = 16
 #: Seconds that a listing of a repository behind a network is given for.
 _LISTING_S = 5.0
 _NO_VERSION = "no version with a model.json or pipeline.toml"
@@ -97,9 +99,10 @@ class Loader:
         self._resolve = resolve
         self._executor = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="hopline-compute")
         self._threads = ThreadPoolExecutor(_LOADING_THREADS, thread_name_prefix="hopline-load")
+        self._waiting_threads = ThreadPoolExecutor(MAX_LOADS, thread_name_prefix="hopline-wait")
         #: graphs and feature stores that are open
         self._populator = Populator()
-        self.inputs = SharedInputs(config, metrics, self._threads, self._populator)
+        self.inputs = SharedInputs(config, metrics, self._threads, self._populator, self._waiting_threads)
         self.inputs.snapshots.check()
         #: shares the event loop out between the queues of all units
         self.turnstile = Turnstile()
@@ -259,7 +262,7 @@ class Loader:
             ) from error
 
     async def _load(self, load: Load) -> None:
-        folder = await self._in_thread(self.repository.fetch, load.model, load.unit.version)
+        folder = await self.in_waiting_thread(self.repository.fetch, load.model, load.unit.version)
         limits = await self._in_thread(self.limits, load.model)
         load.served = served = await self._made(load, folder, limits)
         await self._in_thread(served.warm_up)
@@ -281,8 +284,12 @@ class Loader:
             await self._starter.close()
         await self._in_thread(self._populator.close)
         await self.inputs.close()
-        for threads in (self._executor, self._threads):
+        for threads in (self._executor, self._threads, self._waiting_threads):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_waiting_thread(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """The result of work that may wait for a repository or an address."""
+        return await asyncio.get_running_loop().run_in_executor(self._waiting_threads, work, *arguments)
 
     async def _in_thread(self, work: Callable[..., ResultT], *arguments: object) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)

@@ -83,6 +83,7 @@ class SharedInputs:
         config: of the server.
         metrics: of the server.
         threads: for what blocks.
+        waiting_threads: for what waits for addresses.
         populator: populates the memory of caches.
 
     Attributes:
@@ -91,10 +92,18 @@ class SharedInputs:
         on_sources: connects sources to the prefetcher; set by who knows about it.
     """
 
-    def __init__(self, config: Config, metrics: Metrics, threads: Executor, populator: Populator) -> None:
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        threads: Executor,
+        populator: Populator,
+        waiting_threads: Executor,
+    ) -> None:
         self._config = config
         self._metrics = metrics
         self._threads = threads
+        self._waiting_threads = waiting_threads
         self._populator = populator
         self._open: dict[_Key, _Opening] = {}
         self._own = _OWN
@@ -161,7 +170,7 @@ class SharedInputs:
         snapshot, store = None, None
         graph: Graph | LiveView
         if is_address(unit.graph):
-            snapshot = await loop.run_in_executor(self._threads, self.snapshots.take, unit.graph)
+            snapshot = await loop.run_in_executor(self._waiting_threads, self.snapshots.take, unit.graph)
         try:
             if self._config.graph.store and not unit.graph:
                 store = await self._open_store()

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hopline.config.urls import shown
 from hopline.engine.student import MODEL_FILE, SPEC_FILE
@@ -118,7 +118,7 @@ class FsspecRepository:
                 target.parent.mkdir(parents=True, exist_ok=True)
             if names:
                 with suppress(FileNotFoundError):  # reported by name when the copy is verified
-                    self._files.get([f"{path}/{name}" for name in names], [str(target) for target in local])
+                    self._files.copy_files([f"{path}/{name}" for name in names], local)
 
         return self._cache.keep(model, version, digest, fill, shown)
 
@@ -131,7 +131,7 @@ class FsspecRepository:
 
     def _read(self, path: str) -> bytes | None:
         try:
-            content: bytes = self._files.cat_file(path)
+            content = self._files.read(path)
         except FileNotFoundError:
             return None
         return content
@@ -145,7 +145,7 @@ class FsspecRepository:
     def _entries(self, path: str) -> Iterator[tuple[str, str]]:
         """(last part of the name, "file" or "directory") of what lies in a folder."""
         try:
-            found = self._files.ls(path, detail=True)
+            found = self._files.entries(path)
         except FileNotFoundError:
             return
         for entry in found:
@@ -156,7 +156,7 @@ class FsspecRepository:
 
     def _below(self, path: str) -> dict[str, int]:
         """Path inside a folder -> size, of every file below it."""
-        found: dict[str, Any] = self._files.find(path, detail=True)
+        found = self._files.below(path)
         prefix = path.strip("/") + "/"
         sizes = {}
         for full, entry in found.items():

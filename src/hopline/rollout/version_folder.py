@@ -13,6 +13,7 @@ import msgspec
 
 from hopline.artifact import sha256_of
 from hopline.errors import ArtifactCorrupted, ArtifactError, BadRequest
+from hopline.files import check_regular
 from hopline.types import UNREADABLE
 
 #: A folder that holds one of these is a version; the first one found says what it is.
@@ -97,6 +98,7 @@ def verify(folder: Path, shown: str = "") -> None:
     """
     shown = shown or str(folder)
     try:
+        check_regular(folder)
         content = (folder / MARKERS[0]).read_bytes()
     except FileNotFoundError:
         if any((folder / name).is_file() for name in MARKERS[1:]):
@@ -104,6 +106,8 @@ def verify(folder: Path, shown: str = "") -> None:
         raise ArtifactError(
             f"{shown}: no {' or '.join(MARKERS)}; is this a <model>/<version> folder?"
         ) from None
+    except OSError as error:
+        raise ArtifactError(f"{shown} cannot be read: {error}") from None
     for name, expected in listed_files(content, f"{shown}/{MARKERS[0]}").items():
         file = folder / name
         if not file.is_file():

@@ -62,7 +62,6 @@ class SnapshotStore:
         self.shown = shown(base)
         self._files, root = open_address(base, setting)
         self._root = root.rstrip("/")
-        self._is_local = "file" in _protocols(self._files)
 
     # Read
 
@@ -96,13 +95,18 @@ class SnapshotStore:
             OSError: this host's disk is full.
         """
         where = f"{self.shown}/objects/{file.sha256} ({name})"
+
+        def bounded(num_bytes: int) -> None:
+            check()
+            if num_bytes > file.size:
+                raise SnapshotDamaged(
+                    f"{where} has more than the {file.size} bytes of the manifest; publish the "
+                    "snapshot again"
+                )
+
         try:
             with self._foreign():
-                self._files.get_file(
-                    f"{self._root}/objects/{file.sha256}",
-                    str(target),
-                    callback=_bounded(file, where, check),
-                )
+                self._files.copy(f"{self._root}/objects/{file.sha256}", target, bounded)
         except FileNotFoundError:
             raise SnapshotDamaged(f"{where} is absent; publish the snapshot again") from None
         size = target.stat().st_size
@@ -130,15 +134,15 @@ class SnapshotStore:
         """Upload a file under its content hash; False where the address has it."""
         path = f"{self._root}/objects/{file.sha256}"
         with self._foreign():
-            if self._files.exists(path) and self._files.info(path)["size"] == file.size:
+            if self._files.size(path) == file.size:
                 return False
-            if self._is_local:  # object stores show an object when it is whole
+            if self._files.is_local:  # object stores show an object when it is whole
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 draft = draft_of(Path(path))
                 shutil.copyfile(source, draft)
                 publish_file(draft, Path(path), durable=True)
             else:
-                self._files.put_file(str(source), path)
+                self._files.driver.put_file(str(source), path)
         return True
 
     def put_manifest(self, manifest: SnapshotManifest) -> str:
@@ -155,19 +159,19 @@ class SnapshotStore:
     def remove_manifest(self, snapshot: str) -> None:
         """Remove a snapshot; its files stay."""
         with self._foreign():
-            self._files.rm_file(f"{self._root}/{_manifest(snapshot)}")
+            self._files.driver.rm_file(f"{self._root}/{_manifest(snapshot)}")
 
     def remove_object(self, sha256: str) -> None:
         """Remove the content of a file."""
         with self._foreign():
-            self._files.rm_file(f"{self._root}/objects/{sha256}")
+            self._files.driver.rm_file(f"{self._root}/objects/{sha256}")
 
     # Drivers
 
     def _read(self, name: str) -> bytes | None:
         try:
             with self._foreign():
-                content: bytes = self._files.cat_file(f"{self._root}/{name}")
+                content = self._files.read(f"{self._root}/{name}")
         except FileNotFoundError:
             return None
         return content
@@ -175,16 +179,16 @@ class SnapshotStore:
     def _write(self, name: str, content: bytes) -> None:
         path = f"{self._root}/{name}"
         with self._foreign():
-            if self._is_local:
+            if self._files.is_local:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(Path(path), content, durable=True)
             else:
-                self._files.pipe_file(path, content)
+                self._files.driver.pipe_file(path, content)
 
     def _listed(self, folder: str) -> list[Listed]:
         try:
             with self._foreign():
-                entries = self._files.ls(f"{self._root}/{folder}", detail=True)
+                entries = self._files.entries(f"{self._root}/{folder}")
         except FileNotFoundError:
             return []
         return [
@@ -215,30 +219,9 @@ def _manifest(snapshot: str) -> str:
     return f"manifests/{snapshot}.json"
 
 
-def _protocols(files: Any) -> tuple[str, ...]:
-    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
-
-
 def _changed(entry: dict[str, Any]) -> float:
     """When an object changed: each driver has its own field for it."""
     found = entry.get("LastModified") or entry.get("mtime") or entry.get("updated") or entry.get("created")
     if isinstance(found, datetime):
         return found.timestamp()
     return float(found) if isinstance(found, int | float) else 0.0
-
-
-def _bounded(file: SnapshotFile, where: str, check: Callable[[], object]) -> Any:
-    """A callback of fsspec that stops a copy which is larger than the manifest says."""
-    from fsspec.callbacks import Callback
-
-    class Bounded(Callback):  # type: ignore[misc]
-        def relative_update(self, inc: int = 1) -> None:
-            self.value += inc
-            check()
-            if self.value > file.size:
-                raise SnapshotDamaged(
-                    f"{where} has more than the {file.size} bytes of the manifest; publish the "
-                    "snapshot again"
-                )
-
-    return Bounded()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hopline.engine.precomputed_file.header import MAGIC, PAGE, Header, Section, max_head_bytes, unpacked
 from hopline.errors import PrecomputedFileError
+from hopline.files import check_regular
 from hopline.graph import digest
 from hopline.types import AnyArray, FloatArray, IdArray, Progress, silent
 
@@ -102,6 +103,7 @@ def identity_of(stat: os.stat_result) -> tuple[int, ...]:
 def _opened(path: Path) -> tuple[Header, tuple[int, ...], int]:
     """The checked header, the file's identity, and the open file."""
     try:
+        check_regular(path)
         handle = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise PrecomputedFileError(f"{path} cannot be opened: {error.strerror or error}") from None
