@@ -125,7 +125,7 @@ def limited(
 ) -> ResultT:
     """Return the result of a read that blocks; give it up if it makes no progress.
 
-    It runs on a thread of its own, which nothing waits for once it is given up.
+    It runs on a separate thread, which nothing waits for once it is given up.
 
     Args:
         read: the read.

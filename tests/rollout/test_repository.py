@@ -177,7 +177,7 @@ def test_a_copy_is_made_once(remote, monkeypatch):
     remote.put("risk/1", version())
     repository = remote.open()
     first = repository.fetch("risk", "1")
-    monkeypatch.setattr(repository._files, "get", None)  # another download would fail
+    monkeypatch.setattr(repository._files.driver, "get", None)  # another download would fail
     assert repository.fetch("risk", "1") == first
 
 
@@ -211,16 +211,16 @@ def test_a_damaged_copy_is_made_anew(remote):
 def test_an_interrupted_download_leaves_nothing_that_looks_whole(remote, monkeypatch):
     remote.put("risk/1", version())
     repository = remote.open()
-    whole = repository._files.get
+    whole = repository._files.driver.get
 
     def half(paths, targets):
         whole(paths[:1], targets[:1])
         raise ConnectionResetError("connection lost")
 
-    monkeypatch.setattr(repository._files, "get", half)
+    monkeypatch.setattr(repository._files.driver, "get", half)
     with pytest.raises(RepositoryUnavailable, match=r"memory://.*: ConnectionResetError: connection lost"):
         repository.fetch("risk", "1")
-    monkeypatch.setattr(repository._files, "get", whole)
+    monkeypatch.setattr(repository._files.driver, "get", whole)
     assert not list(remote.cache.rglob("model.json"))
     assert versions.read(repository.fetch("risk", "1")) == version()
 
@@ -240,13 +240,13 @@ def test_many_threads_fetch_one_version_once(remote, monkeypatch):
     downloads = []
     repositories = [remote.open() for _ in range(8)]
     for repository in repositories:
-        whole = repository._files.get
+        whole = repository._files.driver.get
 
         def counted(paths, targets, whole=whole):
             downloads.append(paths)
             whole(paths, targets)
 
-        monkeypatch.setattr(repository._files, "get", counted)
+        monkeypatch.setattr(repository._files.driver, "get", counted)
     folders = []
     threads = [
         threading.Thread(target=lambda r=repository: folders.append(r.fetch("risk", "1")))
@@ -292,7 +292,7 @@ def broken(*_args, **_kwargs):
 
 def unplug(repository, monkeypatch):
     for name in ("ls", "find", "cat_file", "get"):
-        monkeypatch.setattr(repository._files, name, broken)
+        monkeypatch.setattr(repository._files.driver, name, broken)
 
 
 def test_a_server_restarts_from_its_copies_while_the_address_is_away(remote, monkeypatch, caplog):
