@@ -39,9 +39,7 @@ of 4). Reductions over the sampled neighbours j of i:
             d_i = w_ii + sum of all in-edge weights; existing self-loops replace the added one
     gcn_noself  as gcn, without added self-loops (d_i = sum of in-edge weights)
 
-1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as in PyG's `gcn_norm`.
-
-w is 1 unless `weighted`.
+1/sqrt(d) is 0 where d = 0 and NaN where d < 0, as in PyG's `gcn_norm`. w is 1 unless `weighted`.
 
 Attention of node i with H heads of C channels, over rows j = columns [a, b) of its in-neighbours' states at
 level l-1, head by head; q is i's query row, e the attributes of the edge:
@@ -262,6 +260,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         salt: salt of the keyed sampler.
         levels: level -> node type -> stage; length num_layers + 1.
         classes: names of the output columns; may be empty.
+        called: how forward was called when the model was packaged, in words.
         matrix_without: edge type key -> `REPEATED` and `LOOPS`, where the graph had no such edges: the
             module reads these edges as a sparse matrix, which treats them differently from a list.
         types_without: keys of edge types that the module reads if a graph has them, and that the graph of
@@ -289,6 +288,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     salt: int = 0
     opset: int = 0
     classes: tuple[str, ...] = ()
+    called: str = ""
     matrix_without: dict[str, tuple[str, ...]] = {}
     types_without: tuple[str, ...] = ()
     types_nonempty: tuple[str, ...] = ()

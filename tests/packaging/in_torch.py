@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from hopline.packaging import oracle, parity
-from hopline.packaging.arguments import bind
 from hopline.packaging.check_graph import CheckGraph
 from hopline.packaging.lower import lower
 from hopline.packaging.rowwise import check_rowwise
+from hopline.packaging.signature import bind
 from hopline.packaging.split import Splitter
 from hopline.packaging.trace import analyse, frozen_copy, trace
 

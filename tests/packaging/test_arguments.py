@@ -1,4 +1,4 @@
-"""Arguments of forward are bound by what they mean; what may be meant in two ways is asked."""
+"""Arguments of forward: usual and unusual calls, wrappers, and what is not a model of nodes."""
 
 from typing import NamedTuple
 
@@ -58,11 +58,6 @@ class NoNames(Two):
 @pytest.mark.parametrize("model", [TakesData, TakesGraph, NeedsBatch, OtherNames, NoNames])
 def test_usual_signatures_are_split(model, tmp_path):
     assert package(model(), homogeneous(), tmp_path).spec.runtime == "onnx"
-
-
-def test_names_taken_by_their_order_are_noted(tmp_path):
-    report = package(OtherNames(), homogeneous(), tmp_path)
-    assert "is called with A as edge_index, by PyG's order" in report.notes[0]
 
 
 def test_a_model_of_hetero_data_gets_it(tmp_path):

@@ -169,8 +169,8 @@ def test_to_hetero_equals_pyg(aggr, target):
     metadata = (list(graph.schema.node_types), [tuple(key.split("__")) for key in graph.schema.edge_types])
     model = pyg.to_hetero(Model(), metadata, aggr=aggr)
     with torch.no_grad():
-        from hopline.packaging.arguments import bind
         from hopline.packaging.check_graph import CheckGraph
+        from hopline.packaging.signature import bind
 
         binding = bind(model, graph.schema)
         binding.call(model, binding.slots(CheckGraph.of(graph)))  # initialises the lazy Linears

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +11,16 @@ from typing import Any
 import numpy as np
 
 from hopline.errors import GraphError
-from hopline.graph.schema import EDGE_TYPE, NODE_TYPE
+from hopline.graph.schema import EDGE_TYPE, NODE_TYPE, edge_key
 from hopline.graph.tables import EdgeTable, EdgeType, NodeTable, as_array
 from hopline.types import AnyArray
+
+_LOG = logging.getLogger("hopline.graph")
+
+#: Columns that `tables_of` reads, and numbers of rows.
+_READ = frozenset(
+    {"x", "num_nodes", "edge_index", "adj_t", "adj", "edge_attr", "edge_weight", "edge_time", "edge_type"}
+)
 
 Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
 
@@ -52,6 +60,42 @@ def tables_of(
     return {NODE_TYPE: node_table}, _with_units(edges, time_unit)
 
 
+def left_out(data: Any) -> dict[str, tuple[str, ...]]:
+    """Columns of nodes and edges that `tables_of` does not read: node type or edge type key -> names.
+
+    They are logged: labels and masks of a split as information, others as a warning.
+    """
+    if hasattr(data, "metadata") and hasattr(data, "node_types"):
+        owners = [(data[name], {_num_nodes(data[name]): name}) for name in data.node_types]
+        owners += [(data[key], {data[key].num_edges: edge_key(*key)}) for key in data.edge_types]
+    else:
+        owners = [(data, {data.num_edges: edge_key(*EDGE_TYPE), _num_nodes(data): NODE_TYPE})]
+    found: dict[str, list[str]] = {}
+    for store, owner_of in owners:
+        for name, value in store.to_dict().items():
+            owner = owner_of.get(_length(value))
+            if owner is None or name in _READ or (name == "time" and "__" in owner):
+                continue
+            found.setdefault(owner, []).append(name)
+            usual = name in ("y", "edge_label") or name.endswith("mask")
+            shape = list(getattr(value, "shape", None) or [_length(value)])
+            _LOG.log(
+                logging.INFO if usual else logging.WARNING,
+                "%s: left out: %s %s; a graph has one matrix for all columns of a type (x, edge_attr)",
+                owner,
+                name,
+                shape,
+            )
+    return {owner: tuple(names) for owner, names in found.items()}
+
+
+def _length(value: Any) -> int | None:
+    """Rows of a column; None for anything else."""
+    if isinstance(value, str | Mapping) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
+        return None
+    return len(value)
+
+
 def _with_units(
     edges: dict[EdgeType, EdgeTable], time_unit: str | Mapping[EdgeType, str]
 ) -> dict[EdgeType, EdgeTable]:
@@ -67,11 +111,15 @@ def _with_units(
 
 def _node_table(store: Any, ids: Any) -> NodeTable:
     features = store.get("x")
+    return NodeTable(features, _num_nodes(store), ids)
+
+
+def _num_nodes(store: Any) -> int | None:
     with warnings.catch_warnings():
         # Without any node-level tensor PyG infers the number from the edges, and warns.
         warnings.simplefilter("ignore")
         num_nodes = store.num_nodes
-    return NodeTable(features, None if num_nodes is None else int(num_nodes), ids)
+    return None if num_nodes is None else int(num_nodes)
 
 
 def _edge_tables(

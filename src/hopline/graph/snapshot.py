@@ -31,6 +31,8 @@ class Graph:
         nodes: node type -> its nodes.
         edges: edge type key "src__rel__dst" -> its adjacency.
         path: the folder it was opened from or last saved to, None while it is only in memory.
+        left_out: node type or edge type key -> names of its columns in the PyG data that the graph was
+            built from, which the graph does not have. Not a part of its version.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Graph:
         edges: Mapping[str, Adjacency],
         *,
         path: Path | None = None,
+        left_out: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.schema = schema
         self.nodes: Mapping[str, Nodes] = MappingProxyType(dict(nodes))
         self.edges: Mapping[str, Adjacency] = MappingProxyType(dict(edges))
         self.path = path
+        self.left_out: Mapping[str, tuple[str, ...]] = MappingProxyType(dict(left_out or {}))
 
     @classmethod
     def from_edges(
@@ -135,7 +139,8 @@ class Graph:
 
         `x` (dense, sparse, any real dtype), `edge_index` or `adj_t`, `edge_attr`, `edge_weight` and
         `edge_time` (or a `time` of edges) are read. A homogeneous `edge_type` becomes one edge type
-        for each relation: "node__r0__node", "node__r1__node", ….
+        for each relation: "node__r0__node", "node__r1__node", …. Other columns of nodes and edges
+        (`pos`, `pe`, labels, masks) are named in `left_out`, and logged by the logger "hopline.graph".
 
         Args:
             ids: external ids of the rows; for `HeteroData` a mapping node type -> ids.
@@ -145,7 +150,8 @@ class Graph:
         Raises: GraphError: any error in the data, and how to correct it.
         """
         nodes, edges = pyg.tables_of(data, ids=ids, num_relations=num_relations, time_unit=time_unit)
-        return cls.from_tables(nodes, edges, feature_dtype=feature_dtype, progress=progress)
+        built = build(nodes, edges, feature_dtype=feature_dtype, progress=progress)
+        return cls(*built, left_out=pyg.left_out(data))
 
     @classmethod
     def from_parquet(
@@ -194,7 +200,7 @@ class Graph:
         folder = Path(path)
         manifest = storage.read(folder)
         nodes, edges = storage.load(folder, manifest, verify=verify)
-        graph = cls(manifest.graph_schema, nodes, edges, path=folder)
+        graph = cls(manifest.graph_schema, nodes, edges, path=folder, left_out=manifest.left_out)
         graph.__dict__["digests"] = {name: stored.blake2b for name, stored in manifest.arrays.items()}
         return graph
 
@@ -215,6 +221,7 @@ class Graph:
             self.nodes,
             self.edges,
             self.digests,
+            left_out=self.left_out,
             overwrite=overwrite,
             progress=progress,
         )
@@ -234,13 +241,13 @@ class Graph:
                 key: codec.compress(part, self.nodes[part.src].num_nodes, progress)
                 for key, part in self.edges.items()
             },
+            left_out=self.left_out,
         )
 
     def decompressed(self) -> Graph:
         """The same graph in plain arrays, in memory; weights stay as `compressed` rounded them."""
-        return Graph(
-            self.schema, self.nodes, {key: codec.decompress(part) for key, part in self.edges.items()}
-        )
+        edges = {key: codec.decompress(part) for key, part in self.edges.items()}
+        return Graph(self.schema, self.nodes, edges, left_out=self.left_out)
 
     @property
     def is_compressed(self) -> bool:
@@ -304,7 +311,8 @@ class Graph:
         chosen = subgraph.rows_by_type(rows, self._counts(), "rows of a subgraph")
         node_tables, edge_tables = subgraph.induced_tables(self.schema, self.nodes, self.edges, chosen)
         feature_dtype = next(iter(self.schema.node_types.values())).feature_dtype
-        return Graph.from_tables(node_tables, edge_tables, feature_dtype=feature_dtype)
+        built = build(node_tables, edge_tables, feature_dtype=feature_dtype)
+        return Graph(*built, left_out=self.left_out)
 
     def with_features_as(self, feature_dtype: str) -> Graph:
         """The same graph with features stored in another dtype. In memory; edges are shared.
@@ -319,7 +327,8 @@ class Graph:
             features, _ = features_of(part.features, what, feature_dtype)
             nodes[name] = Nodes(features, part.ids)
             types[name] = msgspec.structs.replace(self.schema.node_types[name], feature_dtype=feature_dtype)
-        return Graph(GraphSchema(types, self.schema.edge_types), nodes, self.edges)
+        schema = GraphSchema(types, self.schema.edge_types)
+        return Graph(schema, nodes, self.edges, left_out=self.left_out)
 
     def k_hop(
         self, seeds: Mapping[str, Any] | Any, hops: int, *, max_nodes: int | None = None

@@ -86,6 +86,7 @@ class Manifest(msgspec.Struct, frozen=True):
         edges: edge type key -> counts.
         arrays: file below the folder, without ".npy" -> its array.
         producer: library -> version that wrote it.
+        left_out: as in `Graph`.
     """
 
     version: str
@@ -95,6 +96,7 @@ class Manifest(msgspec.Struct, frozen=True):
     arrays: dict[str, StoredArray]
     format: int = FORMAT_VERSION
     producer: dict[str, str] = {}
+    left_out: dict[str, tuple[str, ...]] = {}
 
 
 def arrays_of(nodes: Mapping[str, Nodes], edges: Mapping[str, Adjacency]) -> dict[str, AnyArray]:
@@ -116,6 +118,7 @@ def save(
     edges: Mapping[str, Adjacency],
     array_digests: Mapping[str, str],
     *,
+    left_out: Mapping[str, tuple[str, ...]] | None = None,
     overwrite: bool,
     progress: Progress = silent,
 ) -> None:
@@ -154,6 +157,7 @@ def save(
             arrays=stored,
             format=_format_of(schema, edges),
             producer={"numpy": np.__version__},
+            left_out=dict(left_out or {}),
         )
         (scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         publish_folder(scratch, folder, durable=True)

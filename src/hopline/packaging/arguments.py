@@ -1,4 +1,4 @@
-"""Decides which data of the graph each argument of a model's forward receives.
+"""How a model is called on a graph: the data that each argument of its forward receives.
 
 The traced model has one input, a mapping of *slots*: "features:<node type>", "edge_index:<edge type>",
 "edge_attr:<edge type>", "edge_weight:<edge type>", and "edge_index:*", "edge_type:*" where one argument
@@ -8,63 +8,20 @@ a convolution over it also reads the edge weights.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import to_torch_csr_tensor
 
 from hopline.errors import PackagingError
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.dense import NEEDS_EDGE_ATTR
-from hopline.packaging.relations import natural, numbered, split_key
+from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
-
-if TYPE_CHECKING:
-    from hopline.graph import GraphSchema
-
-_NAMES: dict[str, Role] = {
-    "x": "features",
-    "h": "features",
-    "feat": "features",
-    "feats": "features",
-    "features": "features",
-    "node_features": "features",
-    "in_feat": "features",
-    "inputs": "features",
-    "node_feat": "features",
-    "node_feats": "features",
-    "node_feature": "features",
-    "node_attr": "features",
-    "edge_index": "edge_index",
-    "edges": "edge_index",
-    "adj": "edge_index",
-    "adj_t": "adj_t",
-    "edge_attr": "edge_attr",
-    "edge_attrs": "edge_attr",
-    "edge_feat": "edge_attr",
-    "edge_features": "edge_attr",
-    "edge_weight": "edge_weight",
-    "edge_weights": "edge_weight",
-    "edge_type": "edge_type",
-    "edge_types": "edge_type",
-    "edge_list": "edge_index",
-    "ei": "edge_index",
-    "batch": "batch",
-    "data": "data",
-    "graph": "data",
-    "g": "data",
-}
-#: Plural edge_types would mean the relation of each edge; the ending of x_dict and the like is removed
-#: first.
-_ENDING = "_dict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +37,8 @@ class Binding:
         positional: arguments are given by position (`forward(*args)`).
         reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
-        notes: the choices that were made, for the user.
+        called: the call in words, for the user.
+        left_out: node type or edge type key -> names in the user's data that the graph does not have.
     """
 
     roles: dict[str, Role]
@@ -92,7 +50,8 @@ class Binding:
     positional: bool = False
     reads_adjacency: bool = False
     flat: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    called: str = ""
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def relational(self) -> bool:
@@ -104,6 +63,21 @@ class Binding:
         """The model reads edges as a sparse matrix."""
         given = self.roles.values()
         return "adj_t" in given or (self.reads_adjacency and "data" in given)
+
+    @property
+    def matrix_hint(self) -> str:
+        """What to write if forward fails since it multiplies by an adjacency; "" if it receives none."""
+        names = [
+            name for name, role in self.roles.items()
+            if role == "adj_t" or (role == "edge_index" and name.lower().startswith("adj"))
+        ]  # fmt: skip
+        if not names:
+            return ""
+        return (
+            f"; a server reads edges as a list: if forward multiplies by {names[0]} itself (adj @ x, "
+            "torch.spmm), write torch_geometric.nn.SimpleConv(aggr='sum')(x, edge_index, edge_weight), "
+            "with the values of the matrix as edge weights of the graph"
+        )
 
     def call(self, module: nn.Module, slots: Any, *, sparse: bool = False) -> Any:
         """Call the model on a mapping of slots (tensors or fx proxies).
@@ -155,12 +129,15 @@ class Binding:
             graph = HeteroData()
             for node_type in self.node_types:
                 graph[node_type].x = slots[f"features:{node_type}"]
+                _guard(graph[node_type], self.left_out, node_type)
             for key in self.relations:
                 self._fill(graph[split_key(key)], slots, key, sparse)
+                _guard(graph[split_key(key)], self.left_out, key)
             return graph
         x = slots[f"features:{self.node_types[0]}"]
-        single = Data(x=x, batch=x.new_zeros(x.size(0), dtype=torch.int64))
+        single = _Data(x=x, batch=x.new_zeros(x.size(0), dtype=torch.int64))
         self._fill(single, slots, self.relations[0], sparse)
+        _guard(single._store, self.left_out, *self.left_out)
         return single
 
     def _fill(self, store: Any, slots: Any, key: str, sparse: bool) -> None:
@@ -194,289 +171,51 @@ class Binding:
         return found
 
 
-def bind(
-    module: nn.Module,
-    schema: GraphSchema,
-    *,
-    arguments: Mapping[str, Role | None] | None = None,
-    relations: tuple[str, ...] | None = None,
-) -> Binding:
-    """Decide what each argument of `module.forward` receives.
+class _Data(Data):
+    """A `Data` whose `"pe" in data` looks into its store, which may refuse it."""
 
-    An argument with an unknown name gets its role from PyG's order, features first and edges second, if
-    only these two are missing. An ambiguous argument is refused, and the message shows the call to write.
+    def __contains__(self, key: str) -> bool:
+        return key in self._store
+
+
+class _Guarded(dict[str, Any]):
+    """Columns of a store of PyG that refuse to read those that the graph does not have."""
+
+    left_out: Mapping[str, str] = {}
+
+    def __missing__(self, key: str) -> Any:
+        if key in self.left_out:
+            raise PackagingError(f"forward reads data.{key}, but {self.left_out[key]}")
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        return self[key] if key in self or key in self.left_out else default
+
+
+def _guard(store: Any, left_out: Mapping[str, tuple[str, ...]], *keys: str) -> None:
+    """Make a store of PyG refuse to read columns that the graph does not have.
+
+    PyG answers None for some of them, so that a model would take another branch.
 
     Args:
-        arguments: argument name -> what it receives, for names that are not the usual ones; None
-            leaves an optional argument out.
-        relations: edge type keys in the order of an `edge_type` argument's numbers.
-
-    Raises:
-        PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks.
+        left_out: as in `Binding`. keys: whose columns the store holds.
     """
-    given = dict(arguments or {})
-    edge_keys = tuple(relations or sorted(schema.edge_types, key=natural))
-    for key in edge_keys:
-        if key not in schema.edge_types:
-            raise PackagingError(
-                f"relation {key!r} is not an edge type; the edge types are {list(schema.edge_types)}"
-            )
-    attributed = tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0)
-    weighted = tuple(key for key in edge_keys if schema.edge_types[key].has_weight)
-    _check_forward(module)
-    called = f"{type(module).__name__}.forward"
-    parameters = dict(inspect.signature(module.forward).parameters)
-    positional = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
-    if positional:  # forward(*args): PyG's order
-        described = getattr(module, "signature", None)  # of torch_geometric.nn.Sequential
-        names = getattr(described, "param_names", ("x", "edge_index"))
-        parameters = {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names}
-    for name, role in given.items():
-        if name not in parameters:
-            raise PackagingError(f"{called} has no argument {name!r}; its arguments are {list(parameters)}")
-        if role is not None and role not in get_args(Role):
-            raise PackagingError(
-                f"arguments[{name!r}] is {role!r}; an argument receives one of "
-                f"{', '.join(get_args(Role))}, or None to leave it out"
-            )
-    notes: list[str] = []
-    by_order = _by_order(parameters, given)
-    if by_order:
-        shown = ", ".join(f"{name} as {role}" for name, role in by_order.items())
-        notes.append(f"{called} is called with {shown}, by PyG's order; name them with arguments={{...}}")
-    roles: dict[str, Role] = {}
-    flat: set[str] = set()
-    for name, parameter in parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        optional = parameter.default is not parameter.empty
-        role = given[name] if name in given else by_order.get(name) or role_of(name)
-        if name in given and role is None:
-            if not optional:
-                raise PackagingError(f"{called} needs {name!r}, which arguments={{...}} leaves out")
-            continue
-        if role is None and not optional:
-            raise PackagingError(_unknown(called, name))
-        if role is None or (role == "batch" and optional and name not in given):
-            continue
-        if role == "data" and optional and name not in given:
-            continue
-        missing = _missing(role, attributed, weighted)
-        if optional and name not in given:
-            _refuse_ambiguous(module, schema, called, name, role, attributed, weighted)
-        if missing and not optional:
-            raise PackagingError(f"{called} needs {name!r}, but {missing}")
-        if missing and name in given:
-            raise PackagingError(f"arguments[{name!r}] is {role!r}, but {missing}")
-        if missing or (optional and name not in given and not _reads(module, role)):
-            continue
-        roles[name] = role
-        if role == "edge_attr" and role_of(name) == "edge_weight":
-            wide = [key for key in attributed if schema.edge_types[key].attr_dim != 1]
-            if wide:
-                raise PackagingError(
-                    f"arguments[{name!r}] is 'edge_attr', but {wide[0]!r} has "
-                    f"{schema.edge_types[wide[0]].attr_dim} attributes for each edge; a weight is one"
-                )
-            flat.add(name)
-    for role, also in (("features", "data"), ("edge_index", "adj_t")):
-        if not {role, also, "data"} & set(roles.values()):
-            raise PackagingError(
-                f"no argument of {called} receives the {role}; its arguments are {list(parameters)}: name "
-                "it "
-                f"with arguments={{...: {role!r}}}." + (_NO_FEATURES if role == "features" else "")
-            )
-    by_name = [
-        f"{name} as {role}"
-        for name, role in roles.items()
-        if name not in given and name not in by_order and _is_guess(name, role)
-    ]
-    edge_data: tuple[Role, Role] = ("edge_attr", "edge_weight")
-    left = [name for name in parameters if name not in {*roles, *given} and role_of(name) in edge_data]
-    if by_name:
-        notes.append(f"{called} is called with {', '.join(by_name)}, by the names of its arguments")
-    if left and (attributed or weighted):
-        notes.append(f"{called} is called without {', '.join(left)}")
-    hetero = _is_hetero(roles, schema, parameters)
-    binding = Binding(
-        roles, hetero, tuple(schema.node_types), edge_keys, attributed, weighted, positional,
-        _mentions(module, "adj_t"), frozenset(flat), tuple(notes),
-    )  # fmt: skip
-    if binding.relational and relations is None and not numbered(edge_keys):
-        raise PackagingError(
-            f"{called} needs edge_type, a number for each edge, and the names of the graph's edge types do "
-            "not contain all numbers from 0: pass relations=[...] (--relation, repeated), all of "
-            f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
-        )
-    if not hetero and not binding.relational and len(edge_keys) != 1:
-        raise PackagingError(
-            f"{called} has one edge_index without edge types, but the graph has {len(edge_keys)}: "
-            f"{list(edge_keys)}; name the one to use with relations=[...]"
-        )
-    return binding
+    store._mapping = _Guarded(store._mapping)
+    store._mapping.left_out = {name: lost(name, key) for key in keys for name in left_out.get(key, ())}
 
 
-_NO_FEATURES = (
-    " A model that identifies nodes by number alone reads the number as a feature column: give the graph "
-    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
-)
-#: Arguments that belong to training or to pairs, and the alternative.
-_INSTEAD = {
-    "edge_label_index": "requests name the pairs: pass the encoder as the module and the decoder as "
-    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type)",
-    "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
-    "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
-}
+def lost(name: str, owner: str) -> str:
+    """Why a graph does not have a column, and the remedy, in words.
 
-
-def role_of(name: str) -> Role | None:
-    """The role of an argument of this name; None if the name is unknown."""
-    return _NAMES.get(name.lower().removesuffix(_ENDING))
-
-
-def _is_guess(name: str, role: str) -> bool:
-    """Whether the name of an argument is known, but is not the usual one of its role."""
-    name = name.removesuffix(_ENDING)
-    return name not in (role, "x")
-
-
-def _mentions(module: nn.Module, word: str) -> bool:
-    """Whether the source of a module's class contains a word; False if no source is available."""
-    try:
-        return word in inspect.getsource(type(module))
-    except (OSError, TypeError):
-        return False
-
-
-def _check_forward(module: nn.Module) -> None:
-    if type(module).forward is not nn.Module.forward:
-        return
-    name = type(module).__name__
-    if callable(getattr(module, "encode", None)):
-        raise PackagingError(
-            f"{name} has no forward, but encode: define class Served({name}): "
-            f"forward = {name}.encode, and package a Served with the same weights; head='dot', or head=a "
-            "module of (h_src, h_dst), scores pairs as decode does"
-        )
-    raise PackagingError(
-        f"{name} has no forward: write forward(self, x, edge_index) that answers one row for each node"
-    )
-
-
-def _by_order(
-    parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Role | None]
-) -> dict[str, Role]:
-    """Roles of the first two arguments if their names are unknown and no other argument has these roles."""
-    named = {given[name] if name in given else role_of(name) for name in parameters}
-    required = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    found: dict[str, Role] = {}
-    order: tuple[Role, Role] = ("features", "edge_index")
-    for name, role in zip(required[:2], order, strict=False):
-        if name not in given and role_of(name) is None and len(required) >= 2 and name not in _INSTEAD:
-            if role in named or (role == "edge_index" and "adj_t" in named):
-                return {}
-            found[name] = role
-    return found
-
-
-def _unknown(called: str, name: str) -> str:
-    known = ", ".join(role for role in get_args(Role) if role != "data")
-    instead = _INSTEAD.get(name, "")
-    if instead:
-        return f"{called} needs {name!r}: {instead}"
-    return (
-        f"{called} needs {name!r}, which is unknown; name it with "
-        f"arguments={{{name!r}: ...}}, one of {known}, or give it a default"
-    )
-
-
-def _missing(role: Role, attributed: tuple[str, ...], weighted: tuple[str, ...]) -> str:
-    if role == "edge_attr" and not attributed:
-        return "the graph has no edge attributes"
-    if role == "edge_weight" and not weighted:
-        return "the graph has no edge weights"
-    return ""
-
-
-def _refuse_ambiguous(
-    module: nn.Module,
-    schema: GraphSchema,
-    called: str,
-    name: str,
-    role: Role,
-    attributed: tuple[str, ...],
-    weighted: tuple[str, ...],
-) -> None:
-    """Refuse to guess whether a model was trained with data that is optional for it.
-
-    Raises:
-        PackagingError: shows both calls.
+    Args:
+        owner: node type or edge type key.
     """
-    if role not in ("edge_weight", "edge_attr") or _built_for(module, role) is False:
-        return
-    if role == "edge_attr" and _built_for(module, role):
-        return
-    has = {"edge_weight": weighted, "edge_attr": attributed}
-    other: Role = "edge_attr" if role == "edge_weight" else "edge_weight"
-    source: Role
-    if has[role]:
-        source = role
-    elif has[other] and _built_for(module, other) is not True and role == "edge_weight":
-        if any(schema.edge_types[key].attr_dim != 1 for key in attributed):
-            return
-        source = other
-    else:
-        return
-    what = "edge weights" if source == "edge_weight" else "edge attributes"
-    raise PackagingError(
-        f"the graph has {what}, and {name!r} of {called} is optional: was the model trained "
-        f"with them? If it was, pass arguments={{{name!r}: {source!r}}}; if not, arguments={{{name!r}: "
-        "None}}"
+    whose, into = ("edges", "data.edge_attr") if "__" in owner else ("nodes", "data.x")
+    text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
+    if name == "y" or name.endswith("mask"):
+        return text + "labels and masks of the split are not known when a node is scored"
+    return text + (
+        f"a graph has one matrix for {whose}. Append it, {into} = torch.cat([{into}, data.{name}], 1), and "
+        "pass a module whose forward takes its columns apart"
     )
-
-
-def _built_for(module: nn.Module, role: Role) -> bool | None:
-    """Whether the model was built to read this edge data: True, False, or None if unknown."""
-    if isinstance(module, BasicGNN):
-        supports = module.supports_edge_weight if role == "edge_weight" else module.supports_edge_attr
-        if not supports:
-            return False
-    accepting = [
-        part
-        for part in module.modules()
-        if isinstance(part, MessagePassing) and role in inspect.signature(part.forward).parameters
-    ]
-    if role == "edge_weight":
-        return None
-    for part in accepting:
-        if isinstance(part, NEEDS_EDGE_ATTR) or getattr(part, "edge_dim", None) is not None:
-            return True
-    # only a layer that has an option for them, and has it off, is known not to read them
-    built_without = all(hasattr(part, "edge_dim") for part in accepting)
-    return False if isinstance(module, BasicGNN) and built_without else None
-
-
-def _reads(module: nn.Module, role: Role) -> bool:
-    """Whether an optional argument that the graph can fill is passed without an explicit request."""
-    if role == "edge_attr":
-        return _built_for(module, role) is True
-    return role != "edge_weight"
-
-
-def _is_hetero(
-    roles: Mapping[str, Role], schema: GraphSchema, parameters: Mapping[str, inspect.Parameter]
-) -> bool:
-    if len(schema.node_types) > 1:
-        return True
-    if "data" in roles.values() and len(schema.edge_types) > 1:
-        return True
-    for name in roles:
-        annotation = str(parameters[name].annotation).lower()
-        if name.endswith(_ENDING) or annotation.startswith(("typing.dict", "dict", "<class 'dict")):
-            return True
-    return False

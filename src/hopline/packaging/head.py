@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -210,6 +212,30 @@ def check_task(task: Task, output_dim: int, classes: tuple[str, ...]) -> None:
     expected = 2 if task == "binary" else output_dim
     if classes and len(classes) not in (output_dim, expected):
         raise PackagingError(f"{len(classes)} class names for {output_dim} output columns")
+
+
+def check_shape(task: Task, shape: Sequence[int], on_fewer: Sequence[int]) -> None:
+    """Check that the columns of a row have one meaning each, and that a softmax over them is one.
+
+    Args:
+        shape: of the answers of the user's module or head.
+        on_fewer: the same on a graph with fewer nodes.
+    Raises:
+        PackagingError: a column for each node, or several dimensions of classes.
+    """
+    if list(shape[1:]) != list(on_fewer[1:]):
+        raise PackagingError(
+            f"the model answers {list(on_fewer)} on a graph and {list(shape)} on one with more nodes: a "
+            "column for each node, as a @ b.T does. Answer the states of the nodes; head='dot', or a "
+            "module of (h_src, h_dst), scores the pairs that a request names"
+        )
+    if task == "multiclass" and sum(size > 1 for size in shape[1:]) > 1:
+        raise PackagingError(
+            f"the model answers {['n', *shape[1:]]}".replace("'n'", "n")
+            + ", and task 'multiclass' would be "
+            f"one softmax over all {math.prod(shape[1:])} columns: package a module that answers [n, "
+            "classes] for each of its tasks, or one that ends in softmax(-1), under task 'regression'"
+        )
 
 
 def is_link(head: object) -> bool:

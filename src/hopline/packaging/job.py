@@ -25,6 +25,7 @@ from hopline.packaging.head import (
     Columns,
     HeadPlan,
     LinkColumns,
+    check_shape,
     check_task,
     embedding_of,
     is_link,
@@ -145,10 +146,17 @@ class Job:
                 self.rows = self.reference.answers(self.probe.check, self.pairs)
         except PackagingError as error:
             if not self.is_link:
-                why = explain(self.reference, self.probe, np.zeros(0, np.int64), 0, np.zeros((0, 0)))
+                why = explain(self.reference, self.probe, np.zeros(0, np.int64), 0)
                 if why:
                     raise NotServable(f"the model cannot be served node by node: {why}") from error
             raise
+        if not self.pooled:
+            fewer = None if self.pairs is None else (self.pairs[0][:0], self.pairs[1][:0])
+            shapes = [
+                self.reference.outputs(graph, pairs).shape
+                for graph, pairs in ((self.probe.check, self.pairs), (self.check, fewer))
+            ]
+            check_shape(self.task, *shapes)
         check_task(self.task, self.rows.shape[1], classes)
         self._check_numbers()
         self.decisions = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
@@ -273,7 +281,7 @@ class Job:
         if self.pooled or self.is_link or of_stages:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
-        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.rows, self.decisions)
+        why = explain(self.reference, self.probe, seeds, num_hops(self.fanouts), self.decisions)
         if not why:
             return reason
         if isinstance(self.whole_because, ParityError) and "fanouts were given" in why:

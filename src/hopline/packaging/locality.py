@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
-from hopline.packaging.probe import Probe, beside, grouped, part_of, strangers, widened
+from hopline.packaging.probe import Probe, beside, grouped, middle_of_chains, part_of, strangers, widened
 from hopline.packaging.reference import Pairs, Reference, Rows, differ
 from hopline.packaging.watch import drawn_by, watched
 from hopline.types import FloatArray, IdArray
@@ -26,6 +26,8 @@ _MOST_ROWS = 100_000
 _REPEATS = 8
 #: Answers for edges in another order may be this many times as far off as float32 is from float64.
 _ROUNDING = 8.0
+#: Factor at which a share of 1e-9 of a feature is visible in an answer.
+_MAGNIFIED = 1e6
 #: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
 
@@ -174,21 +176,19 @@ def explain(
     probe: Probe,
     seeds: IdArray,
     hops: int,
-    rows: Rows,
     decisions: Sequence[str] = (),
 ) -> str:
     """Why answers for nodes differ from those on their neighbourhoods, and the remedy; "" if unknown.
 
     Args:
         seeds: rows of the target type, int64 [n]. hops: those of the packaged model.
-        rows: the module's answers for all nodes of the probe.
         decisions: lines of its source that branch on values of tensors.
     """
     target = reference.targets[0]
     try:
         return (
             _depends_on_other_nodes(reference, probe, decisions)
-            or _looks_further(reference, probe, target, seeds, hops, rows, decisions)
+            or _looks_further(reference, probe, target, seeds, hops, decisions)
             or ""
         )
     except PackagingError:  # it fails on some of the changed graphs: those show nothing
@@ -241,15 +241,17 @@ def _depends_on_other_nodes(reference: Reference, probe: Probe, decisions: Seque
     if "copies" in changed or not changed:
         return decided + (
             "its answers depend on how many nodes there are or on their numbers (x.size(0), arange(n), a "
-            "sum or softmax over all nodes): the answer for a node changes when nodes that no edge joins "
-            "to it are added or change places. For an embedding of each node give the node's number as a "
-            "feature column, self.emb(x[:, 0].long()); replace sums over all nodes by a function of "
-            "the node alone"
+            "sum or softmax over all nodes, h @ h.T): the answer for a node changes when nodes that no "
+            "edge joins to it are added or change places. For an embedding of each node give the node's "
+            "number as a feature column, self.emb(x[:, 0].long()); replace sums over all nodes by a "
+            "function of the node alone"
         )
     return decided + (
-        "it normalises over all nodes (a mean, variance or maximum over rows, as GraphNorm, PairNorm or "
-        "x - x.mean(0) take): the answer for a node changes with nodes that no edge joins to it. Use "
-        "BatchNorm, whose statistics are fixed after training, or LayerNorm(mode='node')"
+        "it attends to or normalises over all nodes: the answer for a node changes with nodes that no edge "
+        "joins to it. For attention (MultiheadAttention, GPSConv, a softmax of h @ h.T) use attention over "
+        "neighbours, such as TransformerConv; for a mean, variance, quantile or maximum over rows "
+        "(GraphNorm, PairNorm, x - x.mean(0)) use BatchNorm, whose statistics are fixed after training, or "
+        "LayerNorm(mode='node')"
     )
 
 
@@ -325,19 +327,29 @@ def _looks_further(
     target: str,
     seeds: IdArray,
     hops: int,
-    rows: Rows,
     decisions: Sequence[str],
 ) -> str:
     """Whether more hops give the module's answers, or only outgoing edges that leave the neighbourhood."""
+    most = hops + _FURTHER
+    chains = strangers(probe.real, most, np.random.default_rng(4))
+    graph = beside(probe.check, chains)
     tried = seeds[np.unique(np.linspace(0, len(seeds) - 1, min(len(seeds), 24)).astype(np.int64))]
+    # the middle of the chains: further from both ends than all hops that are tried
+    tried = np.append(tried, probe.check.num_nodes(target) + middle_of_chains(most))
+
+    def agrees(seed: int, count: int) -> bool:
+        """The answer on these hops is that on a graph with far larger features behind them."""
+        inside = part_of(graph, neighborhood(graph, target, seed, count))
+        try:
+            rows = reference.answers(_magnified(graph, _reached(inside, target, seed)))
+        except PackagingError:  # it may refuse such features
+            rows = reference.answers(graph)
+        return not differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any()
+
     right = 0
     for seed in tried.tolist():
-        for count in range(max(1, right), hops + _FURTHER + 1):
-            inside = part_of(probe.check, neighborhood(probe.check, target, seed, count))
-            if not differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any():
-                right = count
-                break
-        else:
+        found = next((count for count in range(max(1, right), most + 1) if agrees(seed, count)), 0)
+        if not found:
             return _decided(decisions) or (
                 "it reads more than a node's in-neighbours: outgoing edges "
                 "(flow='target_to_source', edge_index.flip(0), DirGNNConv, to_undirected in forward) or "
@@ -345,6 +357,7 @@ def _looks_further(
                 "reverse edges to the graph (undirected=True, or a separate edge type; `hopline graph "
                 "build --undirected`) and have the model read those"
             )
+        right = max(right, found)
     if right > hops:
         return (
             f"it reads {right} hops and {hops} fanouts were given: some layer reads several hops, or "
@@ -385,6 +398,26 @@ def ego(graph: CheckGraph, target: str, seed: int, hops: int) -> CheckGraph:
         for key, part in inside.edges.items()
     }  # fmt: skip
     return CheckGraph({name: rows[stays[name]] for name, rows in graph.features.items()}, edges)
+
+
+def _reached(graph: CheckGraph, target: str, seed: int) -> dict[str, NDArray[np.bool_]]:
+    """The seed and the ends of all edges: node type -> bool [N]."""
+    found = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
+    found[target][seed] = True
+    for part in graph.edges.values():
+        found[part.src][part.indices] = True
+        found[part.dst][part.destinations] = True
+    return found
+
+
+def _magnified(graph: CheckGraph, but: dict[str, NDArray[np.bool_]]) -> CheckGraph:
+    """The graph with far larger features of all nodes but these: what is read far away becomes visible."""
+    large = widened(graph, np.random.default_rng(4), _MAGNIFIED)
+    features = {
+        name: np.where(but[name][:, None], rows, large.features[name])
+        for name, rows in graph.features.items()
+    }
+    return CheckGraph(features, graph.edges)
 
 
 def reordered(graph: CheckGraph) -> CheckGraph:

@@ -20,7 +20,7 @@ from hopline.artifact import Head, ModelSpec, check_choice, write_spec
 from hopline.errors import NotSplittable, PackagingError, ParityError
 from hopline.observe.progress import shown
 from hopline.packaging.activation import Output, Task
-from hopline.packaging.arguments import Binding, bind
+from hopline.packaging.arguments import Binding
 from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
 from hopline.packaging.head import is_link
@@ -38,6 +38,7 @@ from hopline.packaging.settings import (
     checked_integer,
     checked_names,
 )
+from hopline.packaging.signature import bind
 from hopline.packaging.sparse import matrix_without
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
@@ -144,7 +145,7 @@ def package(
         head = unwrap(head, "the head")
     elif head not in (None, "dot"):
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
-    binding = bind(module, schema, arguments=arguments, relations=relations)
+    binding = bind(module, schema, arguments=arguments, relations=relations, left_out=graph.left_out)
     targets = _targets(target, binding, head)
     job = Job(
         model=frozen_copy(module),
@@ -156,7 +157,7 @@ def package(
         fanouts=checked_fanouts(fanouts),
         progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
-        notes=[*binding.notes, *precision_notes(module)],
+        notes=[binding.called, *precision_notes(module)],
         device=device,
     )
     spec = ModelSpec(
@@ -171,6 +172,7 @@ def package(
         max_degree=max_degree,
         salt=salt,
         classes=classes,
+        called=binding.called,
         matrix_without=matrix_without(binding, graph),
         producer=_producer(),
     )

@@ -146,6 +146,11 @@ def strangers(
     return CheckGraph(features, edges)
 
 
+def middle_of_chains(hops: int) -> IdArray:
+    """Strangers of a type with more than `hops` further ones before and behind them."""
+    return _WIDTH * (_steps(hops) // 2) + np.arange(_WIDTH)
+
+
 def _steps(hops: int) -> int:
     return 2 * hops + 4
 
@@ -174,7 +179,9 @@ def _drawn(
     for step in range(1, steps):
         for place in range(_WIDTH):
             count = max(int(rng.integers(0, 3)), place == 0)
-            sources += (_WIDTH * (step - 1) + rng.permutation(_WIDTH)[:count]).tolist()
+            # the first of each step reads the first one before it, so that this chain has no gap
+            order = np.arange(_WIDTH) if place == 0 else rng.permutation(_WIDTH)
+            sources += (_WIDTH * (step - 1) + order[:count]).tolist()
             targets += [_WIDTH * step + place] * count
     hub = steps * _WIDTH + _ISOLATED
     count = hub + 1 + crowd

@@ -81,10 +81,13 @@ class Reference:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # torch's warnings about PyG's sparse tensors
                 out = self.call(module, slots)
+        except PackagingError:
+            raise
         except Exception as error:  # user code
+            remedy = hint(error) or self.binding.matrix_hint or single_columns(slots)
             raise PackagingError(
-                f"the model fails on the graph: {type(error).__name__}: {error}; the graph gives "
-                f"{described(slots)}{hint(error)}"
+                f"the model fails on the graph: {type(error).__name__}: {error}; {self.binding.called}; "
+                f"the graph gives {described(slots)}{remedy}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
 
@@ -103,8 +106,9 @@ class Reference:
                 )
             out = out[0]
         if not isinstance(out, Tensor) or out.dim() == 0:
+            what = "one number, such as a loss" if isinstance(out, Tensor) else type(out).__name__
             raise PackagingError(
-                f"the model must answer one tensor of rows; it returned {type(out).__name__}"
+                f"the model must answer a tensor with a row for each node; it returned {what}"
             )
         return out
 
@@ -145,15 +149,29 @@ class Reference:
             if len(rows) != graph.num_nodes(target) and len(rows) != 1:
                 raise PackagingError(
                     f"the model answers {len(rows)} rows for {graph.num_nodes(target)} nodes of type "
-                    f"{target!r}"
+                    f"{target!r}{self._of_edges(len(rows), graph)}"
                 )
         return states
+
+    def _of_edges(self, count: int, graph: CheckGraph) -> str:
+        """What to write if the module answers as many rows as there are edges; else ""."""
+        if count not in (len(part.indices) for part in graph.edges.values()):
+            return ""
+        return (
+            ", one for each edge. Scores of edges are those of pairs: the module answers states of nodes, "
+            "and head=, a module of (h_src, h_dst), scores a pair from them (without an edge's own columns)"
+            f"{single_columns(self.binding.slots(graph))}"
+        )
 
     def answers(self, graph: CheckGraph, pairs: Pairs | None = None) -> Rows:
         """The module's answers, float64 [n, c]: for all nodes of the target type, or for pairs.
 
         Raises: PackagingError: as `states_of_nodes`.
         """
+        return as_rows(self.outputs(graph, pairs))
+
+    def outputs(self, graph: CheckGraph, pairs: Pairs | None = None) -> Tensor:
+        """The same as `answers`, in the shape and dtype that the module or the head returns."""
         states = self.states_of_nodes(graph)
         if self.is_link:
             assert pairs is not None
@@ -162,7 +180,7 @@ class Reference:
             sides = [states[0][sources], states[-1][destinations]]
         else:
             sides = [states[0]]
-        return as_rows(self._behind(sides))
+        return self._behind(sides)
 
     def _behind(self, sides: list[Tensor]) -> Tensor:
         """The head's answer for rows of states."""
@@ -260,6 +278,21 @@ def described(slots: dict[str, Tensor]) -> str:
         )
         for (role, _, name), rows in ((slot.partition(":"), rows) for slot, rows in slots.items())
         if role in ("features", "edge_attr", "edge_weight")
+    )
+
+
+def single_columns(slots: Mapping[str, Tensor]) -> str:
+    """What to write for a column that was [n] in training; "" if no matrix has a single column."""
+    names = [
+        "x" if name.startswith("features:") else "edge_attr"
+        for name, rows in slots.items()
+        if name.startswith(("features:", "edge_attr:")) and rows.dim() == 2 and rows.shape[1] == 1
+    ]
+    if not names:
+        return ""
+    shown = " and ".join(f"{name}.view(-1)" for name in dict.fromkeys(names))
+    return (
+        f"; a single column has two dimensions, [n, 1], also if the data has [n]: write {shown} in forward"
     )
 
 

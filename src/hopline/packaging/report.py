@@ -35,7 +35,7 @@ class PackageReport:
         path: the artifact folder `<repository>/<name>/<version>`.
         spec: as written to model.json.
         stages: figures of each stage, empty for a whole model.
-        notes: for the user (activations left to the server, why a model is served whole).
+        notes: for the user: how forward was called, why a model is served whole, and so on.
         seconds: how long packaging took.
     """
 

@@ -221,7 +221,7 @@ def write_whole(
         rows = whole.answer({name: slots[name].clone() for name in names})
     except Exception as error:  # user code
         raise PackagingError(
-            f"the model fails on the check graph: {type(error).__name__}: {error}"
+            f"the model fails on the check graph: {type(error).__name__}: {error}{binding.matrix_hint}"
         ) from error
     seed = torch.tensor([check.num_nodes(target) - 1])
     tensors = [slots[name] for name in names]

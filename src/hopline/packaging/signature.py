@@ -1,0 +1,477 @@
+"""Decides what each argument of a model's forward receives.
+
+No check can detect an argument that is bound wrongly, for the module is called with it too. So little is
+guessed: a required argument by a usual name of its role, or since it is the only one that can receive the
+features or the edges; an optional one only if nothing else receives these. Two arguments that would receive
+one role are refused, and so is an optional argument whose data the graph has. `Binding.called` shows the
+call to the user.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from torch import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from hopline.errors import PackagingError
+from hopline.packaging.arguments import Binding, lost
+from hopline.packaging.dense import NEEDS_EDGE_ATTR
+from hopline.packaging.relations import natural, numbered
+from hopline.packaging.settings import Role
+
+if TYPE_CHECKING:
+    from hopline.graph import GraphSchema
+
+#: Usual names of each role, without the ending of x_dict and the like, which is removed first. Plural
+#: edge_types means the relation of each edge.
+_USUAL: dict[Role, str] = {
+    "features": "x h feat feats features node_features in_feat inputs node_feat node_feats node_feature "
+    "node_attr",
+    "edge_index": "edge_index edges adj edge_list ei",
+    "adj_t": "adj_t",
+    "edge_attr": "edge_attr edge_attrs edge_feat edge_features",
+    "edge_weight": "edge_weight edge_weights",
+    "edge_type": "edge_type edge_types",
+    "batch": "batch",
+    "data": "data graph g",
+}
+_NAMES: dict[str, Role] = {name: role for role, names in _USUAL.items() for name in names.split()}
+_ENDING = "_dict"
+#: Roles of which one argument receives one: a `Data` holds features and edges.
+_FEATURES: frozenset[Role] = frozenset({"features", "data"})
+_EDGES: frozenset[Role] = frozenset({"edge_index", "adj_t", "data"})
+_ONE_OF: tuple[frozenset[Role], ...] = (
+    _FEATURES, _EDGES, frozenset({"edge_attr"}), frozenset({"edge_weight"}), frozenset({"edge_type"}),
+)  # fmt: skip
+_EDGE_DATA: dict[Role, str] = {
+    "edge_attr": "edge attributes", "edge_weight": "edge weights", "edge_type": "several edge types",
+}  # fmt: skip
+
+_NUMBER = (
+    "a model that identifies nodes by number alone reads the number as a feature column: give the graph "
+    "x = torch.arange(num_nodes).view(-1, 1).float() and look up self.emb(x[:, 0].long()) in forward"
+)
+_ALL_ROWS = (
+    "a server answers for the nodes that requests name, without the bookkeeping of a loader: give it a "
+    "default, or pass a module whose forward(x, edge_index) answers a row for each node"
+)
+_TRIPLES = (
+    "a model of triples scores pairs of nodes, not nodes: make the node embeddings the features of the "
+    "graph (x=model.node_emb.weight), pass a module whose forward(x, edge_index) answers x, with "
+    "fanouts=[], and head=a module of (h_src, h_dst) for one relation"
+)
+#: Arguments that belong to training, to loaders or to pairs, and the alternative.
+_INSTEAD = {
+    "edge_label_index": "requests name the pairs: pass the encoder as the module and the decoder as "
+    "head=, a module of (h_src, h_dst) or 'dot', with target=(source type, destination type). A head reads "
+    "the states of both ends, not an edge's own columns (edge_label_attr)",
+    "y": "labels are not known when a node is scored: pass a module whose forward does not need them",
+    "n_id": "give each node its number as a feature column, and read x[:, 0].long()",
+    "root_n_id": _ALL_ROWS,
+    "batch_size": _ALL_ROWS,
+    "num_sampled_nodes": _ALL_ROWS,
+    "num_sampled_nodes_per_hop": _ALL_ROWS,
+    "num_sampled_nodes_dict": _ALL_ROWS,
+    "adjs": "it holds edges for each layer, as NeighborSampler made them: pass a module whose "
+    "forward(x, edge_index) calls the same layers on edge_index, self.convs[i](x, edge_index)",
+    "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
+    "needs them as a column of edge_attr as well",
+    "head_index": _TRIPLES,
+    "rel_type": _TRIPLES,
+    "tail_index": _TRIPLES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The arguments of a forward, and the data of a graph for them.
+
+    Attributes:
+        shown: "Net.forward", for messages.
+        parameters: without *args and **kwargs.
+        positional: it is forward(*args): they are given by position.
+        given: the user's roles.
+        attributed, weighted: edge types that have attributes, weights.
+        left_out: as in `Binding`.
+    """
+
+    shown: str
+    module: nn.Module
+    parameters: Mapping[str, inspect.Parameter]
+    positional: bool
+    given: Mapping[str, Role | None]
+    schema: GraphSchema
+    attributed: tuple[str, ...]
+    weighted: tuple[str, ...]
+    left_out: Mapping[str, tuple[str, ...]]
+
+    @property
+    def required(self) -> list[str]:
+        return [name for name, each in self.parameters.items() if each.default is each.empty]
+
+    @property
+    def optional(self) -> list[str]:
+        return [name for name, each in self.parameters.items() if each.default is not each.empty]
+
+    def has(self, role: Role) -> bool:
+        """Whether the graph has the data of a role."""
+        if role == "edge_type":
+            return len(self.schema.edge_types) > 1 and len(self.schema.node_types) == 1
+        return bool({"edge_attr": self.attributed, "edge_weight": self.weighted}.get(role, True))
+
+    def unknown(self) -> list[str]:
+        """Required arguments whose names are no usual ones."""
+        return [name for name in self.required if name not in self.given and role_of(name) is None]
+
+    def missing(self) -> list[Role]:
+        """Features and edges, if no argument receives them by its name or by the user's choice."""
+        named = {self.given[name] if name in self.given else role_of(name) for name in self.parameters}
+        roles: tuple[tuple[frozenset[Role], Role], ...] = ((_FEATURES, "features"), (_EDGES, "edge_index"))
+        return [role for family, role in roles if not family & named]
+
+    def lost(self, name: str) -> str:
+        """Why the graph does not have the user's data of this name, in words; "" if there was none."""
+        name = name.removesuffix(_ENDING)
+        return next((lost(name, key) for key, names in self.left_out.items() if name in names), "")
+
+
+def bind(
+    module: nn.Module,
+    schema: GraphSchema,
+    *,
+    arguments: Mapping[str, Role | None] | None = None,
+    relations: tuple[str, ...] | None = None,
+    left_out: Mapping[str, tuple[str, ...]] | None = None,
+) -> Binding:
+    """Decide what each argument of `module.forward` receives.
+
+    Args:
+        arguments: argument name -> what it receives, for names that are not the usual ones; None
+            leaves an optional argument out.
+        relations: edge type keys in the order of an `edge_type` argument's numbers.
+        left_out: as in `Binding`.
+
+    Raises:
+        PackagingError: an argument that is unknown or ambiguous, or data that the graph lacks; the message
+            shows the call to write.
+    """
+    edge_keys = tuple(relations or sorted(schema.edge_types, key=natural))
+    for key in edge_keys:
+        if key not in schema.edge_types:
+            raise PackagingError(
+                f"relation {key!r} is not an edge type; the edge types are {list(schema.edge_types)}"
+            )
+    _check_forward(module)
+    parameters, positional = _signature(module)
+    call = _Call(
+        f"{type(module).__name__}.forward", module, parameters, positional, dict(arguments or {}), schema,
+        tuple(key for key in edge_keys if schema.edge_types[key].attr_dim > 0),
+        tuple(key for key in edge_keys if schema.edge_types[key].has_weight), left_out or {},
+    )  # fmt: skip
+    _check_given(call)
+    bound = {name: role for name, role in call.given.items() if role is not None}
+    for name in call.required:
+        bound[name] = bound.get(name) or _required(call, name)
+    _check_twice(call, bound)
+    bound |= _optional(call, bound)
+    roles = {name: bound[name] for name in parameters if name in bound}
+    flat = frozenset(
+        name for name, role in roles.items() if role == "edge_attr" and role_of(name) == "edge_weight"
+    )
+    _check_received(call, roles, flat)
+    hetero = _is_hetero(call, roles)
+    binding = Binding(
+        roles, hetero, tuple(schema.node_types), edge_keys, call.attributed, call.weighted, positional,
+        _mentions(module, "adj_t"), flat, _shown(call, roles, flat), call.left_out,
+    )  # fmt: skip
+    if binding.relational and relations is None and not numbered(edge_keys):
+        raise PackagingError(
+            f"{call.shown} needs edge_type, a number for each edge, and the names of the graph's edge "
+            "types do not contain all numbers from 0: pass relations=[...] (--relation, repeated), all of "
+            f"{', '.join(edge_keys)} in the order of the numbers that the model was trained with"
+        )
+    if not hetero and not binding.relational and len(edge_keys) != 1:
+        raise PackagingError(
+            f"{call.shown} has one edge_index without edge types, but the graph has {len(edge_keys)}: "
+            f"{list(edge_keys)}; name the one to use with relations=[...]"
+        )
+    return binding
+
+
+def role_of(name: str) -> Role | None:
+    """The role of an argument of this name; None if the name is unknown."""
+    return _NAMES.get(name.lower().removesuffix(_ENDING))
+
+
+def _signature(module: nn.Module) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The arguments of forward, and whether it is forward(*args): then those of PyG, in its order."""
+    parameters = {
+        name: each
+        for name, each in inspect.signature(module.forward).parameters.items()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
+    if parameters:
+        return parameters, False
+    described = getattr(module, "signature", None)  # of torch_geometric.nn.Sequential
+    names = getattr(described, "param_names", ("x", "edge_index"))
+    return {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names}, True
+
+
+def _check_forward(module: nn.Module) -> None:
+    if type(module).forward is not nn.Module.forward:
+        return
+    name = type(module).__name__
+    if callable(getattr(module, "encode", None)):
+        raise PackagingError(
+            f"{name} has no forward, but encode: define class Served({name}): "
+            f"forward = {name}.encode, and package a Served with the same weights; head='dot', or head=a "
+            "module of (h_src, h_dst), scores pairs as decode does"
+        )
+    raise PackagingError(
+        f"{name} has no forward: write forward(self, x, edge_index) that answers one row for each node"
+    )
+
+
+def _check_given(call: _Call) -> None:
+    for name, role in call.given.items():
+        if name not in call.parameters:
+            raise PackagingError(
+                f"{call.shown} has no argument {name!r}; its arguments are {list(call.parameters)}"
+            )
+        if role is None and name in call.required:
+            raise PackagingError(f"{call.shown} needs {name!r}, which arguments={{...}} leaves out")
+        if role is not None and role not in get_args(Role):
+            raise PackagingError(
+                f"arguments[{name!r}] is {role!r}; an argument receives one of "
+                f"{', '.join(get_args(Role))}, or None to leave it out"
+            )
+        if role in ("edge_attr", "edge_weight") and not call.has(role):
+            raise PackagingError(
+                f"arguments[{name!r}] is {role!r}, but the graph has no {_EDGE_DATA[role]}"
+            )
+
+
+def _required(call: _Call, name: str) -> Role:
+    """The role of a required argument by its name."""
+    role = role_of(name)
+    if call.lost(name):
+        raise PackagingError(f"{call.shown} needs {name!r}, but {call.lost(name)}")
+    unknown, missing = call.unknown(), call.missing()
+    if role is None and len(unknown) == len(missing) == 1 and name not in _INSTEAD:
+        return missing[0]
+    if role is None:
+        raise PackagingError(_unknown(call, name, unknown, missing))
+    if role in ("edge_attr", "edge_weight") and not call.has(role):
+        raise PackagingError(f"{call.shown} needs {name!r}, but the graph has no {_EDGE_DATA[role]}")
+    return role
+
+
+def _check_twice(call: _Call, bound: Mapping[str, Role]) -> None:
+    """Refuse two arguments of one role, unless the user named them all."""
+    for family in _ONE_OF:
+        names = [name for name in call.parameters if bound.get(name) in family]
+        if len(names) > 1 and not set(names) <= call.given.keys():
+            what = "features" if family is _FEATURES else "edges" if family is _EDGES else min(family)
+            whole = [name for name in names if bound[name] == "data"]
+            if whole:
+                advice = (
+                    f"If {whole[0]!r} is the edges alone, pass arguments={{{whole[0]!r}: 'edge_index'}}"
+                )
+            elif family is _FEATURES:
+                advice = (
+                    "A graph has one matrix of features for each node type. A second one (coordinates, "
+                    "encodings) belongs into its columns: data.x = torch.cat([data.x, data.pos], 1), and a "
+                    "module whose forward splits x"
+                )
+            else:
+                advice = "Give the others a default, or pass a module that calls this one"
+            shown = ", ".join(f"{name!r}: {bound[name]!r}" for name in names)
+            raise PackagingError(
+                f"{' and '.join(map(repr, names))} of {call.shown} would both receive the {what}, by their "
+                f"names. {advice}. Only if this is what the model means, pass arguments={{{shown}}}"
+            )
+
+
+def _optional(call: _Call, bound: Mapping[str, Role]) -> dict[str, Role]:
+    """Roles of optional arguments that the user did not name; the others keep their default."""
+    found: dict[str, Role] = {}
+    free = [name for name in call.optional if name not in call.given]
+    for family in (_FEATURES, _EDGES):
+        if not family & set(bound.values()):
+            found |= {name: role for name in free if (role := role_of(name)) in family}
+    _check_twice(call, {**bound, **found})
+    for name in free:
+        role = role_of(name)
+        if name not in found and call.lost(name):
+            raise PackagingError(
+                f"{name!r} of {call.shown} is optional, and {call.lost(name)}. If the model was "
+                f"trained without it, pass arguments={{{name!r}: None}}"
+            )
+        if role in _EDGE_DATA and role not in bound.values() and _is_meant(call, name, role):
+            found[name] = role
+    return found
+
+
+def _is_meant(call: _Call, name: str, role: Role) -> bool:
+    """Whether a model was built to read the edge data of an optional argument.
+
+    Raises:
+        PackagingError: nothing shows whether it was trained with data that the graph has; both calls.
+    """
+    built = _built_for(call.module, role)
+    if built is not None:
+        return built and call.has(role)
+    source = role
+    single = all(call.schema.edge_types[key].attr_dim == 1 for key in call.attributed)
+    if role == "edge_weight" and not call.weighted and single:
+        # T.GDC leaves its weights in edge_attr
+        source = "edge_attr" if _built_for(call.module, "edge_attr") is not True else role
+    if call.has(source):
+        raise PackagingError(
+            f"the graph has {_EDGE_DATA[source]}, and {name!r} of {call.shown} is optional: was the model "
+            f"trained with them? If it was, pass arguments={{{name!r}: {source!r}}}; if not, "
+            f"arguments={{{name!r}: None}}"
+        )
+    return False
+
+
+def _built_for(module: nn.Module, role: Role) -> bool | None:
+    """Whether the model was built to read this edge data: True, False, or None if unknown."""
+    if isinstance(module, BasicGNN) and role != "edge_type":
+        supports = module.supports_edge_weight if role == "edge_weight" else module.supports_edge_attr
+        if not supports:
+            return False
+    if role != "edge_attr":
+        return None
+    accepting = [
+        part
+        for part in module.modules()
+        if isinstance(part, MessagePassing) and role in inspect.signature(part.forward).parameters
+    ]
+    for part in accepting:
+        if isinstance(part, NEEDS_EDGE_ATTR) or getattr(part, "edge_dim", None) is not None:
+            return True
+    # only a layer that has an option for them, and has it off, is known not to read them
+    built_without = all(hasattr(part, "edge_dim") for part in accepting)
+    return False if isinstance(module, BasicGNN) and built_without else None
+
+
+def _check_received(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> None:
+    """Check that some arguments receive the features and the edges, and that a weight is one number."""
+    received = set(roles.values())
+    for family, role in ((_FEATURES, "features"), (_EDGES, "edge_index")):
+        if family & received:
+            continue
+        text = f"no argument of {call.shown} receives the {role}; its arguments are {list(call.parameters)}"
+        if "batch" in received:
+            name = next(name for name in roles if roles[name] == "batch")
+            text += f". If {name!r} is a Data or HeteroData, pass arguments={{{name!r}: 'data'}}"
+        elif role == "features":
+            text += f": name it with arguments={{...: 'features'}}. Else {_NUMBER}"
+        else:
+            text += (
+                ": name it with arguments={...: 'edge_index'}. A model without edges is served as a module "
+                "whose forward(x, edge_index) does not read edge_index, with fanouts=[]"
+            )
+        raise PackagingError(text)
+    for name in flat:
+        wide = [key for key in call.attributed if call.schema.edge_types[key].attr_dim != 1]
+        if wide:
+            raise PackagingError(
+                f"arguments[{name!r}] is 'edge_attr', but {wide[0]!r} has "
+                f"{call.schema.edge_types[wide[0]].attr_dim} attributes for each edge; a weight is one"
+            )
+
+
+def _unknown(call: _Call, name: str, unknown: list[str], missing: list[Role]) -> str:
+    """What to write for a required argument of an unknown name."""
+    instead = _INSTEAD.get(name)
+    if instead:
+        return f"{call.shown} needs {name!r}: {instead}"
+    text = f"{call.shown} needs {name!r}, and nothing of the graph has this name. "
+    if len(missing) == 2:
+        first = next(each for each in call.required if each in unknown or role_of(each) == "batch")
+        text += f"If {first!r} is a Data or HeteroData, pass arguments={{{first!r}: 'data'}}. "
+    if 0 < len(unknown) == len(missing):
+        pairs = ", ".join(f"{each!r}: {role!r}" for each, role in zip(unknown, missing, strict=False))
+        text += f"If they are in PyG's order, pass arguments={{{pairs}}}. "
+    known = ", ".join(role for role in get_args(Role) if role != "data")
+    return text + (
+        f"arguments={{{name!r}: ...}} names what it receives, one of {known}. A further matrix of nodes is "
+        f"appended to their features, data.x = torch.cat([data.x, {name}], 1), and split in forward; any "
+        "other value needs a default, or a module that passes it"
+    )
+
+
+def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
+    """The call, as "called as forward(x=features[17], edge_index=edge_index, h=default)"."""
+    nodes, edges = call.schema.node_types, call.schema.edge_types
+    widths = (
+        {key: each.feature_dim for key, each in nodes.items()},
+        {key: edges[key].attr_dim for key in call.attributed},
+    )
+
+    def width(by_type: Mapping[str, int]) -> str:
+        if len(by_type) == 1:
+            return f"[{next(iter(by_type.values()))}]"
+        return "{" + ", ".join(f"{key}[{dim}]" for key, dim in by_type.items()) + "}"
+
+    def value(name: str) -> str:
+        role = roles.get(name)
+        if role == "features":
+            return f"features{width(widths[0])}"
+        if role == "edge_attr":
+            return "edge_attr as weight" if name in flat else f"edge_attr{width(widths[1])}"
+        if role == "data":
+            has = [f"x{width(widths[0])}", "edge_index"]
+            has += [f"edge_attr{width(widths[1])}"] if call.attributed else []
+            has += ["edge_weight"] if call.weighted else []
+            return f"Data({', '.join(has)})"
+        return "zeros" if role == "batch" else role or "default"
+
+    text = ", ".join(
+        value(name) if call.positional else f"{name}={value(name)}" for name in call.parameters
+    )
+    text = f"called as forward({text})"
+    guessed = [
+        name for name in roles
+        if name not in call.given and name.lower().removesuffix(_ENDING) not in (roles[name], "x")
+    ]  # fmt: skip
+    if guessed:
+        one = len(guessed) == 1
+        text += (
+            f", of which {' and '.join(guessed)} {'is a guess' if one else 'are guesses'}: "
+            "arguments={...} names what they receive"
+        )
+    idle = [
+        name for name in call.optional
+        if name not in {*roles, *call.given} and (role := role_of(name)) in _EDGE_DATA and call.has(role)
+    ]  # fmt: skip
+    if idle:
+        text += f"; the graph has {', '.join(idle)} too, which the model's layers do not read"
+    return text
+
+
+def _mentions(module: nn.Module, word: str) -> bool:
+    """Whether the source of a module's class contains a word; False if no source is available."""
+    try:
+        return word in inspect.getsource(type(module))
+    except (OSError, TypeError):
+        return False
+
+
+def _is_hetero(call: _Call, roles: Mapping[str, Role]) -> bool:
+    if len(call.schema.node_types) > 1:
+        return True
+    if "data" in roles.values() and len(call.schema.edge_types) > 1:
+        return True
+    for name in roles:
+        annotation = str(call.parameters[name].annotation).lower()
+        if name.endswith(_ENDING) or annotation.startswith(("typing.dict", "dict", "<class 'dict")):
+            return True
+    return False
