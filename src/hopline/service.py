@@ -324,10 +324,13 @@ class Service:
         graph: str = "",
         groups: tuple[str, ...] = (),
         serve: bool = True,
+        force: bool = False,
     ) -> str:
         """Load a version and let it serve; see `Lifecycle.load`."""
         with _caller_faults():
-            return await self._changing().load(name, version, graph=graph, groups=groups, serve=serve)
+            return await self._changing().load(
+                name, version, graph=graph, groups=groups, serve=serve, force=force
+            )
 
     async def unload(self, name: str, version: str | None = None) -> None:
         """Unload a version or a whole model; see `Lifecycle.unload`."""

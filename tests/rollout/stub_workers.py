@@ -232,5 +232,5 @@ def quick_redis(patch: Any) -> None:
 def quick(patch: Any) -> None:
     """Look at files often: a test waits for that many times."""
     patch("hopline.rollout.lifecycle._LOOK_S", 0.001)
-    patch("hopline.rollout.acknowledge._LOOK_S", 0.0005)
+    patch("hopline.rollout.shared_state._LOOK_S", 0.0005)
     patch("hopline.rollout.state.os.fsync", lambda fd: None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopline.rollout.contents import differences
+from hopline.rollout.shared_state import differences
 from hopline.rollout.store.base import Ack
 
 MINE = {"m/1": "graph g, artifact a", "m/2": "graph g, artifact b"}

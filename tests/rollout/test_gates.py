@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hopline.errors import BadRequest, Overloaded, RuntimeFailure
-from hopline.rollout.gates import Gates, exceeds, verdict
+from hopline.errors import BadRequest, Overloaded, RateLimited, RuntimeFailure
+from hopline.rollout.gates import Gates, Verdict, exceeds, verdict
 from hopline.rollout.outcome_counts import OutcomeCounts, bucket, merged
-from hopline.rollout.rollout import RolloutRequest, begin, step
+from hopline.rollout.rollout import RolloutRequest, begin, paused, step
+from hopline.rollout.row_keys import row_keys
 from hopline.rollout.split import Split
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult
@@ -56,9 +57,14 @@ def tally(seconds=0.001, requests=1000, errors=0, scores=None, rng=None):
     for i in range(requests):
         outcome = RuntimeFailure("broken") if i < errors else object()
         found.count(outcome, seconds * rng.uniform(0.5, 1.5))
-    for before, after in [] if scores is None else zip(*scores, strict=True):
-        found.compare(answer(before), answer(after), 1.0)
+    for row, (before, after) in enumerate([] if scores is None else zip(*scores, strict=True)):
+        compare(found, row, answer(before), answer(after))
     return found
+
+
+def compare(tally, node, wanted, found):
+    """Both versions' outcomes for one node."""
+    tally.compare(wanted, found, 0.1, lambda count: row_keys(ScoreRequest("m", nodes=[node]), count))
 
 
 def answer(score):
@@ -71,8 +77,8 @@ def shifted(requests, by):
 
 
 def test_an_equal_candidate_is_good():
-    word, why = verdict(Gates(), tally(), tally(rng=random.Random(1)))
-    assert word == "good", why
+    word, why, gate = verdict(Gates(), tally(), tally(rng=random.Random(1)))
+    assert (word, gate) == ("good", ""), why
 
 
 def test_equal_candidates_are_never_rolled_back_by_chance():
@@ -91,28 +97,29 @@ def test_equal_candidates_are_never_rolled_back_by_chance():
         (tally(requests=10, errors=5), "error rate: 5 of 10 requests failed"),
         (tally(seconds=0.01, requests=10), "latency: 10 of 10"),
         (tally(seconds=0.0023, requests=60, rng=Steady()), "the current median is 1."),
-        (tally(requests=300, scores=shifted(300, 0.4)), "outputs shifted"),
+        (tally(requests=300, scores=shifted(300, 0.2)), "have another decision"),
     ],
 )
 def test_each_fault_is_named(candidate, reason):
-    word, why = verdict(Gates(), tally(), candidate, doubted=NO_COUNTS)
+    word, why, gate = verdict(Gates(), tally(), candidate, doubted=NO_COUNTS)
     assert word == "bad"
     assert reason in why
+    assert gate in Gates.__struct_fields__
 
 
 def test_one_pause_of_the_machine_is_not_the_versions_fault():
     gates = Gates(min_requests=100)
     candidate = tally(seconds=0.2, requests=60)  # all that came in one pause
-    word, why = verdict(gates, tally(), candidate)
+    word, why, _ = verdict(gates, tally(), candidate)
     assert (word, "latency: 60 of 60" in why) == ("slow", True)
     doubted = list(candidate.latency)
-    assert verdict(gates, tally(), candidate, doubted=doubted) == ("wait", "0 of 100 requests")
+    assert verdict(gates, tally(), candidate, doubted=doubted)[:2] == ("wait", "0 of 100 requests")
     candidate.add(tally(requests=99))
-    assert verdict(gates, tally(), candidate, doubted=doubted) == ("wait", "99 of 100 requests")
+    assert verdict(gates, tally(), candidate, doubted=doubted)[:2] == ("wait", "99 of 100 requests")
     candidate.add(tally(requests=1))
     assert verdict(gates, tally(), candidate, doubted=doubted)[0] == "good"
     candidate.add(tally(seconds=0.2, requests=60))
-    word, why = verdict(gates, tally(), candidate, doubted=doubted)
+    word, why, _ = verdict(gates, tally(), candidate, doubted=doubted)
     assert (word, "latency: 60 of 160" in why) == ("bad", True)
 
 
@@ -120,9 +127,8 @@ def test_after_a_doubt_one_answer_is_not_enough():
     candidate = tally(seconds=0.2, requests=60)
     doubted = list(candidate.latency)
     candidate.add(tally(seconds=0.2, requests=1))
-    assert verdict(Gates(min_requests=1), tally(), candidate, doubted=doubted) == (
-        "wait",
-        "1 of 20 requests",
+    assert verdict(Gates(min_requests=1), tally(), candidate, doubted=doubted) == Verdict(
+        "wait", "1 of 20 requests"
     )
 
 
@@ -140,20 +146,23 @@ def test_a_preflight_is_not_judged_by_its_speed():
 
 
 def test_too_few_requests_wait():
-    assert verdict(Gates(min_requests=100), tally(), tally(requests=99, errors=0)) == (
-        "wait",
-        "99 of 100 requests",
+    assert verdict(Gates(min_requests=100), tally(), tally(requests=99, errors=0)) == Verdict(
+        "wait", "99 of 100 requests"
     )
 
 
-def test_a_candidate_that_refuses_what_the_current_version_answers_disagrees():
+def test_a_candidate_that_refuses_what_the_current_version_answers_fails_by_its_own_words():
     answer = ScoreResult("m", "1", "g", {"label": np.array([1])})
     found = OutcomeCounts()
-    for _ in range(20):
-        found.compare(answer, BadRequest("other columns"), 0.1)
-        found.compare(BadRequest("nonsense"), BadRequest("nonsense"), 0.1)
-    assert (found.compared, found.differing) == (20, 20)
-    assert "disagreement" in verdict(Gates(), tally(), found)[1]
+    for node in range(20):
+        compare(found, node, answer, BadRequest("column 'country' is missing"))
+        compare(found, node, BadRequest("nonsense"), BadRequest("nonsense"))
+        compare(found, node, BadRequest("a column that is not needed any more"), answer)
+        compare(found, node, answer, RateLimited("the caller's own pace"))
+    assert (found.compared, found.refused, found.differing) == (20, 20, 0)
+    word, why, gate = verdict(Gates(), tally(), found)
+    assert (word, gate) == ("bad", "max_error_rate")
+    assert "20 of 20 that the current version answers (bad_request: column 'country' is missing)" in why
 
 
 def test_callers_own_mistakes_are_nobodys_errors():
@@ -184,24 +193,69 @@ def test_tallies_of_workers_add_up():
 def test_steps_need_time_and_evidence():
     rollout = begin(RolloutRequest("m", "2", min_step_s=60), "1", "2", 1000.0)
     assert (rollout.percent, rollout.copies) == (0, 100)
-    rollout = step(rollout, "good", "100 copies", 1000.0)  # a pre-flight lasts as long as it takes
+    rollout = step(rollout, Verdict("good", "100 copies"), 1000.0)  # a pre-flight lasts as long as it takes
     assert (rollout.percent, rollout.copies) == (5, 0)
-    assert step(rollout, "good", "", 1059.0) is rollout
-    assert step(rollout, "wait", "", 2000.0) is rollout
-    doubtful = step(rollout, "slow", "latency: 4 of 4", 1010.0)
+    assert step(rollout, Verdict("good", ""), 1059.0) is rollout
+    assert step(rollout, Verdict("wait", ""), 2000.0) is rollout
+    doubtful = step(rollout, Verdict("slow", "latency: 4 of 4"), 1010.0)
     assert (doubtful.percent, doubtful.events[-1].text[-15:]) == (5, "latency: 4 of 4")
     for percent in (25, 50, 100):
-        rollout = step(rollout, "good", "fine", rollout.step_since + 60)
+        rollout = step(rollout, Verdict("good", "fine"), rollout.step_since + 60)
         assert rollout.percent == percent
-    rollout = step(rollout, "good", "fine", rollout.step_since + 60)
+    rollout = step(rollout, Verdict("good", "fine"), rollout.step_since + 60)
     assert rollout.status == "promoted"
-    assert step(rollout, "bad", "", 9999.0) is rollout
+    assert step(rollout, Verdict("bad", ""), 9999.0) is rollout
 
 
 def test_one_that_is_not_automatic_waits_for_people_but_still_goes_back():
     rollout = begin(RolloutRequest("m", "2", min_step_s=0, auto=False), "1", "2", 0.0)
-    assert step(rollout, "good", "", 100.0) is rollout
-    assert step(rollout, "bad", "errors", 100.0).status == "rolled_back"
+    assert step(rollout, Verdict("good", ""), 100.0) is rollout
+    assert step(rollout, Verdict("bad", "errors", "max_error_rate"), 100.0).status == "rolled_back"
+
+
+@pytest.mark.parametrize("kind", ["canary", "blue_green", "shadow", "ab"])
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_gates_hold_for_every_kind_and_name_the_next_command(kind, is_paused):
+    rollout = begin(RolloutRequest("m", "2", kind), "1", "2@abcdef", 0.0)
+    if is_paused:
+        rollout = paused(rollout, 1.0)
+    for gate, advice in [
+        ("max_error_rate", "mend the version, and start again: hopline rollout start m 2"),
+        ("max_p99_ratio", "--gate max_p99_ratio=N"),
+        ("max_disagreement", "--gate max_disagreement=N"),
+    ]:
+        after = step(rollout, Verdict("bad", "the cause", gate), 2.0)
+        assert (after.status, after.gate, after.percent) == ("rolled_back", gate, 0)
+        assert after.reason.startswith("the cause. Next: ")
+        assert advice in after.reason
+        assert (f"--kind {kind}" in after.reason) == (kind != "canary")
+        assert after.events[-1].text == f"rolled back: {after.reason}"
+    assert len(step(rollout, Verdict("bad", "x" * 900, "max_psi"), 2.0).reason) <= 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "ends"),
+    [
+        ("canary", {}, True),
+        ("canary", {"preflight": 0}, True),
+        ("blue_green", {}, True),
+        ("canary", {"auto": False}, False),
+        ("shadow", {}, False),
+        ("ab", {}, False),
+    ],
+)
+def test_a_canary_without_traffic_does_not_run_for_ever(kind, options, ends):
+    asked = RolloutRequest("m", "2", kind, min_step_s=60, max_wait_s=3600, **options)
+    rollout = begin(asked, "1", "2", 1000.0)
+    waits = Verdict("wait", "3 of 200 requests")
+    assert rollout.waits_until == (1000.0 + 60 + 3600 if ends else None)
+    assert step(rollout, waits, 4659.0) is rollout
+    after = step(rollout, waits, 4660.0)
+    assert after.status == ("rolled_back" if ends else "running")
+    if ends:
+        assert after.reason.startswith("3 of 200 requests in 3660 s (max_wait_s)")
+        assert "--gate min_requests=N" in after.reason
+        assert step(paused(rollout, 1.0), waits, 1e9).status == "paused"
 
 
 class Arm:

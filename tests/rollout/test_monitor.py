@@ -1,7 +1,6 @@
 """What a worker counts of a rollout, and where the one that decides finds it."""
 
 import asyncio
-import random
 from types import SimpleNamespace
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 
 from hopline.errors import RuntimeFailure
 from hopline.observe.metrics import Metrics
-from hopline.rollout.gates import Gates, verdict
+from hopline.rollout.gates import Gates, verdict, weighed
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.monitor import RolloutMonitor
 from hopline.rollout.outcome_counts import OutcomeCounts
@@ -25,27 +24,26 @@ def rollout():
     return begin(RolloutRequest("m", "2", "canary"), "1", "2", 0.0)
 
 
-def scored(pairs):
-    """A tally of so many scores of either side."""
-    pairs = [(float(ours), float(theirs)) for ours, theirs in pairs]
-    return OutcomeCounts(requests=len(pairs), compared=len(pairs), num_scores=len(pairs), scores=pairs)
-
-
-def even(count, power=1.0):
+def scored(count, power=1.0, first=0):
+    """A tally of so many rows, whose scores the candidate raises to a power."""
     values = np.random.default_rng(count).beta(2, 5, count)
-    return zip(values, values**power, strict=True)
+    pairs = {
+        first + row: (None, None, float(value), float(value**power), True)
+        for row, value in enumerate(values)
+    }
+    return OutcomeCounts(requests=count, compared=count, pairs=pairs)
 
 
 async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
     mine, theirs = (RolloutMonitor(rollout, FolderStore(tmp_path, pid=pid)) for pid in (7, 8))
-    mine.tallies["2"] = scored(even(30))
-    theirs.tallies["2"] = scored(even(12))
+    mine.tallies["2"] = scored(30)
+    theirs.tallies["2"] = scored(12, first=100)
     await mine.publish()
     await theirs.publish()
     for watch in (mine, theirs):
         current, candidate = watch.totals()
-        assert (current.requests, candidate.requests, len(candidate.scores)) == (0, 42, 42)
-    assert len(mine.tallies["2"].scores) == 30  # adding up changes nobody's counts
+        assert (current.requests, candidate.requests, len(candidate.pairs)) == (0, 42, 42)
+    assert len(mine.tallies["2"].pairs) == 30  # adding up changes nobody's counts
     theirs.withdraw()
     assert mine.totals()[1].requests == 30
     assert len(list(tmp_path.iterdir())) == 1
@@ -58,7 +56,7 @@ async def test_what_one_worker_publishes_another_adds_up(rollout, tmp_path):
 )
 async def test_counts_that_cannot_be_read_are_left_out_and_reported_once(rollout, tmp_path, caplog, counts):
     mine, theirs = (RolloutMonitor(rollout, FolderStore(tmp_path, pid=pid)) for pid in (7, 8))
-    theirs.tallies["2"] = scored(even(12))
+    theirs.tallies["2"] = scored(12)
     await theirs.publish()
     step = f"{rollout.id}-{rollout.step}"
     FolderStore(tmp_path, pid=9).publish_counts(step, counts)
@@ -162,40 +160,28 @@ async def test_a_candidate_that_is_slow_goes_back_at_the_second_look(rollout, tm
     judge._store.close()
 
 
-def test_a_shift_is_looked_for_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):
+def test_pairs_are_weighed_once_a_second_or_when_there_is_more_to_see(rollout, tmp_path):
     clock = SimpleNamespace(now=100.0)
     watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: clock.now)
-    same, moved = scored(even(400)), scored(even(400, power=3.0))
-    first = watch.shift(same)
-    assert first == same.shift()
-    assert watch.shift(moved) is first
+    gates = Gates()
+    same, moved = scored(400), scored(400, power=3.0)
+    first = watch.evidence(same, gates)
+    assert first == weighed(same, gates)
+    assert watch.evidence(moved, gates) is first
     clock.now += 1.0
-    assert watch.shift(moved) == moved.shift() != first
-    more = scored(even(500))
-    assert watch.shift(more) == more.shift()
-    assert watch.shift(scored(even(510))) == more.shift()
+    assert watch.evidence(moved, gates) == weighed(moved, gates) != first
+    more = scored(500)
+    assert watch.evidence(more, gates) == weighed(more, gates)
+    assert watch.evidence(scored(510), gates) == weighed(more, gates)
 
 
-def test_a_shift_that_was_found_is_the_verdict_until_the_next_look(rollout, tmp_path):
+def test_what_the_pairs_said_is_the_verdict_until_the_next_look(rollout, tmp_path):
     watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: 1.0)
-    moved = scored(even(1000, power=3.0))
-    for candidate in (moved, scored(even(1000))):
-        word, why = verdict(Gates(max_disagreement=1.0), OutcomeCounts(), candidate, shift=watch.shift)
-        assert (word, "outputs shifted" in why) == ("bad", True)
-    assert verdict(Gates(max_disagreement=1.0), OutcomeCounts(), scored(even(1000)))[0] == "good"
-
-
-def test_what_is_absorbed_leaves_an_even_sample_of_a_thousand():
-    random.seed(7)
-    kept = np.zeros(1040)
-    for _ in range(300):
-        tally = scored((number, number) for number in range(1000))
-        tally.absorb(scored((number, number) for number in range(1000, 1040)))
-        assert (len(tally.scores), tally.num_scores) == (1000, 1040)
-        kept[[int(ours) for ours, _ in tally.scores]] += 1
-    # each is kept with probability 1000 / 1040: 288 of 300 times, five deviations either way
-    assert kept.min() >= 270
-    assert kept.sum() == 300 * 1000
+    moved, gates = scored(1000, power=3.0), Gates(max_disagreement=1.0)
+    for candidate in (moved, scored(1000)):
+        word, why, gate = verdict(gates, OutcomeCounts(), candidate, evidence=watch.evidence)
+        assert (word, gate, "outputs shifted" in why) == ("bad", "max_psi", True)
+    assert verdict(gates, OutcomeCounts(), scored(1000)).word == "good"
 
 
 @pytest.mark.parametrize(
@@ -215,16 +201,19 @@ def test_answers_about_versions_of_a_live_graph_are_no_difference_of_models(
         return ScoreResult("m", "1", graph_version, outputs)
 
     tally = OutcomeCounts()
-    tally.compare(result(wanted, 0.5), result(found, 0.9), 1e-6)
+    tally.compare(result(wanted, 0.5), result(found, 0.9), 1e-6, lambda count: [1])
     assert (tally.compared, tally.differing) == (compared, differing)
-    tally.compare(result(wanted, 0.5), result(found, 0.5), 1e-6)  # nothing below it has changed
+    tally.compare(
+        result(wanted, 0.5), result(found, 0.5), 1e-6, lambda count: [1]
+    )  # nothing below it has changed
     assert (tally.compared, tally.differing) == (compared + 1, differing)
 
 
-def test_the_first_scores_that_suffice_are_looked_at_immediately(rollout, tmp_path):
+def test_the_first_rows_that_suffice_are_looked_at_immediately(rollout, tmp_path):
     watch = RolloutMonitor(rollout, FolderStore(tmp_path), clock=lambda: 1.0)
-    pairs = [(0.0, 1.0)] * 104
-    assert watch.shift(OutcomeCounts(num_scores=96, scores=pairs[:96])) is None
-    found = watch.shift(OutcomeCounts(num_scores=104, scores=pairs))
+    pairs = dict.fromkeys(range(104), (None, None, 0.0, 1.0, True))
+    few = OutcomeCounts(pairs={row: pairs[row] for row in range(82)})
+    assert watch.evidence(few, Gates()).shift is None
+    found = watch.evidence(OutcomeCounts(pairs=pairs), Gates()).shift
     assert found is not None
     assert found.above(0.25)

@@ -37,6 +37,7 @@ class Admin:
         graph: str = "",
         groups: Iterable[str] = (),
         serve: bool = True,
+        force: bool = False,
     ) -> None:
         """Load a version (None: the newest) and serve it.
 
@@ -44,8 +45,11 @@ class Admin:
             graph: folder of a snapshot on the server's machine, or its address; "" for the server's own.
             groups: feature groups as "<node type>=<group>".
             serve: False only makes it available by its version.
+            force: serve it though it refuses requests that callers send now.
         """
         parameters: dict[str, Any] = {"serve": serve}
+        if force:
+            parameters["force"] = True
         if version is not None:
             parameters["version"] = version
         if graph:

@@ -49,13 +49,16 @@ def load(
     serve: Annotated[
         bool, typer.Option(help="Serve all requests with it immediately; else only requests that name it.")
     ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Serve it though it refuses requests that callers send now.")
+    ] = False,
     url: Url = None,
     api_key: ApiKey = None,
     token: Token = None,
 ) -> None:
     """Load a version; running requests finish on the version with which they began."""
     with open_admin(url, api_key, token) as admin:
-        admin.load(model, version, graph=graph, serve=serve)
+        admin.load(model, version, graph=graph, serve=serve, force=force)
         found = admin.rollout(model)
     units = ", ".join(unit["id"] for unit in found["units"])
     Screen().print(f"{model}: serving {found['serving']}; loaded: {units}", highlight=False, markup=False)

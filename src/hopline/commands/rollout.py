@@ -63,6 +63,9 @@ def start(
         int,
         typer.Option(help="Copies of requests that the candidate must answer before it serves any caller."),
     ] = 100,
+    max_wait_s: Annotated[
+        float, typer.Option(help="Seconds after which a step that still lacks requests is rolled back.")
+    ] = 86_400.0,
     auto: Annotated[
         bool, typer.Option(help="Advance automatically; gates always roll back automatically.")
     ] = True,
@@ -77,6 +80,7 @@ def start(
         "share": share,
         "auto": auto,
         "preflight": preflight,
+        "max_wait_s": max_wait_s,
     }
     if graph:
         options["graph"] = graph
@@ -241,7 +245,7 @@ def _running(rollout: dict[str, Any]) -> list[Any]:
     parts: list[Any] = [head, ProgressBar(total=100, completed=rollout["percent"], width=50)]
     if "seen" in rollout:
         table = Table(box=None, padding=(0, 2))
-        for name in ("", "requests", "errors", "p99 ms", "compared", "differ"):
+        for name in ("", "requests", "errors", "p99 ms", "compared", "refused", "differ", "rows"):
             table.add_column(name, justify="right" if name else "left", no_wrap=not name)
         for side in ("current", "candidate"):
             seen = rollout["seen"][side]
@@ -252,9 +256,13 @@ def _running(rollout: dict[str, Any]) -> list[Any]:
                 f"{seen['errors']:,}",
                 p99,
                 f"{seen['compared']:,}",
+                f"{seen['refused']:,}",
                 f"{seen['differing']:,}",
+                f"{seen['rows']:,}",
             )
-        parts += [table, Text(f"  {rollout['verdict']}: {rollout['why']}")]
+        until = rollout["waits_until"]
+        ends = "" if until is None else f"; rolled back at {_time(until)} without them"
+        parts += [table, Text(f"  {rollout['verdict']}: {rollout['why']}{ends}")]
     parts += [Text(f"  {_time(event['time'])}  {event['text']}") for event in rollout["events"][-5:]]
     return parts
 

@@ -98,7 +98,7 @@ PROBABILITY_BINS = NumberBins(tuple(step / 20 for step in range(1, 20)))
 DEGREE_BINS = NumberBins((0.0, *(float(2**power) for power in range(20))))
 
 
-def number_bins(reference: Any, num_bins: int = 10) -> NumberBins:
+def number_bins(reference: Any, num_bins: int = 10, *, at_least: float = 0.0) -> NumberBins:
     """Bins with about equal shares of the reference.
 
     A value that alone makes up a share (0 of a column that is mostly 0) gets its own bin, so that moves to
@@ -107,6 +107,7 @@ def number_bins(reference: Any, num_bins: int = 10) -> NumberBins:
     Args:
         reference: numbers; missing values are ignored.
         num_bins: most shares (a value with its own bin may add one).
+        at_least: width of each bin between two edges; finer differences are none.
     """
     numbers = as_numbers(reference)
     numbers = numbers[np.isfinite(numbers)]
@@ -115,6 +116,12 @@ def number_bins(reference: Any, num_bins: int = 10) -> NumberBins:
     # Edges are values that occur: values between two of them may not exist.
     cuts = np.quantile(numbers, np.arange(1, num_bins) / num_bins, method="inverted_cdf")
     edges, times = np.unique(cuts, return_counts=True)
+    if at_least:
+        wide = [edges[0]]
+        for edge in edges[1:]:
+            if edge - wide[-1] >= at_least:
+                wide.append(edge)
+        return NumberBins(tuple(map(float, wide)))
     own = np.nextafter(edges[times > 1], -np.inf)
     return NumberBins(tuple(np.unique(np.concatenate([edges, own])).tolist()))
 

@@ -89,7 +89,7 @@ class NearCopies(Copies):
 
     Args:
         target: gets the copies.
-        compare: is called with both outcomes, the real one first.
+        compare: is called with the request and both outcomes, the real one first.
         dropped: as for `Copies`.
         patience_s: that a copy may take.
     """
@@ -97,7 +97,7 @@ class NearCopies(Copies):
     def __init__(
         self,
         target: Served,
-        compare: Callable[[Outcome, Outcome], object],
+        compare: Callable[[ScoreRequest, Outcome, Outcome], object],
         dropped: Callable[[], object],
         patience_s: float,
     ) -> None:
@@ -125,7 +125,7 @@ class NearCopies(Copies):
         def deliver(found: Any) -> None:
             self._num_running -= 1
             if not self._closed:
-                self._compare(outcome, found)
+                self._compare(request, outcome, found)
 
         self._num_running += 1
         try:

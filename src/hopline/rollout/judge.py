@@ -8,13 +8,14 @@ from typing import Any
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
 from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
-from hopline.rollout.gates import verdict
+from hopline.rollout.gates import Verdict, verdict
 from hopline.rollout.monitor import RolloutMonitor, in_numbers, step_name
 from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.served import Compares, Recorder, Scorer, Served
 from hopline.rollout.split import Mirror, Split
 from hopline.rollout.store.base import StateStore
+from hopline.types import ScoreRequest
 
 
 class RolloutJudge:
@@ -47,6 +48,11 @@ class RolloutJudge:
         self._ended = metrics.counter(
             "hopline_rollouts_total", "Rollouts that ended, by how.", ("model", "kind", "outcome")
         )
+        self._failed = metrics.counter(
+            "hopline_rollout_gates_failed_total",
+            "Candidates that a gate rolled back, by gate.",
+            ("model", "kind", "gate"),
+        )
         self._compared = metrics.counter(
             "hopline_rollout_compared_total",
             "Answers of a candidate held against those of the current version.",
@@ -76,16 +82,16 @@ class RolloutJudge:
         same, different = self._compared(name, "same"), self._compared(name, "different")
         counting = watch
 
-        def compare(wanted: Outcome, found: Outcome) -> None:
-            (different if counting.compared(wanted, found) else same).inc()
+        def compare(request: ScoreRequest, wanted: Outcome, found: Outcome) -> None:
+            (different if counting.compared(request, wanted, found) else same).inc()
 
         dropped = self._dropped(name).inc
         if rollout.copies and isinstance(candidate, Compares):
 
             def on_counts(tally: OutcomeCounts) -> None:
-                different.inc(tally.differing)
-                same.inc(tally.compared - tally.differing)
-                counting.tallies[rollout.candidate].absorb(tally)
+                different.inc(tally.differing + tally.refused)
+                same.inc(tally.compared - tally.differing - tally.refused)
+                counting.tallies[rollout.candidate].add(tally)
 
             distant = DistantCopies(candidate, rollout.gates.tolerance, on_counts, dropped)
             return Mirror(current, rollout.share, distant)
@@ -119,17 +125,10 @@ class RolloutJudge:
                 continue
             rollout = watch.rollout
             current, candidate = watch.totals()
-            found, why = verdict(
-                rollout.gates,
-                current,
-                candidate,
-                preflight=rollout.copies,
-                doubted=watch.doubted(),
-                shift=watch.shift,
-            )
-            if found == "slow":
+            found = self._verdict(watch, current, candidate)
+            if found.word == "slow":
                 watch.doubt(candidate)
-            after = steps.step(rollout, found, why, clock())
+            after = steps.step(rollout, found, clock())
             if after is not rollout:
                 yield rollout, after
 
@@ -139,18 +138,31 @@ class RolloutJudge:
         if watch is None:
             return {}
         current, candidate = watch.totals()
-        found, why = verdict(
-            rollout.gates, current, candidate, preflight=rollout.copies, doubted=watch.doubted()
-        )
+        found = self._verdict(watch, current, candidate)
         return {
             "seen": {"current": in_numbers(current), "candidate": in_numbers(candidate)},
-            "verdict": found,
-            "why": why,
+            "verdict": found.word,
+            "why": found.why,
+            "gate": found.gate,
+            "waits_until": rollout.waits_until if found.word == "wait" else None,
         }
+
+    def _verdict(self, watch: RolloutMonitor, current: OutcomeCounts, candidate: OutcomeCounts) -> Verdict:
+        rollout = watch.rollout
+        return verdict(
+            rollout.gates,
+            current,
+            candidate,
+            preflight=rollout.copies,
+            doubted=watch.doubted(),
+            evidence=watch.evidence,
+        )
 
     def forget(self, rollout: Rollout) -> None:
         """Count a rollout that is over, once, and remove what was written for it."""
         self._ended(rollout.model, rollout.kind, rollout.status).inc()
+        if rollout.gate:
+            self._failed(rollout.model, rollout.kind, rollout.gate).inc()
         steps_of = range(-1, len(rollout.steps) + 1)
         self._store.forget_counts([step_name(rollout, step) for step in steps_of])
 

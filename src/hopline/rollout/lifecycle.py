@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,6 +47,7 @@ from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.load import LoadLimit
 from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import MAX_LOADS, Loader
+from hopline.rollout.recent_requests import RecentRequests
 from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
 from hopline.rollout.served import AsksModels, Recorder
 from hopline.rollout.shared_state import Change, SharedState
@@ -93,6 +94,7 @@ class Lifecycle:
         store = self._state.store
         self._clock = clock or store.now
         self._rollouts = RolloutJudge(metrics, recorders, store, self._state.is_confirmed)
+        self._recent = RecentRequests(recorders)
         self._watch: SnapshotWatch | None = None
         if config.snapshots.poll_s:
             store.wants_lead = True
@@ -154,6 +156,7 @@ class Lifecycle:
         graph: str = "",
         groups: tuple[str, ...] = (),
         serve: bool = True,
+        force: bool = False,
     ) -> str:
         """Load a version and let it serve.
 
@@ -162,29 +165,35 @@ class Lifecycle:
             version: folder in the repository; None is the newest.
             graph, groups: see `Unit`.
             serve: whether it gets the requests that name no version.
+            force: let it serve though it refuses requests that callers send now.
 
         Returns: the unit's id.
         Raises:
             ModelNotFound: it is not in the repository.
-            Conflict: a rollout of the model is under way.
+            Conflict: a rollout of the model is under way, or the version refuses what callers send now.
             HoplineError: it cannot be loaded; nothing changed.
         """
-        key = ("load", model, version, graph, groups, serve)
+        key = ("load", model, version, graph, groups, serve, force)
 
         async def load() -> str:
             with self._limit.counted(graph):
                 unit = await self._found(model, version, graph, groups)
-                await self._load(model, unit, serve)
+                await self._load(model, unit, serve, force)
                 return unit.id
 
         return await self._to_the_end(load, key)
 
-    async def _load(self, model: str, unit: Unit, serve: bool) -> None:
+    async def _load(self, model: str, unit: Unit, serve: bool, force: bool) -> None:
         await self._look()
-        changes.check_no_rollout(self.loaded.model(model) or ModelState(), model)  # before a useless load
+        state = self.loaded.model(model) or ModelState()
+        changes.check_no_rollout(state, model)  # before a useless load
+
+        async def check() -> None:
+            if serve and not force and state.serving not in ("", unit.id):
+                await self._recent.check(model, state.serving, self.loaded.served(model, unit.id))
 
         await self._with_unit(
-            model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), serves=serve
+            model, unit, lambda state: changes.loaded(state, model, unit, serve=serve), check, serves=serve
         )
 
     async def unload(self, model: str, version: str | None = None) -> None:
@@ -230,9 +239,8 @@ class Lifecycle:
 
     async def _begin(self, asked: RolloutRequest, unit: Unit) -> Rollout:
         await self._look()
-        changes.check_candidate(
-            self._model_state(asked.model), asked.model, unit.id
-        )  # before a useless load
+        # before a useless load
+        changes.check_candidate(self._model_state(asked.model), asked.model, unit.id)
         begun: list[Rollout] = []
 
         def change(state: ModelState) -> ModelState:
@@ -317,6 +325,7 @@ class Lifecycle:
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
+                self._recent.look()
                 self._state.tell_store()
                 await self._state.follow()
                 if self._rollouts.is_busy:
@@ -435,10 +444,19 @@ class Lifecycle:
         found: ResultT = await self._changes.result(object() if key is None else key, change)
         return found
 
-    async def _with_unit(self, model: str, unit: Unit, change: Change, *, serves: bool) -> None:
+    async def _with_unit(
+        self,
+        model: str,
+        unit: Unit,
+        change: Change,
+        check: Callable[[], Awaitable[None]] | None = None,
+        *,
+        serves: bool,
+    ) -> None:
         """Have every worker load a unit, then make a change with it.
 
         Args:
+            check: is called once this worker has loaded it, and may refuse it.
             serves: whether callers that name no version come to it by that.
 
         Raises: HoplineError: one cannot load it, or the change is refused; nothing changed.
@@ -451,6 +469,8 @@ class Lifecycle:
                     await self._try_everywhere(model, trial)
                 if serves or model not in self.loaded.serving:
                     self._check_fit(model, unit)
+                if check is not None:
+                    await check()
                 await self._state.publish(
                     model, lambda state: changes.without_trial(change(state), trial.id), adds=True
                 )

@@ -22,7 +22,6 @@ from typing import Any
 from hopline.errors import HoplineError, ModelNotReady
 from hopline.observe.metrics import Metrics
 from hopline.retry import Backoff
-from hopline.rollout.contents import content_of
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.load import Load
 from hopline.rollout.loader import Loader
@@ -168,7 +167,7 @@ class LoadedUnits:
     def contents(self) -> dict[str, str]:
         """Graph and artifact of every unit that takes requests, by "model/unit"."""
         found = {
-            f"{name}/{unit_id}": content_of(served)
+            f"{name}/{unit_id}": _content_of(served)
             for name, units in self.units.items()
             for unit_id, served in units.items()
         }
@@ -361,3 +360,15 @@ class LoadedUnits:
             self.serving.pop(name, None)
         else:
             self.serving[name] = after
+
+
+def _content_of(served: Served) -> str:
+    """Graph and artifact of a loaded unit, for people; "" where it has neither, as a pipeline.
+
+    The changes of a live graph are not part of it: hosts may be at different ones for a moment.
+    """
+    artifact = served.info((served.version,)).properties.get("artifact_hash")
+    if not artifact:
+        return ""
+    graph = served.graph_version.partition("+")[0]
+    return f"graph {graph or '–'}, artifact {artifact}"

@@ -10,25 +10,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from hopline.observe.psi import Comparison
 from hopline.rollout.copies import Outcome
+from hopline.rollout.gates import Gates, weighed
 from hopline.rollout.outcome_counts import OutcomeCounts
+from hopline.rollout.pairs import Evidence
 from hopline.rollout.rollout import Rollout
+from hopline.rollout.row_keys import row_keys
 from hopline.rollout.served import Ran
 from hopline.rollout.store.base import StateStore
-from hopline.types import UNREADABLE
+from hopline.types import UNREADABLE, ScoreRequest
 
 log = logging.getLogger(__name__)
 
 FormT = TypeVar("FormT")
 
 _CountsByVersion = dict[str, OutcomeCounts]
-#: Seconds for which what was found of scores holds.
-_SHIFT_S = 1.0
+#: Seconds for which the evidence of many pairs holds.
+_EVIDENCE_S = 1.0
 #: Seconds between verdicts of a rollout, and of a shadow: no caller is harmed until it is judged.
 _JUDGE_S, _SHADOW_S = 0.2, 1.0
 #: Seconds that a copy may take, and one of a request for a text.
@@ -70,8 +73,8 @@ class RolloutMonitor:
         self._published_at = clock()
         self._doubted: list[int] | None = None
         self._said_unreadable = False
-        self._shift: Comparison | None = None
-        self._shift_at, self._shift_of = float("-inf"), 0
+        self._evidence = Evidence()
+        self._evidence_at, self._evidence_of = float("-inf"), 0
 
     @property
     def tallies(self) -> dict[str, OutcomeCounts]:
@@ -99,16 +102,17 @@ class RolloutMonitor:
                 # A copy waits until there is time for it: only what it took to compute can be compared.
                 tally.count(outcome, ran.compute_s if copies_count else waited + ran.compute_s)
 
-    def compared(self, wanted: Outcome, found: Outcome) -> bool:
+    def compared(self, request: ScoreRequest, wanted: Outcome, found: Outcome) -> bool:
         """Count two outcomes of one request, the one that went out and the copy's; whether they differ."""
         if self._counts_copies:
             ours, current = found, wanted
         else:
             ours, current = wanted, found
         tally = self._tallies[self.rollout.candidate]
-        before = tally.differing
-        tally.compare(current, ours, self.rollout.gates.tolerance, is_text=self._is_text)
-        return tally.differing > before
+        before = tally.differing + tally.refused
+        keys = partial(row_keys, request)
+        tally.compare(current, ours, self.rollout.gates.tolerance, keys, is_text=self._is_text)
+        return tally.differing + tally.refused > before
 
     @property
     def patience_s(self) -> float:
@@ -131,19 +135,18 @@ class RolloutMonitor:
         """Remove what was published: the step is over."""
         self._store.withdraw_counts(self._step)
 
-    def shift(self, candidate: OutcomeCounts) -> Comparison | None:
-        """How far the candidate's scores are from the current ones, as `OutcomeCounts.shift` has it.
+    def evidence(self, candidate: OutcomeCounts, gates: Gates) -> Evidence:
+        """What the candidate's pairs say, as `gates.weighed` has it.
 
         That takes a millisecond of the loop, so it is done again only once a second, or when there are a
-        quarter more scores than the last time. Too few scores cost nothing, and the first that suffice may
-        be the last before the step ends.
+        quarter more rows than the last time: the first rows that suffice may be the last before the step
+        ends.
         """
-        now = self._clock()
-        is_old = now - self._shift_at >= _SHIFT_S or 4 * candidate.num_scores >= 5 * self._shift_of
-        if is_old or self._shift is None:
-            self._shift = candidate.shift()
-            self._shift_at, self._shift_of = now, candidate.num_scores
-        return self._shift
+        now, count = self._clock(), len(candidate.pairs)
+        if now - self._evidence_at >= _EVIDENCE_S or 4 * count >= 5 * self._evidence_of:
+            self._evidence = weighed(candidate, gates)
+            self._evidence_at, self._evidence_of = now, count
+        return self._evidence
 
     def doubt(self, candidate: OutcomeCounts) -> None:
         """It was slow for the first time in this step: every worker leaves out what came until now."""
@@ -205,7 +208,10 @@ def in_numbers(tally: OutcomeCounts) -> dict[str, object]:
         "last_error": tally.last_error,
         "p99_ms": None if p99_s is None else round(p99_s * 1e3, 3),
         "compared": tally.compared,
+        "refused": tally.refused,
+        "last_refusal": tally.last_refusal,
         "differing": tally.differing,
+        "rows": len(tally.pairs),
         "mean_difference": tally.mean_difference(),
         "last_difference": tally.last_difference,
     }

@@ -11,6 +11,7 @@ import msgspec
 from hopline.errors import HoplineError
 from hopline.rollout import process_wire as wire
 from hopline.rollout.outcome_counts import OutcomeCounts
+from hopline.rollout.row_keys import row_keys
 from hopline.rollout.served import Served
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
@@ -63,5 +64,5 @@ class Comparison:
         tally = OutcomeCounts()
         for request, wanted, found in self._done:
             tally.count(found, self._took.pop(id(request), 0.0))
-            tally.compare(wanted, found, self._tolerance)
+            tally.compare(wanted, found, self._tolerance, partial(row_keys, request))
         self._send(wire.Compared(self._num_copies, tally))

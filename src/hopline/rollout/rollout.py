@@ -28,6 +28,8 @@ MAX_STEPS = 100
 #: Characters of what a person says about a decision.
 MAX_REASON = 200
 _MAX_HOLD_S, _MAX_PREFLIGHT = 10 * 365 * 86_400.0, 1_000_000
+#: Seconds for which a step waits for enough requests.
+_MAX_WAIT_S = 86_400.0
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +49,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         auto: False leaves advancing to people; gates still roll back.
         preflight: copies of requests that the candidate of a canary or blue/green must answer first, within
             the gates, before any caller gets its answers; that also fills its state caches. 0 goes without.
+        max_wait_s: seconds after which a step of a canary or blue/green that still waits for requests is
+            rolled back.
     """
 
     model: str
@@ -60,6 +64,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 100.0
     auto: bool = True
     preflight: int = 100
+    max_wait_s: float = _MAX_WAIT_S
 
     def check(self) -> None:
         """Check the fields. Raises: BadRequest: steps, shares or gates that make no sense."""
@@ -76,6 +81,10 @@ class RolloutRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             problems.append("an A/B test has one step: the percent of requests for the candidate")
         if not 0 <= self.min_step_s <= _MAX_HOLD_S:
             problems.append(f"min_step_s is from 0 to {_MAX_HOLD_S:.0f} (ten years), not {self.min_step_s}")
+        if not 0 < self.max_wait_s <= _MAX_HOLD_S:
+            problems.append(
+                f"max_wait_s is above 0 and at most {_MAX_HOLD_S:.0f} (ten years), not {self.max_wait_s}"
+            )
         if not 0 < self.share <= 100:
             problems.append(f"share is a percent above 0 and up to 100, not {self.share}")
         if not 0 <= self.preflight <= _MAX_PREFLIGHT:
@@ -102,6 +111,8 @@ class Rollout(msgspec.Struct, frozen=True):
         percent: of requests that the candidate answers now.
         step_since: time.time() at which the step began.
         reason: of the present status.
+        gate: that the candidate failed; "" where it failed none.
+        max_wait_s: see `RolloutRequest`.
     """
 
     id: str
@@ -122,6 +133,8 @@ class Rollout(msgspec.Struct, frozen=True):
     status: Status = "running"
     reason: str = ""
     events: tuple[Event, ...] = ()
+    gate: str = ""
+    max_wait_s: float = _MAX_WAIT_S
 
     @property
     def copies(self) -> int:
@@ -132,6 +145,13 @@ class Rollout(msgspec.Struct, frozen=True):
         if self.kind == "shadow":
             return 1
         return self.preflight if self.step < 0 else 0
+
+    @property
+    def waits_until(self) -> float | None:
+        """When the present step is rolled back if it still waits for requests; None for never."""
+        if self.kind in ("shadow", "ab") or self.status == "paused" or not self.auto:
+            return None
+        return self.step_since + self.min_step_s + self.max_wait_s
 
     @property
     def is_over(self) -> bool:
@@ -157,30 +177,52 @@ def begin(asked: RolloutRequest, current: str, candidate: str, now: float) -> Ro
         started=now,
         step_since=now,
         preflight=preflight,
+        max_wait_s=asked.max_wait_s,
         step=-1 if preflight else 0,
         percent=steps[0] if steps and not preflight else 0.0,
     )
     return _noted(rollout, now, f"{asked.kind} of {candidate} against {current}, {_told(rollout)}")
 
 
-def step(rollout: Rollout, verdict: Verdict, why: str, now: float) -> Rollout:
+def step(rollout: Rollout, verdict: Verdict, now: float) -> Rollout:
     """What the gates' verdict makes of a rollout; the same object where nothing changes.
 
-    A paused rollout still rolls back; an A/B test never advances alone.
+    Gates hold for every kind, also for one that is paused; an A/B test never advances alone.
     """
     if rollout.is_over:
         return rollout
-    if verdict == "bad" and rollout.kind != "ab":
-        return rolled_back(rollout, why, now)
-    if verdict == "slow" and rollout.kind != "ab":
+    word, why, gate = verdict
+    if word == "bad":
+        return _failed(rollout, why, gate, now)
+    if word == "slow":
         return _noted(rollout, now, f"slow for the first time, which does not count yet: {why}")
-    if verdict != "good" or rollout.status == "paused" or not rollout.auto:
+    until = rollout.waits_until
+    if word == "wait" and until is not None and now >= until:
+        waited = f"{why} in {now - rollout.step_since:.0f} s (max_wait_s): too little to judge the version"
+        return _failed(rollout, waited, "min_requests", now)
+    if word != "good" or rollout.status == "paused" or not rollout.auto:
         return rollout
     if rollout.kind in ("shadow", "ab"):
         return rollout
     if rollout.step >= 0 and now - rollout.step_since < rollout.min_step_s:
         return rollout
     return forward(rollout, why, now)
+
+
+def _failed(rollout: Rollout, why: str, gate: str, now: float) -> Rollout:
+    """Rolled back by a gate; says what to do next."""
+    version = rollout.candidate.removesuffix("+shadow").partition("@")[0]
+    again = f"hopline rollout start {rollout.model} {version}"
+    if rollout.kind != "canary":
+        again += f" --kind {rollout.kind}"
+    if gate == "max_error_rate":
+        advice = f"mend the version, and start again: {again}"
+    elif gate == "min_requests":
+        advice = f"start again with a smaller gate: {again} --gate min_requests=N"
+    else:
+        advice = f"mend the version, or allow it: {again} --gate {gate}=N"
+    rollout = msgspec.structs.replace(rollout, gate=gate)
+    return rolled_back(rollout, f"{why[: _MAX_TEXT - len(advice) - 40]}. Next: {advice}", now)
 
 
 def forward(rollout: Rollout, why: str, now: float) -> Rollout:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
@@ -23,8 +23,6 @@ from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError, RuntimeFailure, StoreUnavailable
 from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
-from hopline.rollout.acknowledge import all_in_line
-from hopline.rollout.contents import differences
 from hopline.rollout.loaded_units import LoadedUnits
 from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout
@@ -39,6 +37,9 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 #: Seconds between comparisons of what the members have loaded.
 _COMPARE_S = 5.0
+#: Seconds between looks for acknowledgements, and after which a member that does not switch is not waited
+#: for.
+_LOOK_S, _PATIENCE_S = 0.01, 120.0
 
 ResultT = TypeVar("ResultT")
 Change = Callable[[ModelState], ModelState]
@@ -198,7 +199,7 @@ class SharedState:
             return {}
         failed: Mapping[str, str] = {}
         if self.store.has_others:
-            failed = await all_in_line(
+            failed = await wait_for_acks(
                 lambda: self._on_thread(self.store.acknowledgements),
                 state.generation,
                 loaded=until == "loaded",
@@ -334,3 +335,60 @@ class SharedState:
             models[name] = ModelState(units, units[-1].id)
         left_out = {name: model for name, model in saved.models.items() if name not in models}
         return FirstState(models, left_out)
+
+
+async def wait_for_acks(
+    read: Callable[[], Awaitable[Mapping[str, Ack]]], generation: int, *, loaded: bool
+) -> Mapping[str, str]:
+    """Wait until every other member that lives is in line; what any of them could not load, and why.
+
+    Args:
+        read: the acknowledgements of the other members that live.
+        loaded: wait also until each has loaded what is wanted, however long that takes.
+
+    Raises: StoreUnavailable: the store was lost, and it is not known whether all have loaded.
+    """
+    failed: dict[str, str] = {}
+    done: set[str] = set()
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            acks = await read()
+        except StoreUnavailable as error:
+            if loaded:
+                raise
+            # A member that does not hear of the change stops sending callers to the candidate.
+            log.warning("not known whether every member follows generation %d: %s", generation, error)
+            return failed
+        for member, ack in acks.items():
+            if member in done:
+                continue
+            if (ack.loaded if loaded else ack.switched) >= generation:
+                failed |= ack.failed
+                done.add(member)
+            elif ack.switched < generation and time.monotonic() > end:
+                log.error("member %s did not switch to generation %d of the state", member, generation)
+                done.add(member)
+        if done >= acks.keys():
+            return failed
+        await asyncio.sleep(_LOOK_S)
+
+
+def differences(mine: Mapping[str, str], others: Mapping[str, Ack]) -> dict[str, str]:
+    """Units that other members have with another content: "model/unit" -> what differs, for people.
+
+    Args:
+        mine: "model/unit" -> content, of this member.
+        others: acknowledgements of the other members.
+    """
+    found: dict[str, str] = {}
+    for unit, content in sorted(mine.items()):
+        theirs = {
+            member: ack.contents[unit]
+            for member, ack in sorted(others.items())
+            if ack.contents.get(unit, content) != content
+        }
+        if theirs:
+            listed = "; ".join(f"{member} has {other}" for member, other in theirs.items())
+            found[unit] = f"this host has {content}; {listed}"
+    return found

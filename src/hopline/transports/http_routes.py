@@ -20,7 +20,9 @@ from hopline.transports.path_table import Match
 from hopline.transports.score_json import ScoreBody
 
 #: Fields of bodies. In a query string they would be ignored, which no client intends.
-_BODY_FIELDS = frozenset({*ScoreBody.__struct_fields__, "timeout", "serve", "graph", "groups", "reason"})
+_BODY_FIELDS = frozenset(
+    {*ScoreBody.__struct_fields__, "timeout", "serve", "force", "graph", "groups", "reason"}
+)
 _METHODS = {"GET": (b"GET", b"HEAD"), "POST": (b"POST",)}
 
 

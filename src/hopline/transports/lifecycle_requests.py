@@ -29,8 +29,8 @@ class LoadBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of load and unload in the model-repository extension: everything is in `parameters`.
 
     Attributes:
-        parameters: `version`, `graph`, `groups`, `serve` for load, `version` for unload; Triton's own
-            `unload_dependents` may be false, its `config` and `file:…` overrides are refused.
+        parameters: `version`, `graph`, `groups`, `serve`, `force` for load, `version` for unload; Triton's
+            own `unload_dependents` may be false, its `config` and `file:…` overrides are refused.
     """
 
     parameters: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def change_parameters(verb: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """
     known: dict[str, type] = {"version": str}
     if verb == "load":
-        known |= {"graph": str, "groups": list, "serve": bool}
+        known |= {"graph": str, "groups": list, "serve": bool, "force": bool}
     found: dict[str, Any] = {}
     for name, value in parameters.items():
         if name == "unload_dependents" and verb == "unload" and not value:

@@ -41,7 +41,7 @@ class Ack(msgspec.Struct, frozen=True):
         switched: generation of the state by which requests are answered.
         loaded: generation of which all that is wanted was loaded, or could not be.
         failed: "model/unit" -> why it could not be loaded, of the generation that is `loaded`.
-        contents: "model/unit" -> its graph and artifact; see `contents.py`.
+        contents: "model/unit" -> its graph and artifact: hosts may have others under one name.
     """
 
     switched: int
