@@ -15,6 +15,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,17 +235,13 @@ def judge(current: Answers, candidate: Answers, seed: int) -> tuple[bool, str]:
         for side, tally in ((current, one), (candidate, other)):
             tally.count(wanted, side.milliseconds * rng.uniform(0.5, 1.5) / 1e3)
         outcome = BadRequest("column 'country' is missing") if row in candidate.refused else found
-        other.compare(wanted, outcome, Gates().tolerance, lambda count, row=row: [_spread(row)])
+        keys = partial(row_keys, ScoreRequest("m", nodes=[row]))
+        other.compare(wanted, outcome, Gates().tolerance, keys)
         if number % _LOOK_EVERY == 0 or number == len(_TRIED):
             word, why, _ = verdict(Gates(), one, other, doubted=[0] * len(one.latency))
             if word == "bad":
                 return True, f"after {number} rows: {why}"
     return False, ""
-
-
-def _spread(row: int) -> int:
-    """The key of a row, as a server makes it."""
-    return row_keys(ScoreRequest("m", nodes=[row]), 1)[0]
 
 
 def _result(version: str, side: Answers, row: int) -> ScoreResult:
