@@ -237,8 +237,8 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 #: Every edge type that the graph of packaging lacks, in `ModelSpec.types_without`.
 ANY_TYPE = "*"
-#: Kinds of edges in `ModelSpec.matrix_without`.
-REPEATED, LOOPS = "repeated edges", "self-loops"
+#: Kinds of edges in `ModelSpec.edges_without`.
+REPEATED, LOOPS, ONE_WAY = "repeated edges", "self-loops", "one-way edges"
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -261,8 +261,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
         levels: level -> node type -> stage; length num_layers + 1.
         classes: names of the output columns; may be empty.
         called: how forward was called when the model was packaged, in words.
-        matrix_without: edge type key -> `REPEATED` and `LOOPS`, where the graph had no such edges: the
-            module reads these edges as a sparse matrix, which treats them differently from a list.
+        edges_without: edge type key -> `REPEATED`, `LOOPS`, `ONE_WAY`, where the graph of packaging had no
+            such edges and the answers rely on that: served answers would differ from the module's. In files
+            it keeps its first name, so that no older artifact is served without its list.
         types_without: keys of edge types that the module reads if a graph has them, and that the graph of
             packaging lacked; `ANY_TYPE`: all that it lacked.
         types_nonempty: keys of edge types without whose edges the module takes another branch.
@@ -289,7 +290,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     opset: int = 0
     classes: tuple[str, ...] = ()
     called: str = ""
-    matrix_without: dict[str, tuple[str, ...]] = {}
+    edges_without: dict[str, tuple[str, ...]] = msgspec.field(name="matrix_without", default_factory=dict)
     types_without: tuple[str, ...] = ()
     types_nonempty: tuple[str, ...] = ()
     files: dict[str, str] = {}

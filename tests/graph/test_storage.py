@@ -29,6 +29,7 @@ def assert_equal(a, b):
         assert adjacency.max_degree == b.edges[key].max_degree
         assert adjacency.has_self_loops == b.edges[key].has_self_loops
         assert adjacency.has_repeated_edges == b.edges[key].has_repeated_edges
+        assert adjacency.has_one_way_edges == b.edges[key].has_one_way_edges
 
 
 @pytest.fixture

@@ -30,6 +30,25 @@ def homogeneous(
     )
 
 
+def molecules(count=15, dim=6, seed=0):
+    """Components of 2 to 7 nodes, each edge in both directions."""
+    rng = np.random.default_rng(seed)
+    edges, first = [], 0
+    for size in rng.integers(2, 8, count).tolist():
+        tree = [(node, int(rng.integers(max(0, node - 2), node))) for node in range(1, size)]
+        ring = [(size - 1, 0)] if size > 3 else []
+        edges += [(first + a, first + b) for a, b in dict.fromkeys(tree + ring)]
+        first += size
+    pairs = np.array(edges).T
+    return Graph.from_edges(
+        np.concatenate([pairs, pairs[::-1]], axis=1), rng.normal(size=(first, dim)).astype(np.float32)
+    )
+
+
+#: Hops that collect the largest graph of `molecules`.
+MOLECULE_HOPS = 6
+
+
 def hetero(*, paper_dim=6, author_dim=5, attr_dim=0, seed=0):
     """Papers cite papers, authors write papers, papers are written by authors."""
     rng = np.random.default_rng(seed)

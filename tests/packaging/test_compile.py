@@ -25,7 +25,7 @@ from hopline.runtimes.placement import Placement, place_models, placed
 from hopline.runtimes.torch import WholeModel
 from hopline.runtimes.torch_compiled import RECORD_FILE, CompiledRecord, Machine, read_record
 from hopline.service import Service
-from tests.packaging.graphs import homogeneous
+from tests.packaging.graphs import MOLECULE_HOPS, homogeneous, molecules
 
 HERE = Machine.here()
 
@@ -43,8 +43,14 @@ class Pooled(nn.Module):
 
 
 def package(repository, **options):
-    options = {"name": "pooled", "fanouts": [4, 3], "task": "multiclass", "runtime": "torch", **options}
-    return hopline.package(Pooled(), homogeneous(), repository, **options)
+    options = {
+        "name": "pooled",
+        "fanouts": [-1] * MOLECULE_HOPS,
+        "task": "multiclass",
+        "runtime": "torch",
+        **options,
+    }
+    return hopline.package(Pooled(), molecules(), repository, fanouts=[-1] * MOLECULE_HOPS, **options)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +159,7 @@ def test_a_server_runs_it_and_counts_where_it_cannot(compiled, tmp_path):
     spec = msgspec.structs.replace(compiled.spec, name="old")
     (folder / "model.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, files={})))
     shutil.copytree(compiled.path, tmp_path / "models" / "pooled" / "1")
-    homogeneous().save(tmp_path / "graph")
+    molecules().save(tmp_path / "graph")
 
     async def told():
         settings = {"models.repository": tmp_path / "models", "graph.path": tmp_path / "graph"}

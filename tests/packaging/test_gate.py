@@ -14,9 +14,8 @@ import hopline
 from hopline.engine.answer import Answerer
 from hopline.engine.model import load_model
 from hopline.errors import NotServable, PackagingError
-from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.locality import ego, neighborhood, renumbered, repeated
+from hopline.packaging.locality import neighborhood, renumbered, repeated
 from hopline.packaging.probe import Probe, strangers
 from hopline.types import ScoreRequest
 from tests.packaging.graphs import hetero, homogeneous
@@ -235,17 +234,6 @@ def test_no_edge_joins_strangers_to_real_nodes():
         of_real = edges.indices < real.num_nodes(edges.src)
         np.testing.assert_array_equal(of_real, edges.destinations < real.num_nodes(edges.dst))
         assert edges.attr.shape == (len(edges.indices), 2), key
-
-
-def test_an_ego_graph_holds_what_messages_cross():
-    """3 -> 2 -> 1 -> 0, and 4 -> 3: two hops from 0 reach 2."""
-    graph = Graph.from_tables(
-        {"node": NodeTable(np.arange(5, dtype=np.float32)[:, None])},
-        {("node", "to", "node"): EdgeTable(np.array([[1, 2, 3, 4], [0, 1, 2, 3]]))},
-    )
-    part = ego(CheckGraph.of(graph), "node", 0, 2)
-    assert part.features["node"][:, 0].tolist() == [0, 1, 2]
-    assert part.edges["node__to__node"].edge_index.tolist() == [[1, 2], [0, 1]]
 
 
 def test_changed_graphs_are_the_same_graph_to_a_local_module():

@@ -31,7 +31,7 @@ from hopline.packaging import export, job, oracle
 from hopline.packaging.check_graph import CheckGraph
 from hopline.runtimes.torch import WholeModel
 from hopline.types import ScoreRequest
-from tests.packaging.graphs import hetero, homogeneous, relational
+from tests.packaging.graphs import MOLECULE_HOPS, hetero, homogeneous, molecules, relational
 from tests.packaging.test_dense import trained, two_layers
 
 BLOCK_KINDS = {"positions", "mask", "is_self", "edge_weight", "edge_attr"}
@@ -433,14 +433,20 @@ class Pooled(nn.Module):
         return self.lin(pyg.global_mean_pool(self.gnn(x, edge_index), batch))
 
 
-@pytest.mark.parametrize("model", [Pooled(), models.EdgeCNN(6, 8, 2, 3)], ids=["pooled", "nodes"])
-def test_what_cannot_be_split_is_served_whole(model, tmp_path, caplog):
-    graph = homogeneous()
+@pytest.mark.parametrize(
+    ("model", "graph", "fanouts"),
+    [
+        (Pooled(), molecules(), (-1,) * MOLECULE_HOPS),
+        (models.EdgeCNN(6, 8, 2, 3), homogeneous(), (3, 3)),
+    ],
+    ids=["pooled", "nodes"],
+)
+def test_what_cannot_be_split_is_served_whole(model, graph, fanouts, tmp_path, caplog):
     with pytest.raises(NotSplittable):
-        package(model, graph, tmp_path, fanouts=[3, 3])
-    report = package(model, graph, tmp_path, fanouts=[3, 3], runtime="auto")
+        package(model, graph, tmp_path, fanouts=fanouts)
+    report = package(model, graph, tmp_path, fanouts=fanouts, runtime="auto")
     spec = read_spec(report.path)
-    assert (spec.runtime, spec.levels, spec.fanouts) == ("torch", (), {"node__to__node": (3, 3)})
+    assert (spec.runtime, spec.levels, spec.fanouts) == ("torch", (), {"node__to__node": fanouts})
     assert spec.why_whole in caplog.text
     assert set(spec.files) == {"whole.pt2", "whole.json"}
     whole = WholeModel(report.path, spec)
@@ -542,8 +548,9 @@ def test_a_whole_model_of_several_types_names_its_slots(tmp_path):
 
 
 def test_a_node_head_is_part_of_a_whole_model(tmp_path):
-    graph, model, head = homogeneous(), Pooled(), nn.Linear(3, 1)
-    report = package(model, graph, tmp_path, head=head, task="binary", runtime="torch", fanouts=[2])
+    graph, model, head = molecules(), Pooled(), nn.Linear(3, 1)
+    fanouts = [-1] * MOLECULE_HOPS
+    report = package(model, graph, tmp_path, head=head, task="binary", runtime="torch", fanouts=fanouts)
     features, edges = tensors(graph)
     x, edge_index = features["node"], edges["node__to__node"]
     with torch.no_grad():

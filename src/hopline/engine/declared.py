@@ -57,6 +57,8 @@ class _Check:
                 is_whole or len(fanouts) == spec.num_layers,
                 f"{len(fanouts)} fanouts of {key!r} for {spec.num_layers} layers",
             )
+        for key in spec.edges_without:
+            self._edge(key)
         self._where = "head: "
         self._need(head.output_dim > 0, f"output_dim is {head.output_dim}")
         ends = [head.node_type] + [head.dst_node_type or head.node_type] * (head.kind == "link")

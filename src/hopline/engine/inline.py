@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hopline.artifact import LOOPS, REPEATED, ModelSpec
+from hopline.artifact import LOOPS, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.inline_features import as_float32, feature_rows
 from hopline.engine.kernels import gather, gcn_coefficients
 from hopline.engine.level import Level, Relation
 from hopline.engine.narrow_kernels import Matrix
+from hopline.engine.schema import remedy
 from hopline.engine.view import NO_FLOATS, EdgeView
 from hopline.errors import BadRequest, NodeNotFound, RequestTooLarge
 from hopline.float32 import changed, refusal
@@ -74,7 +75,7 @@ def parse_inline(
     Args:
         reads_attr: edge types whose attributes the model reads; others may be left out.
         spec: of the model. No weight may be negative where it samples by weight, and edges of kinds in
-            `matrix_without` are refused.
+            `edges_without` are refused.
 
     Raises:
         BadRequest: features of a wrong length, not finite or changed by float32, an unknown edge type, edge
@@ -126,7 +127,7 @@ def parse_inline(
             _edge_attr(nodes, schema, incoming, lists[key], key in reads_attr),
         )
         if not absent:
-            _check_matrix(key, spec.matrix_without.get(key, ()), edges[key], lists[key])
+            _check_kinds(key, spec.edges_without.get(key, ()), edges[key], lists[key])
     if missing:
         raise NodeNotFound(
             f"inline neighbours that are in neither graph {graph.version} nor this request: "
@@ -137,10 +138,11 @@ def parse_inline(
     return InlineNodes(node_type, features, edges)
 
 
-def _check_matrix(
+def _check_kinds(
     key: str, absent: Collection[str], edges: InlineEdges, lists: Sequence[Sequence[ExternalId]]
 ) -> None:
-    """Refuse edges that a model over a sparse matrix was packaged without."""
+    """Refuse edges of kinds on whose absence the model's answers rely."""
+    sources = np.split(edges.neighbors, edges.offsets[1:-1])
     for i, ids in enumerate(lists if absent else ()):
         own = edges.neighbors[edges.offsets[i] : edges.offsets[i + 1]]
         _, first = np.unique(own, return_index=True)
@@ -150,11 +152,12 @@ def _check_matrix(
             found = f"{ids[again]!r} is listed more than once"
         elif LOOPS in absent and (own == -1 - i).any():
             found = "the node is its own neighbour"
+        elif ONE_WAY in absent and not all(node < 0 and -1 - i in sources[-1 - node] for node in own):
+            found = "an edge from a neighbour that does not list the node goes one way"
         if found:
             raise BadRequest(
-                f"inline[{i}].neighbors: {found}. The model reads {key} as a sparse matrix (adj_t) and was "
-                f"packaged on a graph without {' and '.join(absent)}: list each neighbour once and not the "
-                "node itself, or package the model on a graph that has such edges"
+                f"inline[{i}].neighbors: {found}. The model was packaged on a graph whose {key} has no "
+                f"{' and no '.join(absent)}, and its answers rely on that. {remedy(absent)}"
             )
 
 

@@ -24,7 +24,7 @@ from hopline.engine.lap import LapWatch
 from hopline.engine.level import Level
 from hopline.engine.narrow_kernels import Matrix, matrix_of
 from hopline.engine.plan import Plan, make_plan
-from hopline.engine.schema import check_matrix, check_schema
+from hopline.engine.schema import check_edges, check_schema
 from hopline.engine.source import (
     Ages,
     FetchedEdgesByType,
@@ -407,9 +407,9 @@ def load_model(
 
     Raises:
         ArtifactError: a model that is served whole reads features that are not in the graph.
-        SchemaMismatch: see `check_schema` and `check_matrix`.
+        SchemaMismatch: see `check_schema` and `check_edges`.
     """
-    check_matrix(spec, graph)
+    check_edges(spec, graph)
     if spec.runtime == "torch":
         if any(is_in_store(edge) for edge in graph.edges.values()):
             raise ArtifactError(

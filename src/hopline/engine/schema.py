@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
-from hopline.artifact import ANY_TYPE, LOOPS, REPEATED, ModelSpec
+from hopline.artifact import ANY_TYPE, LOOPS, ONE_WAY, REPEATED, ModelSpec
 from hopline.engine.declared import check_declared
 from hopline.errors import ArtifactError, SchemaMismatch
 from hopline.graph import Graph, GraphSchema
@@ -37,23 +37,37 @@ def check_schema(spec: ModelSpec, graph: Graph | LiveView) -> None:
         )
 
 
-def check_matrix(spec: ModelSpec, graph: Graph | LiveView) -> None:
-    """Check that edges which a model reads as a sparse matrix are of the kinds that it was packaged with.
+def check_edges(spec: ModelSpec, graph: Graph | LiveView) -> None:
+    """Check that a graph has no edges of the kinds on whose absence a model's answers rely.
 
     Raises:
-        SchemaMismatch: the graph has repeated edges or self-loops that the graph of packaging had not, or
-            is live and can get them.
+        SchemaMismatch: it has such edges, or is live and can get them.
     """
-    for key, absent in spec.matrix_without.items():
-        found = _found(graph, key, absent)
+    for key, absent in spec.edges_without.items():
+        found = _found(graph, key, absent) if key in graph.edges else ""
         if not found:
             continue
         message = (
-            f"model {spec.name}/{spec.version} reads {key} as a sparse matrix (adj_t), which treats "
-            f"{' and '.join(absent)} differently from a list of edges. It was packaged on a graph "
-            f"without them, and {found}: package it on such a graph, or pass edge_index in its place"
+            f"model {spec.name}/{spec.version} was packaged on a graph whose {key} has no "
+            f"{' and no '.join(absent)}, and its answers rely on that; {found}. {remedy(absent)}"
         )
         raise SchemaMismatch(message, [message])
+
+
+def remedy(absent: Collection[str]) -> str:
+    """The way to serve edges of the absent kinds, as a sentence without its full stop."""
+    ways = []
+    if ONE_WAY in absent:
+        ways.append(
+            "The model reads edges that leave a node (as out-degrees), and a server reads those that enter "
+            "it: add each edge in both directions (undirected=True)"
+        )
+    if REPEATED in absent or LOOPS in absent:
+        ways.append(
+            "A sparse matrix (adj_t), for example, treats such edges differently from a list: package the "
+            "model on a graph that has them, or with edge_index in forward"
+        )
+    return ". ".join(ways)
 
 
 def _edge_types(spec: ModelSpec, known: GraphSchema, graph: Graph | LiveView) -> list[str]:
@@ -79,8 +93,8 @@ def _found(graph: Graph | LiveView, key: str, absent: Sequence[str]) -> str:
     edges = graph.edges[key]
     if LOOPS in absent and edges.has_self_loops:
         return f"this graph has {LOOPS}"
-    if REPEATED in absent and edges.has_repeated_edges is not False:
-        if edges.has_repeated_edges is None:
-            return f"whether this graph has {REPEATED} was not stored when it was saved: build it again"
-        return f"this graph has {REPEATED}"
+    for kind, has in ((REPEATED, edges.has_repeated_edges), (ONE_WAY, edges.has_one_way_edges)):
+        if kind in absent and has is not False:
+            unknown = f"whether this graph has {kind} was not stored when it was saved: build it again"
+            return unknown if has is None else f"this graph has {kind}"
     return ""

@@ -7,6 +7,7 @@ calls the compiler; `runtimes/torch_compiled.py` decides what may load the resul
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -21,12 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hopline.artifact import ModelSpec
 from hopline.errors import PackagingError, ParityError
 from hopline.packaging import parity
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.export import quiet
 from hopline.runtimes.torch_compiled import FILE, RECORD_FILE, CompiledProgram, CompiledRecord, Machine
+from hopline.runtimes.whole_file import read_slots
+
+log = logging.getLogger("hopline.packaging")
 
 #: One thread: an ego-graph is too small to share, and sums that threads add up atomically would not be
 #: equal from one call to the next. Line tables name files of this machine and are two thirds of the size.
@@ -138,6 +143,20 @@ def _cut(
         yield _case(binding, _drawn(check, {target: 1}, 0, rng), target, names)
         yield _case(binding, _drawn(check, {target: 3}, 5, rng), target, names)
     yield _case(binding, check, target, names)
+
+
+def compiled_note(folder: Path, spec: ModelSpec, binding: Binding, check: CheckGraph, target: str) -> str:
+    """Compile the whole program of an artifact; the result in words."""
+    slots = read_slots(folder).slots
+    try:
+        record = compile_whole(folder, spec.whole_file or "", slots, binding, check, target)
+    except PackagingError as error:
+        log.warning("%s/%s is not compiled: %s", spec.name, spec.version, error)
+        return f"not compiled, the eager program is served: {error}"
+    return (
+        f"compiled for torch {record.torch} on {record.machine.triple} in {record.seconds:.0f} s, within "
+        f"{record.max_abs_diff:.1e} of the eager program on graphs of {record.shapes} shapes"
+    )
 
 
 def _case(

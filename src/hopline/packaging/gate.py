@@ -392,9 +392,11 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def sides_of(probe: Probe, targets: Sequence[str], runtime: str, is_link: bool) -> tuple[IdArray, ...]:
-    """Which nodes, or pairs of nodes, are requested."""
-    most = _SEEDS[runtime]
+def sides_of(
+    probe: Probe, targets: Sequence[str], runtime: str, is_link: bool, *, real: bool = True
+) -> tuple[IdArray, ...]:
+    """Nodes, or pairs of nodes, that are requested; without the real ones only strangers."""
+    most = _SEEDS[runtime] if real else 0
     if not is_link:
         return (probe.seeds(targets[0], most),)
     rng = np.random.default_rng(0)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from hopline.artifact import ATTENTION_FORMAT, Head, ModelSpec, Stage
+from hopline.artifact import ATTENTION_FORMAT, ONE_WAY, Head, ModelSpec, Stage
 from hopline.errors import NotServable, NotSplittable, PackagingError, ParityError
-from hopline.packaging import gate, oracle, parity
+from hopline.packaging import edge_kinds, gate, oracle, parity, pooled
 from hopline.packaging.activation import Output, Task, ToLogits, answers_probabilities
 from hopline.packaging.arguments import Binding
 from hopline.packaging.check_graph import CheckGraph
-from hopline.packaging.compile import compile_whole
+from hopline.packaging.compile import compiled_note
 from hopline.packaging.export import OPSET, export_stage
 from hopline.packaging.head import (
     Chained,
@@ -34,12 +34,13 @@ from hopline.packaging.head import (
     run_head,
     trailing_module,
 )
-from hopline.packaging.locality import check_again, check_repeatable, check_sizes, ego, explain
+from hopline.packaging.locality import check_memory, check_sizes, explain, works_on_all
 from hopline.packaging.lower import lower
 from hopline.packaging.not_finite import check_numbers
 from hopline.packaging.pack import pack
-from hopline.packaging.probe import Probe, Traits
+from hopline.packaging.probe import Probe
 from hopline.packaging.reference import Reference, Rows
+from hopline.packaging.repeatable import check_repeatable
 from hopline.packaging.rowwise import check_rowwise
 from hopline.packaging.settings import CheckedFanouts, Device, check_signs, num_hops, resolve_fanouts
 from hopline.packaging.sparse import explain_sparse, repeated
@@ -47,7 +48,6 @@ from hopline.packaging.split import Splitter, StagePlan
 from hopline.packaging.trace import Traced, analyse, trace
 from hopline.packaging.unseen import chosen, copied
 from hopline.packaging.whole import write_whole
-from hopline.runtimes.whole_file import read_slots
 from hopline.types import AnyArray, IdArray, Progress
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ WHOLE = "exporting the whole model"
 COMPILE = "compiling the model"
 COMPARE = "comparing served answers with the model"
 
-#: Nodes and edges of a graph on which a module is run as a whole, to explain why it fails on a part.
-_MOST_ROWS = 2_000_000
 #: Real nodes from which the nodes that requests describe are chosen.
 _COPIED_FROM = 64
 
@@ -77,6 +75,7 @@ class Job:
         reference: the user's own module, to compare with.
         check: real nodes and edges.
         probe: the graph on which served answers are compared: these nodes and strangers.
+        lacks: kinds of edges that the graph lacks.
         rows: the module's answers for all nodes of the probe (for its pairs, of a link model).
         are_probabilities: the module ends in the task's activation.
         pooled: the module answers one row for a graph.
@@ -99,6 +98,7 @@ class Job:
     check: CheckGraph = field(default_factory=lambda: CheckGraph({}, {}))
     probe: Probe = field(init=False)
     rows: Rows = field(init=False)
+    lacks: edge_kinds.Kinds = field(default_factory=dict)
     pairs: tuple[IdArray, IdArray] | None = None
     are_probabilities: bool = False
     pooled: bool = False
@@ -119,11 +119,13 @@ class Job:
         timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
         hops = num_hops(self.fanouts)
         max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
-        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, traits=self._traits())
+        self.lacks = edge_kinds.absent_of(self.graph)
+        kinds = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
+        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, kinds=kinds)
         try:
             self.pooled = self.reference.is_pooled(self.check)
         except PackagingError as error:
-            if self._works_on_all():
+            if works_on_all(self.reference, self.graph, self.check):
                 raise NotServable(
                     f"the model works on the whole graph and not on a part of it ({error}). It identifies "
                     "nodes by their row: give each node its number as a feature column, and look its "
@@ -138,7 +140,7 @@ class Job:
                 self.rows = self.reference.answers(self.probe.check, self.pairs)
             except PackagingError:  # the module may refuse features unlike the real ones
                 self.probe = Probe.of(
-                    self.check, timed, hops, max_degree=max_degree, traits=self._traits(), wide=False
+                    self.check, timed, hops, max_degree=max_degree, kinds=kinds, wide=False
                 )
                 if self.is_link:
                     sides = gate.sides_of(self.probe, self.targets, "onnx", True)
@@ -159,7 +161,9 @@ class Job:
             check_shape(self.task, *shapes)
         check_task(self.task, self.rows.shape[1], classes)
         self._check_numbers()
-        self.decisions = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
+        seen = check_repeatable(self.reference, self.probe, self.pairs, self.rows)
+        self.decisions, self.notes = seen.decisions, [*self.notes, *seen.notes]
+        check_memory(self.reference, self.probe, self.pairs, self.decisions)
         if not self.pooled:
             check_sizes(self.reference, self.probe, self.pairs, self.rows, self.decisions)
         self.are_probabilities = answers_probabilities(
@@ -175,32 +179,12 @@ class Job:
         )
         self.notes += check_numbers(self.rows, sides[0], real, self.reference.module)
 
-    def _traits(self) -> dict[str, Traits]:
-        """Traits of the whole graph that its sample may lack; repeated edges matter to matrices only."""
-        return {
-            key: Traits(adjacency.has_self_loops, bool(repeated(self.binding, self.graph, key)))
-            for key, adjacency in self.graph.edges.items()
-        }
-
-    def _works_on_all(self) -> bool:
-        """Whether the module, which failed on a sample of the graph, works on the whole graph."""
-        num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
-        if num_nodes == sum(map(len, self.check.features.values())) or num_nodes + num_edges > _MOST_ROWS:
-            return False
-        try:
-            self.reference.states_of_nodes(CheckGraph.of(self.graph))
-        except PackagingError:
-            return False
-        return True
-
     def answered(self, runtime: str) -> gate.Answered:
         """The module's answers for the requested nodes."""
         sides = self.pairs or gate.sides_of(self.probe, self.targets, runtime, False)
         rows = self.rows
         if self.pooled:
-            hops = num_hops(self.fanouts)
-            egos = (ego(self.probe.check, self.targets[0], seed, hops) for seed in sides[0].tolist())
-            rows = np.concatenate([self.reference.answers(part) for part in egos])
+            sides, rows = pooled.answers(self.reference, self.probe.check, sides[0], num_hops(self.fanouts))
         elif not self.is_link:
             rows = rows[sides[0]]
         embedding = None if self.embedding is None or runtime == "torch" else self.embedding[sides[0]]
@@ -209,6 +193,36 @@ class Job:
             rounding = self.reference.rounding(self.probe.check, self.pairs, self.rows)
             rounding = rounding if self.is_link else rounding[sides[0]]
         return gate.Answered(self.probe, sides, rows, self.are_probabilities, embedding, rounding)
+
+    def _relied_on(self, folder: Path, spec: ModelSpec) -> edge_kinds.Kinds:
+        """Kinds of edges that the graph lacks, and for which the artifact is wrong or was not compared."""
+        known = edge_kinds.of_matrix(self.lacks, self.binding)
+        if self.pooled:
+            one_way = {key: (ONE_WAY,) for key, kinds in self.lacks.items() if ONE_WAY in kinds}
+            known = edge_kinds.joined(known, one_way)
+        return edge_kinds.relied_on(self.lacks, known, lambda kinds: self._agrees(folder, spec, kinds))
+
+    def _agrees(self, folder: Path, spec: ModelSpec, kinds: edge_kinds.Kinds) -> bool:
+        """True if served answers for strangers with such edges are the module's."""
+        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
+        probe = Probe.of(self.check, timed, num_hops(self.fanouts), kinds=kinds, wide=False, seed=1)
+        sides = gate.sides_of(probe, self.targets, spec.runtime, self.is_link, real=False)
+        try:
+            if self.pooled:
+                sides, rows = pooled.answers(self.reference, probe.check, sides[0], num_hops(self.fanouts))
+                answered = gate.Answered(probe, sides, rows, self.are_probabilities)
+            else:
+                pairs = (sides[0], sides[1]) if self.is_link else None
+                rows = self.reference.answers(probe.check, pairs)
+                rounding = self.reference.rounding(probe.check, pairs, rows)
+                picked = slice(None) if self.is_link else sides[0]
+                answered = gate.Answered(
+                    probe, sides, rows[picked], self.are_probabilities, rounding=rounding[picked]
+                )
+            gate.judge(folder, spec, answered)
+        except PackagingError:
+            return False
+        return True
 
     def _unseen(self, spec: ModelSpec) -> list[gate.Answered]:
         """The module's answers for nodes that requests describe, if the artifact accepts such nodes."""
@@ -253,7 +267,13 @@ class Job:
             "check_edges": {key: len(edges.indices) for key, edges in self.probe.check.edges.items()},
         }
         self.progress(COMPARE, 1.0)
-        return msgspec.structs.replace(spec, parity=figures)
+        relied_on = dict(self._relied_on(folder, spec))
+        self.notes += [
+            f"the answers rely on {key} having no {' and no '.join(kinds)}: a live graph is refused, and "
+            "so are a later graph and a request with such edges"
+            for key, kinds in relied_on.items()
+        ]
+        return msgspec.structs.replace(spec, parity=figures, edges_without=relied_on)
 
     def refuse(self, reason: PackagingError, *, of_stages: bool = False) -> NoReturn:
         """Raise `reason`, or an error that says why no way of serving could be right.
@@ -274,10 +294,6 @@ class Job:
             )
             if why:
                 return NotServable(f"the model cannot be served: {why}. The check found: {reason}")
-        try:
-            check_again(self.reference, self.probe, self.pairs, self.rows)
-        except NotServable as random:
-            return random
         if self.pooled or self.is_link or of_stages:
             return reason
         seeds = gate.sides_of(self.probe, self.targets, "torch", False)[0]
@@ -297,6 +313,9 @@ class Job:
         """
         self.figures.clear()
         self.whole_because = reason
+        if self.pooled:
+            keys = self.binding.relations
+            pooled.check_components(self.graph, keys, self.targets[0], self.fanouts, spec.max_degree)
         self.progress(WHOLE, 0.0)
         # torch.export treats sizes of 0 and 1 as constants
         sizes = [len(edges.indices) for edges in self.check.edges.values()]
@@ -315,7 +334,7 @@ class Job:
             self.refuse(error)
         self.notes.append(f"served whole by the torch runtime, without the state cache: {reason}")
         if self.pooled:
-            text = "the model answers one row for a graph: that of a node is for its neighbourhood's graph"
+            text = "the model answers one row for a graph: that of a node is for all nodes joined to it"
             self.notes.append(text)
         log.warning("%s/%s is packaged whole: %s", spec.name, spec.version, reason)
         return spec
@@ -336,19 +355,8 @@ class Job:
             self.notes.append("not compiled: the model is split, and ONNX Runtime runs its stages")
             return
         self.progress(COMPILE, 0.0)
-        slots = read_slots(folder).slots
-        try:
-            record = compile_whole(
-                folder, spec.whole_file, slots, self.binding, self.check, self.targets[0]
-            )
-        except PackagingError as error:
-            self.notes.append(f"not compiled, the eager program is served: {error}")
-            log.warning("%s/%s is not compiled: %s", spec.name, spec.version, error)
-        else:
-            self.notes.append(
-                f"compiled for torch {record.torch} on {record.machine.triple} in {record.seconds:.0f} s, "
-                f"within {record.max_abs_diff:.1e} of the eager program on graphs of {record.shapes} shapes"
-            )
+        note = compiled_note(folder, spec, self.binding, self.check, self.targets[0])
+        self.notes.append(note)
         self.progress(COMPILE, 1.0)
 
     def write_stages(self, folder: Path, spec: ModelSpec) -> ModelSpec:

@@ -7,99 +7,31 @@ one thing of a graph and tests whether answers change for nodes whose neighbourh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import NotServable, PackagingError
+from hopline.graph import Graph
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
 from hopline.packaging.probe import Probe, beside, grouped, middle_of_chains, part_of, strangers, widened
 from hopline.packaging.reference import Pairs, Reference, Rows, differ
-from hopline.packaging.watch import drawn_by, watched
+from hopline.packaging.watch import watched
 from hopline.types import FloatArray, IdArray
 
 #: Nodes and edges of the largest graph that a module is run on.
 _MOST_ROWS = 100_000
-#: Runs after which a module with equal answers is considered deterministic.
-_REPEATS = 8
-#: Answers for edges in another order may be this many times as far off as float32 is from float64.
-_ROUNDING = 8.0
+#: The same, to explain why it fails on a part.
+_MOST_OF_ALL = 2_000_000
+#: A tensor that is this many times as large for twice the graph grows with its square; in bytes, tensors
+#: that do not matter.
+_SQUARE, _SMALL = 3.0, 1 << 18
 #: Factor at which a share of 1e-9 of a feature is visible in an answer.
 _MAGNIFIED = 1e6
 #: Hops that are tried beyond the packaged ones.
 _FURTHER = 16
-
-
-def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> list[str]:
-    """Run the module again: unchanged, and with the edges listed in another order.
-
-    Returns: lines of the user's source that branch on values of tensors.
-
-    Raises:
-        NotServable: its answers differ; names the code that draws random numbers, if it is known.
-    """
-
-    def run() -> Rows:
-        return reference.answers(probe.check, pairs)
-
-    with watched() as seen:
-        again = run()
-    if differ(rows, again).any():
-        raise NotServable(_random(run, seen.draws))
-    other = reference.answers(reordered(probe.check), pairs)
-    if differ(rows, other).any():
-        check_again(reference, probe, pairs, rows, seen.draws)
-        rounding = reference.rounding(probe.check, pairs, rows).max(initial=0.0)
-        if np.nan_to_num(np.abs(rows - other)).max(initial=0.0) <= _ROUNDING * rounding:
-            raise NotServable(
-                f"float32 is not enough for the model's answers: they are up to {rounding:.2g} from those "
-                "in float64, and change when edges are listed in another order. Large values of small "
-                "spread cause it, such as a standard deviation of raw amounts: standardise the features"
-            )
-        raise NotServable(
-            "the model's answers depend on the order in which edges are listed (as LSTM aggregation "
-            "does), and a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
-            "aggregation that does not depend on it (mean, sum, max, attention)"
-        )
-    return seen.decisions
-
-
-def check_again(
-    reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows, draws: Sequence[str] = ()
-) -> None:
-    """Run the module several times, before a difference is attributed to the change.
-
-    Raises: NotServable: its answers differ, or `draws` names lines that draw.
-    """
-
-    def run() -> Rows:
-        return reference.answers(probe.check, pairs)
-
-    if draws or any(differ(rows, run()).any() for _ in range(_REPEATS)):
-        raise NotServable(_random(run, draws))
-
-
-def _random(run: Callable[[], Rows], draws: Sequence[str]) -> str:
-    """The source of randomness in a module, and the remedy."""
-    if draws:
-        return (
-            f"the model's answers are random: in eval mode it draws ({'; '.join(draws)}). To turn "
-            "off dropout in eval mode write F.dropout(x, p, training=self.training) or use "
-            "nn.Dropout; a server must answer the same question the same way"
-        )
-    source = drawn_by(run, lambda one, other: not differ(one, other).any())
-    why = (
-        f"they depend on {source}"
-        if source
-        else "the cause is state that it keeps between calls, its own generator, or the time"
-    )
-    return (
-        f"the model's answers are random: two runs in eval mode differ, and {why}. Draw once in __init__ "
-        "and keep the numbers as a buffer, or draw while self.training only; a server must answer the "
-        "same question the same way"
-    )
 
 
 def check_sizes(
@@ -133,7 +65,6 @@ def check_sizes(
         # nodes of every copy have the same neighbourhood, but other numbers
         places = [0] if pairs is not None else [0, (copies - 1) * len(rows)]
         if any(differ(rows, after[at : at + len(rows)]).any() for at in places):
-            check_again(reference, probe, pairs, rows)
             why = (
                 _depends_on_other_nodes(reference, probe, decisions)
                 or _decided(decisions)
@@ -144,6 +75,32 @@ def check_sizes(
                 )
             )
             raise NotServable(f"the model cannot be served node by node: {why}")
+
+
+def check_memory(
+    reference: Reference, probe: Probe, pairs: Pairs | None, decisions: Sequence[str] = ()
+) -> None:
+    """Check that twice as many nodes and edges take about twice as much memory.
+
+    Raises:
+        NotServable: a tensor grows with the square, as a dense n × n matrix.
+    """
+    with watched() as once:
+        reference.answers(probe.check, pairs)
+    with watched() as twice:
+        try:
+            reference.answers(repeated(probe.check, 2), pairs)
+        except PackagingError as error:
+            raise NotServable(f"the model cannot be served node by node: {_one_size(error)}") from error
+    for line, size in twice.tensors.items():
+        if size > _SMALL and size > _SQUARE * once.tensors.get(line, size):
+            raise NotServable(
+                _depends_on_other_nodes(reference, probe, decisions)
+                or f"forward makes a tensor at {line} that grows with the square of the number of nodes, "
+                "such as a dense n × n matrix (to_dense_adj, torch.zeros(n, n), cdist). A server reads "
+                "neighbourhoods of thousands of nodes, for which that takes gigabytes: use edge_index with "
+                "a convolution, scatter or torch.sparse"
+            )
 
 
 def extremes(graph: CheckGraph) -> CheckGraph:
@@ -169,6 +126,18 @@ def repeated(graph: CheckGraph, copies: int) -> CheckGraph:
             None if part.weight is None else np.tile(part.weight, copies),
         )
     return CheckGraph(features, edges)
+
+
+def works_on_all(reference: Reference, graph: Graph, check: CheckGraph) -> bool:
+    """True if a module that failed on a sample of a graph works on the whole graph."""
+    num_nodes, num_edges = graph.num_nodes, graph.num_edges
+    if num_nodes == sum(map(len, check.features.values())) or num_nodes + num_edges > _MOST_OF_ALL:
+        return False
+    try:
+        reference.states_of_nodes(CheckGraph.of(graph))
+    except PackagingError:
+        return False
+    return True
 
 
 def explain(
@@ -381,25 +350,6 @@ def neighborhood(graph: CheckGraph, target: str, seed: int, hops: int) -> dict[s
     return crossed
 
 
-def ego(graph: CheckGraph, target: str, seed: int, hops: int) -> CheckGraph:
-    """The graph of the nodes from which the seed is reached, and of the edges on the way."""
-    inside = part_of(graph, neighborhood(graph, target, seed, hops))
-    stays = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
-    stays[target][seed] = True
-    for part in inside.edges.values():
-        stays[part.src][part.indices] = True
-        stays[part.dst][part.destinations] = True
-    number = {name: np.cumsum(kept) - 1 for name, kept in stays.items()}
-    edges = {
-        key: grouped(
-            part, number[part.src][part.indices], number[part.dst][part.destinations],
-            int(stays[part.dst].sum()), (part.attr, part.weight),
-        )
-        for key, part in inside.edges.items()
-    }  # fmt: skip
-    return CheckGraph({name: rows[stays[name]] for name, rows in graph.features.items()}, edges)
-
-
 def _reached(graph: CheckGraph, target: str, seed: int) -> dict[str, NDArray[np.bool_]]:
     """The seed and the ends of all edges: node type -> bool [N]."""
     found = {name: np.zeros(len(rows), np.bool_) for name, rows in graph.features.items()}
@@ -418,16 +368,3 @@ def _magnified(graph: CheckGraph, but: dict[str, NDArray[np.bool_]]) -> CheckGra
         for name, rows in graph.features.items()
     }
     return CheckGraph(features, graph.edges)
-
-
-def reordered(graph: CheckGraph) -> CheckGraph:
-    """The same edges in another order within each destination; parallel edges keep theirs."""
-    rng = np.random.default_rng(2)
-    edges: dict[str, CheckEdges] = {}
-    for key, part in graph.edges.items():
-        src, dst = part.indices, part.destinations
-        num_src = max(1, graph.num_nodes(part.src))
-        order = np.argsort(rng.permutation(num_src)[src], kind="stable")
-        columns = tuple(None if column is None else column[order] for column in (part.attr, part.weight))
-        edges[key] = grouped(part, src[order], dst[order], len(part.indptr) - 1, (columns[0], columns[1]))
-    return CheckGraph(graph.features, edges)

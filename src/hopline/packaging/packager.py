@@ -39,7 +39,6 @@ from hopline.packaging.settings import (
     checked_names,
 )
 from hopline.packaging.signature import bind
-from hopline.packaging.sparse import matrix_without
 from hopline.packaging.trace import frozen_copy
 from hopline.packaging.unwrap import unwrap
 from hopline.types import Progress, silent
@@ -173,7 +172,6 @@ def package(
         salt=salt,
         classes=classes,
         called=binding.called,
-        matrix_without=matrix_without(binding, graph),
         producer=_producer(),
     )
     with (

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hopline.artifact import LOOPS, ONE_WAY, REPEATED
 from hopline.graph import EdgeTable, Graph, NodeTable
 from hopline.packaging.check_graph import CheckEdges, CheckGraph
+from hopline.packaging.edge_kinds import Kinds
 from hopline.types import FloatArray, IdArray
 
 #: Strangers of each type in one step of a chain.
@@ -24,13 +25,6 @@ _WIDTH = 3
 _ISOLATED = 2
 #: In-neighbours of the hub among the strangers, at least and at most.
 _HUB_EDGES, _MOST_HUB_EDGES = 24, 512
-
-
-class Traits(NamedTuple):
-    """Whether the edges of a type have these somewhere in a graph: self-loops, repeated edges."""
-
-    loops: bool = False
-    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class Probe:
         hops: int,
         *,
         max_degree: int = 0,
-        traits: Mapping[str, Traits] | None = None,
+        kinds: Kinds | None = None,
         wide: bool = True,
         seed: int = 0,
     ) -> Probe:
@@ -69,14 +63,14 @@ class Probe:
             timed: edge types that have times.
             hops: that the model reads.
             max_degree: of the graph from which `real` was sampled: strangers have a hub of that degree.
-            traits: edge type -> traits of that graph that the sample may lack.
+            kinds: edge type -> kinds of edges that strangers have, though the sample may lack them.
             wide: half of the strangers have features of other signs and sizes than real ones.
             seed: of the random numbers.
         """
         rng = np.random.default_rng(seed)
-        check = beside(real, strangers(real, hops, rng, max_degree, traits))
+        check = beside(real, strangers(real, hops, rng, max_degree, kinds))
         if wide:
-            check = beside(check, widened(strangers(real, hops, rng, traits=traits), rng))
+            check = beside(check, widened(strangers(real, hops, rng, kinds=kinds), rng))
         graph = graph_of(check, timed)
         core = _core(hops)
         first = len(next(iter(check.features.values()))) - len(next(iter(real.features.values())))
@@ -123,25 +117,25 @@ def strangers(
     hops: int,
     rng: np.random.Generator,
     max_degree: int = 0,
-    traits: Mapping[str, Traits] | None = None,
+    kinds: Kinds | None = None,
 ) -> CheckGraph:
     """Nodes with real rows in chains, some isolated, one hub; edges like the real ones.
 
-    Edge types of one node type that hold each edge in both directions do so here. Self-loops and
+    Edge types of one node type that hold each edge in both directions do so here, unless `kinds` says
+    otherwise. Self-loops and
     repeated edges are drawn where there are real ones.
 
     Args:
         hops: chains have more than twice as many steps.
         max_degree: in-neighbours of the hub, within bounds.
-        traits: edge type -> what is drawn even if `real` has none.
+        kinds: edge type -> kinds of edges that are drawn even if `real` has none.
     """
     steps = _steps(hops)
     crowd = min(max(_HUB_EDGES, max_degree), _MOST_HUB_EDGES)
     count = _core(hops) + crowd
     features = {name: rows[rng.integers(0, len(rows), count)] for name, rows in real.features.items()}
     edges = {
-        key: _drawn(part, steps, crowd, rng, (traits or {}).get(key, Traits()))
-        for key, part in real.edges.items()
+        key: _drawn(part, steps, crowd, rng, (kinds or {}).get(key, ())) for key, part in real.edges.items()
     }
     return CheckGraph(features, edges)
 
@@ -171,7 +165,7 @@ def widened(graph: CheckGraph, rng: np.random.Generator, factor: float = 3.0) ->
 
 
 def _drawn(
-    real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator, traits: Traits
+    real: CheckEdges, steps: int, crowd: int, rng: np.random.Generator, kinds: tuple[str, ...]
 ) -> CheckEdges:
     """Edges from each step of the chains to the next one, from the crowd to the hub, from it to a chain."""
     sources: list[int] = []
@@ -189,12 +183,12 @@ def _drawn(
     dst = np.concatenate([np.asarray(targets, np.int64), np.full(crowd, hub), [_WIDTH, 3 * _WIDTH + 1]])
     pairs = set(zip(real.indices.tolist(), real.destinations.tolist(), strict=True))
     if real.src == real.dst:
-        if pairs and all((b, a) in pairs for a, b in pairs):
+        if ONE_WAY not in kinds and pairs and all((b, a) in pairs for a, b in pairs):
             src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
-        if traits.loops or any(a == b for a, b in pairs):
+        if LOOPS in kinds or any(a == b for a, b in pairs):
             loops = np.arange(0, steps * _WIDTH, 5)
             src, dst = np.concatenate([src, loops]), np.concatenate([dst, loops])
-    if traits.repeated or len(pairs) < len(real.indices):
+    if REPEATED in kinds or len(pairs) < len(real.indices):
         src, dst = np.concatenate([src, src[:4]]), np.concatenate([dst, dst[:4]])
     return grouped(real, src, dst, count, _columns(real, len(src), rng))
 
@@ -269,3 +263,34 @@ def part_of(graph: CheckGraph, edges: Mapping[str, NDArray[np.bool_]]) -> CheckG
             (columns[0], columns[1]),
         )
     return CheckGraph(graph.features, kept)
+
+
+def reordered(graph: CheckGraph) -> CheckGraph:
+    """The same edges in another order within each destination; parallel edges keep theirs."""
+    rng = np.random.default_rng(2)
+    edges: dict[str, CheckEdges] = {}
+    for key, part in graph.edges.items():
+        src, dst = part.indices, part.destinations
+        num_src = max(1, graph.num_nodes(part.src))
+        order = np.argsort(rng.permutation(num_src)[src], kind="stable")
+        columns = tuple(None if column is None else column[order] for column in (part.attr, part.weight))
+        edges[key] = grouped(part, src[order], dst[order], len(part.indptr) - 1, (columns[0], columns[1]))
+    return CheckGraph(graph.features, edges)
+
+
+def only(graph: CheckGraph, stays: Mapping[str, NDArray[np.bool_]]) -> CheckGraph:
+    """The subgraph of some nodes.
+
+    Args:
+        stays: node type -> bool [N], true for those that stay.
+    """
+    number = {name: np.cumsum(kept) - 1 for name, kept in stays.items()}
+    kept = {key: stays[e.src][e.indices] & stays[e.dst][e.destinations] for key, e in graph.edges.items()}
+    edges = {
+        key: grouped(
+            part, number[part.src][part.indices], number[part.dst][part.destinations],
+            int(stays[part.dst].sum()), (part.attr, part.weight),
+        )
+        for key, part in part_of(graph, kept).edges.items()
+    }  # fmt: skip
+    return CheckGraph({name: rows[stays[name]] for name, rows in graph.features.items()}, edges)

@@ -26,7 +26,7 @@ from hopline.types import IdArray
 Rows = NDArray[np.float64]
 Pairs = tuple[IdArray, IdArray]
 #: Far above float32 rounding in another order of sums, far below the effect of a real dependence.
-_TOLERANCE = 1e-3
+TOLERANCE = 1e-3
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -69,7 +69,7 @@ class Reference:
         Raises:
             PackagingError: the module fails, or does not answer rows.
         """
-        module = shared_copy(self.module)
+        module = self.fresh(self.module)
         if prepare is not None:
             prepare(module)
         slots = self.binding.slots(graph)
@@ -90,6 +90,10 @@ class Reference:
                 f"the graph gives {described(slots)}{remedy}"
             ) from error
         return [self._of_type(out, target, graph) for target in self.targets]
+
+    def fresh(self, module: nn.Module) -> nn.Module:
+        """The module or the head for one call: a copy, so that forward leaves no state to the next one."""
+        return shared_copy(module)
 
     def call(self, module: nn.Module, slots: Mapping[str, Tensor]) -> Any:
         """Call the module as its owner does."""
@@ -195,7 +199,7 @@ class Reference:
             return sides[0]
         try:
             with torch.no_grad():
-                out = self.head(*sides)
+                out = self.fresh(self.head)(*sides)
         except Exception as error:  # user code
             shapes = " and ".join(f"[n, {width}]" for width in widths)
             raise PackagingError(f"the head fails on {shapes}: {type(error).__name__}: {error}") from error
@@ -246,13 +250,17 @@ def of_target(out: Any, target: str) -> Any:
     return out[target]
 
 
-def differ(one: Rows, other: Rows) -> NDArray[np.bool_]:
-    """Rows that differ, bool [n]."""
+def differ(one: Rows, other: Rows, tolerance: float = TOLERANCE) -> NDArray[np.bool_]:
+    """Rows that differ, bool [n].
+
+    Args:
+        tolerance: share of a number, and of the mean size of all.
+    """
     if one.shape != other.shape:
         return np.ones(len(one), np.bool_)
     finite = np.abs(one[np.isfinite(one)])
     size = float(finite.mean()) if len(finite) else 0.0
-    near = np.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * (_TOLERANCE + size), equal_nan=True)
+    near = np.isclose(one, other, rtol=tolerance, atol=tolerance * (tolerance + size), equal_nan=True)
     return np.asarray(~near.all(axis=1))
 
 

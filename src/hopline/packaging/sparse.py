@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from hopline.artifact import LOOPS, REPEATED
 from hopline.errors import PackagingError
 from hopline.graph import Graph, csc
 from hopline.packaging.arguments import Binding
@@ -133,18 +132,6 @@ def repeated(binding: Binding, graph: Graph, key: str) -> str:
         return ""
     source, target = csc.repeated_edge(np.asarray(edges.indptr[:]), np.asarray(edges.indices[:]))
     return "" if source < 0 else f"{key} holds row {source} to row {target} more than once"
-
-
-def matrix_without(binding: Binding, graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Edges that could not be compared, since the graph has none: `ModelSpec.matrix_without`."""
-    found = {}
-    for key in binding.relations if binding.reads_sparse else ():
-        edges = graph.edges[key]
-        absent = [] if repeated(binding, graph, key) else [REPEATED]
-        if edges.src == edges.dst and not edges.has_self_loops:
-            absent.append(LOOPS)
-        found[key] = tuple(absent)
-    return {key: absent for key, absent in found.items() if absent}
 
 
 def _without_weights(module: nn.Module) -> str:

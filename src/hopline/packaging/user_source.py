@@ -1,7 +1,8 @@
-"""Finds lines of the user's source: frames of torch, PyG and this package are skipped."""
+"""Finds lines of the user's source, not of torch, PyG, the standard library or this package."""
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,16 @@ LIBRARIES = (
     *(str(Path(module.__file__ or "").parent) for module in (torch, torch_geometric)),
     str(Path(__file__).parent),
 )
+#: Characters of a line that messages show.
+_LONGEST = 160
+_STANDARD = sysconfig.get_paths()["stdlib"]
+
+
+def is_users(filename: str) -> bool:
+    """True for a file that is neither of torch, PyG or this package nor of the standard library."""
+    if filename.startswith((*LIBRARIES, "<")) or Path(filename).name.startswith("torch_geometric."):
+        return False  # PyG writes the code of convolutions to temporary files
+    return not filename.startswith(_STANDARD) or "site-packages" in filename
 
 
 def user_line(error: BaseException | None = None) -> str:
@@ -26,6 +37,8 @@ def user_line(error: BaseException | None = None) -> str:
         traceback.extract_stack() if error is None else traceback.extract_tb(error.__traceback__)
     )
     for frame in reversed(list(frames)):
-        if not frame.filename.startswith((*LIBRARIES, "<")):
-            return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
+        if is_users(frame.filename):
+            line = frame.line or ""
+            shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+            return f"{Path(frame.filename).name}:{frame.lineno}: {shown}"
     return ""

@@ -1,38 +1,98 @@
-"""Watches what a module does while it runs: whether it draws numbers, or branches on a tensor's numbers."""
+"""Watches what a module does while it runs: numbers that it draws, branches on, or reads from outside."""
 
 from __future__ import annotations
 
+import datetime
+import io
+import os
 import random
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hopline.packaging.user_source import user_line
+from hopline.packaging.user_source import LIBRARIES, is_users, user_line
 
 _DRAWS = (
     "dropout", "rand", "randn", "randint", "randperm", "bernoulli", "multinomial", "normal", "rand_like",
     "randn_like",
 )  # fmt: skip
-#: Runs with a generator in its earlier and in its present state.
-_TRIES = 6
 #: Calls that convert a tensor's numbers to Python values.
 _DECISIONS = frozenset(
     {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero",
      "unique", "unique_consecutive"}
 )  # fmt: skip
 
+Kind = Literal["the clock", "random bytes", "the environment", "a file"]
+_CLOCKS = (
+    "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+    "process_time_ns", "thread_time", "thread_time_ns", "localtime", "gmtime", "ctime", "asctime",
+    "strftime", "clock_gettime", "clock_gettime_ns",
+)  # fmt: skip
+#: Functions written in C that answer something else at another time or place.
+SOURCES: dict[Any, Kind] = {
+    **{getattr(time, name): "the clock" for name in _CLOCKS},
+    datetime.datetime.now: "the clock",
+    datetime.datetime.utcnow: "the clock",
+    datetime.datetime.today: "the clock",
+    datetime.date.today: "the clock",
+    os.urandom: "random bytes",
+    os.getpid: "the environment",
+    os.getcwd: "the environment",
+    os.uname: "the environment",
+    socket.gethostname: "the environment",
+    io.open: "a file",
+}
+#: Types whose constructors read the clock without a call that a profile shows, if given one of the words.
+_CLOCK_TYPES, _CLOCK_WORDS = {"datetime64", "Timestamp"}, {"now", "today", "utcnow"}
+_ENVIRON = type(os.environ).__getitem__.__code__
+_IMPORTS = ("linecache.py", "tokenize.py", "inspect.py")
+
+#: Name -> (read the state, set it, seed it) of the generators of a process.
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], Any]]] = {
+    "torch's random numbers": (torch.get_rng_state, torch.set_rng_state, torch.manual_seed),
+    "np.random": (np.random.get_state, np.random.set_state, np.random.seed),
+    "Python's random": (random.getstate, random.setstate, random.seed),
+}
+
 
 @dataclass(slots=True)
 class Seen:
-    """Lines of the user's source that draw random numbers, and that branch on numbers of a tensor."""
+    """Behaviour of a module in one run.
+
+    Attributes:
+        draws, decisions: lines of the user's source that draw random numbers, and that branch on numbers of
+            a tensor.
+        readings: what it read from outside, in words -> kind.
+        variables: environment variables that it read.
+        consumed: generators of the process that it drew from.
+        codes: the user's functions that ran -> their globals.
+        tensors: the user's line -> bytes of the largest tensor that an operation of torch answered there.
+        notes: what it reads or keeps without an effect on its answers.
+    """
 
     draws: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
+    readings: dict[str, Kind] = field(default_factory=dict)
+    variables: set[str] = field(default_factory=set)
+    consumed: list[str] = field(default_factory=list)
+    codes: dict[CodeType, dict[str, Any]] = field(default_factory=dict)
+    tensors: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, kind: Kind) -> list[str]:
+        """Readings of one kind."""
+        return [reading for reading, its in self.readings.items() if its == kind]
 
 
 class _Watch(TorchFunctionMode):
@@ -52,7 +112,53 @@ class _Watch(TorchFunctionMode):
             if not ("dropout" in name and off):
                 line = user_line()
                 _add(self.seen.draws, f"{name} at {line}" if line else "")
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if type(result) is Tensor and result.layout == torch.strided:
+            with suppress(NotImplementedError):  # tensors of torch.func have no memory
+                size, place = result.untyped_storage().nbytes(), _place()
+                self.seen.tensors[place] = max(size, self.seen.tensors.get(place, 0))
+        return result
+
+    def profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        """Record calls of the user's functions, and calls that read the world outside."""
+        if event == "call":
+            code = frame.f_code
+            if code is _ENVIRON:
+                if (caller := _caller(frame)) is not None and is_users(caller.f_code.co_filename):
+                    key = str(frame.f_locals.get("key"))
+                    self.seen.variables.add(key)
+                    self._read(f"environment variable {key!r}", "the environment")
+            elif code not in self.seen.codes and is_users(code.co_filename):
+                self.seen.codes[code] = frame.f_globals
+                if _CLOCK_TYPES & set(code.co_names) and _CLOCK_WORDS & {*code.co_names, *code.co_consts}:
+                    self._read(f"{code.co_name}: np.datetime64 or Timestamp of now", "the clock")
+        elif event == "c_call" and type(arg).__name__ == "builtin_function_or_method" and arg in SOURCES:
+            if frame.f_code.co_filename.endswith(_IMPORTS):
+                return
+            caller = frame if frame.f_code.co_filename[:1] != "<" else _caller(frame)
+            # Clocks that torch, PyG and this package read decide nothing.
+            if caller is None or not caller.f_code.co_filename.startswith(LIBRARIES):
+                owner = getattr(arg.__self__, "__name__", "") or arg.__module__
+                self._read(f"{owner.replace('posix', 'os')}.{arg.__name__}", SOURCES[arg])
+
+    def _read(self, what: str, kind: Kind) -> None:
+        self.seen.readings[f"{what} at {user_line()}"] = kind
+
+
+def _caller(frame: FrameType) -> FrameType | None:
+    """The first frame above that is not of a frozen module, such as os."""
+    above = frame.f_back
+    while above is not None and above.f_code.co_filename.startswith("<frozen"):
+        above = above.f_back
+    return above
+
+
+def _place() -> str:
+    """The innermost line of the user's source, as "file.py:7"; "" if there is none."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _add(found: list[str], line: str) -> None:
@@ -62,33 +168,37 @@ def _add(found: list[str], line: str) -> None:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Record the draws and decisions of the code inside."""
+    """Record what the code inside does."""
     watch = _Watch()
-    with watch:
-        yield watch.seen
+    before = {name: get() for name, (get, _, _) in GENERATORS.items()}
+    profile = sys.getprofile()
+    sys.setprofile(watch.profile)
+    try:
+        with watch:
+            yield watch.seen
+    finally:
+        sys.setprofile(profile)
+        for name, (get, _, _) in GENERATORS.items():
+            if _states_differ(before[name], get()):
+                watch.seen.consumed.append(name)
 
 
-def drawn_by(run: Callable[[], Any], same: Callable[[Any, Any], bool]) -> str:
-    """The generator that makes two runs differ, in words; "" if no known generator does.
+def _states_differ(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return not torch.equal(one, other)
+    if isinstance(one, tuple):
+        return any(_states_differ(a, b) for a, b in zip(one, other, strict=True))
+    return bool(np.any(one != other))
 
-    Args:
-        run: returns an answer. same: whether two answers are equal.
-    """
-    generators: tuple[tuple[str, Callable[[], Any], Callable[[Any], None]], ...] = (
-        ("torch's random numbers", torch.get_rng_state, torch.set_rng_state),
-        ("np.random", lambda: np.random.get_state(), lambda state: np.random.set_state(state)),
-        ("Python's random", random.getstate, random.setstate),
-    )
-    for name, get, put in generators:
-        varies = False
-        for _ in range(_TRIES):
-            state = get()
-            one = run()
-            put(state)
-            if not same(one, run()):
-                break
-            varies |= not same(one, run())
-        else:
-            if varies:
-                return name
-    return ""
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generators of the process; restore them afterwards."""
+    before = {name: get() for name, (get, _, _) in GENERATORS.items()}
+    try:
+        for _, _, start in GENERATORS.values():
+            start(seed)
+        yield
+    finally:
+        for name, (_, put, _) in GENERATORS.items():
+            put(before[name])

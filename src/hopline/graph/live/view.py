@@ -337,7 +337,7 @@ def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) 
         lists.copy_lists(own.heads, own.records, version, indptr, values, out)
         return out
 
-    indices = copied(own.indices)
+    indices, time = copied(own.indices), copied(edge.time)
     loops = edge.src == edge.dst and bool(
         (indices == np.repeat(np.arange(num_nodes), np.diff(indptr))).any()
     )
@@ -347,12 +347,13 @@ def _frozen(edge: LiveAdjacency, own: EdgeMemory, version: int, num_nodes: int) 
         dst=edge.dst,
         indptr=indptr,
         indices=indices,
-        time=copied(edge.time),
+        time=time,
         attr=copied(edge.attr),
         weight=copied(edge.weight),
         cumweight=copied(edge.cumweight),
         has_self_loops=loops,
         has_repeated_edges=csc.repeated_edge(indptr, indices)[0] >= 0,
+        has_one_way_edges=edge.src == edge.dst and csc.any_one_way(indptr, indices, time),
         max_degree=longest,
         signed_weight=edge.signed_weight,
     )

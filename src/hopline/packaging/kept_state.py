@@ -1,0 +1,153 @@
+"""The state that a module keeps between calls: in itself, in its classes, functions and globals."""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hopline.packaging.user_source import is_users
+
+#: Attributes that every module has.
+_OF_TORCH = frozenset(vars(nn.Module())) | {"_parameters", "_buffers", "_modules"}
+#: Levels of containers and objects that are compared, and entries of one.
+_DEPTH, _ENTRIES = 4, 1000
+_NUMBERS = (0, 1, 10, 100, 1000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place of state.
+
+    Attributes:
+        print: compares equal to that of an equal value.
+        holder, key: where it is: a dict and its key, or a class and its attribute.
+    """
+
+    print: Any
+    holder: Any
+    key: str
+
+    @property
+    def value(self) -> Any:
+        """The present value."""
+        return self.holder[self.key] if isinstance(self.holder, dict) else getattr(self.holder, self.key)
+
+    def put(self, value: Any) -> None:
+        """Replace the value."""
+        if isinstance(self.holder, dict):
+            self.holder[self.key] = value
+        else:
+            setattr(self.holder, self.key, value)
+
+
+State = dict[str, Entry]
+
+
+def state_of(modules: Mapping[str, nn.Module], codes: Mapping[CodeType, dict[str, Any]]) -> State:
+    """All state that can be found, by its name in words.
+
+    Args:
+        modules: prefix of names -> module. codes: the user's functions -> their globals.
+    """
+    found: State = {}
+    for prefix, module in modules.items():
+        for path, part in module.named_modules(prefix=prefix):
+            for what, holder in (("parameter", part._parameters), ("buffer", part._buffers)):
+                _add(found, what, path, holder, holder)
+            _add(found, "attribute", path, vars(part), set(vars(part)) - _OF_TORCH)
+            for base in type(part).__mro__:
+                if is_users(getattr(sys.modules.get(base.__module__), "__file__", None) or "<"):
+                    names = [name for name in vars(base) if not name.startswith("__")]
+                    _add(found, "class attribute", base.__name__, base, names)
+    for code, space in codes.items():
+        used = [name for name in code.co_names if name in space and _is_data(space[name])]
+        _add(found, "global", str(space.get("__name__", "")), space, used)
+    return found
+
+
+def changed(one: State, other: State) -> list[str]:
+    """Names of what differs, in the order of the later state."""
+    absent = Entry(None, None, "")
+    return [name for name, entry in other.items() if one.get(name, absent).print != entry.print]
+
+
+def others(value: Any) -> Iterator[Any]:
+    """Other values of the type of a counter, a list or a tensor; none for other types."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from map(type(value), _NUMBERS)
+    elif isinstance(value, Tensor) and not value.is_sparse and value.dtype != torch.bool:
+        yield from (torch.full_like(value, number % 128) for number in _NUMBERS)
+    elif isinstance(value, list):
+        yield from ([], value * 100)
+    elif isinstance(value, dict | set | deque):
+        yield type(value)()
+
+
+def _is_data(value: Any) -> bool:
+    return not isinstance(value, ModuleType | type | nn.Module)
+
+
+def _add(found: State, what: str, where: str, holder: Any, names: Any) -> None:
+    place = f"{where}." if where else "self." if what == "attribute" else ""
+    for name in names:
+        value = holder[name] if isinstance(holder, Mapping) else vars(holder)[name]
+        shown = f"{what} '{name}'" if place in ("", "self.") else f"{what} '{place}{name}'"
+        shown += f" (self.{name})" if place == "self." else ""
+        found[shown] = Entry(_print(value, _DEPTH), holder, name)
+
+
+def _print(value: Any, depth: int) -> Any:
+    """A value that differs where the content differs."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return _of_tensor(value)
+    if isinstance(value, np.ndarray):
+        rows = np.ascontiguousarray(value)
+        return (value.shape, str(value.dtype), zlib.crc32(rows.tobytes()))
+    if isinstance(value, torch.Generator):
+        return _of_tensor(value.get_state())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, random.Random):
+        return hash(value.getstate())
+    if isinstance(value, ModuleType | type):
+        return id(value)
+    if depth == 0:
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return (len(value), [(repr(k), _print(v, depth - 1)) for k, v in list(value.items())[-_ENTRIES:]])
+    if isinstance(value, set | frozenset):
+        return (len(value), hash(frozenset(map(repr, value))))
+    if isinstance(value, list | tuple | deque):
+        return (len(value), [_print(each, depth - 1) for each in list(value)[-_ENTRIES:]])
+    if isinstance(value, FunctionType):
+        cells = [c.cell_contents for c in value.__closure__ or () if c != type(c)()]
+        parts = (vars(value), value.__defaults__, value.__kwdefaults__, cells)
+        return (id(value.__code__), [_print(part, depth - 1) for part in parts])
+    if type(value).__module__ in ("itertools", "datetime", "decimal"):
+        return repr(value)
+    try:
+        return (type(value).__name__, _print(vars(value), depth - 1))
+    except TypeError:  # no __dict__
+        return type(value).__name__
+
+
+def _of_tensor(value: Tensor) -> Any:
+    if value.layout != torch.strided or value.is_quantized:
+        return (tuple(value.shape), str(value.layout), repr(value.detach().sum()))
+    rows = value.detach().cpu().contiguous().flatten()
+    content = rows.view(torch.uint8).numpy().data if rows.numel() else b""
+    return (tuple(value.shape), str(value.dtype), zlib.crc32(content))

@@ -1,0 +1,140 @@
+"""The same program at another time and place: its clock, process and environment variables moved.
+
+Only names that the user's code sees are replaced, and only the thread that runs it sees other values:
+other threads may wait for a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from hopline.packaging.watch import SOURCES
+
+#: Seconds by which clocks are moved: other hours, weekdays, months and years, later and earlier.
+SHIFTS = (113_001.7, 17_629_203.2, -86_395_119.6)
+#: Values of an environment variable; None is absent.
+SETTINGS = (None, "0", "1", "2.5")
+_DATED = {"localtime", "gmtime", "ctime", "asctime", "strftime"}
+
+
+@contextmanager
+def moved_clock(shift: float, namespaces: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Move all clocks of this thread.
+
+    Args:
+        shift: seconds. namespaces: globals of the user's functions.
+    """
+    pairs: list[tuple[Any, Any]] = [
+        (real, _later(real, shift)) for real in SOURCES if real.__module__ == "time"
+    ]
+    days = datetime.timedelta(seconds=shift)
+    pairs += [(datetime.datetime, _datetime(days)), (datetime.date, _date(days))]
+    with _replaced(pairs, [vars(time), vars(datetime), *namespaces]):
+        yield
+
+
+@contextmanager
+def moved_process(namespaces: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Give this thread another process id, working directory and host name."""
+    pairs = [
+        (os.getpid, lambda: 7),
+        (os.getcwd, lambda: os.sep),
+        (os.uname, lambda: os.uname_result(("elsewhere",) * 5)),
+        (socket.gethostname, lambda: "elsewhere"),
+    ]
+    fakes = [(real, _of_this_thread(real, fake)) for real, fake in pairs]
+    with _replaced(fakes, [vars(os), vars(socket), *namespaces]):
+        yield
+
+
+@contextmanager
+def moved_variable(name: str, value: str | None) -> Iterator[None]:
+    """Set an environment variable, or remove it."""
+    before = os.environ.get(name)
+    _put(name, value)
+    try:
+        yield
+    finally:
+        _put(name, before)
+
+
+def _put(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+@contextmanager
+def _replaced(pairs: list[tuple[Any, Any]], namespaces: list[dict[str, Any]]) -> Iterator[None]:
+    """Replace each first of a pair by the second, under whatever name a namespace has it."""
+    with ExitStack() as stack:
+        for names in {id(names): names for names in namespaces}.values():
+            for name, value in list(names.items()):
+                for real, fake in pairs:
+                    if value is real:
+                        stack.callback(names.__setitem__, name, value)
+                        names[name] = fake
+        yield
+
+
+def _of_this_thread(real: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    mine = threading.get_ident()
+
+    def function(*args: Any) -> Any:
+        return (fake if threading.get_ident() == mine else real)(*args)
+
+    return function
+
+
+def _later(real: Callable[..., Any], shift: float) -> Callable[..., Any]:
+    """A function of `time`, moved."""
+    name, now, local = real.__name__, time.time, time.localtime
+    takes = 1 if name == "strftime" else 0
+    step: float = round(shift * 1e9) if name.endswith("_ns") else shift
+
+    def fake(*args: Any) -> Any:
+        if name not in _DATED:
+            return real(*args) + step
+        if len(args) > takes:  # it formats a given time
+            return real(*args)
+        moment: Any = now() + shift
+        return real(*args, moment if name in ("localtime", "gmtime", "ctime") else local(moment))
+
+    return _of_this_thread(real, fake)
+
+
+def _instances(real: type) -> type:
+    """A metaclass for which instances of `real` are instances."""
+    return type("_Moved", (type,), {"__instancecheck__": lambda _, value: isinstance(value, real)})
+
+
+def _datetime(shift: datetime.timedelta) -> type:
+    real, mine = datetime.datetime, threading.get_ident()
+
+    def moved(name: str) -> Any:
+        def read(*args: Any, **kwargs: Any) -> Any:
+            now = getattr(real, name)(*args, **kwargs)
+            return now + shift if threading.get_ident() == mine else now
+
+        return staticmethod(read)
+
+    body: Mapping[str, Any] = {name: moved(name) for name in ("now", "utcnow", "today")}
+    return _instances(real)("datetime", (real,), dict(body))
+
+
+def _date(shift: datetime.timedelta) -> type:
+    real, moment, mine = datetime.date, datetime.datetime, threading.get_ident()
+
+    def today() -> Any:
+        now: datetime.datetime = getattr(moment, "now")()  # noqa: B009
+        return real.fromordinal((now + shift if threading.get_ident() == mine else now).toordinal())
+
+    return _instances(real)("date", (real,), {"today": staticmethod(today)})

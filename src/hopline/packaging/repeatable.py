@@ -1,0 +1,217 @@
+"""Refuses modules that answer the same question differently at another call, time or place.
+
+One copy is called again and again, so that state that it keeps shows; with generators seeded differently;
+and in a world with another clock, process and environment. A package would freeze what the module reads
+there. What it reads or keeps without an effect on its answers is noted.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, suppress
+from typing import NoReturn
+
+import numpy as np
+from torch import nn
+
+from hopline.errors import NotServable, PackagingError
+from hopline.packaging import kept_state
+from hopline.packaging.moved import SETTINGS, SHIFTS, moved_clock, moved_process, moved_variable
+from hopline.packaging.probe import Probe, reordered
+from hopline.packaging.reference import TOLERANCE, Pairs, Reference, Rows, differ
+from hopline.packaging.watch import Seen, seeded, watched
+
+#: Further calls of a module that draws, reads or keeps something.
+_REPEATS = 16
+#: Share of an answer that two calls of such a module may differ by: a drift is no rounding.
+_DRIFT = 1e-5
+#: Answers for edges in another order may be this many times as far off as float32 is from float64.
+_ROUNDING = 8.0
+_SAME = "a server must answer the same question the same way"
+
+
+def check_repeatable(reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> Seen:
+    """Run the module again: one copy several times, in a moved world, and with the edges in another order.
+
+    Args:
+        rows: its answers on the probe.
+
+    Returns: what it did in one run, with `notes` for what it reads or keeps without an effect.
+
+    Raises:
+        NotServable: its answers differ; names the source: a line, a generator, a clock, an attribute.
+    """
+    check = _Check(reference, probe, pairs, rows)
+    check.same_copy()
+    check.moved_world()
+    other = reference.answers(reordered(probe.check), pairs)
+    if differ(rows, other).any():
+        rounding = reference.rounding(probe.check, pairs, rows).max(initial=0.0)
+        if np.nan_to_num(np.abs(rows - other)).max(initial=0.0) <= _ROUNDING * rounding:
+            raise NotServable(
+                f"float32 is not enough for the model's answers: they are up to {rounding:.2g} from those "
+                "in float64, and change when edges are listed in another order. Large values of small "
+                "spread cause it, such as a standard deviation of raw amounts: standardise the features"
+            )
+        raise NotServable(
+            "the model's answers depend on the order in which edges are listed (as LSTM aggregation "
+            "does), and a graph keeps no such order: in-neighbours are sorted by time and source. Use an "
+            "aggregation that does not depend on it (mean, sum, max, attention)"
+        )
+    return check.seen
+
+
+class _Kept(Reference):
+    """As `Reference`, but all calls are of one copy, which keeps its state."""
+
+    def __init__(self, reference: Reference) -> None:
+        vars(self).update(vars(reference))
+        self.module, self.head = copy.deepcopy((reference.module, reference.head))
+
+    def fresh(self, module: nn.Module) -> nn.Module:
+        """The same copy at each call."""
+        return module
+
+    def state(self, seen: Seen) -> kept_state.State:
+        """Its state now."""
+        modules = {"": self.module} | ({"head": self.head} if isinstance(self.head, nn.Module) else {})
+        return kept_state.state_of(modules, seen.codes)
+
+
+class _Check:
+    """The runs of one module, each compared with its first answers.
+
+    Attributes:
+        seen: what it did in the first run.
+    """
+
+    def __init__(self, reference: Reference, probe: Probe, pairs: Pairs | None, rows: Rows) -> None:
+        self._reference, self._probe, self._pairs, self._rows = reference, probe, pairs, rows
+        self.seen = Seen()
+        self._changed: list[str] = []
+        self._tolerance = TOLERANCE
+
+    def same_copy(self) -> None:
+        """Call one copy again, on the same graph, on another one, and on the first one again."""
+        kept = _Kept(self._reference)
+        before = kept.state(self.seen)
+        with suppress(PackagingError), seeded(1), watched() as self.seen:
+            kept.answers(self._probe.check, self._pairs)
+        first = kept.state(self.seen)
+        self._same(kept)
+        second = kept.state(self.seen)
+        each_time = kept_state.changed(first, second)
+        at_first = [name for name in kept_state.changed(before, first) if not name.startswith("global")]
+        self._changed = each_time or at_first
+        suspect = bool(self._changed or self.seen.consumed or self.seen.readings)
+        if suspect:
+            self._tolerance = _DRIFT
+        as_fresh = bool(self._pairs) or self._as_fresh(kept)
+        if not as_fresh or not all(self._same(kept, 2 + n) for n in range(_REPEATS if suspect else 2)):
+            self._refuse()
+        for name in each_time:
+            self._depends_on(kept, name, second[name])
+        self.seen.notes += [
+            f"forward draws from {name}, without an effect on the answers compared"
+            for name in self.seen.consumed
+        ]
+
+    def moved_world(self) -> None:
+        """Move each thing that it reads from outside."""
+        seen = self.seen
+        if clocks := seen.of("the clock"):
+            for shift in SHIFTS:
+                with moved_clock(shift, seen.codes.values()), watched() as later:
+                    same = self._same(self._reference)
+                if not same or later.of("the clock"):
+                    self._outside("the clock", clocks, "give ages and times as feature columns")
+        for name in seen.variables:
+            for value in SETTINGS:
+                self._in(moved_variable(name, value), [r for r in seen.readings if repr(name) in r])
+        self._in(moved_process(seen.codes.values()), seen.of("the environment"))
+        seen.notes += [
+            f"forward reads {kind} ({reading}), without an effect on the answers compared: a package has "
+            "the values of its packaging"
+            for reading, kind in seen.readings.items()
+        ]
+
+    def _in(self, world: AbstractContextManager[None], readings: list[str]) -> None:
+        if readings:
+            with world:
+                same = self._same(self._reference)
+            if not same:
+                self._outside("the environment", readings, "read it in __init__")
+
+    def _outside(self, kind: str, readings: list[str], remedy: str) -> NoReturn:
+        raise NotServable(
+            f"forward reads {kind} ({'; '.join(readings[:3])}), and the model's answers may change with "
+            f"it: a package would freeze what it read. {remedy[:1].upper()}{remedy[1:]}; {_SAME}"
+        )
+
+    def _same(self, reference: Reference, seed: int = 0) -> bool:
+        """True if the answers on the probe are the first ones; False also if it fails."""
+        try:
+            with seeded(seed):
+                again = reference.answers(self._probe.check, self._pairs)
+        except PackagingError:
+            return False
+        return not differ(self._rows, again, self._tolerance).any()
+
+    def _as_fresh(self, kept: Reference) -> bool:
+        """True if a copy that saw another graph answers on the real part as a fresh one."""
+        try:
+            fresh = self._reference.answers(self._probe.real)
+        except PackagingError:  # it may refuse this graph
+            return True
+        try:
+            return not differ(fresh, kept.answers(self._probe.real), self._tolerance).any()
+        except PackagingError:
+            return False
+
+    def _depends_on(self, kept: Reference, name: str, entry: kept_state.Entry) -> None:
+        """Give state that changes at each call other values; refuse if answers change, else note it."""
+        before = entry.value
+        for value in kept_state.others(before):
+            entry.put(value)
+            try:
+                again = kept.answers(self._probe.check, self._pairs)
+            except PackagingError:
+                continue  # a value that forward cannot have left shows nothing
+            finally:
+                entry.put(before)
+            if differ(self._rows, again, self._tolerance).any():
+                self._refuse()
+        self.seen.notes.append(
+            f"forward changes {name} at each call; the answers compared do not depend on it"
+        )
+
+    def _refuse(self) -> NoReturn:
+        """Raise the reason for which answers differ from call to call."""
+        seen = self.seen
+        if seen.draws:
+            raise NotServable(
+                f"the model's answers are random: in eval mode it draws ({'; '.join(seen.draws)}). To turn "
+                "off dropout in eval mode write F.dropout(x, p, training=self.training) or use "
+                f"nn.Dropout; {_SAME}"
+            )
+        fresh_differ = not all(self._same(self._reference, 100 + n) for n in range(_REPEATS))
+        for kind in ("random bytes", "the clock"):
+            readings = [] if seen.consumed else seen.of(kind)
+            if readings and (fresh_differ or not self._changed):
+                self._outside(kind, readings, "compute with what the graph holds")
+        if self._changed and not (fresh_differ and seen.consumed):
+            raise NotServable(
+                f"the model keeps state between calls: forward changes {', '.join(self._changed[:3])}"
+                f"{' and more' if self._changed[3:] else ''}, so that the same input gets other answers "
+                f"later. Make the state a feature column, or change it while self.training only; {_SAME}"
+            )
+        why = (
+            f"they depend on {' and '.join(seen.consumed)}"
+            if seen.consumed
+            else "the cause is state that it keeps between calls outside of its attributes, its own "
+            "generator, or the time"
+        )
+        raise NotServable(
+            f"the model's answers are random: two runs in eval mode differ, and {why}. Draw once in "
+            f"__init__ and keep the numbers as a buffer, or draw while self.training only; {_SAME}"
+        )

@@ -1,0 +1,249 @@
+"""Modules whose answers depend on the time, the place or the call are refused with the source's name."""
+
+import datetime
+import os
+import random
+import secrets
+import time
+import uuid
+from datetime import date
+from datetime import datetime as moment
+from time import time as now
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+
+import hopline
+from hopline.errors import NotServable
+from hopline.packaging.moved import moved_clock, moved_process
+from hopline.packaging.watch import watched
+from tests.packaging.graphs import homogeneous
+
+START = time.time()
+COUNTS = [0]
+GENERATOR = np.random.default_rng(0)
+CLOCK = time.time
+
+
+class Model(nn.Module):
+    """`middle(self, h)` between two convolutions; state in buffers and attributes."""
+
+    def __init__(self, middle, **state):
+        super().__init__()
+        self.first, self.last = pyg.SAGEConv(6, 8), pyg.SAGEConv(8, 3)
+        self.middle = middle
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, x, edge_index):
+        return self.last(self.middle(self, self.first(x, edge_index).relu()), edge_index)
+
+
+def package(model, repository, **options):
+    options = {"name": "m", "fanouts": [-1, -1], "task": "multiclass", **options}
+    return hopline.package(model, homogeneous(), repository, **options)
+
+
+@pytest.mark.parametrize(
+    ("middle", "source"),
+    [
+        (lambda _, h: h + (time.time() - START) / 3600, "time.time at test_repeatable"),
+        (lambda _, h: h + (now() - START) / 3600, "time.time"),
+        (lambda _, h: h + CLOCK() / 1e9, "time.time"),
+        (lambda model, h: h + model.clock() / 1e9, "time.time"),
+        (lambda _, h: h * (time.perf_counter_ns() % 1000), "time.perf_counter_ns"),
+        (lambda _, h: h + time.localtime().tm_hour, "time.localtime"),
+        (lambda _, h: h + float(time.strftime("%Y")), "time.strftime"),
+        (lambda _, h: h + date.today().toordinal() % 7, "date.today"),
+        (lambda _, h: h * (2 if moment.now().hour < 12 else 1), "datetime.now"),
+        (lambda _, h: h + datetime.datetime.now(tz=datetime.UTC).month, "datetime.now"),
+        (lambda _, h: h + float(np.datetime64("now").astype(int) % 100), "datetime64"),
+    ],
+    ids=[
+        "time", "imported", "global", "attribute", "counter", "localtime", "text", "date", "half a day",
+        "datetime", "numpy",
+    ],
+)  # fmt: skip
+def test_a_clock_that_answers_depend_on_is_refused(middle, source, tmp_path):
+    with pytest.raises(NotServable, match=f"reads the clock .*{source}.*freeze"):
+        package(Model(middle, clock=time.time), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("middle", "source"),
+    [
+        (lambda _, h: h * float(os.environ.get("SCALE", "1")), "environment variable 'SCALE'"),
+        (lambda _, h: h + os.getpid() % 100, "os.getpid"),
+        (lambda _, h: h + len(os.getcwd()), "os.getcwd"),
+        (lambda _, h: h + uuid.uuid4().int % 100, "random bytes .*os.urandom"),
+        (lambda _, h: h + secrets.randbelow(100), "random bytes .*os.urandom"),
+        (lambda _, h: h + random.SystemRandom().random(), "random bytes .*os.urandom"),
+    ],
+    ids=["variable", "process", "folder", "uuid", "secrets", "system random"],
+)
+def test_a_place_that_answers_depend_on_is_refused(middle, source, tmp_path):
+    with pytest.raises(NotServable, match=f"forward reads .*{source}.*freeze"):
+        package(Model(middle), tmp_path)
+
+
+def remembers(model, h):
+    model.memory.mul_(0.9).add_(0.1)
+    return h + model.memory
+
+
+def evolves(model, h):
+    model.w = h.new_ones(8) if model.w is None else model.w * 1.001
+    return h * model.w
+
+
+def first_mean(model, h):
+    model.mean = h.mean(0) if model.mean is None else model.mean
+    return h - model.mean
+
+
+def late(model, h):
+    model.step += 1
+    return h * 2 if model.step > 100 else h
+
+
+def trains(model, h):
+    model.first.lin_l.weight.data.mul_(0.999)
+    return h
+
+
+def counts(_, h):
+    COUNTS[0] += 1
+    return h + COUNTS[0]
+
+
+def class_counts(_, h):
+    Model.calls = getattr(Model, "calls", 0) + 1
+    return h + Model.calls
+
+
+def default(_, h, cache={}):  # noqa: B006
+    cache["calls"] = cache.get("calls", 0) + 1
+    return h * cache["calls"]
+
+
+@pytest.mark.parametrize(
+    ("middle", "state", "name"),
+    [
+        (remembers, {"memory": torch.zeros(8)}, "buffer 'memory'"),
+        (evolves, {"w": None}, r"attribute 'w' \(self.w\)"),
+        (first_mean, {"mean": None}, "attribute 'mean'"),
+        (late, {"step": 0}, "attribute 'step'"),
+        (trains, {}, "parameter 'first.lin_l.weight'"),
+        (lambda model, h: h * model.rng.random(), {"rng": np.random.default_rng(1)}, "attribute 'rng'"),
+        (lambda _, h: h * GENERATOR.random(), {}, "global '.*GENERATOR'"),
+        (counts, {}, "global '.*COUNTS'"),
+        (class_counts, {}, "class attribute 'Model.calls'"),
+        (default, {}, "attribute 'middle'"),
+    ],
+)  # fmt: skip
+def test_state_that_answers_depend_on_is_refused(middle, state, name, tmp_path):
+    with pytest.raises(NotServable, match=f"keeps state between calls: forward changes .*{name}"):
+        package(Model(middle, **state), tmp_path)
+
+
+class Memory(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.cell, self.h = nn.GRUCell(width, width), None
+
+    def forward(self, x):
+        known = self.h is not None and self.h.shape == x.shape
+        self.h = self.cell(x, self.h if known else torch.zeros_like(x))
+        return self.h
+
+
+def test_state_of_an_inner_module_and_of_a_head_is_named(tmp_path):
+    inner = Model(lambda model, h: model.memory(h))
+    inner.memory = Memory(8)
+    with pytest.raises(NotServable, match=r"attribute 'memory\.h'"):
+        package(inner, tmp_path)
+    with pytest.raises(NotServable, match=r"attribute 'head\.h'"):
+        package(Model(lambda _, h: h), tmp_path, head=Memory(3))
+
+
+def counts_nodes(model, h):
+    model.seen += h.size(0)
+    return h
+
+
+def logs(model, h):
+    model.history.append(time.time())
+    return h
+
+
+def keeps_for_inspection(model, h):
+    model.attention = h * 2
+    return h
+
+
+def draws_for_nothing(_, h):
+    torch.rand(1)
+    return h
+
+
+def debugs(_, h):
+    return h if os.getenv("HOPLINE_TEST_DEBUG") != "print" else h.clone()
+
+
+@pytest.mark.parametrize(
+    ("middle", "state", "notes"),
+    [
+        (counts_nodes, {"seen": torch.zeros(1)}, ["changes buffer 'seen' at each call"]),
+        (logs, {"history": []}, ["changes attribute 'history'", "reads the clock"]),
+        (keeps_for_inspection, {}, []),
+        (draws_for_nothing, {}, ["draws from torch's random numbers"]),
+        (debugs, {}, ["environment variable 'HOPLINE_TEST_DEBUG'"]),
+    ],
+)
+def test_what_has_no_effect_on_answers_is_served_and_noted(middle, state, notes, tmp_path):
+    report = package(Model(middle, **state), tmp_path)
+    assert len(report.notes) == len(notes)
+    for note, expected in zip(report.notes, notes, strict=True):
+        assert expected in note
+
+
+def test_the_caller_s_module_world_and_generators_are_as_before(tmp_path):
+    model = Model(counts_nodes, seen=torch.zeros(1))
+    np.random.seed(5)
+    states = np.random.get_state()[1].copy(), random.getstate()
+    package(model, tmp_path)
+    assert model.seen.item() == 0
+    assert (np.random.get_state()[1] == states[0]).all()
+    assert random.getstate() == states[1]
+    assert time.time is CLOCK
+    assert moment is datetime.datetime
+
+
+def test_a_moved_clock_moves_each_reading_and_keeps_types():
+    before = time.time()
+    with moved_clock(86_400.0, [globals()]):
+        assert 86_390 < now() - before < 86_490
+        assert 86_390 < time.time() - before < 86_490
+        assert 86_390 < time.time_ns() / 1e9 - before < 86_490
+        later = moment.now()
+        assert isinstance(later, moment)
+        assert isinstance(date.today(), date)
+        assert 86_390 < later.timestamp() - before < 86_490
+        assert time.strftime("%Y", (1999, 1, 1, 0, 0, 0, 0, 1, 0)) == "1999"
+    assert now is CLOCK
+    with moved_process([globals()]):
+        assert os.getpid() == 7
+    assert os.getpid() != 7
+
+
+def test_readings_of_libraries_are_not_the_user_s():
+    with watched() as seen:
+        torch.nn.functional.relu(torch.ones(2))
+        time.time()
+    assert list(seen.readings.values()) == ["the clock"]
