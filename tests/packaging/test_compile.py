@@ -43,13 +43,7 @@ class Pooled(nn.Module):
 
 
 def package(repository, **options):
-    options = {
-        "name": "pooled",
-        "fanouts": [-1] * MOLECULE_HOPS,
-        "task": "multiclass",
-        "runtime": "torch",
-        **options,
-    }
+    options = {"name": "pooled", "task": "multiclass", "runtime": "torch", **options}
     return hopline.package(Pooled(), molecules(), repository, fanouts=[-1] * MOLECULE_HOPS, **options)
 
 
