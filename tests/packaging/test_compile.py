@@ -237,10 +237,10 @@ def test_code_that_differs_is_not_written(tmp_path, monkeypatch, compiled):
         model.lin.bias += 0.5
     report = hopline.package(
         model,
-        homogeneous(),
+        molecules(),
         tmp_path,
         name="m",
-        fanouts=[4],
+        fanouts=[-1] * MOLECULE_HOPS,
         task="multiclass",
         runtime="torch",
         compile=True,

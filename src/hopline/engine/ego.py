@@ -149,10 +149,10 @@ class EgoModel:
                 edges[key].append((sources, targets, block.positions.copy()))
             expanded = reached
         if self._pooled and any(rows.count > expanded[name] for name, rows in self._rows.items()):
-            (node,) = self.graph.nodes[node_type].ids.external(np.array([seed])).tolist()
+            (node,) = list(self.graph.nodes[node_type].ids.external(np.array([seed])))
             raise BadRequest(
                 f"model {self.spec.name!r} answers one row for a whole graph, and {self.num_hops} hops "
-                f"reach only a part of the graph of node {node!r}: package it with more fanouts"
+                f"reach only a part of the graph of node {node}: package it with more fanouts"
             )
         return self._tensors(edges)
 

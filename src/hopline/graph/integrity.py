@@ -91,10 +91,9 @@ def wrong_edges(adjacency: Adjacency, num_destinations: int, num_sources: int) -
         return f"has_self_loops is {said[0]}, and there are {'some' if loops else 'none'}"
     if said[1] is not None and said[1] != repeated:
         return f"has_repeated_edges is {said[1]}, and there are {'some' if repeated else 'none'}"
-    if adjacency.has_one_way_edges is not None and adjacency.has_one_way_edges != bool(imbalanced):
-        return (
-            f"has_one_way_edges is {bool(not imbalanced)}, and there are {'some' if imbalanced else 'none'}"
-        )
+    one_way = adjacency.has_one_way_edges
+    if one_way is not None and one_way != bool(imbalanced):
+        return f"has_one_way_edges is {one_way}, and there are {'some' if imbalanced else 'none'}"
     if adjacency.stored_time_range is not None and adjacency.stored_time_range != (low, high):
         return f"time_range is {adjacency.stored_time_range}, and the times are {low} to {high}"
     return ""
