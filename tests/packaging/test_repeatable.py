@@ -208,8 +208,9 @@ def debugs(_, h):
 )
 def test_what_has_no_effect_on_answers_is_served_and_noted(middle, state, notes, tmp_path):
     report = package(Model(middle, **state), tmp_path)
-    assert len(report.notes) == len(notes)
-    for note, expected in zip(report.notes, notes, strict=True):
+    own = [note for note in report.notes if not note.startswith("called as")]
+    assert len(own) == len(notes)
+    for note, expected in zip(own, notes, strict=True):
         assert expected in note
 
 

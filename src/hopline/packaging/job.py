@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -116,12 +116,7 @@ class Job:
         """
         self.progress(MODULE, 0.0)
         self.check = CheckGraph.of(self.graph, check_nodes)
-        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
-        hops = num_hops(self.fanouts)
-        max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
         self.lacks = edge_kinds.absent_of(self.graph)
-        kinds = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
-        self.probe = Probe.of(self.check, timed, hops, max_degree=max_degree, kinds=kinds)
         try:
             self.pooled = self.reference.is_pooled(self.check)
         except PackagingError as error:
@@ -132,20 +127,11 @@ class Job:
                     "embedding up by that column, self.emb(x[:, 0].long())"
                 ) from error
             raise
-        if self.is_link:
-            sides = gate.sides_of(self.probe, self.targets, "onnx", True)
-            self.pairs = (sides[0], sides[1])
         try:
             try:
-                self.rows = self.reference.answers(self.probe.check, self.pairs)
+                self._run_on_probe(wide=True)
             except PackagingError:  # the module may refuse features unlike the real ones
-                self.probe = Probe.of(
-                    self.check, timed, hops, max_degree=max_degree, kinds=kinds, wide=False
-                )
-                if self.is_link:
-                    sides = gate.sides_of(self.probe, self.targets, "onnx", True)
-                    self.pairs = (sides[0], sides[1])
-                self.rows = self.reference.answers(self.probe.check, self.pairs)
+                self._run_on_probe(wide=False)
         except PackagingError as error:
             if not self.is_link:
                 why = explain(self.reference, self.probe, np.zeros(0, np.int64), 0)
@@ -170,6 +156,19 @@ class Job:
             self.reference, self.probe.check, self.pairs, self.rows, self.task, output
         )
         self.progress(MODULE, 1.0)
+
+    def _run_on_probe(self, *, wide: bool) -> None:
+        has = edge_kinds.minus(dict.fromkeys(self.lacks, edge_kinds.ALL), self.lacks)
+        max_degree = max(512, *(edges.max_degree for edges in self.graph.edges.values()))
+        self.probe = self._probe(has, max_degree=max_degree, wide=wide)
+        if self.is_link:
+            sides = gate.sides_of(self.probe, self.targets, "onnx", True)
+            self.pairs = (sides[0], sides[1])
+        self.rows = self.reference.answers(self.probe.check, self.pairs)
+
+    def _probe(self, kinds: edge_kinds.Kinds, **options: Any) -> Probe:
+        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
+        return Probe.of(self.check, timed, num_hops(self.fanouts), kinds=kinds, **options)
 
     def _check_numbers(self) -> None:
         """Note rows of NaN and infinity. Raises: PackagingError: as `check_numbers`."""
@@ -204,8 +203,7 @@ class Job:
 
     def _agrees(self, folder: Path, spec: ModelSpec, kinds: edge_kinds.Kinds) -> bool:
         """True if served answers for strangers with such edges are the module's."""
-        timed = frozenset(key for key, edges in self.graph.schema.edge_types.items() if edges.has_time)
-        probe = Probe.of(self.check, timed, num_hops(self.fanouts), kinds=kinds, wide=False, seed=1)
+        probe = self._probe(kinds, wide=False, seed=1)
         sides = gate.sides_of(probe, self.targets, spec.runtime, self.is_link, real=False)
         try:
             if self.pooled:
@@ -327,7 +325,9 @@ class Job:
                 reason, inverse=ToLogits(self.task) if self.are_probabilities else None, pooled=self.pooled,
             )  # fmt: skip
             check_signs(spec.sampling, self.graph.schema, self.binding.relations)
-            spec = msgspec.structs.replace(spec, fanouts=_whole_fanouts(self.fanouts, self.binding))
+            # the number of fanouts of a whole model is that of the hops of its ego-graph
+            fanouts = resolve_fanouts(self.fanouts, num_hops(self.fanouts), self.binding.relations)
+            spec = msgspec.structs.replace(spec, fanouts=fanouts)
             self.progress(WHOLE, 1.0)
             spec = self.judge(folder, spec)
         except PackagingError as error:
@@ -498,8 +498,3 @@ class Job:
 
 def _width(array: AnyArray) -> int:
     return array.shape[-1] if array.ndim > 1 else 0
-
-
-def _whole_fanouts(fanouts: CheckedFanouts, binding: Binding) -> dict[str, tuple[int, ...]]:
-    """CheckedFanouts of a whole model: their number is the number of hops of its ego-graph."""
-    return resolve_fanouts(fanouts, num_hops(fanouts), binding.relations)
