@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,6 @@ NEAR_NUMBER = (
 ) + _DECIMAL
 # A number without leading zeros, which are part of an id: 007 is not 7.
 _WRITTEN = r"^-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][+-]?[0-9]+)?$"
-_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
-_ZONE = r"(Z|[+-][0-9]{2}:?[0-9]{2})$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +91,8 @@ def ids(table: FileTable, name: str, missing: Missing) -> IdArray | Encoded:
             f"{table.what}: column {name!r} holds ids and must hold integers or strings; it holds {kind}"
         )
     _check_brackets(table, name, column)
-    if table.is_text and (_all(column, _INTEGER) or _all(column, _WHOLE)):
-        ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
-        if ints is not None:
-            return ints
+    if table.is_text and (ints := _integers(column)) is not None:
+        return ints
     try:
         encoded = _encoded(column)
     except UnicodeDecodeError:  # a writer that does not check its text, or a lone surrogate
@@ -157,7 +154,7 @@ def times(table: FileTable, name: str, missing: Missing) -> AnyArray:
 
     Raises: GraphError: a cell is missing, or neither an integer nor a date.
     """
-    types, pa, pc = arrow("pyarrow.types"), arrow("pyarrow"), arrow("pyarrow.compute")
+    types, pa = arrow("pyarrow.types"), arrow("pyarrow")
     column = _given(table, name, table.column(name), missing, "give every edge a time, or omit such rows")
     kind = column.type
     if types.is_integer(kind):
@@ -172,10 +169,8 @@ def times(table: FileTable, name: str, missing: Missing) -> AnyArray:
         raise GraphError(f"{table.what}: column {name!r} must hold integers or dates; it holds {kind}")
     if not len(column):
         return np.empty(0, np.int64)
-    if _all(column, _WHOLE):
-        ints = _as_int64(pc.replace_substring_regex(column, r"\.0*$", ""))
-        if ints is not None:
-            return ints
+    if (ints := _integers(column)) is not None:
+        return ints
     if _all(column, _DECIMAL):
         return _whole(
             table,
@@ -218,17 +213,11 @@ def _numbers_of_text(table: FileTable, name: str, missing: Missing, *, named: bo
 
 def _parsed(table: FileTable, name: str, column: Any, *, whole: bool) -> Any:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    if not whole:
-        return column.cast(pa.float64())
-    for kind in (pa.int64(), pa.uint64()):
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:
-            pass
-    at = pc.index(pc.greater(pc.abs(column.cast(pa.float64())), 9.2e18), True).as_py()
-    raise GraphError(
-        f"{table.place(max(at, 0), name)}: {column[max(at, 0)].as_py()} does not fit into a 64-bit integer"
-    )
+    for kind in (pa.int64(), pa.uint64()) if whole else (pa.float64(),):
+        if (found := _cast(column, kind)) is not None:
+            return found
+    at = max(0, pc.index(pc.greater(pc.abs(column.cast(pa.float64())), 9.2e18), True).as_py())
+    raise GraphError(f"{table.place(at, name)}: {column[at].as_py()} does not fit into a 64-bit integer")
 
 
 def _advice(cell: str, name: str, *, named: bool) -> str:
@@ -251,10 +240,9 @@ def _filled(table: FileTable, name: str, column: Any, absent: Any, missing: Miss
     # The column's own type if the number fits; -1, for example, does not fit bytes or booleans.
     integers = [column.type, pa.int64()] if float(fill).is_integer() else []
     for kind in (*integers, pa.float64()):
-        try:
-            return pc.if_else(absent, pa.scalar(float(fill)).cast(kind), column.cast(kind))
-        except pa.ArrowInvalid:
-            pass
+        number, others = (_cast(each, kind) for each in (pa.array([float(fill)]), column))
+        if number is not None and others is not None:
+            return pc.if_else(absent, number[0], others)
     at = pc.index(absent, True).as_py()
     raise GraphError(
         f"{table.place(at, name)}: {fill} cannot be mixed with the other values of the column, which are "
@@ -342,44 +330,37 @@ def _whole(table: FileTable, name: str, column: Any, what: str) -> IdArray:
 
 def _dates(table: FileTable, name: str, column: Any) -> AnyArray:
     pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
-    zoned = pc.match_substring_regex(column, _DATE + _ZONE)
-    dates = pc.or_(zoned, pc.match_substring_regex(column, _DATE + "$"))
-    neither = pc.invert(pc.or_(dates, pc.match_substring_regex(column, _WHOLE)))
-    at = pc.index(neither, True).as_py()
-    if at >= 0:
-        raise GraphError(
-            f"{table.place(at, name)}: {column[at].as_py()!r} is neither an integer nor an ISO 8601 date "
-            "and time (2024-01-31T13:45:00Z)"
-        )
-    at = pc.index(dates, False).as_py()
-    if at >= 0:
-        raise GraphError(f"{table.place(at, name)}: integers and dates are mixed; write all in one form")
     digits = pc.max(
         pc.binary_length(pc.replace_substring_regex(column, r"^[^.]*\.?([0-9]*).*$", r"\1"))
     ).as_py()
-    unit = ("s", "ms", "us", "ns")[-(-(digits or 0) // 3)]
-    both = pc.sum(zoned).as_py() not in (0, len(column))
-    if both:
-        other = pc.index(zoned, not zoned[0].as_py()).as_py()
+    unit = ("s", "ms", "us", "ns")[-(-min(digits or 0, 12) // 3)]
+    # pyarrow reads ISO 8601: with a zone in all cells, or in none.
+    kinds = [pa.timestamp(unit, zone) for zone in (None, "UTC")]
+    for kind in kinds:
+        if (read := _cast(column, kind)) is not None:
+            return _numpy(read.cast(pa.timestamp(unit)))
+    at = max(
+        bisect(range(1, len(column) + 1), False, key=lambda n: not _cast(column[:n], k)) for k in kinds
+    )
+    whole = pc.match_substring_regex(column, _WHOLE)
+    odd = pc.index(whole, False).as_py() if whole[at].as_py() else at
+    if not any(_cast(column[odd : odd + 1], kind) for kind in kinds):
         raise GraphError(
-            f"{table.place(other, name)}: times with and without a zone are mixed; write all in one form "
-            "(without a zone they are UTC)"
+            f"{table.place(odd, name)}: {column[odd].as_py()!r} is neither an integer nor an ISO 8601 date "
+            "and time (2024-01-31T13:45:00Z), or too far from 1970"
         )
-    zone = "UTC" if len(column) and zoned[0].as_py() else None
-    try:
-        return _numpy(column.cast(pa.timestamp(unit, zone)).cast(pa.timestamp(unit)))
-    except pa.ArrowInvalid:
-        at = next(at for at in range(len(column)) if not _is_date(column[at], pa.timestamp(unit, zone)))
-        raise GraphError(
-            f"{table.place(at, name)}: {column[at].as_py()!r} is not a date, or too far from 1970"
-        ) from None
+    mixed = "integers and dates" if odd != at else "times with and without a zone"
+    raise GraphError(
+        f"{table.place(at, name)}: {mixed} are mixed; write all in one form (without a zone, times are UTC)"
+    )
 
 
-def _is_date(cell: Any, kind: Any) -> bool:
+def _cast(column: Any, kind: Any) -> Any:
+    """The column in another type; None where a cell cannot be."""
     try:
-        return cell.cast(kind) is not None
+        return column.cast(kind)
     except arrow("pyarrow").ArrowInvalid:
-        return False
+        return None
 
 
 def _lists(table: FileTable, name: str, column: Any) -> AnyArray:
@@ -402,10 +383,10 @@ def _lists(table: FileTable, name: str, column: Any) -> AnyArray:
 
 def _text_of_bytes(table: FileTable, name: str, column: Any) -> Any:
     pa = arrow("pyarrow")
-    try:
-        return column.cast(pa.large_binary()).cast(pa.large_string())
-    except pa.ArrowInvalid:
-        raise _not_text(table, name) from None
+    text = _cast(column.cast(pa.large_binary()), pa.large_string())
+    if text is None:
+        raise _not_text(table, name)
+    return text
 
 
 def _not_text(table: FileTable, name: str) -> GraphError:
@@ -442,12 +423,13 @@ def _encoded(column: Any) -> Encoded:
     return Encoded(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
 
 
-def _as_int64(column: Any) -> IdArray | None:
-    pa = arrow("pyarrow")
-    try:
-        return _numpy(column.cast(pa.int64()))
-    except pa.ArrowInvalid:
+def _integers(column: Any) -> IdArray | None:
+    """Text in which every cell is an integer of 64 bits, also 30.0, as int64; None for another column."""
+    if not _all(column, _WHOLE):
         return None
+    pa, pc = arrow("pyarrow"), arrow("pyarrow.compute")
+    ints = _cast(pc.replace_substring_regex(column, r"\.0*$", ""), pa.int64())
+    return None if ints is None else _numpy(ints)
 
 
 def _all(column: Any, pattern: str) -> bool:

@@ -381,9 +381,9 @@ def _found(table: FileTable, *names: str) -> list[str]:
         hint = "; if its first line is not a header, pass --no-header" if with_header else ""
         if table.is_text and len(table.names) == 1:
             hint = (
-                "; its lines have one cell: set --delimiter, or, if it is another format (GraphML, GML, "
-                "Pajek, DIMACS), read it in Python, such as with networkx, and pass its edges to "
-                "Graph.from_edges"
+                "; its lines are not divided into cells: set --delimiter, or, if it is another format "
+                "(GraphML, GML, Pajek, DIMACS), read it in Python, such as with networkx, and pass its "
+                "edges to Graph.from_edges"
             )
         hint += f"; {_OF_ONE_FILE}"
         raise GraphError(

@@ -21,6 +21,12 @@ _SAMPLE_RECORDS = 20
 # pyarrow refuses longer rows.
 _BLOCK_BYTES = 8 << 20
 _DELIMITERS = "\t,;|"
+#: What rows of several lengths may be.
+_OTHER_ROWS = (
+    ". If the first line is a size, delete it. If each line is a node and its neighbours (an adjacency "
+    "list, METIS), read the file in Python, such as with networkx.read_adjlist, and pass the edges to "
+    "Graph.from_edges"
+)
 #: Of other formats; "#" is handled by `TextFormat.comment`.
 _OTHER_COMMENTS = ("%", "//", ";")
 _INTEGER = re.compile(r"-?\d+")
@@ -79,8 +85,6 @@ class TextTable:
         rows = [text for _, text in first[comments : comments + _SAMPLE_RECORDS]]
         if not rows:
             raise GraphError(f"{path} is empty; a table begins with a line of column names")
-        if not self._delimiter:
-            _check_same_width(path, first[comments : comments + _SAMPLE_RECORDS])
         self._delimiter = self._delimiter or _delimiter_of(rows, path)
         if len(self._delimiter) != 1:
             raise GraphError(f"a delimiter is one character; got {self._delimiter!r}")
@@ -213,7 +217,8 @@ class TextTable:
             count = len(fields(text, self._delimiter))
             if count != len(self.names):
                 header = "the header" if self.has_header else "the first line"
-                return f"{self.what}, line {line}: {count} values; {header} has {len(self.names)}"
+                hint = "" if self.has_header else _OTHER_ROWS
+                return f"{self.what}, line {line}: {count} values; {header} has {len(self.names)}{hint}"
         return None
 
     def _last_place(self) -> str:
@@ -269,20 +274,6 @@ def _check_format(path: Path, line: str, comment: str | None) -> None:
         )
 
 
-def _check_same_width(path: Path, rows: Sequence[tuple[int, str]]) -> None:
-    """Refuse lines of numbers of which some have more than others: the neighbours of each node."""
-    counts = [len(text.split()) for _, text in rows]
-    is_ragged = len(set(counts)) > 1 and max(counts) > 2
-    if is_ragged and all(_INTEGER.fullmatch(cell) for _, text in rows for cell in text.split()):
-        at = next(at for at, count in enumerate(counts) if count != counts[0])
-        raise GraphError(
-            f"{path}, line {rows[at][0]}: {counts[at]} values; line {rows[0][0]} has {counts[0]}, and a "
-            "table of edges has the same number in each. If the first line is a size, delete it. If each "
-            "line is a node and its neighbours (an adjacency list, METIS), read the file in Python, "
-            "such as with networkx.read_adjlist, and pass the edges to Graph.from_edges"
-        )
-
-
 def _delimiter_of(rows: Sequence[str], path: Path) -> str:
     """Detect the delimiter from the first rows."""
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):
@@ -292,5 +283,6 @@ def _delimiter_of(rows: Sequence[str], path: Path) -> str:
     in_first = [mark for mark in _DELIMITERS if counts[mark][0] > 1]
     if " " in in_all and in_all[0] == " " and set(in_first) <= {"\t"}:
         return " "  # tabs and blanks are mixed
-    # Otherwise blanks also occur inside cells.
-    return next((mark for mark in (*in_all, *in_first) if mark != " "), ",")
+    # Otherwise blanks also occur inside cells, unless there are only integers.
+    other = " " if all(_INTEGER.fullmatch(cell) for row in rows for cell in row.split()) else ","
+    return next((mark for mark in (*in_all, *in_first) if mark != " "), other)
