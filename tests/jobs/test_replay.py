@@ -19,8 +19,7 @@ from hopline.errors import (
     RateLimited,
     Unavailable,
 )
-from hopline.jobs.comparison import compare
-from hopline.jobs.replay import BOUNDS, OTHER_GRAPH, replay
+from hopline.jobs.replay import BOUNDS, OTHER_GRAPH, compare, replay
 from hopline.jobs.targets import ServiceTarget
 from hopline.records.entry import Entry, EntryWriter
 from hopline.records.inputs import Inputs

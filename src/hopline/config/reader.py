@@ -1,6 +1,6 @@
 """Reads a server's settings from all sources.
 
-Later sources win: the defaults of `schema.py` < `hopline.toml` < variables of a platform (`platforms.py`) <
+Later sources win: the defaults of `schema.py` < `hopline.toml` < variables of a platform (Vertex AI) <
 environment `HOPLINE__SECTION__KEY` < command-line flags.
 """
 
@@ -14,12 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopline.config.platforms import platform_settings
 from hopline.config.schema import Config, check_tls
 from hopline.config.setting import bounds_text, type_name
 from hopline.config.values import apply, fields, flags, flatten
 from hopline.errors import ConfigError
 from hopline.toml import TOMLDecodeError, parse_toml
+
+#: Variable of Vertex AI -> the setting.
+VERTEX = {
+    "AIP_HTTP_PORT": "server.http_port",
+    "AIP_HEALTH_ROUTE": "server.health_route",
+    "AIP_PREDICT_ROUTE": "server.predict_route",
+}
+
+
+def platform_settings(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """path -> (value, variable): what Vertex AI states; nothing where it does not run this container."""
+    return {path: (env[name], name) for name, path in VERTEX.items() if name in env}
+
 
 ENV_PREFIX = "HOPLINE__"
 #: The setting whose value "auto" is replaced by a number of CPUs.

@@ -26,9 +26,8 @@ from hopline.jobs.distill import gate
 from hopline.jobs.distill.export import StructureRows, write_student
 from hopline.jobs.distill.reduce import directions
 from hopline.jobs.distill.report import by_degree, calibration
-from hopline.jobs.distill.run import Distillation, DistillOptions, Split
+from hopline.jobs.distill.run import Distillation, DistillOptions, Split, new_rows, structure_features
 from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.structure import new_rows, structure_features
 from hopline.jobs.distill.student import Student
 from hopline.jobs.distill.teacher import soft_labels
 from hopline.types import InlineNode, ScoreRequest

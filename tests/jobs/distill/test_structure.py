@@ -6,8 +6,8 @@ import pytest
 from hopline.errors import BadRequest, ConfigError
 from hopline.jobs.distill.propagate import by_destination
 from hopline.jobs.distill.reduce import directions
+from hopline.jobs.distill.run import base_rows, new_rows, structure_features
 from hopline.jobs.distill.settings import Settings
-from hopline.jobs.distill.structure import base_rows, new_rows, structure_features
 
 EXACT = Settings(structure=("features",), tolerance=1e-7)
 

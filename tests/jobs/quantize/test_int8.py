@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from hopline.errors import PackagingError
+from hopline.jobs.quantize.forms import to_narrow
 from hopline.jobs.quantize.int8 import SCHEMES, to_int8
-from hopline.jobs.quantize.narrow import to_narrow
 from hopline.jobs.quantize.operators import Layer
 from hopline.runtimes.processor import adds_in_16_bits
 

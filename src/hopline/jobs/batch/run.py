@@ -17,7 +17,10 @@ import numpy as np
 from hopline.artifact import ModelSpec, TabularSpec, read_artifact
 from hopline.engine.schema import check_schema
 from hopline.errors import BadRequest, BatchError
+from hopline.files import publish_file
 from hopline.graph import Graph
+from hopline.graph.narrow import name_of
+from hopline.graph.schema import quoted
 from hopline.jobs.batch import needed as needs
 from hopline.jobs.batch.budget import Reads, pace
 from hopline.jobs.batch.goal import BatchOptions, Goal
@@ -27,17 +30,46 @@ from hopline.jobs.batch.local import LocalEngine
 from hopline.jobs.batch.memory import peak_bytes
 from hopline.jobs.batch.memory_rows import MemoryRows
 from hopline.jobs.batch.progress import Advance, silent
-from hopline.jobs.batch.raw import feature_file
 from hopline.jobs.batch.report import LevelReport, Report
 from hopline.jobs.batch.results import Columns, ResultWriter
 from hopline.jobs.batch.rows import below_of
 from hopline.jobs.batch.sink import Sink, TableSchema
 from hopline.jobs.batch.spans import Span, count, leading, merged, missing
-from hopline.jobs.batch.states import RowFile, create, rows_of, state_path
+from hopline.jobs.batch.states import RowFile, create, disk_errors, rows_of, state_path
 from hopline.jobs.batch.work import Engine, LevelWork, Shaper, Worker
 from hopline.live.snapshots import open_graph
 from hopline.process.cgroup import available_bytes
 from hopline.runtimes.processor import warn_of_overflow
+
+_ROWS = 1 << 16
+
+
+def feature_file(graph: Graph, node_type: str, work: Path) -> Path:
+    """The `.npy` file of a node type's features: the graph's own, or, if those are narrower, a widened
+    copy in the run's work folder, created once.
+
+    Raises:
+        BatchError: the graph has no folder, or the disk is full.
+    """
+    if graph.path is None:
+        raise BatchError("a batch run needs a saved graph; save it first")
+    features = graph.nodes[node_type].features
+    if name_of(features) == "float32":
+        return graph.path / "nodes" / quoted(node_type) / "features.npy"
+    path = work / "states" / f"raw.{quoted(node_type)}.npy"
+    if path.is_file():
+        return path
+    draft = path.with_suffix(".tmp")
+    create(draft, *features.shape)
+    file = RowFile(draft, writable=True)
+    for a in range(0, features.shape[0], _ROWS):
+        rows = np.arange(a, min(a + _ROWS, features.shape[0]))
+        file.write(rows, np.asarray(features[a : a + _ROWS], np.float32))
+    file.close()
+    with disk_errors(path):
+        publish_file(draft, path, durable=True)
+    return path
+
 
 __all__ = ["BatchOptions", "BatchRun"]
 

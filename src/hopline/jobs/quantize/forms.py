@@ -3,17 +3,63 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from hopline.artifact import ModelSpec
+from hopline.errors import PackagingError
 from hopline.jobs.quantize.int8 import SCHEMES, Scheme, to_int8
-from hopline.jobs.quantize.narrow import to_narrow
 from hopline.jobs.quantize.operators import File, Layer, files_of, layers_in, prepare
 from hopline.jobs.quantize.record import Feeds
+
+Narrow = Literal["float16", "bfloat16"]
+
+
+def to_narrow(prepared: onnx.ModelProto, layers: Iterable[Layer], dtype: Narrow) -> onnx.ModelProto:
+    """Store the weights of some layers in a narrow type, with a cast before each.
+
+    Args:
+        prepared: not changed.
+
+    Raises:
+        PackagingError: a weight is beyond the range of float16.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(prepared)
+    graph = model.graph
+    for name in sorted({layer.weight for layer in layers}):
+        tensor = next(t for t in graph.initializer if t.name == name)
+        weights = numpy_helper.to_array(tensor).astype(np.float32)
+        stored = f"{name}.{dtype}"
+        narrow = _float16(weights, stored) if dtype == "float16" else _bfloat16(weights, stored)
+        graph.initializer.remove(tensor)
+        graph.initializer.append(narrow)
+        cast = helper.make_node("Cast", [stored], [name], name=f"{stored}.widened", to=TensorProto.FLOAT)
+        graph.node.insert(0, cast)
+    return model
+
+
+def _float16(weights: NDArray[np.float32], name: str) -> onnx.TensorProto:
+    largest = float(np.abs(weights).max(initial=0.0))
+    if largest > float(np.finfo(np.float16).max):
+        raise PackagingError(
+            f"{name}: a weight of {largest:.3g} is beyond float16's 65504; use bfloat16 or float32"
+        )
+    return numpy_helper.from_array(weights.astype(np.float16), name)
+
+
+def _bfloat16(weights: NDArray[np.float32], name: str) -> onnx.TensorProto:
+    """The upper half of each float32, rounded to nearest even."""
+    bits = np.ascontiguousarray(weights).view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return helper.make_tensor(name, TensorProto.BFLOAT16, weights.shape, rounded.tobytes(), raw=True)
+
 
 #: How the weights of one layer are stored.
 Form = Literal["range", "equalised", "float16", "bfloat16"]

@@ -1,15 +1,23 @@
-"""Runs a stream from start to end: its parts, its progress, and how it stops."""
+"""Runs a stream from start to end: its parts, its progress, its port of metrics, and how it stops."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import re
 import signal
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from hopline.brokers.registry import open_sink, open_source
 from hopline.config.folders import live_socket
@@ -20,12 +28,145 @@ from hopline.jobs.stream.consumer import Consumer, StreamOptions
 from hopline.jobs.stream.dead_letters import DeadLetters, Discard, FileDeadLetters, Refuse, SinkDeadLetters
 from hopline.jobs.stream.links import OwnWriter, SocketWriter, writer_listens
 from hopline.jobs.stream.meters import StreamMetrics
-from hopline.jobs.stream.metrics_port import MetricsPort
-from hopline.jobs.stream.progress import Pace, show
 from hopline.jobs.stream.rescore import RescoreOptions, Rescorer
 from hopline.jobs.stream.writer import Patience
+from hopline.observe.exposition import CONTENT_TYPE, OPEN_METRICS_TYPE, wants_open_metrics
 from hopline.observe.metrics import Metrics
 from hopline.process.parent import on_parent_end
+
+#: Seconds between two lines: on a terminal the line is replaced, else each is a line of the log.
+_SCREEN_S, _LOG_S = 0.5, 10.0
+
+
+class Pace:
+    """Computes the progress since the last line from the counters."""
+
+    def __init__(
+        self,
+        metrics: StreamMetrics,
+        lag: Callable[[], Mapping[str, int]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._lag = lag
+        self._clock = clock
+        self._at = clock()
+        self._events = metrics.num_events
+        self._counts = list(metrics.freshness.counts)
+
+    def line(self) -> str:
+        """Events a second, lag, freshness p99 and dead letters since the last line."""
+        metrics, now = self._metrics, self._clock()
+        rate = (metrics.num_events - self._events) / max(now - self._at, 1e-9)
+        recent = [new - old for new, old in zip(metrics.freshness.counts, self._counts, strict=True)]
+        self._at, self._events, self._counts = now, metrics.num_events, list(metrics.freshness.counts)
+        lag = self._lag()
+        applied, again = metrics.outcome("applied"), metrics.outcome("duplicate")
+        num_letters = metrics.num_events - applied - again
+        return (
+            f"{rate:,.0f} events/s · lag {f'{sum(lag.values()):,}' if lag else '?'} · "
+            f"freshness p99 {_p99(metrics.freshness.bounds, recent)} · {applied:,} applied, "
+            f"{again:,} duplicates, {num_letters:,} dead letters"
+        )
+
+
+async def show(pace: Pace, quiet: bool = False) -> None:
+    """Update the line until cancelled."""
+    console = Console(stderr=True)
+    if quiet:
+        return
+    if not console.is_terminal:
+        while True:
+            await asyncio.sleep(_LOG_S)
+            print(pace.line(), file=sys.stderr, flush=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(Text(pace.line()), refresh=True)
+            await asyncio.sleep(_SCREEN_S)
+
+
+def _p99(bounds: tuple[float, ...], counts: list[int]) -> str:
+    total = sum(counts)
+    if not total:
+        return "–"
+    rank, before = 0.99 * total, 0
+    edges = list(pairwise((0.0, *bounds)))
+    for (low, high), count in zip(edges, counts, strict=False):
+        if before + count >= rank:
+            return f"{1e3 * (low + (high - low) * (rank - before) / count):,.0f} ms"
+        before += count
+    return f"> {bounds[-1]:g} s"
+
+
+_LONGEST_HEAD = 16 << 10
+_ACCEPT = re.compile(rb"^accept:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_PATIENCE_S = 5.0
+
+
+class MetricsPort:
+    """An HTTP listener, open while it is entered.
+
+    Args:
+        host, port: address; port 0 chooses a free port, which `port` then holds.
+    """
+
+    def __init__(self, metrics: Metrics, host: str, port: int) -> None:
+        self._metrics = metrics
+        self._host = host
+        self._server: asyncio.Server | None = None
+        self.port = port
+
+    async def __aenter__(self) -> MetricsPort:
+        """Listen. Raises: BadRequest: cannot listen on the port."""
+        try:
+            self._server = await asyncio.start_server(
+                self._answer, self._host, self.port, limit=_LONGEST_HEAD
+            )
+        except OSError as error:
+            raise BadRequest(
+                f"--metrics-port {self.port}: cannot listen on {self._host}: {error.strerror}"
+            ) from None
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(
+            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        ):
+            async with asyncio.timeout(_PATIENCE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                method, _, rest = head.partition(b" ")
+                path = rest.split(b" ", 1)[0].split(b"?", 1)[0]
+                accepted = _ACCEPT.search(head)
+                writer.write(self._response(method, path, accepted[1] if accepted else None))
+                await writer.drain()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    def _response(self, method: bytes, path: bytes, accept: bytes | None) -> bytes:
+        status, kind, body = b"200 OK", b"text/plain; charset=utf-8", b"ok\n"
+        if method not in (b"GET", b"HEAD"):
+            status, body = b"405 Method Not Allowed", b"GET only\n"
+        elif path == b"/metrics":
+            is_open = wants_open_metrics(accept)
+            kind = OPEN_METRICS_TYPE if is_open else CONTENT_TYPE
+            body = self._metrics.render(open_metrics=is_open)
+        elif path != b"/healthz":
+            status, body = b"404 Not Found", b"/metrics and /healthz are here\n"
+        head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (
+            status,
+            kind,
+            len(body),
+        )
+        return head if method == b"HEAD" else head + body
+
 
 logger = logging.getLogger("hopline.stream")
 
