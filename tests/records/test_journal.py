@@ -154,6 +154,23 @@ while True:
 """
 
 
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "parquet"])
+def test_only_the_server_s_user_can_read_entries(form, tmp_path):
+    folder = tmp_path / "log"
+    before = os.umask(0o022)
+    try:
+        journal = opened(folder, format=form)
+        for number in range(100):
+            journal.write(line(number), number)
+        written = [path.stat().st_mode & 0o777 for path in folder.iterdir()]
+        assert journal.close(120)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert written
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} | set(written) == {0o600}
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_what_a_killed_writer_wrote_is_whole(form, tmp_path):
     writer = subprocess.Popen(

@@ -22,6 +22,7 @@ from hopline.errors import GraphError, HoplineError
 from hopline.files import draft_of, publish_folder
 from hopline.graph import storage
 from hopline.graph.live.home import name_of
+from hopline.graph.live.log import Log
 from hopline.graph.live.manifest import NAME, Manifest, SnapshotEntry, write_manifest
 from hopline.graph.live.state import read_state
 from hopline.graph.live.version import StreamOffset, read_offset, read_version
@@ -133,6 +134,8 @@ class SharedSnapshots:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{target.name}", name_of(state))
+        # First: a folder with the manifest must have a log.
+        Log.open(folder / "log", self._lineage, next_sequence=state.sequence + 1).close()
         write_manifest(folder, Manifest(self._lineage, self._address, (entry,)))
 
     def _asked(self, ask: Callable[[], ResultT]) -> ResultT:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import gzip
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -46,6 +47,9 @@ def convert(source: Path, target: Path) -> bool:
         except OSError:
             return False
         try:
+            # Entries are about people: like the source, only its user may read it.
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+            draft.chmod(0o600)
             if target.name.endswith(".gz"):
                 with gzip.open(draft, "wb", compresslevel=_GZIP_LEVEL) as out:
                     shutil.copyfileobj(file, out, 2**20)

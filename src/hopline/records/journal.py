@@ -60,7 +60,7 @@ class Journal:
             freed later.)
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             if error.errno not in _FULL:
                 raise ConfigError(
@@ -113,14 +113,14 @@ class Journal:
         return self._finisher.close(timeout_s)
 
     def _open_file(self, begins: float) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         number = 0
         while True:
             name = stem_of(begins, self._worker, os.getpid(), number) + JOURNAL + PART
             path = self.folder / name
             number += 1
             with contextlib.suppress(FileExistsError):
-                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o640)
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
                 if _locked(fd):
                     break
                 os.close(fd)

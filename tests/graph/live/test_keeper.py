@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hopline.errors import Conflict, GraphError, LogDamaged, LogFull
+from hopline.errors import Conflict, GraphError, LogDamaged, LogFailed, LogFull
 from hopline.files import draft_of
 from hopline.graph import Graph
 from hopline.graph.live import home as home_module
@@ -39,6 +39,40 @@ def test_changes_are_there_after_a_restart(tmp_path: Path, graph: Graph) -> None
     with again.view:
         assert again.view.version == f"{graph.version}+3"
     again.close()
+
+
+def test_a_live_folder_that_is_removed_gets_no_events_and_no_snapshots(
+    tmp_path: Path, graph: Graph
+) -> None:
+    first = Kept(tmp_path / "live", graph)
+    first.send(0, 10)
+    before = first.view.snapshot().version
+    shutil.rmtree(tmp_path / "live")
+    with pytest.raises(LogFailed, match="was removed or replaced"):
+        first.send(10, 20)
+    with pytest.raises(GraphError, match="was removed or replaced"):
+        first.snapshot()
+    assert first.view.snapshot().version == before
+    assert not (tmp_path / "live").exists()
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False])
+@pytest.mark.parametrize("emptied", [True, False])
+def test_a_missing_log_beside_the_manifest_is_refused(
+    tmp_path: Path, graph: Graph, with_snapshot: bool, emptied: bool
+) -> None:
+    first = Kept(tmp_path / "live", graph)
+    first.send(0, 10)
+    if with_snapshot:
+        first.snapshot()
+        first.send(10, 20)
+    first.close()
+    shutil.rmtree(tmp_path / "live" / "log")
+    if emptied:
+        (tmp_path / "live" / "log").mkdir()
+    for _ in range(2):  # a refusal makes no log either
+        with pytest.raises(LogDamaged, match=r"live/log has no log, but \S*live\.json is there"):
+            Kept(tmp_path / "live", graph)
 
 
 def test_an_event_that_comes_again_changes_nothing(tmp_path: Path, graph: Graph) -> None:
@@ -204,7 +238,7 @@ def test_a_damaged_snapshot_without_its_log_is_refused(tmp_path: Path, graph: Gr
     two_snapshots(folder, graph)
     flip(folder / "snapshots" / f"{6:020d}" / "state.bin", -1)
     shutil.rmtree(folder / "log")
-    with pytest.raises(LogDamaged, match="no usable snapshot and log"):
+    with pytest.raises(LogDamaged, match="has no log"):
         Kept(folder, graph)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +304,51 @@ def test_after_a_failed_fdatasync_the_log_goes_on_in_another_file(
     log.close()
     assert read(tmp_path) == list(range(1, before + 5))
     assert files(tmp_path) == sorted({1, before + 1})
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _remove_file(folder: Path) -> None:
+    next(folder.glob("*.wal")).unlink()
+
+
+def _replace_folder(folder: Path) -> None:
+    shutil.copytree(folder, folder.with_name("copy"))
+    folder.rename(folder.with_name("moved"))
+    folder.with_name("copy").rename(folder)
+
+
+@pytest.mark.parametrize("remove", [_remove_folder, _remove_file, _replace_folder])
+@pytest.mark.parametrize("segment_bytes", [1000, 2**20])
+def test_nothing_is_acknowledged_that_goes_to_a_removed_file(
+    tmp_path: Path, remove: Callable[[Path], None], segment_bytes: int
+) -> None:
+    folder = tmp_path / "log"
+    log = Log.open(folder, LINEAGE, segment_bytes=segment_bytes)
+    write(log, 6)
+    remove(folder)
+    for _ in range(30):  # also where a new file would begin
+        with pytest.raises(LogFailed, match="was removed or replaced while it was written"):
+            write(log, 1, 400)
+        log.drop_unsynced()
+        assert (log.last, log.synced) == (6, 6)
+    with pytest.raises(LogFailed, match="was removed or replaced"):
+        log.check_present()
+
+
+def test_a_folder_that_is_moved_back_is_used_again(tmp_path: Path) -> None:
+    folder, away = tmp_path / "log", tmp_path / "away"
+    log = Log.open(folder, LINEAGE)
+    write(log, 2)
+    folder.rename(away)
+    with pytest.raises(LogFailed, match="was removed or replaced"):
+        write(log, 1)
+    away.rename(folder)
+    write(log, 3)
+    log.close()
+    assert read(folder) == [1, 2, 3, 4, 5]
 
 
 def test_records_that_failed_and_could_not_be_cut_off_are_void(

@@ -20,12 +20,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopline.errors import GraphError, LogDamaged
+from hopline.errors import GraphError, LogDamaged, LogFailed
 from hopline.files import draft_of, publish_folder, remove_drafts
 from hopline.graph import storage
 from hopline.graph.live.lock import Owner, WriterLock
 from hopline.graph.live.log import SEGMENT_BYTES, Log
-from hopline.graph.live.manifest import Manifest, SnapshotEntry, read_manifest, write_manifest
+from hopline.graph.live.manifest import NAME, Manifest, SnapshotEntry, read_manifest, write_manifest
 from hopline.graph.live.segment import ADVICE
 from hopline.graph.live.state import State, read_state, write_state
 from hopline.graph.live.version import NO_OFFSET, OFFSET, read_offset, version_name
@@ -93,17 +93,22 @@ class LiveHome:
         lock.take()
         try:
             _sweep(folder)
-            manifest = read_manifest(folder)
-            if manifest is None:
-                manifest = _derived(folder, base)
-                write_manifest(folder, manifest)
+            known = read_manifest(folder)
+            manifest = known or _derived(folder, base)
             if manifest.lineage != base.version:
                 raise GraphError(
                     f"{folder} belongs to graph {manifest.lineage} ({manifest.base}); this one is "
                     f"{base.version} ({base.path}): serve that graph, or name another live folder"
                 )
+            if known is not None and not any((folder / "log").glob("*.wal")):
+                raise LogDamaged(
+                    f"{folder / 'log'} has no log, but {folder / NAME} is there: the changes since the "
+                    f"newest snapshot are lost; {ADVICE}"
+                )
             home = cls(folder, base.version, lock, manifest)
             home._begin(base, verify, segment_bytes)
+            if known is None:  # after the log, which a folder with this file must have
+                write_manifest(folder, manifest)
         except OSError as error:
             lock.release()
             if isinstance(error, GraphError):
@@ -128,6 +133,10 @@ class LiveHome:
             graph: the version `state.sequence`, whose changes are on the disk.
         Raises: GraphError: it cannot be written; the older snapshots are kept.
         """
+        try:
+            self.log.check_present()
+        except LogFailed as error:
+            raise GraphError(str(error)) from None
         name = f"{state.sequence:020d}"
         folder = self.folder / "snapshots"
         entry = SnapshotEntry(state.sequence, graph.version, f"snapshots/{name}", name_of(state))

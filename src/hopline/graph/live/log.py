@@ -160,7 +160,8 @@ class Log:
         Raises:
             LogFailed: the disk failed. The kernel may have dropped unwritten data, and would not report it
                 a second time. So the file is not written to any more, data after its durable records is
-                truncated, and the log continues with `synced` + 1 in a new file.
+                truncated, and the log continues with `synced` + 1 in a new file. Or the file was removed;
+                then all further records are refused.
             LogDamaged: durable records cannot be read any more either.
         """
         if self.synced == self.last:
@@ -169,7 +170,28 @@ class Log:
             os.fdatasync(self._fd)
         except OSError as error:
             self._abandon(error)
+        try:
+            self.check_present()
+        except LogFailed:
+            self._end, self.last = self._synced_end, self.synced
+            raise
         self.synced, self._synced_end = self.last, self._end
+
+    def check_present(self) -> None:
+        """Check that the file that is written is the one of its name.
+
+        Raises: LogFailed: it was removed, moved or replaced: what is written now is lost with this process.
+        """
+        if self._fd < 0:
+            return
+        own = os.fstat(self._fd)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(own, self._path.stat()):
+                return
+        raise LogFailed(
+            f"{self._path} was removed or replaced while it was written: the changes were not made, and "
+            "none will be; move the folder back, or restore it from a copy and restart this server"
+        )
 
     def drop_unsynced(self) -> None:
         """Remove records appended since `sync`, after a later record of the same group was refused."""
@@ -239,6 +261,7 @@ class Log:
     def _begin(self) -> None:
         """Continue in a new file, which gets its name once it is on the disk."""
         if self._fd >= 0:
+            self.check_present()
             self.sync()
             self._release()
         header = Header.new(self.last + 1, self._lineage)
