@@ -71,7 +71,7 @@ def test_a_missing_log_beside_the_manifest_is_refused(
     if emptied:
         (tmp_path / "live" / "log").mkdir()
     for _ in range(2):  # a refusal makes no log either
-        with pytest.raises(LogDamaged, match=r"live/log has no log, but \S*live\.json is there"):
+        with pytest.raises(LogDamaged, match=r"live/log has no log, but \S*live\.json exists"):
             Kept(tmp_path / "live", graph)
 
 

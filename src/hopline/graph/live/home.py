@@ -102,7 +102,7 @@ class LiveHome:
                 )
             if known is not None and not any((folder / "log").glob("*.wal")):
                 raise LogDamaged(
-                    f"{folder / 'log'} has no log, but {folder / NAME} is there: the changes since the "
+                    f"{folder / 'log'} has no log, but {folder / NAME} exists: the changes since the "
                     f"newest snapshot are lost; {ADVICE}"
                 )
             home = cls(folder, base.version, lock, manifest)
