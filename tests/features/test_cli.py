@@ -144,3 +144,12 @@ def test_a_graph_without_features_is_refused(tmp_path, url):
     failed = run("load", "--store", url, "--graph", graph.path)
     assert failed.exit_code == 1
     assert "those with features: none" in failed.stderr
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_row_that_no_server_would_use_is_not_loaded(tmp_path, url, wrong):
+    columns = {"id": ["a", "b", "c"], "age": [1.0, 2.0, wrong], "risk": [0.0, 0.5, 1.0]}
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    failed = run("load", "--store", url, "--parquet", tmp_path / "rows.parquet")
+    assert failed.exit_code == 1
+    assert f"the row of 'c' has {wrong} in column 'age'" in failed.stderr

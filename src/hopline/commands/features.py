@@ -18,6 +18,7 @@ from hopline.errors import BadRequest, FeatureGroupNotFound
 from hopline.features.base import DTYPES, FeatureGroup, FeatureStore
 from hopline.features.parquet import read_file
 from hopline.features.registry import open_store
+from hopline.features.rows import refuse_not_finite
 from hopline.features.skew import differences
 from hopline.graph import Graph
 from hopline.types import AnyArray, ExternalIds, FloatArray
@@ -124,7 +125,9 @@ async def _load(url: str, sources: list[_Source]) -> None:
                 await store.create(source.group)
                 task = bars.add_task(source.group.name, total=source.num_rows)
                 for ids, values in source.batches:
-                    await store.write(source.group, ids, np.asarray(values, np.float32))
+                    rows = np.asarray(values, np.float32)
+                    refuse_not_finite(source.group, ids, rows)
+                    await store.write(source.group, ids, rows)
                     bars.advance(task, len(values))
     for source in sources:
         typer.echo(f"{source.group.name}: {source.num_rows:,} rows of {source.group.row_bytes:,} bytes")

@@ -121,7 +121,10 @@ class StateCacheConfig:
     """The state cache: rows of hidden states that later requests read instead of computing them."""
 
     memory_bytes: int = setting(
-        256 * 2**20, "memory of the state cache; 0 turns it off", minimum=0, memory_share=1 / 8
+        256 * 2**20,
+        "memory of the state cache; 0 turns it off; unused with features.store",
+        minimum=0,
+        memory_share=1 / 8,
     )
 
 

@@ -471,7 +471,7 @@ class Answerer:
         return tuple(dict.fromkeys(chain.from_iterable(asked)))
 
     def _result(self, outputs: dict[str, AnyArray], missing: NDArray[np.bool_] | None) -> ScoreResult:
-        model = self.model
+        model, ages = self.model, self.model.ages
         return ScoreResult(
             model.spec.name,
             self._version,
@@ -479,8 +479,8 @@ class Answerer:
             outputs,
             missing,
             graph_through_ms=0 if self._live is None else self._live.through_ms,
-            features_age_ms=model.ages.oldest_ms,
-            features_until=model.ages.until,
+            features_age_ms=ages.oldest_ms,
+            features_until=ages.until,
         )
 
 

@@ -162,7 +162,7 @@ class RowRead:
     def take(self, fetched_rows: Sequence[FetchedRows], *, stale: bool = False) -> bool:
         """Fill in fetched rows, those that are too old only if `stale`; returns whether there were any."""
         before = int(self.missing.shape[0])
-        for fetched in fetched_rows:
+        for fetched in reversed(fetched_rows):  # the newest first
             if stale or self.source.age_s(fetched.oldest) < self.source.ttl_s:
                 left = fetched.take(self.ids, self.missing, self.out)
                 if left.shape[0] < self.missing.shape[0]:
@@ -210,26 +210,21 @@ class Ages:
     """How old the rows are that a model has read for a batch.
 
     Attributes:
-        oldest_s: age of the oldest one when it was read; -1 for no rows that age.
+        oldest_ms: age of the oldest one when it was read, rounded up; -1 for no rows that age.
         until: time.monotonic() from which on one of them is older than its time to live.
     """
 
-    __slots__ = ("oldest_s", "until")
+    __slots__ = ("oldest_ms", "until")
 
     def __init__(self) -> None:
-        self.oldest_s = -1.0
+        self.oldest_ms = -1
         self.until = math.inf
 
     def add(self, source: RowSource, oldest: float) -> None:
         """Add the oldest row that was read from a source, by its stamp."""
         if oldest < math.inf:
-            self.oldest_s = max(self.oldest_s, source.age_s(oldest), 0.0)
+            self.oldest_ms = max(self.oldest_ms, math.ceil(1e3 * source.age_s(oldest)), 0)
             self.until = min(self.until, oldest + source.ttl_s)
-
-    @property
-    def oldest_ms(self) -> int:
-        """`oldest_s` as answers report it, rounded up."""
-        return math.ceil(1e3 * self.oldest_s) if self.oldest_s >= 0 else -1
 
 
 def complete(plan: Plan, fetched_rows: FetchedRowsByType) -> dict[str, IdArray]:

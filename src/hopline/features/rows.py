@@ -95,6 +95,32 @@ def refuse_changed(where: str, values: AnyArray, names: Sequence[str] = ()) -> N
         )
 
 
+def not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray, row: int) -> str:
+    """Where a row has its first NaN or infinity, as a message says it.
+
+    Args:
+        row: of `values` [n, dim], which has one.
+    """
+    column = int(np.flatnonzero(~np.isfinite(values[row]))[0])
+    named = repr(group.feature_names[column]) if group.feature_names else str(column)
+    id = ids.item(row) if isinstance(ids, np.ndarray) else ids[row]
+    return f"group {group.name!r}: the row of {id!r} has {values[row, column]} in column {named}"
+
+
+def refuse_not_finite(group: FeatureGroup, ids: ExternalIds, values: FloatArray) -> None:
+    """Refuse rows that a server would refuse.
+
+    Raises:
+        FeatureStoreError: with the first row and column that is NaN or infinite.
+    """
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values).all(1))[0])
+        raise FeatureStoreError(
+            f"{not_finite(group, ids, values, row)}: servers use no such rows. Write a number for a "
+            "missing value, as the model was trained with"
+        )
+
+
 def check_same(asked: FeatureGroup, stored: FeatureGroup) -> None:
     """Check that rows of `stored` can be returned for `asked`.
 

@@ -19,6 +19,7 @@ from hopline.features.breaker import BreakerPolicy, CircuitBreaker
 from hopline.features.metrics import ClientMetrics, NoMetrics
 from hopline.features.overdue import Overdue
 from hopline.features.retry import RetryBudget, RetryPolicy
+from hopline.features.rows import not_finite
 from hopline.types import ExternalIds
 
 log = logging.getLogger(__name__)
@@ -163,15 +164,11 @@ class Tier:
         rows.invalid = bad if rows.invalid is None else rows.invalid | bad
         rows.num_invalid += where.shape[0]
         rows.found = rows.found & ~bad
-        first = rows.values[where[0]]
-        rows.values = np.where(rows.found[:, None], rows.values, np.float32(0))
-        column = int(np.flatnonzero(~np.isfinite(first))[0])
-        named = repr(group.feature_names[column]) if group.feature_names else column
-        id = ids.item(where[0]) if isinstance(ids, np.ndarray) else ids[where[0]]
         self._complain(
-            "%d of %d rows cannot be used: group %r: the row of %r has %s in column %s",
-            where.shape[0], len(ids), group.name, id, first[column], named,
+            "%d of %d rows cannot be used: %s",
+            where.shape[0], len(ids), not_finite(group, ids, rows.values, int(where[0])),
         )  # fmt: skip
+        rows.values = np.where(rows.found[:, None], rows.values, np.float32(0))
 
     def _note(self) -> None:
         """Report a breaker that opened or closed."""
