@@ -156,6 +156,7 @@ TOLD = {
     "parts": ({"gnn": "gnn/1"}, {"parts"}),
     "graph_through_ms": (1, {"graph_age_ms"}),
     "features_age_ms": (7, {"features_age_ms"}),
+    "features_until": (7.0, set()),  # for caches on this host
 }
 
 
