@@ -23,7 +23,8 @@ def cases(tmp_path_factory):
 
 def put(repository, version, spec):
     folder = repository / "m" / version
-    folder.mkdir(parents=True)
+    (folder / "layers").mkdir(parents=True)
+    (folder / "layers" / "0.node.onnx").touch()
     write_spec(folder, msgspec.structs.replace(spec, version=version))
 
 

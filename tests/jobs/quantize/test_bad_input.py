@@ -67,9 +67,16 @@ def test_a_table_model(cases, refused, tmp_path):
 def test_a_model_that_is_served_whole(cases, refused, tmp_path):
     folder = tmp_path / "whole" / "1"
     folder.mkdir(parents=True)
-    (folder / "model.pt2").write_bytes(b"x")
+    for name in ("model.pt2", "whole.json"):
+        (folder / name).write_bytes(b"x")
+    split = read_spec(cases["sage"].folder)
     spec = msgspec.structs.replace(
-        read_spec(cases["sage"].folder), runtime="torch", whole_file="model.pt2", why_whole="it mixes rows"
+        split,
+        runtime="torch",
+        whole_file="model.pt2",
+        why_whole="it mixes rows",
+        levels=(),
+        head=msgspec.structs.replace(split.head, file=None),
     )
     write_spec(folder, spec)
     refused(PackagingError, r"served whole .*it mixes rows.*ONNX stages", folder, cases["sage"].graph)
