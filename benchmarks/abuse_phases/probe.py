@@ -1,6 +1,6 @@
 """Another client of the attacked server: how long its `/healthz` waits, and how memory grows.
 
-    python probe.py PORT PID [PID…]
+    python probe.py [--tls] PORT PID [PID…]
 
 A separate process, so that the attack's work does not count as the server's. It measures from its start
 to the end of its standard input, and prints one JSON object. Imports nothing but the standard library.
@@ -13,6 +13,7 @@ import json
 import os
 import select
 import socket
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -69,14 +70,24 @@ def loop_s(pids: list[int]) -> tuple[float, float]:
     return ran / 1e9, waited / 1e9
 
 
-def main(port: int, pids: list[int]) -> dict[str, float]:
+def connected(port: int, tls: bool) -> socket.socket:
+    """A connection to the server, whose certificate is not checked."""
+    plain = socket.create_connection(("127.0.0.1", port), GIVE_UP_S)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not tls:
+        return plain
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(plain)
+
+
+def main(port: int, pids: list[int], *, tls: bool) -> dict[str, float]:
     """Ask until standard input ends."""
     before = sum(map(rss_bytes, pids))
     for pid in pids:
         forget_peak(pid)
     longest_s, longest_cpu_s, longest_loop_s, count, answers = 0.0, 0.0, (0.0, 0.0), 0, True
-    with socket.create_connection(("127.0.0.1", port), GIVE_UP_S) as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connected(port, tls) as client:
         print("ready", flush=True)
         while answers and not select.select([sys.stdin], [], [], _PAUSE_S)[0]:
             before_loop_s, before_cpu_s, began = loop_s(pids), cpu_s(pids), time.perf_counter()
@@ -105,4 +116,6 @@ def main(port: int, pids: list[int]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), [int(word) for word in sys.argv[2:]])))
+    has_tls = sys.argv[1] == "--tls"
+    ports, *numbers = map(int, sys.argv[1 + has_tls :])
+    print(json.dumps(main(ports, numbers, tls=has_tls)))

@@ -33,11 +33,13 @@ class Setup:
     Attributes:
         auth: whether clients have to say who they are.
         live: whether the graph takes events.
+        tls: whether connections are encrypted, with an RSA key of 4,096 bits.
         settings: others, by name.
     """
 
     auth: bool = False
     live: bool = False
+    tls: bool = False
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -53,12 +55,16 @@ class Target:
         port, grpc_port: on loopback.
         pid: of the process that was started; the worker is a child of it where `live` is on.
         key: of a client that may do everything; "" without `auth`.
+        folder: for files of the attack.
+        tls: as in `Setup`.
     """
 
     port: int
     grpc_port: int
     pid: int
     key: str = ""
+    folder: Path = Path()
+    tls: bool = False
 
     def pids(self) -> list[int]:
         """All processes of the server."""
@@ -121,6 +127,15 @@ def clients_file(folder: Path) -> str:
     return key
 
 
+def _certificate(folder: Path) -> dict[str, str]:
+    """Settings of a new certificate with the dearest usual key."""
+    settings = {f"tls.{name}_file": str(folder / f"{name}.pem") for name in ("cert", "key")}
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:4096", "-nodes", "-days", "1", "-subj", "/CN=x"]
+    command += ["-out", settings["tls.cert_file"], "-keyout", settings["tls.key_file"]]
+    subprocess.run(command, check=True, capture_output=True)
+    return settings
+
+
 @contextlib.contextmanager
 def serve(python: str, served: Path, setup: Setup) -> Iterator[Target]:
     """A server for the length of a `with` block.
@@ -141,6 +156,8 @@ def serve(python: str, served: Path, setup: Setup) -> Iterator[Target]:
         if setup.live:
             settings |= {"live.folder": str(folder / "live"), "live.spare_nodes": "10000"}
             settings["live.spare_edges"] = "100000"
+        if setup.tls:
+            settings |= _certificate(folder)
         words = [python, "-m", "hopline.cli", "serve", "--graph", str(served / "graph")]
         words += ["--repository", str(served / "models"), "--port", "0", "--grpc-port", "0"]
         words += ["--live"] if setup.live else []
@@ -152,12 +169,12 @@ def serve(python: str, served: Path, setup: Setup) -> Iterator[Target]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline().decode()
-            found = re.search(r"http://127.0.0.1:(\d+) grpc://127.0.0.1:(\d+)", line)
+            found = re.search(r"https?://127.0.0.1:(\d+) grpcs?://127.0.0.1:(\d+)", line)
             if found is None:
                 process.wait(_START_S)
                 log.seek(0)
                 raise RuntimeError(f"the server did not start: {log.read().decode()[-2000:]}")
-            yield Target(int(found[1]), int(found[2]), process.pid, key)
+            yield Target(int(found[1]), int(found[2]), process.pid, key, folder, setup.tls)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
@@ -173,7 +190,8 @@ def serve(python: str, served: Path, setup: Setup) -> Iterator[Target]:
 def measure(target: Target, attack: Callable[[], Mapping[str, int]]) -> Measured:
     """Attack, and look at the server from another process meanwhile."""
     pids = target.pids()
-    words = [sys.executable, str(Path(probe.__file__)), str(target.port), *map(str, pids)]
+    words = [sys.executable, str(Path(probe.__file__)), *(["--tls"] if target.tls else [])]
+    words += map(str, [target.port, *pids])
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as watcher:
         assert watcher.stdin is not None
         assert watcher.stdout is not None
