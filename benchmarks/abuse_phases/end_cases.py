@@ -108,7 +108,7 @@ def _dripping() -> Iterator[str]:
 
 
 def dripping_loads(target: Target) -> Attack:
-    """60 loads from addresses that drip: 8 wait, the others are refused, and a local load goes on."""
+    """60 loads from addresses that drip: 8 wait, the others are refused, and a local load works."""
 
     def attack() -> Counter[str]:
         with _dripping() as url:
