@@ -179,6 +179,24 @@ def test_pods_that_scale_share_the_state_of_their_versions(overlay):
     assert str(state).startswith("redis://")
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_state_outlives_the_pod(overlay):
+    """On a claim that one pod at a time mounts, or in a Redis."""
+    objects = built(overlay)
+    state = str(load_config(env=objects["ConfigMap", "hopline"]["data"]).models.state)
+    mounts = {each["mountPath"]: each["name"] for each in container_of(objects)["volumeMounts"]}
+    claims = {name for kind, name in objects if kind == "PersistentVolumeClaim"} - {"hopline-live"}
+    if state.startswith("redis://"):
+        assert "/var/lib/hopline" not in mounts
+        assert claims == set()
+        return
+    (volume,) = [each for each in pod_of(objects)["volumes"] if each["name"] == mounts[state]]
+    assert {volume["persistentVolumeClaim"]["claimName"]} == claims
+    claim = objects["PersistentVolumeClaim", "hopline-state"]["spec"]
+    assert claim["accessModes"] == ["ReadWriteOncePod"]
+    assert objects["Deployment", "hopline"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
 @pytest.mark.parametrize("overlay", ["live", "prefetcher", "fleet", "autoscaled", "keda", "spot"])
 def test_the_policy_lets_pods_reach_the_stores_and_brokers_that_they_name(overlay):
     objects = built(overlay)

@@ -160,20 +160,60 @@ def test_a_new_pod_of_a_fleet_serves_what_the_fleet_serves(packaged, tmp_path):
                 assert (second.end(), first.end()) == (0, 0)
 
 
-def test_kserves_runtime_starts_and_speaks_its_protocol(packaged, tmp_path):
+def kserve():
+    """Container, environment and volumes of KServe's runtime."""
     spec = yaml.safe_load((SERVER / "kserve/servingruntime.yaml").read_text())["spec"]
     (container,) = spec["containers"]
     env = {each["name"]: each["value"] for each in container["env"]}
     env |= {"HOPLINE__SERVER__DRAIN_DELAY_S": "0.05", "HOPLINE__SERVER__HOST": "0.0.0.0"}  # of the image
-    pod = Pod(tmp_path, packaged, spec["volumes"], {"/tmp/state": str(tmp_path / "tmp" / "state")})
-    with started(pod.command(container, env, *FREE)) as (server,):
-        url = server.url()
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
-        tensor = {"name": "node_ids", "datatype": "BYTES", "shape": [1], "data": ["n3"]}
-        answer = httpx.post(f"{url}/v2/models/sage/infer", json={"inputs": [tensor]}, timeout=60)
-        assert answer.status_code == 200, answer.text
-        assert server.end() == 0
+    return container, env, spec["volumes"]
+
+
+def test_kserves_runtime_starts_and_speaks_its_protocol(packaged, tmp_path):
+    container, env, volumes = kserve()
+    with redis_process() as redis:
+        pod = Pod(tmp_path, packaged, volumes, of_redis(redis))
+        with started(pod.command(container, env, *FREE)) as (server,):
+            url = server.url()
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
+            tensor = {"name": "node_ids", "datatype": "BYTES", "shape": [1], "data": ["n3"]}
+            answer = httpx.post(f"{url}/v2/models/sage/infer", json={"inputs": [tensor]}, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert server.end() == 0
+
+
+@pytest.mark.parametrize("place", ["single", "live", "fleet", "kserve"])
+def test_a_version_that_was_rolled_back_does_not_return_with_a_rescheduled_pod(place, packaged, tmp_path):
+    """The pod loses its process and its emptyDirs; its volumes and the Redis stay."""
+    if place == "kserve":
+        container, env, volumes = kserve()
+    else:
+        objects = built(place)
+        container, env, volumes = container_of(objects), env_of(objects), pod_of(objects)["volumes"]
+    with redis_process() as redis:
+        pod = Pod(tmp_path, packaged, volumes, of_redis(redis))
+        models = pod.volumes["models"] / "repository" / "sage"
+        with started(pod.command(container, env, *FREE)) as (server,):
+            url = server.url()
+            shutil.copytree(models / "1", models / "2")
+            for path, body in (
+                ("/v2/repository/models/sage/load", {"parameters": {"version": "2"}}),
+                ("/v1/rollouts/sage/rollback", {}),
+            ):
+                answer = httpx.post(url + path, json=body, timeout=60)
+                assert answer.status_code == 200, answer.text
+            assert score(url)["version"] == "1"
+            assert server.end() == 0
+        for volume in volumes:
+            if "emptyDir" in volume:
+                folder = pod.volumes[volume["name"]]
+                shutil.rmtree(folder)
+                folder.mkdir()
+                folder.chmod(0o1777)
+        with started(pod.command(container, env, *FREE)) as (server,):
+            assert score(server.url())["version"] == "1"
+            assert server.end() == 0
 
 
 def test_the_live_pod_applies_events_of_its_stream(packaged, tmp_path):

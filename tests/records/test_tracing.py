@@ -233,3 +233,13 @@ def test_a_request_that_is_not_traced_costs_next_to_nothing():
         times.append((time.perf_counter() - began) / 64)
     recorder._background._stop.set()
     assert min(times) < 1e-6
+
+
+@pytest.mark.parametrize(("stages", "has_exemplar"), [(STAGES, True), ({"cache": 0.0}, False)])
+async def test_a_cached_answer_is_no_example_of_a_histogram_that_does_not_count_it(stages, has_exemplar):
+    metrics, seen = Metrics(), []
+    metrics.exemplify = lambda model, version, exemplar: seen.append((model, version))
+    recorder = TraceRecorder(config(), metrics, InMemorySpanExporter())
+    recorder.record(ran(SAMPLED, stages=stages))
+    await recorder.close()
+    assert seen == [("risk", "7")] * has_exemplar

@@ -34,6 +34,7 @@ def long_way(request, result, latency, ended, inputs):
         feature_schema_hash=KNOWN.feature_schema_hash,
         runtime=KNOWN.runtime,
         client=request.client,
+        key=request.key,
         inputs=inputs_of(request, lambda: None) if inputs else None,
     )
     EntryWriter(lambda: None).append(entry, line)
@@ -62,6 +63,7 @@ def same(mine, other):
         | hnp.arrays(np.int64, hnp.array_shapes(max_dims=1, max_side=4)),
         request_id=st.text(st.characters(codec="utf-8"), max_size=9),
         client=st.sampled_from(["", "shop %d"]),
+        key=st.sampled_from(["", 'customer "17"']),
     ),
     st.dictionaries(st.sampled_from(["probabilities", "label", "x"]), SCORES | LABELS, max_size=3),
     MS,

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import shutil
 import weakref
 
@@ -467,3 +468,60 @@ async def test_workers_judge_what_all_of_them_saw(root, workers):
     state = json.loads((root / "models" / ".hopline" / "lifecycle.json").read_text().partition("\n")[2])
     assert state["models"]["sage"]["serving"] == "3"
     assert not list((root / "models" / ".hopline").glob("*-*.json"))  # counts are removed when it is over
+
+
+async def test_a_pinned_version_serves_at_the_first_start_and_later_what_was_loaded_since(root, caplog):
+    for version in ("2", "3"):
+        rig.publish(root, version)
+    service = await rig.started(root, **{"models.pinned": ("sage=2",)})
+    assert await rig.version_of(service) == "2"
+    await service.load("sage", "1")
+    await rig.stop(service)
+    service = await rig.started(root, **{"models.pinned": ("sage=2",)})
+    assert await rig.version_of(service) == "1"
+    assert "models.pinned: sage/2 is pinned, but 1 was loaded or rolled back to since" in caplog.text
+    await rig.stop(service)
+
+
+@pytest.mark.parametrize(
+    ("pin", "told"),
+    [
+        ("sage=9", "sage has no version '9'; there are: 1"),
+        ("other=1", "other is not served; there are: sage"),
+        ("sage", "is not <model>=<version>"),
+    ],
+)
+async def test_a_pin_that_names_nothing_is_refused(root, pin, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        await rig.started(root, **{"models.pinned": (pin,)})
+
+
+async def test_a_version_that_refuses_what_callers_send_is_loaded_only_by_force(root, monkeypatch):
+    service = await rig.started(root)
+    for number in range(20):
+        await rig.version_of(service)
+        if number == 0:
+            await asyncio.sleep(0.1)  # it begins to take requests with the first look at the state
+    rig.publish(root, "2")
+    loaded = service._lifecycle.loaded
+    take = type(loaded).load
+
+    async def spoilt(self, model, unit):
+        served = await take(self, model, unit)
+        if unit.version == "2":
+            monkeypatch.setattr(
+                loaded.served("sage", "2"),
+                "accept",
+                lambda work: work.deliver(BadRequest("column 'country' is missing")),
+            )
+        return served
+
+    monkeypatch.setattr(type(loaded), "load", spoilt)
+    with pytest.raises(Conflict, match="requests that 1 answered last .*column 'country' is missing"):
+        await service.load("sage", "2")
+    assert await rig.version_of(service) == "1"
+    await service.load("sage", "2", serve=False)
+    await service.load("sage", "2", force=True)
+    assert service.describe_rollout("sage")["serving"] == "2"
+    await service.load("sage", "1")
+    await rig.stop(service)

@@ -48,7 +48,10 @@ def build(folder):
     for patch in plan.get("patches", ()):
         body = yaml.safe_load((folder / patch["path"]).read_text())
         key = body["kind"], body["metadata"]["name"]
-        objects[key] = merge(objects[key], body)
+        if body.get("$patch") == "delete":
+            del objects[key]
+        else:
+            objects[key] = merge(objects[key], body)
     for body in objects.values():
         if "namespace" in plan:
             _place(body, plan["namespace"])
@@ -91,7 +94,9 @@ def merge(old, patch):
     merged = copy.deepcopy(old)
     for key, value in patch.items():
         known = merged.get(key)
-        if isinstance(value, dict) and isinstance(known, dict):
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict) and isinstance(known, dict):
             merged[key] = merge(known, value)
         elif isinstance(value, list) and isinstance(known, list) and key in KEYS:
             merged[key] = _merge_list(known, value, KEYS[key])
@@ -103,7 +108,8 @@ def merge(old, patch):
 def _merge_list(old, patch, key):
     """Kustomize puts what is patched first, in the patch's order."""
     known = {each[key]: each for each in old}
-    patched = [merge(known.get(each[key], {}), each) for each in patch]
+    kept = [each for each in patch if each.get("$patch") != "delete"]
+    patched = [merge(known.get(each[key], {}), each) for each in kept]
     names = {each[key] for each in patch}
     return patched + [each for each in old if each[key] not in names]
 

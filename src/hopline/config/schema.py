@@ -291,6 +291,11 @@ class ModelsConfig:
         None, "folder for copies of versions from a URL; empty: ~/.cache/hopline/models"
     )
     names: tuple[str, ...] = setting((), "models to load; empty: all of the repository")
+    pinned: tuple[str, ...] = setting(
+        (),
+        "versions that serve at the first start, as <model>=<version>; empty: the newest. What was loaded "
+        "or rolled back since (models.state) goes before it",
+    )
     required: Literal["all", "any", "none"] = setting(
         "any",
         "which models must be able to serve at start, else the server exits; the others are reported. With "

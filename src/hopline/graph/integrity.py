@@ -147,7 +147,9 @@ class CheckNote:
         for status in found:
             each = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
             named.update(repr(each).encode())
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        # A user of a container may have no home: the path stays as it is then.
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+        self._is_worth = self._is_worth and cache.is_absolute()
         self._boot = boot_id()
         self._path = cache / "hopline" / "checked" / self._boot / named.hexdigest()
 

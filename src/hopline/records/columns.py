@@ -18,7 +18,7 @@ from hopline.records.entry import Entry
 from hopline.types import AnyArray
 
 TEXTS = ("request_id", "model", "version", "graph_version", "outcome", "input_hash", "artifact_hash",
-         "preprocessing_hash", "feature_schema_hash", "runtime", "client")  # fmt: skip
+         "preprocessing_hash", "feature_schema_hash", "runtime", "client", "key")  # fmt: skip
 
 
 def library(name: str) -> Any:

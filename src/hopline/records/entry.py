@@ -35,6 +35,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
         feature_schema_hash: hash of names, order and widths of the features.
         runtime: libraries and versions that computed the answer.
         client: authenticated client, "" without authentication.
+        key: of the request, which chose the version in a rollout; "" without one.
         is_copy: a copy of a request to compare versions; no caller received the answer.
         inputs: inputs of the request; None if they are not logged.
         tensors: name -> array: what the model read for the first rows, such as "nodes.node.features"
@@ -57,6 +58,7 @@ class Entry(msgspec.Struct, omit_defaults=True):
     feature_schema_hash: str = ""
     runtime: str = ""
     client: str = ""
+    key: str = ""
     is_copy: bool = False
     inputs: Inputs | None = None
     tensors: dict[str, Any] = {}

@@ -282,6 +282,7 @@ class PredictionLog:
             feature_schema_hash=known.feature_schema_hash,
             runtime=known.runtime,
             client=request.client,
+            key=request.key,
             is_copy=request.is_copy,
         )
         if isinstance(outcome, HoplineError):

@@ -171,7 +171,7 @@ class TraceRecorder:
             begun = until
         if isinstance(outcome, HoplineError):
             span.set_status(Status(StatusCode.ERROR, str(outcome)))
-        elif not request.is_copy:
+        elif not request.is_copy and "cache" not in ran.stages:  # the histogram does not count those
             trace_id = f"{span.get_span_context().trace_id:032x}"
             exemplar = Exemplar(trace_id, (ended - queued) / 1e9, ran.ended)
             self._exemplars.append((ran.served.name, ran.served.version, exemplar))

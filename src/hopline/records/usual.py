@@ -91,6 +91,7 @@ def usual_line(
         outputs = orjson.dumps(result.outputs, option=_NUMPY)
         asked = b',"inputs":{"nodes":%b}' % orjson.dumps(request.nodes, option=_NUMPY) if inputs else b""
         client = b',"client":%b' % orjson.dumps(request.client) if request.client else b""
+        key = b',"key":%b' % orjson.dumps(request.key) if request.key else b""
         request_id = orjson.dumps(request.request_id)
     except orjson.JSONEncodeError:  # non-contiguous rows, odd ids
         return None
@@ -98,7 +99,7 @@ def usual_line(
         return None
     return (
         b'{"request_id":%b,"time":%b,%b,"outputs":%b,"latency_ms":{"queue":%b,%b"total":%b},'
-        b'"input_hash":"%b"%b%b}\n'
+        b'"input_hash":"%b"%b%b%b}\n'
         % (
             request_id,
             head.time,
@@ -109,6 +110,7 @@ def usual_line(
             b"%.3f" % total_ms,
             input_hash(request).encode(),
             client,
+            key,
             asked,
         )
     )

@@ -67,6 +67,7 @@ class SharedState:
         metrics: Metrics,
     ) -> None:
         self._loader = loader
+        self._pinned = config.models.pinned
         self._ended = ended
         self.store, self._clean_up = configured_store(config)
         #: Content of the store that this member follows, and when that was the newest for certain.
@@ -328,13 +329,42 @@ class SharedState:
         return msgspec.structs.replace(state, models={name: models[name] for name in sorted(models)})
 
     def _found_first(self, saved: LifecycleState) -> FirstState:
-        """Every version of every model, the newest serving; models that are not served any more."""
+        """Every version of every model, its pinned or newest one serving; models that are not served now.
+
+        Raises: ConfigError: a pin that names nothing of the repository.
+        """
         models = {}
+        pins = dict(_pin(text) for text in self._pinned)
         for name in self._loader.models():
             units = self._loader.first_units(name)
-            models[name] = ModelState(units, units[-1].id)
+            pinned = pins.pop(name, units[-1].version)
+            serving = next((unit.id for unit in units if unit.version == pinned), None)
+            if serving is None:
+                there = ", ".join(unit.version for unit in units)
+                raise ConfigError(f"models.pinned: {name} has no version {pinned!r}; there are: {there}")
+            models[name] = ModelState(units, serving)
+            stored = saved.models.get(name)
+            if stored is not None and stored.serving not in ("", serving) and pinned != units[-1].version:
+                log.warning(
+                    "models.pinned: %s/%s is pinned, but %s was loaded or rolled back to since, and serves",
+                    name,
+                    pinned,
+                    stored.serving,
+                )
+        if pins:
+            raise ConfigError(
+                f"models.pinned: {', '.join(pins)} is not served; there are: {', '.join(models) or 'none'}"
+            )
         left_out = {name: model for name, model in saved.models.items() if name not in models}
         return FirstState(models, left_out)
+
+
+def _pin(text: str) -> tuple[str, str]:
+    """Model and version of a pin. Raises: ConfigError."""
+    name, equals, version = text.partition("=")
+    if not (name and equals and version):
+        raise ConfigError(f"models.pinned: {text!r} is not <model>=<version>, such as risk=7")
+    return name, version
 
 
 async def wait_for_acks(

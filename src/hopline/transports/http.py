@@ -51,7 +51,7 @@ from hopline.transports.http_waiting import Inferring, Scoring, Working
 from hopline.transports.interface import ScoringService
 from hopline.transports.json_body import check_charset, decode_body, refuse_repeated
 from hopline.transports.lifecycle_requests import DECISIONS, IndexBody, LifecycleRequests, graph_updates
-from hopline.transports.oip_json import check_names, decode_infer
+from hopline.transports.oip_json import check_names, decode_infer, logged_id
 from hopline.transports.openai.routes import OpenAiRoutes, described, listed
 from hopline.transports.openapi import Description
 from hopline.transports.pages import index_page
@@ -228,7 +228,7 @@ class HttpApp:
             tensors,
             [output.name for output in infer.outputs or ()],
             infer.parameters or {},
-            id_line[14:-2].decode(),
+            logged_id(infer, headers, id_line),
             deadline,
             self._max_nodes,
         )

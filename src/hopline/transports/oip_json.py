@@ -49,6 +49,10 @@ class InferOutput(msgspec.Struct, forbid_unknown_fields=True):
     parameters: _Parameters | None = None
 
 
+#: Characters of an id that the log keeps, as of a header's.
+_MAX_ID = 128
+
+
 class InferBody(msgspec.Struct, forbid_unknown_fields=True):
     """An inference request. Null is the same as a missing field, as in `ScoreBody`.
 
@@ -162,6 +166,18 @@ def json_part(body: bytes, length: bytes | None) -> bytes:
             f"the body has {len(body)} bytes"
         )
     return body[: int(length)]
+
+
+def logged_id(infer: InferBody, headers: dict[bytes, bytes], id_line: bytes) -> str:
+    """The id by which a caller finds an inference in the log: of its header, else of its body, else ours.
+
+    Args:
+        headers: of the request.
+        id_line: the header `x-request-id` of the answer.
+    """
+    if infer.id and b"x-request-id" not in headers:
+        return infer.id[:_MAX_ID]
+    return id_line[14:-2].decode()
 
 
 def encode_infer(infer: InferBody, result: ScoreResult, headers: bytes) -> Response:
