@@ -517,7 +517,7 @@ async def test_a_version_that_refuses_what_callers_send_is_loaded_only_by_force(
         return served
 
     monkeypatch.setattr(type(loaded), "load", spoilt)
-    with pytest.raises(Conflict, match="requests that 1 answered last .*column 'country' is missing"):
+    with pytest.raises(Conflict, match=r"requests that 1 answered last .*column 'country' is missing"):
         await service.load("sage", "2")
     assert await rig.version_of(service) == "1"
     await service.load("sage", "2", serve=False)
