@@ -90,6 +90,21 @@ def test_a_text_alone_is_that_of_its_seed_and_without_chance_it_is_the_same_in_a
     alone = [ask(seed) for seed in (1, 2, 3)]
     assert [ask(seed) for seed in (1, 2, 3)] == alone
     assert len(set(alone)) > 1
+
+    def ask_all(n: int) -> list[str]:
+        answer = client.chat.completions.create(
+            model="slm", messages=MESSAGES, max_tokens=12, temperature=1.0, n=n, seed=1
+        )
+        return [choice.message.content or "" for choice in answer.choices]
+
+    def ask_without_a_seed(count: int) -> None:
+        client.completions.create(model="slm", prompt="Name a fruit, please.", max_tokens=count, n=2)
+
+    with ThreadPoolExecutor(6) as threads:
+        others = threads.map(ask_without_a_seed, (5, 20, 40))
+        for n, texts in zip((2, 1, 3, 1, 2), threads.map(ask_all, (2, 1, 3, 1, 2)), strict=True):
+            assert texts == alone[:n]
+        list(others)
     likely = ask(1, 0.0)
     with ThreadPoolExecutor(6) as threads:
         assert set(threads.map(ask, range(6), [0.0] * 6)) == {likely}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hopline.errors import BadRequest
-from hopline.generate.request import completed, read_rows, read_stop
+from hopline.generate.request import completed, is_repeatable, read_rows, read_stop
 from hopline.types import ScoreRequest
 
 
@@ -93,6 +93,28 @@ def test_a_row_without_a_seed_gets_one() -> None:
     drawn = completed(ScoreRequest("slm", columns={"prompt": ["a", "b"]}), DEFAULTS).columns
     assert drawn is not None
     assert len(set(drawn["seed"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "repeatable"),
+    [
+        ({"seed": [1, None]}, [True, False]),
+        ({}, [False, False]),
+        ({"seed": [1, 2], "repeatable": [False, None]}, [False, True]),
+    ],
+)
+def test_a_text_with_a_seed_is_repeatable_unless_that_is_declined(
+    columns: dict[str, list[object]], repeatable: list[bool]
+) -> None:
+    request = ScoreRequest("slm", columns={"prompt": ["a", "b"], **columns})
+    found = completed(request, DEFAULTS).columns
+    assert found is not None
+    assert found["repeatable"] == repeatable
+    assert [prompt.sampling.runs_alone for prompt in read_rows(found)] == repeatable
+    assert is_repeatable(found) is all(repeatable)
+    assert is_repeatable({**found, "temperature": [0.0, 0.0]})
+    assert not any(prompt.sampling.runs_alone for prompt in read_rows({**found, "temperature": [0.0, 0]}))
+    assert completed(ScoreRequest("slm", columns=found), DEFAULTS).columns == found
 
 
 def test_log_probabilities_are_an_output_if_a_row_asks_for_them_and_the_reverse() -> None:

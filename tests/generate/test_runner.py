@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hopline.errors import BadRequest
 from hopline.generate import wire
-from hopline.generate.engine import EngineSettings
+from hopline.generate.engine import EngineSettings, Produced
 from hopline.generate.naive_engine import NaiveEngine
 from hopline.generate.request import Prompt, Sampling
 from hopline.generate.runner import Runner, RunnerSettings, Text
@@ -54,7 +57,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
     def make(kv_tokens: int = 1024, **model: object) -> Runner:
         engine = NaiveEngine(naive(tmp_path, **model), EngineSettings(kv_tokens=kv_tokens))
-        runner = Runner(engine, RunnerSettings())
+        runner = Runner(engine, RunnerSettings(prefix_caching=True))
         runners.append(runner)
         return runner
 
@@ -179,3 +182,90 @@ async def test_prompts_that_begin_alike_are_counted(make: Make) -> None:
     await second.said()
     assert second.parts[0].cached_tokens == 96
     assert second.parts[0].prompt_tokens == 101
+
+
+class Drawing(NaiveEngine):
+    """Draws as openvino-genai does: one generator for all texts, seeded by the one that joined last."""
+
+    def __init__(self, model: Path, settings: EngineSettings) -> None:
+        super().__init__(model, settings)
+        self._rng = random.Random(0)
+        self.cancelled: set[int] = set()
+
+    def add(self, number: int, tokens: Sequence[int], sampling: Sampling) -> None:
+        self._rng.seed(sampling.seed)
+        super().add(number, tokens, sampling)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.add(number)  # it takes part in one more step
+
+    def step(self) -> list[Produced]:
+        drawn = [
+            Produced(
+                each.number,
+                (32 + self._rng.randrange(90),),
+                each.logprobs,
+                each.finish,
+            )
+            for each in super().step()
+        ]
+        for number in self.cancelled:
+            super().cancel(number)
+        self.cancelled.clear()
+        return drawn
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 2), st.booleans(), st.integers(0, 3)),
+        min_size=1,
+        max_size=8,
+    )
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_text_of_a_seed_depends_on_nothing_else(
+    tmp_path: Path, requests: list[tuple[int, int, bool, int]]
+) -> None:
+    """Requests of n texts with a seed or without, some of which are cancelled, in between and together."""
+
+    async def run() -> None:
+        file = naive(tmp_path, context_tokens=512)
+        runner = Runner(Drawing(file, EngineSettings(kv_tokens=1024)), RunnerSettings())
+        alone: dict[int, str] = {}
+        for seed in range(6):
+            caller = Caller(
+                runner, "x", temperature=1.0, seed=seed, max_tokens=9, repeatable=True, ignore_eos=True
+            )
+            alone[seed] = await caller.said()
+        callers: list[tuple[int, bool, Caller]] = []
+        for n, seed, is_given, pause in requests:
+            for at in range(n):
+                values = {"seed": seed + at, "repeatable": is_given}
+                callers.append(
+                    (
+                        seed + at,
+                        is_given,
+                        Caller(runner, "x", temperature=1.0, max_tokens=9, ignore_eos=True, **values),
+                    )
+                )
+            if pause == 3:
+                runner.cancel(callers[-1][2].text)
+                callers.pop()
+            for _ in range(4 * pause):
+                await asyncio.sleep(0)
+        for seed, is_given, caller in callers:
+            text = await caller.said()
+            assert text == alone[seed] or not is_given
+        await runner.close()
+
+    asyncio.run(run())
+
+
+async def test_a_seed_is_refused_where_earlier_texts_leave_their_states(tmp_path: Path) -> None:
+    engine = NaiveEngine(naive(tmp_path), EngineSettings())
+    runner = Runner(engine, RunnerSettings(prefix_caching=True))
+    refused = Caller(runner, "x", temperature=1.0, seed=1, repeatable=True)
+    assert "generate.prefix_caching" in await refused.refusal()
+    for values in ({"temperature": 0.0, "repeatable": True}, {"temperature": 1.0, "repeatable": False}):
+        assert await Caller(runner, "x", **values).said() == "x"
+    await runner.close()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hopline.errors import Overloaded, RequestTooLarge
@@ -42,6 +44,28 @@ def test_a_large_text_is_not_overtaken_for_ever() -> None:
     assert started(found) == []
     found.remove(0)
     assert started(found) == [1, 2]
+
+
+def test_a_text_that_runs_alone_waits_for_the_others_and_they_for_it() -> None:
+    found = schedule()
+    found.put(need(0))
+    assert started(found) == [0]
+    found.put(dataclasses.replace(need(1), alone=True))
+    found.put(dataclasses.replace(need(2), alone=True))
+    found.put(need(3))
+    found.put(need(4))
+    assert started(found) == []  # and 3 does not overtake
+    found.remove(0)
+    assert list(found.start(is_quiet=False)) == []
+    assert started(found) == [1]
+    assert started(found) == []
+    found.remove(1)
+    assert started(found) == [2]
+    found.put(need(5, lane=HIGH))
+    assert started(found) == []
+    found.remove(2)
+    assert started(found) == [5, 3, 4]
+    assert found.queued_tokens == 0
 
 
 def test_high_goes_before_low() -> None:

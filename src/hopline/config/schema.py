@@ -582,7 +582,11 @@ class GenerateConfig:
     )
     max_running: int = setting(32, "texts of a version that run together", minimum=1)
     batch_tokens: int = setting(512, "most tokens of one step", minimum=1)
-    prefix_caching: bool = setting(True, "keep KV blocks of ended texts for prompts that begin alike")
+    prefix_caching: bool = setting(
+        False,
+        "keep KV blocks of ended texts for prompts that begin alike; requests with a seed and a "
+        "temperature above 0 are then refused",
+    )
     max_queue_tokens: int = setting(
         65_536, "tokens of waiting texts beyond which new ones are refused", minimum=1
     )

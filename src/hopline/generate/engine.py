@@ -42,7 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     kv_tokens: int = 16_384
     max_running: int = 32
     batch_tokens: int = 512
-    prefix_caching: bool = True
+    prefix_caching: bool = False
     context_tokens: int = 0
     chat_template: str = ""
 

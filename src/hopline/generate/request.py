@@ -34,10 +34,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         max_tokens: longest answer; 0 takes the server's default.
         temperature: below `LEAST_TEMPERATURE` takes the most probable token.
         top_p, top_k, min_p: the tokens that may be drawn; 1, 0 and 0 allow all.
-        seed: of the draws; with a temperature above 0, texts of the same batch may change them too.
+        seed: of the draws.
         stop: strings before which the text ends.
         logprobs: whether the log probability of each chosen token is wanted.
         ignore_eos: continue after the model's own end; for measurements.
+        repeatable: the draws depend on the seed alone. An engine draws the tokens of a batch together, so
+            such a text runs alone.
     """
 
     max_tokens: int = 0
@@ -52,11 +54,17 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     repetition_penalty: float = 1.0
     logprobs: bool = False
     ignore_eos: bool = False
+    repeatable: bool = False
 
     @property
     def is_drawn(self) -> bool:
         """Whether tokens are drawn; otherwise each is the most probable one."""
         return self.temperature >= LEAST_TEMPERATURE
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other text may run with it."""
+        return self.repeatable and self.is_drawn
 
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True):
@@ -89,6 +97,7 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
     "repetition_penalty": (float, 0.01, 10.0),
     "logprobs": (bool, 0, 1),
     "ignore_eos": (bool, 0, 1),
+    "repeatable": (bool, 0, 1),
 }
 #: Of a seed that is drawn.
 _SEED_BITS = 62
@@ -132,8 +141,8 @@ def read_rows(columns: Mapping[str, Any] | None) -> list[Prompt]:
 def completed(request: ScoreRequest, default_outputs: tuple[str, ...]) -> ScoreRequest:
     """The request with what it leaves to the server, as logs have it and a replay repeats it.
 
-    A row without a seed gets a random one. Log probabilities are an output if a row asks for them, and are
-    asked for if they are an output.
+    A row without a seed gets a random one; one with a seed is repeatable. Log probabilities are an output
+    if a row asks for them, and are asked for if they are an output.
 
     Args:
         request: `read_rows` checks its columns afterwards.
@@ -144,6 +153,11 @@ def completed(request: ScoreRequest, default_outputs: tuple[str, ...]) -> ScoreR
     columns = dict(request.columns)
     count = len(next(iter(columns.values())))
     seeds = _plain(columns.get("seed", [None] * count))
+    repeatable = _plain(columns.get("repeatable", [None] * count))
+    columns["repeatable"] = [
+        seed is not None if chosen is None else chosen
+        for seed, chosen in zip(seeds, repeatable, strict=False)
+    ]
     columns["seed"] = [secrets.randbits(_SEED_BITS) if seed is None else seed for seed in seeds]
     outputs = request.outputs or default_outputs
     if not request.outputs and any(_plain(columns.get("logprobs", ()))):
@@ -151,6 +165,14 @@ def completed(request: ScoreRequest, default_outputs: tuple[str, ...]) -> ScoreR
     if "logprobs" in outputs:
         columns["logprobs"] = [True] * count
     return msgspec.structs.replace(request, columns=columns, outputs=outputs)
+
+
+def is_repeatable(columns: Mapping[str, Any]) -> bool:
+    """Whether the texts of a completed request are the same whenever it is repeated."""
+    drawn = [value >= LEAST_TEMPERATURE for value in _plain(columns.get("temperature", ()))]
+    repeatable = _plain(columns.get("repeatable", ()))
+    drawn = drawn or [True] * len(repeatable)
+    return all(each or not is_drawn for each, is_drawn in zip(repeatable, drawn, strict=False))
 
 
 def _plain(values: Any) -> Sequence[Any]:

@@ -45,11 +45,13 @@ class RunnerSettings(msgspec.Struct, frozen=True):
         max_running: texts that run together.
         max_queue_tokens: as for `Schedule`.
         default_tokens: longest answer of a text that names none.
+        prefix_caching: the engine keeps states of earlier texts, so that no drawn text is repeatable.
     """
 
     max_running: int = 32
     max_queue_tokens: int = 65_536
     default_tokens: int = 512
+    prefix_caching: bool = False
 
 
 class Text:
@@ -170,7 +172,8 @@ class Runner:
                 log.exception("the engine failed")
                 self._failed()
                 return
-            if not (self._unread or self._schedule.num_running or self._has_cancelled):
+            schedule = self._schedule
+            if not (self._unread or schedule.num_running or schedule.num_queued or self._has_cancelled):
                 self._wanted.clear()
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
@@ -193,6 +196,13 @@ class Runner:
         Raises: HoplineError: it can never be answered.
         """
         info = self.engine.info
+        if prompt.sampling.runs_alone and self._settings.prefix_caching:
+            raise BadRequest(
+                "seed: this server keeps KV blocks of earlier texts (generate.prefix_caching), and a drawn "
+                "text depends on them; leave seed out, or send temperature 0, or repeatable false for a "
+                "text that may be another one next time",
+                "seed",
+            )
         source = prompt.text
         if prompt.messages:
             source = self.engine.render(msgspec.json.decode(prompt.messages))
@@ -223,7 +233,8 @@ class Runner:
             if text.deadline <= now:
                 raise DeadlineExceeded("the deadline passed while the prompt was read")
             tokens = text.prompt_tokens + text.sampling.max_tokens
-            self._schedule.put(Need(text.number, tokens, text.lane, text.deadline, now))
+            alone = text.sampling.runs_alone
+            self._schedule.put(Need(text.number, tokens, text.lane, text.deadline, now, alone))
         except HoplineError as refusal:
             if isinstance(refusal, BadRequest) and refusal.param is None:
                 info = self.engine.info
@@ -236,10 +247,11 @@ class Runner:
 
     def _start(self) -> None:
         """Give the engine what fits now."""
-        for need in self._schedule.start():
+        for need in self._schedule.start(is_quiet=not self._has_cancelled):
             text = self._texts[need.number]
             self.stats.tokens += text.prompt_tokens
-            text.cached_tokens = self._prefixes.known(text.tokens)
+            if self._settings.prefix_caching:
+                text.cached_tokens = self._prefixes.known(text.tokens)
             try:
                 self.engine.add(text.number, text.tokens, text.sampling)
             except HoplineError as refusal:

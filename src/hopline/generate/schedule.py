@@ -2,7 +2,8 @@
 
 A text that starts reserves the blocks that its prompt and its longest answer need, so a running text is
 never evicted for another. Texts start in the order of their lanes, and in a lane in the order in which they
-came: one that does not fit yet is not overtaken, so that it starts at last.
+came: one that does not fit yet is not overtaken, so that it starts at last. A text that runs alone starts
+when nothing runs, and nothing else starts until it ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Need:
     Attributes:
         tokens: of its prompt and its longest answer.
         deadline: on the clock of `Schedule.expired`.
+        alone: no other text may run with it.
     """
 
     number: int
@@ -33,6 +35,7 @@ class Need:
     lane: int
     deadline: float
     since: float
+    alone: bool = False
 
 
 class Schedule:
@@ -56,6 +59,7 @@ class Schedule:
         self._max_queue_tokens = max_queue_tokens
         self._lanes: dict[int, deque[Need]] = {lane: deque() for lane in _ORDER}
         self._running: dict[int, int] = {}
+        self._is_alone = False
 
     @property
     def num_running(self) -> int:
@@ -97,20 +101,28 @@ class Schedule:
         self._lanes[need.lane].append(need)
         self.queued_tokens += need.tokens
 
-    def start(self) -> Iterator[Need]:
-        """The texts that start now; their blocks are reserved."""
+    def start(self, *, is_quiet: bool = True) -> Iterator[Need]:
+        """The texts that start now; their blocks are reserved.
+
+        Args:
+            is_quiet: the engine has no cancelled text any more; one that runs alone waits for that.
+        """
+        self._is_alone = self._is_alone and bool(self._running)
         for lane in _ORDER:
             waiting = self._lanes[lane]
             while waiting:
-                blocks = self.blocks(waiting[0])
+                blocks, alone = self.blocks(waiting[0]), waiting[0].alone
                 if (
-                    len(self._running) >= self._max_running
+                    self._is_alone
+                    or (alone and (self._running or not is_quiet))
+                    or len(self._running) >= self._max_running
                     or self.used_blocks + blocks > self._info.num_blocks
                 ):
                     return  # a lower lane does not overtake
                 need = waiting.popleft()
                 self.queued_tokens -= need.tokens
                 self._running[need.number] = blocks
+                self._is_alone = alone
                 self.used_blocks += blocks
                 yield need
 

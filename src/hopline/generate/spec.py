@@ -120,7 +120,7 @@ _INPUTS = (
             "repetition_penalty",
         )
     ),
-    *(TensorInfo(name, "BOOL", (-1,), True) for name in ("logprobs", "ignore_eos")),
+    *(TensorInfo(name, "BOOL", (-1,), True) for name in ("logprobs", "ignore_eos", "repeatable")),
 )
 DEFAULT_OUTPUTS = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
 

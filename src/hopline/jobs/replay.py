@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hopline.errors import BadRequest, GraphBehind, HoplineError, ModelNotReady, Overloaded, Unavailable
+from hopline.generate.request import is_repeatable
 from hopline.jobs.targets import Target
 from hopline.records.entry import Entry
 from hopline.records.reader import LogReader
@@ -270,7 +271,12 @@ def why_not(entry: Entry) -> str:
         return "failed before"
     if entry.degraded:
         return "degraded"  # it depended on rows that a feature store lacked at the time
-    return "" if entry.inputs is not None else "inputs not kept"
+    if entry.inputs is None:
+        return "inputs not kept"
+    columns = entry.inputs.columns
+    if columns is not None and "repeatable" in columns and not is_repeatable(columns):
+        return "drawn together with other texts"
+    return ""
 
 
 def _chosen(

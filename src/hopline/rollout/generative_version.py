@@ -354,7 +354,12 @@ def generator_of(
             context_tokens=spec.context_tokens,
             chat_template=spec.chat_template if spec.sets_template else "",
         ),
-        limits=RunnerSettings(settings.max_running, settings.max_queue_tokens, settings.default_tokens),
+        limits=RunnerSettings(
+            settings.max_running,
+            settings.max_queue_tokens,
+            settings.default_tokens,
+            settings.prefix_caching,
+        ),
         config=config.to_json(),
         ready=0,
         nice=nice,

@@ -17,8 +17,8 @@ from hopline.transports.json_body import decode_body
 from hopline.types import ScoreRequest
 
 _OF_SEED = (
-    "Start of the random draws. A text with a temperature above 0 also depends on the texts that are "
-    "generated at the same time, so the same seed may give another one. Temperature 0 repeats a text."
+    "Start of the random draws. The text depends on the model, the prompt, the parameters and the seed "
+    "alone. With a temperature above 0, it is generated alone, after the texts before it."
 )
 
 
@@ -68,6 +68,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     Attributes:
         model: a model, or "model/version".
         n: texts for each prompt.
+        repeatable: false lets a text with a seed run with others, and be another one next time.
         top_k, min_p, repetition_penalty, ignore_eos: as in vLLM's API.
         timeout_ms, priority, key, tags: as in Hopline's own scoring requests.
     """
@@ -89,6 +90,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: float | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
+    repeatable: bool | None = None
     timeout_ms: float | None = None
     priority: Literal["high", "normal", "low"] | None = None
     key: str | None = None
@@ -135,6 +137,7 @@ _NUMBERS = (
     "min_p",
     "repetition_penalty",
     "ignore_eos",
+    "repeatable",
 )
 
 
