@@ -431,3 +431,18 @@ def test_an_embedding_of_each_row_is_refused_on_graphs_of_every_size(num_nodes, 
         NotServable, match=r"It identifies nodes by their row: .*self\.emb\(x\[:, 0\]\.long\(\)\)"
     ):
         package(Numbered(num_nodes), tmp_path, graph, fanouts=[-1] * 3, task="embedding")
+
+
+def test_a_table_with_a_row_for_each_node_is_looked_up_by_a_number_column(tmp_path):
+    class Numbered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.conv = nn.Parameter(torch.randn(40, 6)), pyg.SAGEConv(6, 3)
+
+        def forward(self, x, edge_index):
+            return self.conv(self.table.relu()[x[:, 0].long()], edge_index)
+
+    edges = np.random.default_rng(0).integers(0, 40, (2, 160))
+    graph = Graph.from_edges(edges, np.arange(40, dtype=np.float32)[:, None])
+    report = package(Numbered(), tmp_path, graph, fanouts=[-1], runtime="onnx")
+    assert report.spec.parity["max_abs_diff"] < 1e-4

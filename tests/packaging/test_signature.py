@@ -101,6 +101,9 @@ def test_two_arguments_that_the_user_names_may_receive_the_same():
         ("x, y, edge_index", "labels are not known"),
         ("head_index, rel_type, tail_index", "a model of triples"),
         ("x", "A model without edges is served as a module .* fanouts=\\[\\]"),
+        ("x, edge_index, num_nodes", r"write x\.size\(0\)"),
+        ("x, hyperedge_index", "make hyperedges a node type"),
+        ("z, pos", r"If 'z' is a Data or HeteroData, pass arguments=\{'z': 'data'\}\. arguments"),
         ("x, edge_index, mystery", "'mystery', and nothing of the graph has this name"),
         ("x, edge_index, edge_attr", "the graph has no edge attributes"),
     ],
@@ -130,6 +133,7 @@ def test_a_second_type_of_edges_is_no_reason_to_pass_an_optional_edge_type():
         ("data", {"arguments": {"data": "data"}}, "data=Data(x[6], edge_index, edge_attr[1])"),
         ("*args", {}, "features[6], edge_index"),
         ("x, edge_index, batch", {}, "x=features[6], edge_index=edge_index, batch=zeros"),
+        ("x, edge_index, **kwargs", {}, "x=features[6], edge_index=edge_index, **kwargs=none"),
     ],
 )
 def test_the_call_is_shown(signature, options, call):
@@ -178,6 +182,17 @@ def test_answers_are_those_of_the_call_without_the_hidden_state(tmp_path):
     assert read_spec(report.path).called == called
 
 
+def test_the_call_of_a_head_is_shown_by_position(tmp_path):
+    class Item(nn.Module):
+        def forward(self, item, user):
+            return (item * user).sum(-1)
+
+    report = hopline.package(
+        Answers(lambda h, e: h), homogeneous(), tmp_path, name="m", fanouts=[-1], task="binary", head=Item()
+    )
+    assert report.notes[0].endswith("; the head as forward(item=source node, user=destination node)")
+
+
 def columns(**more):
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(0, 30, (2, 100), generator=generator)
@@ -192,11 +207,15 @@ def test_columns_that_the_graph_leaves_out_are_known_to_it_and_its_copies(tmp_pa
     )  # fmt: skip
     with caplog.at_level(logging.INFO, "hopline.graph"):
         graph = Graph.from_pyg(data)
-    want = {"node": ("y", "pos", "country", "train_mask"), "node__to__node": ("currency",)}
+    want = {
+        "node": ("y", "pos", "country", "train_mask"),
+        "node__to__node": ("currency",),
+        "": ("name", "scale"),
+    }
     assert graph.left_out == want
     warned = {record.args[1] for record in caplog.records if record.levelno == logging.WARNING}
     assert warned == {"pos", "country", "currency"}
-    assert {record.args[1] for record in caplog.records} == warned | {"y", "train_mask"}
+    assert {record.args[1] for record in caplog.records} == warned | {"y", "train_mask", *want[""]}
     saved = graph.save(tmp_path / "graph")
     for copy in (
         saved, Graph.open(tmp_path / "graph"), saved.compressed(), saved.compressed().decompressed(),
@@ -231,12 +250,14 @@ def test_columns_of_each_type_of_hetero_data_are_named():
         ),
         ("x, edge_index, y=None", "labels and masks of the split are not known"),
         ("node_feat, edge_index", r"data\.node_feat of its nodes"),
+        ("x, edge_index, edge_index2=None", "Other edges are a further edge type, in a HeteroData"),
     ],
 )
 def test_an_argument_of_the_name_of_a_column_that_the_graph_leaves_out_is_refused(signature, message):
     data = columns(
-        pe=torch.zeros(30, 2), y=torch.zeros(30), currency=torch.zeros(100), node_feat=torch.zeros(30, 6)
-    )
+        pe=torch.zeros(30, 2), y=torch.zeros(30), currency=torch.zeros(100), node_feat=torch.zeros(30, 6),
+        edge_index2=torch.zeros(2, 7, dtype=torch.long),
+    )  # fmt: skip
     graph = Graph.from_pyg(data)
     with pytest.raises(PackagingError, match=message):
         roles_of(signature, graph)

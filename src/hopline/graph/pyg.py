@@ -61,28 +61,31 @@ def tables_of(
 
 
 def left_out(data: Any) -> dict[str, tuple[str, ...]]:
-    """Columns of nodes and edges that `tables_of` does not read: node type or edge type key -> names.
+    """Names in the data that `tables_of` does not read: node type, edge type key or "" -> names.
 
-    They are logged: labels and masks of a split as information, others as a warning.
+    Those of a type have a row for each of its nodes or edges; "" has all others. Columns are logged: labels
+    and masks of a split as information, others as a warning.
     """
+    owners: list[tuple[Any, dict[int | None, str]]]
     if hasattr(data, "metadata") and hasattr(data, "node_types"):
         owners = [(data[name], {_num_nodes(data[name]): name}) for name in data.node_types]
         owners += [(data[key], {data[key].num_edges: edge_key(*key)}) for key in data.edge_types]
+        owners.append((data._global_store, {}))
     else:
         owners = [(data, {data.num_edges: edge_key(*EDGE_TYPE), _num_nodes(data): NODE_TYPE})]
     found: dict[str, list[str]] = {}
     for store, owner_of in owners:
         for name, value in store.to_dict().items():
-            owner = owner_of.get(_length(value))
-            if owner is None or name in _READ or (name == "time" and "__" in owner):
+            owner = owner_of.get(_length(value), "")
+            if name in _READ or (name == "time" and "__" in owner):
                 continue
             found.setdefault(owner, []).append(name)
-            usual = name in ("y", "edge_label") or name.endswith("mask")
+            usual = not owner or name in ("y", "edge_label") or name.endswith("mask")
             shape = list(getattr(value, "shape", None) or [_length(value)])
             _LOG.log(
                 logging.INFO if usual else logging.WARNING,
                 "%s: left out: %s %s; a graph has one matrix for all columns of a type (x, edge_attr)",
-                owner,
+                owner or "data",
                 name,
                 shape,
             )

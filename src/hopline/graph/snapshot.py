@@ -32,7 +32,7 @@ class Graph:
         edges: edge type key "src__rel__dst" -> its adjacency.
         path: the folder it was opened from or last saved to, None while it is only in memory.
         left_out: node type or edge type key -> names of its columns in the PyG data that the graph was
-            built from, which the graph does not have. Not a part of its version.
+            built from, which the graph does not have; "" -> names of other data. Not a part of its version.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Binding:
         reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
         called: the call in words, for the user.
-        left_out: node type or edge type key -> names in the user's data that the graph does not have.
+        left_out: node type, edge type key or "" -> names in the user's data that the graph does not have.
     """
 
     roles: dict[str, Role]
@@ -133,6 +133,7 @@ class Binding:
             for key in self.relations:
                 self._fill(graph[split_key(key)], slots, key, sparse)
                 _guard(graph[split_key(key)], self.left_out, key)
+            _guard(graph._global_store, self.left_out, "")
             return graph
         x = slots[f"features:{self.node_types[0]}"]
         single = _Data(x=x, batch=x.new_zeros(x.size(0), dtype=torch.int64))
@@ -209,8 +210,14 @@ def lost(name: str, owner: str) -> str:
     """Why a graph does not have a column, and the remedy, in words.
 
     Args:
-        owner: node type or edge type key.
+        owner: node type or edge type key, "" for data of neither.
     """
+    if not owner:
+        return (
+            f"the graph does not have data.{name}, which Graph.from_pyg left out: a graph has nodes, edges "
+            "and a matrix of columns for each type. Other edges are a further edge type, in a HeteroData; "
+            "a constant belongs into the module, as a buffer"
+        )
     whose, into = ("edges", "data.edge_attr") if "__" in owner else ("nodes", "data.x")
     text = f"the graph does not have the data.{name} of its {whose}, which Graph.from_pyg left out: "
     if name == "y" or name.endswith("mask"):

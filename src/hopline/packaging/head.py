@@ -244,14 +244,28 @@ def is_link(head: object) -> bool:
         return True
     if not isinstance(head, nn.Module):
         return False
-    parameters = inspect.signature(head.forward).parameters.values()
-    required = [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    required = _required(head)
     if len(required) not in (1, 2):
         raise PackagingError(
             f"{type(head).__name__}.forward has {len(required)} arguments; a head has h, or h_src and h_dst"
         )
     return len(required) == 2
+
+
+def head_call(head: object, targets: Sequence[str]) -> str:
+    """How a user's head is called, in words: by position, whatever its arguments are named."""
+    if not isinstance(head, nn.Module):
+        return ""
+    names = _required(head)
+    states = ["state"] if len(names) == 1 else [f"source {targets[0]}", f"destination {targets[-1]}"]
+    pairs = ", ".join(f"{name}={state}" for name, state in zip(names, states, strict=True))
+    return f"; the head as forward({pairs})"
+
+
+def _required(head: nn.Module) -> list[str]:
+    """Names of the arguments of a head that have no default."""
+    return [
+        name
+        for name, p in inspect.signature(head.forward).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]

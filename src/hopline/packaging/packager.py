@@ -23,7 +23,7 @@ from hopline.packaging.activation import Output, Task
 from hopline.packaging.arguments import Binding
 from hopline.packaging.compile import check_compiler
 from hopline.packaging.folder import new_version
-from hopline.packaging.head import is_link
+from hopline.packaging.head import head_call, is_link
 from hopline.packaging.job import Job
 from hopline.packaging.later_types import with_edge_types
 from hopline.packaging.reference import Reference, originals_in_eval, precision_notes
@@ -146,6 +146,7 @@ def package(
         raise PackagingError(f"head is a module, or 'dot'; got {head!r}")
     binding = bind(module, schema, arguments=arguments, relations=relations, left_out=graph.left_out)
     targets = _targets(target, binding, head)
+    called = binding.called + head_call(head, targets)
     job = Job(
         model=frozen_copy(module),
         head=frozen_copy(head) if isinstance(head, nn.Module) else head,
@@ -156,7 +157,7 @@ def package(
         fanouts=checked_fanouts(fanouts),
         progress=silent,
         reference=Reference(module, binding, targets, head, is_link(head)),
-        notes=[binding.called, *precision_notes(module)],
+        notes=[called, *precision_notes(module)],
         device=device,
     )
     spec = ModelSpec(
@@ -171,7 +172,7 @@ def package(
         max_degree=max_degree,
         salt=salt,
         classes=classes,
-        called=binding.called,
+        called=called,
         producer=_producer(),
     )
     with (

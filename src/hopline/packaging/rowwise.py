@@ -58,7 +58,7 @@ def check_rowwise(
 def _agree(full: Any, part: Any, picks: Tensor, num_rows: int) -> bool:
     if not isinstance(full, Tensor) or not full.is_floating_point() or full.dim() == 0:
         return True
-    if full.shape[0] != num_rows:
+    if full.shape[0] != num_rows or len(part) == num_rows:
         # Rows of `sources`, of edges (their result is checked below), or parameters.
         return True
     expected = full[picks]

@@ -60,10 +60,18 @@ _ALL_ROWS = (
     "a server answers for the nodes that requests name, without the bookkeeping of a loader: give it a "
     "default, or pass a module whose forward(x, edge_index) answers a row for each node"
 )
+_LAYERS = (
+    "it holds edges for each layer, as loaders make them: pass a module whose forward(x, edge_index) calls "
+    "the same layers on edge_index, self.convs[i](x, edge_index)"
+)
+_COLUMNS = (
+    "a graph has one matrix of features for each node type, to which coordinates are appended, data.x = "
+    "torch.cat([data.x, data.pos], 1): pass a module whose forward takes its columns apart"
+)
 _TRIPLES = (
-    "a model of triples scores pairs of nodes, not nodes: make the node embeddings the features of the "
-    "graph (x=model.node_emb.weight), pass a module whose forward(x, edge_index) answers x, with "
-    "fanouts=[], and head=a module of (h_src, h_dst) for one relation"
+    "a model of triples scores pairs of nodes, not nodes. An encoder with convolutions and head=, a module "
+    "of (h_src, h_dst) for one relation, score pairs. Embeddings alone are served, with task='embedding' "
+    "and fanouts=[], by a module whose forward(x, edge_index) answers x, and x=model.node_emb.weight"
 )
 #: Arguments that belong to training, to loaders or to pairs, and the alternative.
 _INSTEAD = {
@@ -77,8 +85,14 @@ _INSTEAD = {
     "num_sampled_nodes": _ALL_ROWS,
     "num_sampled_nodes_per_hop": _ALL_ROWS,
     "num_sampled_nodes_dict": _ALL_ROWS,
-    "adjs": "it holds edges for each layer, as NeighborSampler made them: pass a module whose "
-    "forward(x, edge_index) calls the same layers on edge_index, self.convs[i](x, edge_index)",
+    "adjs": _LAYERS,
+    "blocks": _LAYERS,
+    "mfgs": _LAYERS,
+    "pos": _COLUMNS,
+    "coord": _COLUMNS,
+    "coords": _COLUMNS,
+    "hyperedge_index": "a graph has edges between two nodes: make hyperedges a node type of a HeteroData",
+    "num_nodes": "the number of nodes is that of a neighbourhood: write x.size(0) in forward",
     "edge_time": "times order edges and cut them (as_of), and are not an input: a model that reads them "
     "needs them as a column of edge_attr as well",
     "head_index": _TRIPLES,
@@ -137,6 +151,8 @@ class _Call:
     def lost(self, name: str) -> str:
         """Why the graph does not have the user's data of this name, in words; "" if there was none."""
         name = name.removesuffix(_ENDING)
+        if role_of(name) == "batch":  # it is 0 for all nodes of a neighbourhood
+            return ""
         return next((lost(name, key) for key, names in self.left_out.items() if name in names), "")
 
 
@@ -175,6 +191,9 @@ def bind(
     )  # fmt: skip
     _check_given(call)
     bound = {name: role for name, role in call.given.items() if role is not None}
+    absent = [name for name in call.required if name not in bound and call.lost(name)]
+    if absent:
+        raise PackagingError(f"{call.shown} needs {absent[0]!r}, but {call.lost(absent[0])}")
     for name in call.required:
         bound[name] = bound.get(name) or _required(call, name)
     _check_twice(call, bound)
@@ -259,8 +278,6 @@ def _check_given(call: _Call) -> None:
 def _required(call: _Call, name: str) -> Role:
     """The role of a required argument by its name."""
     role = role_of(name)
-    if call.lost(name):
-        raise PackagingError(f"{call.shown} needs {name!r}, but {call.lost(name)}")
     unknown, missing = call.unknown(), call.missing()
     if role is None and len(unknown) == len(missing) == 1 and name not in _INSTEAD:
         return missing[0]
@@ -397,7 +414,7 @@ def _unknown(call: _Call, name: str, unknown: list[str], missing: list[Role]) ->
     if len(missing) == 2:
         first = next(each for each in call.required if each in unknown or role_of(each) == "batch")
         text += f"If {first!r} is a Data or HeteroData, pass arguments={{{first!r}: 'data'}}. "
-    if 0 < len(unknown) == len(missing):
+    if 0 < len(unknown) == len(missing) and not set(unknown) & _INSTEAD.keys():
         pairs = ", ".join(f"{each!r}: {role!r}" for each, role in zip(unknown, missing, strict=False))
         text += f"If they are in PyG's order, pass arguments={{{pairs}}}. "
     known = ", ".join(role for role in get_args(Role) if role != "data")
@@ -434,10 +451,11 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
             return f"Data({', '.join(has)})"
         return "zeros" if role == "batch" else role or "default"
 
-    text = ", ".join(
-        value(name) if call.positional else f"{name}={value(name)}" for name in call.parameters
-    )
-    text = f"called as forward({text})"
+    shown = [value(name) if call.positional else f"{name}={value(name)}" for name in call.parameters]
+    if not call.positional:
+        every = inspect.signature(call.module.forward).parameters.values()
+        shown += [f"{each}=none".partition(":")[0] for each in every if each.name not in call.parameters]
+    text = f"called as forward({', '.join(shown)})"
     guessed = [
         name for name in roles
         if name not in call.given and name.lower().removesuffix(_ENDING) not in (roles[name], "x")
