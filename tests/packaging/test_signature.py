@@ -192,6 +192,21 @@ def test_the_call_of_a_head_is_shown_by_position(tmp_path):
     )
     assert report.notes[0].endswith("; the head as forward(item=source node, user=destination node)")
 
+    class Triple(nn.Module):
+        def forward(self, h_src, relation, h_dst):
+            return (h_src * relation * h_dst).sum(-1)
+
+    with pytest.raises(PackagingError, match="has 3 arguments; a head has h, or h_src and h_dst"):
+        hopline.package(
+            Answers(lambda h, e: h),
+            homogeneous(),
+            tmp_path,
+            name="n",
+            fanouts=[-1],
+            task="binary",
+            head=Triple(),
+        )
+
 
 def columns(**more):
     generator = torch.Generator().manual_seed(0)

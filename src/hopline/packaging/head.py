@@ -257,7 +257,7 @@ def head_call(head: object, targets: Sequence[str]) -> str:
     if not isinstance(head, nn.Module):
         return ""
     names = _required(head)
-    states = ["state"] if len(names) == 1 else [f"source {targets[0]}", f"destination {targets[-1]}"]
+    states = [f"source {targets[0]}", f"destination {targets[-1]}"] if is_link(head) else ["state"]
     pairs = ", ".join(f"{name}={state}" for name, state in zip(names, states, strict=True))
     return f"; the head as forward({pairs})"
 
