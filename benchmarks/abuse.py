@@ -32,7 +32,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.abuse_phases import built, end_cases, grpc_cases, http_cases, json_cases, model_cases
+from benchmarks.abuse_phases import (
+    built,
+    end_cases,
+    grpc_cases,
+    http_cases,
+    json_cases,
+    model_cases,
+    unread_cases,
+)
 from benchmarks.abuse_phases.case import Attack, Case
 from benchmarks.abuse_phases.target import Measured, Setup, Target, measure, serve
 from benchmarks.machine import commit, machine
@@ -61,6 +69,7 @@ CASES = (
     *json_cases.CASES,
     *http_cases.CASES,
     *grpc_cases.CASES,
+    *unread_cases.CASES,
     *model_cases.CASES,
     *end_cases.CASES,
 )

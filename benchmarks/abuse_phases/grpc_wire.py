@@ -29,6 +29,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
+def greeting(window: int) -> bytes:
+    """The first bytes of a client whose streams have this window."""
+    return _PREFACE + frame(_SETTINGS, 0, 0, b"\0\4" + window.to_bytes(4, "big"))
+
+
 def head(stream: int, path: str, metadata: Iterable[tuple[str, str]] = (), *, ends: bool = False) -> bytes:
     """The HEADERS of a call. Nothing of it enters the table, so that heads may be sent in any order."""
     fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "abuse")]
@@ -86,7 +91,7 @@ class GrpcSocket:
         self._changed = threading.Condition()
         self._has_ended = False
         self._sending = threading.Lock()
-        self.send(_PREFACE + frame(_SETTINGS, 0, 0, b"\0\4" + (2**31 - 1).to_bytes(4, "big")))
+        self.send(greeting(2**31 - 1))
         self.send(frame(_WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

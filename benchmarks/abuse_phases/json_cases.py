@@ -119,7 +119,38 @@ def ordinary(target: Target) -> Attack:
     return attack
 
 
+def many_columns(target: Target) -> Attack:
+    """Columns of 1 MiB: numbers of one digit, floats, texts of one letter, one long or many short ones."""
+    values = (b"1", b"0.5", b'"a"', b"true", b"null")
+    bodies = [repeated(b'{"columns":{"amount":[', each, b'],"age":[1]}}', MIB) for each in values]
+    bodies.append(b'{"columns":{%b}}' % b",".join(b'"c%d":[1]' % at for at in range(85_000)))
+    bodies += [
+        b'{"rows":[{"amount":1,"age":1}],"attributes":{%b}}'
+        % b",".join(b'"c%d":1' % at for at in range(90_000)),
+        b'{"rows":[{%b}]}' % b",".join(b'"c%d":1' % at for at in range(90_000)),
+    ]
+    return lambda: http.each_alone(target.port, [http.request(FRAUD, body) for body in bodies])
+
+
+def many_tensors(target: Target) -> Attack:
+    """1 MiB of inputs, outputs and parameters of the Open Inference Protocol."""
+    tensor = b'{"name":"a","datatype":"INT64","shape":[1],"data":[1]}'
+    inputs = repeated(b'{"inputs":[', tensor, b"]}", MIB)
+    named = b'{"inputs":[%b]}' % b",".join(
+        tensor.replace(b'"a"', b'"a%d"' % at) for at in range(MIB // len(tensor) - 2000)
+    )
+    outputs = repeated(b'{"inputs":[%b],"outputs":[' % tensor, b'{"name":"a"}', b"]}", MIB)
+    parameters = b'{"inputs":[%b],"parameters":{%b}}' % (
+        tensor,
+        b",".join(b'"p%d":1' % at for at in range(90_000)),
+    )
+    requests = [http.request(INFER, body) for body in (inputs, named, outputs, parameters)]
+    return lambda: http.each_alone(target.port, requests)
+
+
 CASES = [
+    Case("many_columns", many_columns, frozenset({"200"})),
+    Case("many_tensors", many_tensors, frozenset({"200"})),
     Case(
         "gzip_inline", _one(SCORE, lambda: repeated(b'{"inline":[', b'{"features":[]}', b"]}"), packed=True)
     ),

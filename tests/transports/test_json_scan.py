@@ -30,11 +30,20 @@ def num_names(value: Any) -> int:
     return sum(map(num_names, value)) if isinstance(value, list) else 0
 
 
+def longest_object(value: Any, depth: int) -> int:
+    """Of the first eight levels."""
+    if not isinstance(value, dict | list) or depth == 7:
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    most = max((longest_object(each, depth + 1) for each in inner), default=0)
+    return max(most, len(value)) if isinstance(value, dict) else most
+
+
 def weight(value: Any) -> int:
     """Of short values: objects and lists are more than what is in them."""
     if isinstance(value, dict):
         return 32 + sum(2 + weight(item) for item in value.values())
-    return 3 + sum(map(weight, value)) if isinstance(value, list) else 1
+    return 20 + sum(map(weight, value)) if isinstance(value, list) else 1
 
 
 @settings(deadline=None)  # the first example loads the kernel
@@ -44,9 +53,13 @@ def test_counts_are_those_of_a_reader(value: dict[str, Any], is_ascii: bool, ind
     counts = count(text)
     assert counts.num_names == num_names(value)
     assert counts.weight >= weight(value)
+    assert counts.longest_object == longest_object(value, 0)
     for name, items in value.items():
-        if isinstance(items, list) and name.isascii() and name.isalnum():
-            assert counts.lists[name.encode()] == len(items)
+        if isinstance(items, list | dict) and name.isascii() and name.isalnum():
+            inner = items.values() if isinstance(items, dict) else ()
+            longest = max((len(each) for each in inner if isinstance(each, list)), default=0)
+            wanted = len(items) if isinstance(items, list) else longest
+            assert counts.lists[name.encode()] == wanted
     refuse_repeated(text, counts.num_names)
 
 

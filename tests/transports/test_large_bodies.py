@@ -120,7 +120,37 @@ def test_a_compressed_body_has_its_senders_share(unit: bytes) -> None:
     assert sent_bytes(body) < 10_000
     with pytest.raises(RequestTooLarge, match="in parts, without compression"):
         check_json({}, body)
-    check_json({}, b'{"rows":[%b]}' % b",".join([unit] * (2**18 // len(unit))))  # sent as it is
+    count = 2**18 // (4 if unit == b"[]" else len(unit))
+    check_json({}, b'{"rows":[%b]}' % b",".join([unit] * count))  # sent uncompressed
+
+
+def _wide(count: int) -> bytes:
+    return b"{%b}" % b",".join(b'"c%d":1' % number for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b'{"rows":[{"x":1},%b]}' % _wide(4097), "4097 names in one object"),
+        (b'{"rows":[{"x":1}],"attributes":%b}' % _wide(4097), "4097 names in one object"),
+        (b'{"inputs":[%b]}' % b",".join([b"{}"] * 4097), "4097 inputs"),
+        (b'{"inputs":[],"outputs":[%b]}' % b",".join([b"{}"] * 4097), "4097 outputs"),
+    ],
+)
+def test_more_tensors_and_names_than_any_model_has_are_refused_before_they_are_built(
+    body: bytes, what: str
+) -> None:
+    with pytest.raises(RequestTooLarge, match=f"holds {what}; at most 4096 are allowed"):
+        check_json({}, body)
+    check_json({}, b'{"rows":[%b,%b]}' % (_wide(4096), _wide(4096)))
+
+
+def test_columns_are_counted_before_they_are_built() -> None:
+    check = check_score(50)
+    columns = b'{"columns":{"a":[%b],"b":[1]}}'
+    check({}, columns % b",".join([b"1"] * 50))
+    with pytest.raises(RequestTooLarge, match="51 rows in one request; at most 50 are allowed"):
+        check({}, columns % b",".join([b'"x"'] * 51))
 
 
 @pytest.mark.parametrize("unit", [b"0", b'{"a":1}', b'""', b"[]", b'"%b"' % (b"x" * 10_000)])

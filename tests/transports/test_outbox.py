@@ -272,3 +272,15 @@ async def test_a_connection_that_takes_too_little_is_closed(drip: int) -> None:
     served.endpoint.tick(13.0)  # the client took the first window of 64 KiB
     assert client.server._closed
     assert client.server.held.num_bytes == _waiting(client) == served.endpoint.budget.used == 0
+
+
+async def test_requests_that_wait_for_answers_nobody_takes_end_with_their_connection() -> None:
+    served = Served(max_message_bytes=4 * MIB, read_timeout_s=5.0)
+    client = _silent(served)
+    for _ in range(30):
+        _small(served, client, 200_000)
+    assert _waiting(client) > SHARE_BYTES
+    for second in range(8):
+        served.endpoint.tick(float(second))
+    assert client.server._closed
+    assert _waiting(client) == served.endpoint.budget.used == 0

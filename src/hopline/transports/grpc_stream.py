@@ -18,7 +18,6 @@ from hopline.transports.grpc_call import MAX_QUOTED, PREFIX_BYTES, Call, Listene
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_text import Offer
 from hopline.transports.outbox import SMALL_ANSWER_BYTES
-from hopline.transports.turns import LARGE_BYTES as FREED_BYTES
 from hopline.transports.turns import TURN_S
 from hopline.types import Deliver, ScoreRequest, ScoreResult, Ticket
 
@@ -146,7 +145,7 @@ class InferStream(Listener):
             ticket, place.ticket, place.early = place.ticket, None, None
             if ticket is not None:
                 ticket.cancel()
-            if place.answer is not None and len(place.answer) > FREED_BYTES:
+            if place.answer is not None and len(place.answer) > SMALL_ANSWER_BYTES:
                 self.call.turns.drop(place.answer)
                 place.answer = None
 

@@ -639,12 +639,17 @@ class Http2Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _has_stopped(self, now: float) -> bool:
-        """Reset streams whose client does not take their answers; return whether none is left of all."""
+        """Reset streams whose client does not take their answers.
+
+        Returns: True if the connection has no other streams, except some that wait for those.
+        """
         limit_s = self._endpoint.read_timeout_s
         if self.unsent.has_stopped(now, limit_s, self._transport, is_blocked=self.is_blocked):
             return True
-        stopped = [stream for stream in self._streams.values() if stream.has_stopped(now, limit_s)]
-        if stopped and len(stopped) == len(self._streams):
+        stopped = {stream for stream in self._streams.values() if stream.has_stopped(now, limit_s)}
+        if stopped and all(
+            stream in stopped or self.unsent.is_due(stream) for stream in self._streams.values()
+        ):
             return True
         for stream in stopped:
             stream.reset(ErrorCode.CANCEL)

@@ -19,7 +19,6 @@ from hopline.transports.http2_frames import (
 )
 from hopline.transports.http2_held import FREE_BYTES
 from hopline.transports.outbox import SMALL_ANSWER_BYTES, Progress
-from hopline.transports.turns import LARGE_BYTES
 
 if TYPE_CHECKING:
     from hopline.transports.http2_connection import Http2Connection
@@ -342,7 +341,7 @@ class Stream:
         self.receiver = None  # break the reference cycle
         if self.num_pending:
             self._connection.unsent.drop(self.num_pending)
-            if self.num_pending > LARGE_BYTES:
+            if self.num_pending > SMALL_ANSWER_BYTES:  # many may be closed together
                 self._connection.drop(self._pending)
                 self._pending = deque()
             self.num_pending = 0

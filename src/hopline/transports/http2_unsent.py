@@ -56,6 +56,10 @@ class Unsent:
         self._due[stream] = None
         return False
 
+    def is_due(self, stream: Stream) -> bool:
+        """Return whether a request of this stream waits until the client has taken earlier answers."""
+        return stream in self._due
+
     def add(self, num_bytes: int) -> None:
         """Count bytes that wait."""
         self.num_bytes += num_bytes

@@ -24,6 +24,8 @@ from hopline.transports.share import PIECE_BYTES, check_share, most_objects, sen
 
 #: Cost limit of building a piece of JSON, in units of a small integer: some milliseconds.
 _WEIGHT = 2**17
+#: Inputs or outputs of a request, and names of an object; more than any model has.
+_MAX_TENSORS = _MAX_NAMES = 4096
 #: Compressed bodies up to this size are first tried on the loop: a thread switch may need longer.
 _TRIED_BYTES = 4 * 1024
 
@@ -42,8 +44,16 @@ def check_json(headers: Mapping[bytes, bytes], body: bytes) -> json_scan.Counts:
     counts, sent = json_scan.count(text), sent_bytes(body)
     most = most_objects(_WEIGHT, sent, len(body))
     check_share("the body", counts.weight, "values (objects count several times)", most, sent)
+    _check_most(counts.longest_object, "names in one object", _MAX_NAMES)
+    for name in ("inputs", "outputs"):
+        _check_most(counts.lists.get(name.encode(), 0), name, _MAX_TENSORS)
     json_scan.refuse_repeated(text, counts.num_names)
     return counts
+
+
+def _check_most(count: int, what: str, most: int) -> None:
+    if count > most:
+        raise RequestTooLarge(f"the body holds {count} {what}; at most {most} are allowed")
 
 
 def check_change(headers: Mapping[bytes, bytes], body: bytes) -> None:
@@ -64,6 +74,7 @@ def check_score(max_nodes: int) -> Check:
     def check(headers: Mapping[bytes, bytes], body: bytes) -> None:
         lists = check_json(headers, body).lists
         check_count(lists.get(b"nodes", 0) + lists.get(b"inline", 0), "nodes", max_nodes)
+        check_count(lists.get(b"columns", 0), "rows", max_nodes)
         for name in (b"pairs", b"rows"):
             check_count(lists.get(name, 0), name.decode(), max_nodes)
 

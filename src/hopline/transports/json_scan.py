@@ -17,13 +17,15 @@ from hopline.kernels.jit import njit
 
 #: Lists of the outermost object that are counted; more than any valid body has.
 _MAX_LISTS = 64
-_NAMES, _WEIGHT = 0, 1
+_NAMES, _WEIGHT, _LONGEST = 0, 1, 2
+#: Depth up to which the names of objects are counted.
+_MAX_DEPTH = 8
 _QUOTE, _BACKSLASH, _COLON, _COMMA = 34, 92, 58, 44
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = 91, 93, 123, 125
 #: Bytes that end a number.
 _ENDS = (_COMMA, _CLOSE_LIST, _CLOSE_OBJECT, _QUOTE, _COLON, _OPEN_LIST, _OPEN_OBJECT)
 #: Cost of building an object, a string, a list, in units of a small integer.
-_OBJECT_WEIGHT, _STRING_WEIGHT, _LIST_WEIGHT = 32, 2, 3
+_OBJECT_WEIGHT, _STRING_WEIGHT, _LIST_WEIGHT = 32, 2, 20
 #: Characters of a number, of a string, or between values, that cost as much as one more value. Blanks are
 #: read several times: `data` of a tensor is read once for its place and once for its values.
 _NUMBER_CHARS, _STRING_CHARS, _BLANKS = 8, 16, 8
@@ -39,23 +41,26 @@ class Counts(NamedTuple):
     Attributes:
         weight: cost of building it, in units of a small integer.
         num_names: number of names of all objects.
-        lists: name in the outermost object -> number of items, if the value is a list.
+        lists: name in the outermost object -> number of items, if the value is a list; if it is an object,
+            the number of items of the longest list in it.
+        longest_object: largest number of names of one object.
     """
 
     weight: int
     num_names: int
     lists: dict[bytes, int]
+    longest_object: int
 
 
 def count(text: bytes) -> Counts:
     """Count the values, names and lists of a JSON text."""
-    counts, lists = np.zeros(2, np.int64), np.zeros((_MAX_LISTS, 3), np.int64)
+    counts, lists = np.zeros(3, np.int64), np.zeros((_MAX_LISTS, 3), np.int64)
     num_lists = _count(np.frombuffer(text, np.uint8), counts, lists)
     found: dict[bytes, int] = {}
     for begin, end, items in lists[:num_lists].tolist():
         name = text[begin:end]
         found[name] = max(items, found.get(name, 0))
-    return Counts(int(counts[_WEIGHT]), int(counts[_NAMES]), found)
+    return Counts(int(counts[_WEIGHT]), int(counts[_NAMES]), found, int(counts[_LONGEST]))
 
 
 def refuse_repeated(text: bytes, num_names: int) -> None:
@@ -104,6 +109,8 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
     """Fill counts and lists (begin and end of the name, items); return the number of lists."""
     n, at, depth, num_lists, current = data.shape[0], 0, 0, 0, -1
     name_begin, name_end, blanks = 0, 0, 0
+    outer, inner = -1, -1  # the entry of an object in the outermost one; items of a list in it
+    names = np.zeros(_MAX_DEPTH, np.int64)
     while at < n:
         byte = data[at]
         if byte <= 32:
@@ -115,16 +122,24 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
             continue
         if byte == _COLON:
             counts[_NAMES] += 1
+            if 0 <= depth < _MAX_DEPTH:
+                names[depth] += 1
+                counts[_LONGEST] = max(counts[_LONGEST], names[depth])
             at += 1
             continue
         if byte in (_CLOSE_LIST, _CLOSE_OBJECT):
             depth -= 1
+            if depth < 3 and inner >= 0:
+                lists[outer, 2] = max(lists[outer, 2], inner)
+                inner = -1
             if depth < 2:
-                current = -1
+                current = outer = -1
             at += 1
             continue
         if depth == 2 and current >= 0:
             lists[current, 2] += 1
+        elif depth == 3 and inner >= 0:
+            inner += 1
         if byte == _QUOTE:
             end, escapes = _string_end(data, at)
             if depth == 1:
@@ -136,12 +151,19 @@ def _count(data, counts, lists):  # type: ignore[no-untyped-def]
             depth += 1
             if byte == _OPEN_LIST:
                 counts[_WEIGHT] += _LIST_WEIGHT
-                if depth == 2 and name_end > 0 and num_lists < lists.shape[0]:
-                    current = num_lists
-                    num_lists += 1
-                    lists[current, 0], lists[current, 1] = name_begin, name_end
+                if depth == 3 and outer >= 0:
+                    inner = 0
             else:
                 counts[_WEIGHT] += _OBJECT_WEIGHT
+                if depth < _MAX_DEPTH:
+                    names[depth] = 0
+            if depth == 2 and name_end > 0 and num_lists < lists.shape[0]:
+                if byte == _OPEN_LIST:
+                    current = num_lists
+                else:
+                    outer = num_lists
+                lists[num_lists, 0], lists[num_lists, 1] = name_begin, name_end
+                num_lists += 1
             at += 1
             continue
         begin = at
