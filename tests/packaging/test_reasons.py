@@ -446,3 +446,59 @@ def test_a_table_with_a_row_for_each_node_is_looked_up_by_a_number_column(tmp_pa
     graph = Graph.from_edges(edges, np.arange(40, dtype=np.float32)[:, None])
     report = package(Numbered(), tmp_path, graph, fanouts=[-1], runtime="onnx")
     assert report.spec.parity["max_abs_diff"] < 1e-4
+
+
+def dense(x, edge_index):
+    near = torch.zeros(x.size(0), x.size(0)).index_put(
+        (edge_index[1], edge_index[0]), torch.ones(edge_index.size(1))
+    )
+    return near @ x
+
+
+def squared(x, edge_index):
+    near = torch.zeros(x.size(0), x.size(0)).index_put(
+        (edge_index[1], edge_index[0]), torch.ones(edge_index.size(1))
+    )
+    return ((near @ near) > 0).float() @ x
+
+
+class Dense(nn.Module):
+    def __init__(self, spread):
+        super().__init__()
+        self.lin, self.spread = nn.Linear(6, 3), spread
+
+    def forward(self, x, edge_index):
+        return self.lin(self.spread(x, edge_index))
+
+
+@pytest.mark.parametrize("spread", [dense, squared])
+def test_a_dense_matrix_of_all_nodes_is_refused_by_its_line_before_it_takes_much_memory(
+    spread, tmp_path, monkeypatch
+):
+    largest = []
+    zeros = torch.zeros
+
+    def recorded(*sizes, **options):
+        largest.append(np.prod(sizes, initial=1))
+        return zeros(*sizes, **options)
+
+    monkeypatch.setattr(torch, "zeros", recorded)
+    with pytest.raises(NotServable, match=r"tensor at test_reasons\.py:\d+ that grows with the square"):
+        package(Dense(spread), tmp_path)
+    assert 4 * max(largest) < 64 << 20
+
+
+class ByType(nn.Module):
+    """Answers otherwise in float64: a branch, and no rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 3)
+
+    def forward(self, x, edge_index):
+        return self.conv(x if x.dtype == torch.float32 else 2 * x, edge_index)
+
+
+def test_another_branch_for_float64_is_not_taken_for_rounding(tmp_path):
+    report = package(ByType(), tmp_path, fanouts=[-1])
+    assert not any("float64" in note for note in report.notes)

@@ -27,6 +27,10 @@ _REPEATS = 16
 _DRIFT = 1e-5
 #: Answers for edges in another order may be this many times as far off as float32 is from float64.
 _ROUNDING = 8.0
+_REMEDIES = {
+    "the clock": "give ages and times as feature columns",
+    "random bytes": "draw in __init__ and keep a buffer",
+}
 _SAME = "a server must answer the same question the same way"
 
 
@@ -124,7 +128,7 @@ class _Check:
                 with moved_clock(shift, seen.codes.values()), watched() as later:
                     same = self._same(self._reference)
                 if not same or later.of("the clock"):
-                    self._outside("the clock", clocks, "give ages and times as feature columns")
+                    self._outside("the clock", clocks, _REMEDIES["the clock"])
         for name in seen.variables:
             for value in SETTINGS:
                 self._in(moved_variable(name, value), [r for r in seen.readings if repr(name) in r])
@@ -198,7 +202,7 @@ class _Check:
         for kind in ("random bytes", "the clock"):
             readings = [] if seen.consumed else seen.of(kind)
             if readings and (fresh_differ or not self._changed):
-                self._outside(kind, readings, "compute with what the graph holds")
+                self._outside(kind, readings, _REMEDIES[kind])
         if self._changed and not (fresh_differ and seen.consumed):
             raise NotServable(
                 f"the model keeps state between calls: forward changes {', '.join(self._changed[:3])}"
