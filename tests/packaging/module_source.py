@@ -35,7 +35,10 @@ from tests.packaging.module_parts import (
 X_DIM, ATTR_DIM = 6, 3
 
 _PREAMBLE = """\
+import os
 import random
+import time
+from datetime import datetime
 
 import numpy as np
 import torch
