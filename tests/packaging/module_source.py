@@ -265,7 +265,7 @@ class _Writer:
             self._part(rng.choice(list(DROPOUTS.values())))
 
     def _trick(self) -> None:
-        kind = self._rng.choices(list(TRICKS), (4, 4, 5, 4, 1))[0]
+        kind = self._rng.choices(list(TRICKS), (4, 4, 5, 4, 1, 1))[0]
         name = self._rng.choice(list(TRICKS[kind]))
         self._tricks.append((kind, name))
         self._part(TRICKS[kind][name])
