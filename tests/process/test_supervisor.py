@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hopline.process import supervisor as supervisor_module
-from hopline.process.backoff import Backoff
 from hopline.process.child import Child
 from hopline.process.supervisor import Slot, Supervisor, beat_s
+from hopline.retry import Backoff
 
 ENTRIES = "tests.process.child_entries"
 
@@ -23,7 +23,7 @@ ENTRIES = "tests.process.child_entries"
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    monkeypatch.setattr(supervisor_module, "Backoff", lambda: Backoff(0.01, 0.02))
+    monkeypatch.setattr(supervisor_module, "Backoff", lambda *_, **__: Backoff(0.01, 0.02, spread=0.0))
 
 
 class Rig:

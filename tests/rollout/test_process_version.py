@@ -24,7 +24,7 @@ from hopline.errors import (
     Unavailable,
 )
 from hopline.observe.metrics import Metrics
-from hopline.process.backoff import Backoff
+from hopline.retry import Backoff
 from hopline.rollout import process_keeper
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_memory import anonymous_bytes
@@ -170,12 +170,12 @@ async def test_a_crash_leaves_other_models_alone(do, how):
 
 
 async def test_a_process_that_crashes_again_and_again_is_started_ever_later(monkeypatch):
-    monkeypatch.setattr(process_keeper, "Backoff", lambda: Backoff(0.02, 10.0))
+    monkeypatch.setattr(process_keeper, "Backoff", lambda *_, **__: Backoff(0.02, 10.0, spread=0.0))
     async with running() as rig:
         pauses = []
         for _ in range(4):
             pid = rig.version.pid
-            pauses.append(rig.version._keeper._backoff.pause_s)
+            pauses.append(rig.version._keeper._backoff.wait_s)
             await rig.ask(1, do="crash")
             await rig.revived(pid)
         assert pauses == [0.02, 0.04, 0.08, 0.16]

@@ -1,9 +1,8 @@
-"""The health of a connection, and the pauses between attempts to connect."""
+"""The health of a connection."""
 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 
@@ -53,28 +52,3 @@ class Condition:
     def leave(self) -> None:
         """Record that the connection is closed: later ends are not failures."""
         self._left = True
-
-
-class Backoff:
-    """Waits that double from `first_s` to `longest_s`, each drawn from its upper half.
-
-    Args:
-        rng: numbers in [0, 1).
-    """
-
-    def __init__(
-        self, first_s: float = 0.05, longest_s: float = 2.0, rng: Callable[[], float] = random.random
-    ) -> None:
-        self._first_s = self._wait_s = first_s
-        self._longest_s = longest_s
-        self._rng = rng
-
-    def next(self) -> float:
-        """Seconds to wait before the next try."""
-        wait_s = self._wait_s * (0.5 + 0.5 * self._rng())
-        self._wait_s = min(self._longest_s, 2 * self._wait_s)
-        return wait_s
-
-    def reset(self) -> None:
-        """Reset after a success."""
-        self._wait_s = self._first_s

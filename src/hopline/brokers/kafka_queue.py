@@ -10,8 +10,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from hopline.brokers import kafka
 from hopline.brokers.base import Health, Message
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
 from hopline.brokers.settled import Settled
+from hopline.retry import Backoff
 
 _SLICE_S = 0.1
 

@@ -15,8 +15,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from hopline.brokers import kafka
 from hopline.brokers.base import Gap, Health, Message, Position
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
 from hopline.errors import BrokerUnavailable
+from hopline.retry import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from nats.js.errors import NotFoundError
 
 from hopline.brokers import nats_stream
 from hopline.brokers.base import Health, Message
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
 from hopline.brokers.nats_stream import Pull, Receipt
+from hopline.retry import Backoff
 
 _SLICE_S = 0.5
 #: With a delay, a message is redelivered as after a missing acknowledgement. Without one, nats-server 2.9

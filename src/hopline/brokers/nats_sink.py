@@ -13,8 +13,9 @@ import nats.errors
 
 from hopline.brokers import nats_stream
 from hopline.brokers.base import Health, Outgoing, Placed, Sink
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
 from hopline.errors import BrokerError, BrokerUnavailable
+from hopline.retry import Backoff
 from hopline.types import UNREADABLE
 
 _AT_ONCE = 1000

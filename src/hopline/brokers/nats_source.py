@@ -26,8 +26,9 @@ from nats.js.errors import NotFoundError
 
 from hopline.brokers import nats_stream
 from hopline.brokers.base import Gap, Health, Message, Position
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
 from hopline.brokers.nats_stream import Pull, Receipt
+from hopline.retry import Backoff
 
 _SLICE_S = 0.5
 _ACK_WAIT_S = 300.0

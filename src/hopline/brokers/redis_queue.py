@@ -18,7 +18,8 @@ from redis.exceptions import ResponseError
 
 from hopline.brokers import redis_stream
 from hopline.brokers.base import Health, Message
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
+from hopline.retry import Backoff
 
 _BLOCK_S = 1.0
 

@@ -18,7 +18,8 @@ from redis.exceptions import ResponseError
 
 from hopline.brokers import redis_stream
 from hopline.brokers.base import Gap, Health, Message, Position
-from hopline.brokers.condition import Backoff, Condition
+from hopline.brokers.condition import Condition
+from hopline.retry import Backoff
 
 #: Longest wait for an entry in one command, so that a dead connection is noticed.
 _BLOCK_S = 1.0

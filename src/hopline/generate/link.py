@@ -33,9 +33,9 @@ from hopline.generate.engine import EngineInfo
 from hopline.generate.process import Orders
 from hopline.generate.request import Prompt
 from hopline.generate.silence import Silence
-from hopline.process.backoff import Backoff
 from hopline.process.child import Child, exit_reason
 from hopline.process.wire import Refusal, WireError
+from hopline.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class ProcessLink:
         self._child: Child | None = None
         self._pid = 0
         self._keeper: asyncio.Task[None] | None = None
-        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, spread=0.0)
 
     @property
     def pid(self) -> int:
@@ -190,7 +190,7 @@ class ProcessLink:
                 watch.cancel()
             log.error("%s: %s", self._orders.name, self.reason)
             while True:
-                await asyncio.sleep(self._backoff.failed())
+                await asyncio.sleep(self._backoff.next())
                 try:
                     reader = await self._connected()
                     break
@@ -225,7 +225,7 @@ class ProcessLink:
             os.kill(pid, signal.SIGKILL)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        self._backoff.worked()
+        self._backoff.reset()
         while True:
             message = await wire.WIRE.receive(reader, wire.to_worker)
             if self._silence is not None:

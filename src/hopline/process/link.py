@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from hopline.process.backoff import Backoff
 from hopline.process.wire import Refusal, Wire, WireError
+from hopline.retry import Backoff
 
 
 class LinkUser(Protocol):
@@ -106,7 +105,7 @@ class Link:
         self._handshake = handshake
         self._user = user
         self._log = report
-        self._backoff = Backoff(first_pause_s, 1.0)
+        self._backoff = Backoff(first_pause_s, 1.0, spread=0.3)
         self._keeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -134,9 +133,9 @@ class Link:
             except (OSError, EOFError, TimeoutError, WireError) as error:
                 self.report(f"is unreachable: {str(error) or type(error).__name__}")
             else:
-                self._backoff.worked()
+                self._backoff.reset()
                 await self._listen(reader, writer, welcome)
-            await asyncio.sleep(self._backoff.failed() * random.uniform(0.8, 1.2))
+            await asyncio.sleep(self._backoff.next())
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]:
         async with asyncio.timeout(self._handshake.timeout_s):

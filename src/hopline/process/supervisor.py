@@ -1,7 +1,7 @@
 """Keeps children alive: one for each slot, started again when it ends or hangs, replaced one at a time.
 
 ended ─ before any was ready ─► all are stopped: a second try would only hide the reason
-      ─ else ─────────────────► started again after a pause, which doubles (`backoff.py`)
+      ─ else ─────────────────► started again after a pause, which doubles (`retry.py`)
 no heartbeat for `hang_s` ─► killed ─► ended
 """
 
@@ -14,8 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from hopline.process.backoff import Backoff
 from hopline.process.child import Child, exit_reason
+from hopline.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Supervisor:
 
     async def _keep(self, slot: Slot) -> None:
         """Run the child of a slot, again and again."""
-        backoff = Backoff()
+        backoff = Backoff(0.1, 10.0, spread=0.0)
         while not self._stopping.is_set():
             started = time.monotonic()
             reason = await self._run_one(slot)
@@ -130,7 +130,7 @@ class Supervisor:
                 self._failed = True
                 self._stopping.set()
                 return
-            pause_s = backoff.failed(time.monotonic() - started)
+            pause_s = backoff.next(time.monotonic() - started)
             log.error("%s ended (%s), restarting in %.1f s", slot.name, reason, pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)

@@ -7,12 +7,12 @@ one. Errors of Hopline itself are not repeated, except those that say when to re
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from hopline.errors import DeadlineExceeded, HoplineError, Overloaded, Unavailable
+from hopline.retry import delays
 from hopline.types import ScoreRequest, ScoreResult
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
@@ -51,8 +51,9 @@ class RetryingHandle:
         from ray.serve.exceptions import RayServeException
 
         end = time.monotonic() + self._timeout_s
-        pause = _FIRST_PAUSE_S
+        waits = delays(_FIRST_PAUSE_S, _LAST_PAUSE_S, spread=0.5)
         while True:
+            wait_s = next(waits)
             try:
                 async with asyncio.timeout(max(0.0, end - time.monotonic())):
                     return await getattr(self._handle, method).remote(argument)
@@ -60,17 +61,15 @@ class RetryingHandle:
                 raise DeadlineExceeded(f"no replica answered within {self._timeout_s:g} s") from None
             except (Overloaded, Unavailable) as error:  # with Ray's wrapper around it, or without
                 failed: Exception = error
-                pause = max(pause, error.retry_after_s)
+                wait_s = max(wait_s, error.retry_after_s)
             except RayTaskError as error:  # the replica's own exception
                 if isinstance(error.cause, HoplineError):
                     raise error.cause from None
                 raise
             except (RayError, RayServeException) as error:  # the replica or its node died
                 failed = error
-            wait_s = pause * random.uniform(0.5, 1.0)
             if time.monotonic() + wait_s >= end:
                 raise DeadlineExceeded(
                     f"no replica answered within {self._timeout_s:g} s; the last failure: {failed}"
                 )
             await asyncio.sleep(wait_s)
-            pause = min(2 * pause, _LAST_PAUSE_S)

@@ -12,6 +12,7 @@ from hopline.graph.store_columns import FetchedEdges
 from hopline.graph_store.base import GraphStore
 from hopline.graph_store.disk import DiskRows
 from hopline.observe.metrics import Metrics
+from hopline.retry import delays
 from hopline.types import IdArray
 
 #: Pause before the first retry, and the longest one: a cluster elects a new master within seconds.
@@ -95,9 +96,9 @@ class EdgeFetcher:
     async def _tried(
         self, wanted: Mapping[str, IdArray], end: float
     ) -> dict[str, FetchedEdges] | HoplineError:
-        pause = _FIRST_PAUSE_S
+        pauses = delays(_FIRST_PAUSE_S, _LAST_PAUSE_S)
         while True:
-            began = self._clock()
+            began, pause = self._clock(), next(pauses)
             if not self._breaker.allow(began):
                 return GraphStoreUnavailable(
                     f"the graph store ({self._store.kind}) fails too often: reads are paused; retry"
@@ -118,4 +119,3 @@ class EdgeFetcher:
                 self._breaker.record(True, self._clock(), began)
                 return found
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE_S)

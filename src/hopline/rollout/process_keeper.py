@@ -16,7 +16,7 @@ from typing import Any
 
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
-from hopline.process.backoff import Backoff
+from hopline.retry import Backoff
 from hopline.rollout import process_wire as wire
 from hopline.rollout.limits import ModelLimits
 from hopline.rollout.process_child import ModelProcess, Owner
@@ -59,7 +59,7 @@ class ProcessKeeper:
     ) -> None:
         self.process: ModelProcess | None = None
         self.ready: wire.Ready | None = None
-        self._backoff = Backoff()
+        self._backoff = Backoff(0.1, 10.0, spread=0.0)
         self._orders = orders
         self._limits = limits
         self._owner = owner
@@ -116,7 +116,7 @@ class ProcessKeeper:
 
     def retry_after_s(self) -> float:
         """Until another process is likely to be ready."""
-        return self._backoff.pause_s + max(1.0, self._start_s)
+        return self._backoff.wait_s + max(1.0, self._start_s)
 
     def lost(self, process: ModelProcess, how: str, *, renew: bool) -> None:
         """A process has ended; another is started if it was the one that served."""
@@ -171,7 +171,7 @@ class ProcessKeeper:
         """Start another process, unless that is under way."""
         if self._renewing is None:
             self._restarts(self._name, self._version, reason).inc()
-            pause_s = self._backoff.failed(time.monotonic() - self._adopted_at)
+            pause_s = self._backoff.next(time.monotonic() - self._adopted_at)
             self._renewing = asyncio.ensure_future(self._renewed(pause_s))
 
     async def _renewed(self, pause_s: float) -> None:
@@ -182,7 +182,7 @@ class ProcessKeeper:
             except (HoplineError, OSError) as error:
                 log.error("%s/%s: a process could not be started: %s", self._name, self._version, error)
                 self.reason = f"model {self._name!r}: its process could not be started again: {error}"
-                pause_s = self._backoff.failed()
+                pause_s = self._backoff.next()
                 continue
             self._renewing = None
             self._adopt(process)

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hopline.brokers.base import Message, Outgoing, Placed, Queue, Sink
-from hopline.brokers.condition import Backoff
 from hopline.config.schema import QueuesConfig
 from hopline.errors import BrokerError, BrokerUnavailable
+from hopline.retry import Backoff
 from hopline.transports import queue_message
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hopline.brokers.base import Message
-from hopline.brokers.condition import Backoff
 from hopline.config.schema import QueuesConfig
 from hopline.errors import GraphBehind, HoplineError, RateLimited
+from hopline.retry import Backoff
 from hopline.types import ScoreRequest
 
 #: Messages that may wait without a place, as a multiple of `queues.concurrency`; bytes of their payloads.

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from hopline.brokers.condition import Backoff
 from hopline.errors import ConfigError
+from hopline.retry import Backoff
 from hopline_mesh.errors import MeshError, QueryFailed
 from hopline_mesh.kubernetes.api import Api, Refused
 from hopline_mesh.kubernetes.feed import ChangeFeed
@@ -90,7 +90,7 @@ class Reflector:
         self._is_logged = False
         self._is_garbled = False
         self._since_s = clock()
-        self._backoff = Backoff(pace.first, pace.longest, random.random)
+        self._backoff = Backoff(pace.first, pace.longest)
 
     def missing(self) -> str:
         """Return the reason why the resource is unavailable at present; "" if it is available."""

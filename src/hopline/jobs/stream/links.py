@@ -17,8 +17,8 @@ from hopline.jobs.stream.writer import Standing
 from hopline.live.link import WriterLink
 from hopline.live.orders import writer_orders
 from hopline.live.process import ENTRY, RELIEVED
-from hopline.process.backoff import Backoff
 from hopline.process.child import Child, exit_reason
+from hopline.retry import Backoff
 
 logger = logging.getLogger("hopline.stream")
 
@@ -113,7 +113,7 @@ class OwnWriter:
             )
 
     async def _keep(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(0.1, 10.0, spread=0.0)
         loop = asyncio.get_running_loop()
         while True:
             assert self._child is not None
@@ -127,7 +127,7 @@ class OwnWriter:
                 )
                 await self._start_again()
                 continue
-            pause_s = backoff.failed(loop.time() - began)
+            pause_s = backoff.next(loop.time() - began)
             logger.error("the writer ended (%s); starting it again in %.1f s", exit_reason(code), pause_s)
             await asyncio.sleep(pause_s)
             await self._start_again()

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from hopline.errors import BrokerUnavailable, HoplineError, Unavailable
 from hopline.graph.live.changes import Applied, Changes, Ids
 from hopline.graph.schema import GraphSchema
+from hopline.retry import delays
 
 logger = logging.getLogger("hopline.stream")
 
@@ -89,19 +90,20 @@ class Patience:
         Args:
             passing: further errors that are retried.
         """
-        delay = 0.0
+        waits = delays(_FIRST_S, _LONGEST_S)
+        is_waiting = False
         waited_out: tuple[type[HoplineError], ...] = (Unavailable, BrokerUnavailable, *passing)
         while True:
             try:
                 result = await call()
             except waited_out as error:
-                if not delay:
+                if not is_waiting:
                     logger.warning("waiting for %s: %s", what, error)
                     self._report(what, 1)
-                delay = min(_LONGEST_S, 2 * delay or _FIRST_S)
-                await self._sleep(delay)
+                is_waiting = True
+                await self._sleep(next(waits))
                 continue
-            if delay:
+            if is_waiting:
                 logger.info("%s: continuing", what)
                 self._report(what, 0)
             return result
