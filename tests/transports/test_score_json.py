@@ -172,3 +172,19 @@ def test_every_field_is_told_where_it_is_the_only_one():
         found = body(msgspec.structs.replace(plain, **{name: value}))
         assert found.keys() - body(plain).keys() == fields, name
     assert body(msgspec.structs.replace(plain, degraded=("stale_row",)))["degraded"] == ["stale_row"]
+
+
+@pytest.mark.parametrize("shape", [(70_000,), (3_000, 50), (2, 40_000), (0, 3)])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "O"])
+def test_a_large_answer_is_encoded_in_slices_as_in_one_piece(shape, dtype):
+    values = np.arange(int(np.prod(shape))).reshape(shape)
+    array = values.astype(str).astype(object) if dtype == "O" else (values % 3).astype(dtype)
+    missing = np.zeros(len(array), bool)
+    missing[::7] = True
+    assert json.loads(encode_rows(array)) == array.tolist()
+    result = ScoreResult("m", "1", "g", {"y": array}, missing)
+    request = ScoreRequest("m", nodes=list(range(len(array))))
+    wanted = [None if gone else row for gone, row in zip(missing, array.tolist(), strict=True)]
+    answer = json.loads(encode_result(result, request))
+    assert answer["outputs"]["y"] == wanted
+    assert answer["missing"] == np.flatnonzero(missing).tolist()

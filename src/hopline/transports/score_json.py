@@ -250,13 +250,13 @@ def _in_slices(array: AnyArray, values: Callable[[Any, slice], Any]) -> bytes:
         array = np.ascontiguousarray(array)
     num_rows = len(array)
     step = num_rows if array.size <= LARGE_VALUES else max(1, _SLICE_VALUES * num_rows // array.size)
-    texts = [b"["]
+    texts: list[bytes | memoryview] = [b"["]
     for start in range(0, num_rows, step or 1):
         at = slice(start, start + step)
         text = orjson.dumps(values(array[at].tolist() if is_text else array[at], at), option=_NUMPY)
         if step == num_rows:
             return text
-        texts += (text[1:-1], b",")
+        texts += (memoryview(text)[1:-1], b",")
         time.sleep(0)
     if num_rows:
         texts.pop()
