@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.errors import ArtifactError, ConfigError, GraphError, PrecomputedFileError
+from hopline.features.registry import open_store
 from hopline.graph import Graph
 from hopline.ingress.clients_file import read_clients
 from hopline.rollout.local_repository import LocalRepository
@@ -64,3 +67,12 @@ def test_as_a_clients_file(tmp_path: Path, put: Callable[[Path], None]) -> None:
     put(tmp_path / "clients.toml")
     with pytest.raises(ConfigError, match=REFUSED):
         read_clients(tmp_path / "clients.toml")
+
+
+@ENDLESS
+@pytest.mark.parametrize("name", ["other.npy", "account.json"])
+def test_in_a_folder_of_features(tmp_path: Path, name: str, put: Callable[[Path], None]) -> None:
+    np.save(tmp_path / "account.npy", np.zeros((3, 2), np.float32))
+    put(tmp_path / name)
+    with pytest.raises(ConfigError, match=REFUSED):
+        asyncio.run(open_store(f"memory://{tmp_path}").open())

@@ -20,6 +20,7 @@ from hopline.errors import ConfigError, FeatureGroupNotFound
 from hopline.features.base import DTYPES, FeatureGroup, FeatureStore, FetchedRows
 from hopline.features.ids import IdRows, RowNumbers, index
 from hopline.features.rows import GrowingRows, Rows, check_group, check_same, checked_values, not_found
+from hopline.files import check_regular
 from hopline.types import UNREADABLE, AnyArray, ExternalIds, FloatArray
 
 
@@ -84,6 +85,10 @@ def _mapped(folder: Path, setting: str) -> dict[str, Rows]:
     )
     if not names:
         raise ConfigError(f"{setting}: {str(folder)!r} has no <group>.npy")
+    try:
+        check_regular(folder)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {error}") from None
     return {name: _mapped_rows(folder, name, setting) for name in names}
 
 
