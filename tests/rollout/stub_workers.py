@@ -114,6 +114,9 @@ class StubLoader:
     def models(self) -> list[str]:
         return [MODEL]
 
+    async def in_waiting_thread(self, work: Any, *arguments: object) -> Any:
+        return await asyncio.to_thread(work, *arguments)
+
     def listing(self) -> dict[str, list[str]]:
         return {}
 
