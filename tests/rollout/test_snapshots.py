@@ -382,7 +382,7 @@ async def test_an_address_that_is_none_is_refused(daily):
         with pytest.raises((BadRequest, SnapshotNotFound), match=message) as refused:
             await service.load("sage", "1", graph=graph)
         assert "secret" not in str(refused.value)
-    with pytest.raises(ConfigError, match="nosuch"):
+    with pytest.raises(BadRequest, match="nosuch"):
         await service.load("sage", "1", graph="nosuch://x/daily")
     await rig.stop(service)
 
