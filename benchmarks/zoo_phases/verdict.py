@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import hopline
 from hopline.engine.model import load_model
-from hopline.errors import GraphError, PackagingError
+from hopline.errors import GraphError, HoplineError, PackagingError
 from hopline.graph import Graph
 
 Kind = Literal["split", "whole", "refused", "silent", "crashed"]
@@ -148,6 +148,8 @@ def judge(
                 warnings.simplefilter("ignore")
                 model = load_model(report.path, report.spec, place.graph)
                 asked, took = _ask(model, task, target, place)
+        except HoplineError as refusal:  # of a graph that is not as the model relies on
+            return replace(found, kind="refused", why=f"serving: {type(refusal).__name__}: {refusal}")
         except Exception as error:  # the same
             return replace(
                 found, kind="crashed", why=f"serving {found.kind}: {type(error).__name__}: {error}"

@@ -19,6 +19,7 @@ class Part:
         quiet: what the lines are where randomness is off; None where they are the same.
         width: of `h` afterwards, an expression of w; "" leaves it.
         hops: that the lines look further than `h` itself.
+        pure: False where the answer depends on earlier calls, on the clock or on the process.
     """
 
     lines: str
@@ -26,6 +27,7 @@ class Part:
     quiet: str | None = None
     width: str = ""
     hops: int = 0
+    pure: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,28 +464,11 @@ RANDOM = {
     "nn.Dropout kept in training": Part("h = self.p{n}.train()(h)", "nn.Dropout(0.5)", quiet="pass"),
 }
 
-#: What another call, time or place answers otherwise.
-OUTSIDE = {
-    "clock": Part("h = h + time.time() % 97 / 97", quiet="pass"),
-    "hour": Part("h = h * (1 + time.localtime().tm_hour)", quiet="pass"),
-    "weekday": Part("h = h + datetime.now().weekday()", quiet="pass"),
-    "environment": Part("h = h * float(os.environ.get('SCALE', '2'))", quiet="pass"),
-    "process": Part("h = h + os.getpid() % 7", quiet="pass"),
-    "own generator": Part("h = h * (1 + self.p{n}.random())", "random.Random(0)", quiet="pass"),
-    "running mean": Part("self.p{n} = 0.9 * self.p{n} + 0.1 * float(h.mean())\nh = h - self.p{n}", "0.0"),
-    "buffer": Part("self.p{n}.add_(1)\nh = h * self.p{n}", "nn.Buffer(torch.zeros(1))"),
-    "hidden state": Part(
-        "self.p{n}.append(h.mean(0) if not self.p{n} else 0.5 * self.p{n}[-1])\nh = h + self.p{n}[-1]", "[]"
-    ),
-    "late branch": Part("self.p{n} += 1\nh = h * 2 if self.p{n} > 50 else h", "0"),
-}
-
 #: Kind of part -> name -> part: what makes a module hard to package rightly.
-TRICKS: dict[str, dict[str, Part]] = {
+PART_TRICKS: dict[str, dict[str, Part]] = {
     "in place": IN_PLACE,
     "shapes": SHAPES,
     "rows": ROWS,
     "branches": BRANCHES,
     "random": RANDOM,
-    "outside": OUTSIDE,
 }

@@ -25,20 +25,25 @@ from tests.packaging.module_parts import (
     DROPOUTS,
     NORMS,
     OTHER_CONVS,
+    PART_TRICKS,
     SPLIT_CONVS,
-    TRICKS,
     Conv,
     Part,
 )
+from tests.packaging.module_signatures import PLAIN_SIGNATURE, SIGNATURES
+from tests.packaging.module_world import WORLD_TRICKS
 
 #: Columns of `x` and of edge attributes in the graphs of `random_graphs`.
 X_DIM, ATTR_DIM = 6, 3
 
 _PREAMBLE = """\
+import datetime
 import os
 import random
+import secrets
+import socket
 import time
-from datetime import datetime
+import uuid
 
 import numpy as np
 import torch
@@ -54,6 +59,8 @@ from torch_geometric.utils import (
     scatter,
     to_undirected,
 )
+
+CALLS = 0
 """
 #: Names that some lines use; each is written only where it is used.
 _DEFINITIONS = {
@@ -73,6 +80,14 @@ class Gated(pyg.MessagePassing):
 
     def message(self, x_i, x_j):
         return torch.sigmoid(x_i) * x_j
+""",
+    "counter": """
+def counter():
+    calls = []
+    def count():
+        calls.append(1)
+        return len(calls)
+    return count
 """,
     "hooked": """
 def hooked(conv):
@@ -105,6 +120,10 @@ class Case:
         hops: fanouts that it is packaged with.
         layers: convolutions.
         takes: edge data that forward takes, in order.
+        call: argument of forward -> attribute of the data, as the author calls it.
+        columns: node tensors that the data has beside `x`.
+        symmetric: the graph that it is packaged on has each edge both ways; the other has not.
+        pure: False where the answer depends on earlier calls, on the clock or on the process.
     """
 
     seed: int
@@ -116,6 +135,10 @@ class Case:
     hops: int
     layers: int
     takes: tuple[str, ...]
+    call: dict[str, str]
+    columns: tuple[str, ...]
+    symmetric: bool
+    pure: bool
 
     @property
     def random(self) -> bool:
@@ -154,11 +177,13 @@ def write_case(seed: int, *, plain: bool | None = None) -> Case:
     return _Writer(rng, seed).case(drawn if plain is None else plain)
 
 
+TRICKS = PART_TRICKS | WORLD_TRICKS
 #: (kind, name) of everything that may be refused.
 ALL_TRICKS = tuple(
     [(kind, name) for kind, parts in TRICKS.items() for name in parts]
     + [("convs", name) for name in OTHER_CONVS]
     + [("ends", name) for name in OTHER_ENDS]
+    + [("signatures", name) for name in SIGNATURES]
 )
 
 
@@ -185,13 +210,22 @@ class _Writer:
         self._width = X_DIM
         self._hops = 0
         self._count = 0
+        self._signature = PLAIN_SIGNATURE
+        self._symmetric = False
+        self._pure = True
 
     def case(self, plain: bool) -> Case:
         rng = self._rng
         layers = rng.choice((1, 1, 2, 2, 2, 3) if plain else (1, 1, 1, 2, 2))
         wanted = (
-            [] if plain else rng.choices(("conv", "part", "end"), (3, 8, 3), k=rng.choice((1, 1, 1, 2, 3)))
+            []
+            if plain
+            else rng.choices(
+                ("conv", "part", "end", "signature"), (3, 8, 3, 2), k=rng.choice((1, 1, 1, 2, 3))
+            )
         )
+        if "signature" in wanted:
+            self._sign(rng.choice(list(SIGNATURES)))
         conv_at = rng.randrange(layers) if "conv" in wanted else -1
         parts_at = [rng.randrange(-1, layers) for what in wanted if what == "part"]
         self._line("h = x")
@@ -224,7 +258,11 @@ class _Writer:
     def single(self, kind: str, name: str, conv: str, *, first: bool) -> Case:
         self._line("h = x")
         part = TRICKS[kind][name] if kind in TRICKS else None
-        self._tricks.append((kind, name))
+        if kind == "signatures":
+            self._sign(name)
+        else:
+            self._tricks.append((kind, name))
+        self._symmetric = kind == "degrees"
         if part is not None and first:
             self._part(part)
         if kind == "convs":
@@ -253,7 +291,15 @@ class _Writer:
             hops=hops,
             layers=layers,
             takes=tuple(self._takes),
+            call=self._signature.call | {name: name for name in self._takes},
+            columns=self._signature.columns,
+            symmetric=self._symmetric,
+            pure=self._pure,
         )
+
+    def _sign(self, name: str) -> None:
+        self._signature = SIGNATURES[name]
+        self._tricks.append(("signatures", name))
 
     def _plain_parts(self, *, last: bool) -> None:
         rng = self._rng
@@ -265,19 +311,23 @@ class _Writer:
             self._part(rng.choice(list(DROPOUTS.values())))
 
     def _trick(self) -> None:
-        kind = self._rng.choices(list(TRICKS), (4, 4, 5, 4, 1, 1))[0]
+        kind = self._rng.choices(list(TRICKS), (4, 4, 5, 4, 1, 2, 2, 2))[0]
         name = self._rng.choice(list(TRICKS[kind]))
         self._tricks.append((kind, name))
+        self._symmetric |= kind == "degrees"
         self._part(TRICKS[kind][name])
 
     def _conv(self, *, odd: bool) -> None:
         rng = self._rng
         # Attention takes the exporter three times as long as the others.
-        weights = [1 if "GAT" in name or "Transformer" in name else 3 for name in SPLIT_CONVS]
-        name = rng.choices(list(SPLIT_CONVS), weights)[0]
+        # A signature with optional arguments has no place for those of edges.
+        plain = self._signature is PLAIN_SIGNATURE
+        usual = [name for name, conv in SPLIT_CONVS.items() if plain or not conv.takes]
+        weights = [1 if "GAT" in name or "Transformer" in name else 3 for name in usual]
+        name = rng.choices(usual, weights)[0]
         conv: Conv = SPLIT_CONVS[name]
         if odd:
-            name = rng.choice(list(OTHER_CONVS))
+            name = rng.choice([name for name, conv in OTHER_CONVS.items() if plain or not conv.takes])
             conv = OTHER_CONVS[name]
             self._tricks.append(("convs", name))
         self._add_conv(conv, rng.choice((4, 8)))
@@ -321,6 +371,7 @@ class _Writer:
         quiet = lines if part.quiet is None else [part.quiet] + [""] * (len(lines) - 1)
         self._forward.extend(zip(lines, quiet, strict=True))
         self._hops += part.hops
+        self._pure &= part.pure
 
     def _number(self) -> int:
         self._count += 1
@@ -330,13 +381,14 @@ class _Writer:
         self._forward.append((text, text))
 
     def _source(self, which: int, head: str) -> str:
-        arguments = "".join(f", {name}" for name in self._takes)
-        forward = "\n".join(pair[which] for pair in self._forward)
+        signature = self._signature
+        arguments = signature.arguments + "".join(f", {name}" for name in self._takes)
+        forward = "\n".join([*signature.lines.split("\n"), *(pair[which] for pair in self._forward)])
         init = "\n".join(["super().__init__()", *self._init])
         body = (
             "\n\nclass Net(nn.Module):\n    def __init__(self):\n"
             + textwrap.indent(init, " " * 8)
-            + f"\n\n    def forward(self, x, edge_index{arguments}):\n"
+            + f"\n\n    def forward(self, {arguments}):\n"
             + textwrap.indent(forward, " " * 8)
             + "\n"
             + (f"\n\ndef make_head():\n    return {head}\n" if head else "")

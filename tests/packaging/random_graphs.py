@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.utils import to_undirected
 
 import hopline
 from hopline.graph import Graph
@@ -19,6 +20,7 @@ from hopline.graph import Graph
 NUM_NODES, CHECK_NODES = 90, 64
 _SECOND = 120
 _X_DIM, _ATTR_DIM = 6, 3
+_FURTHER = ("edge_weight", "edge_attr", "pos", "feat", "code", "mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +58,40 @@ def _component(rng: np.random.Generator, num_nodes: int, first: int, scale: floa
         edge_index=edge_index,
         edge_attr=torch.from_numpy(rng.normal(size=(num_edges, _ATTR_DIM)).astype(np.float32)),
         edge_weight=torch.from_numpy(rng.uniform(0.5, 2.0, num_edges).astype(np.float32)),
+        pos=torch.from_numpy(rng.normal(size=(num_nodes, _X_DIM)).astype(np.float32)),
+        feat=torch.from_numpy(rng.normal(size=(num_nodes, _X_DIM)).astype(np.float32)),
+        code=torch.from_numpy(rng.integers(0, 5, num_nodes)),
+        mask=torch.from_numpy(rng.random(num_nodes) < 0.5),
     )
 
 
-def make_places(folder: Path, takes: tuple[str, ...]) -> Places:
+def make_places(folder: Path, has: tuple[str, ...], *, symmetric: bool = False) -> Places:
     """Write and open both graphs.
 
     Args:
-        takes: edge data that they have: `edge_weight`, `edge_attr`.
+        has: data beside `x` and `edge_index`: `edge_weight`, `edge_attr`, and columns of nodes.
+        symmetric: the smaller graph has each edge both ways, and the second component has not.
     """
     rng = np.random.default_rng(0)
     first, second = _component(rng, NUM_NODES, 0, 1.0), _component(rng, _SECOND, NUM_NODES, 2.0)
+    if symmetric:
+        data = ("edge_attr", "edge_weight")
+        first.edge_index, values = to_undirected(
+            first.edge_index, [first[name] for name in data], reduce="max"
+        )
+        first.update(dict(zip(data, values, strict=True)))
     large = Data(
         **{
             name: torch.cat([first[name], second[name]], 1 if name == "edge_index" else 0)
-            for name in ("x", "edge_index", "edge_attr", "edge_weight")
+            for name in ("x", "edge_index", *_FURTHER)
         }
     )
     places = []
     for name, data in (("small", first), ("large", large)):
-        for role in ("edge_weight", "edge_attr"):
-            if role not in takes:
+        for role in _FURTHER:
+            if role not in has:
                 del data[role]
-        path = folder / "_".join([name, *sorted(takes)])
+        path = folder / "_".join([name, *["symmetric"] * symmetric, *sorted(has)])
         graph = hopline.Graph.from_pyg(data).save(path)
         n = data.num_nodes
         nodes = {2, 6, NUM_NODES - 1, 0, n - 1, n // 2, *rng.integers(0, n, 9).tolist()}

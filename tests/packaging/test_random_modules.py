@@ -44,13 +44,12 @@ def test_every_trick_is_source_that_runs(tmp_path):
     places, failed = {}, []
     for kind, name in ALL_TRICKS:
         case = write_single(kind, name, "SAGEConv")
-        if case.takes not in places:
-            places[case.takes] = make_places(tmp_path, case.takes).small.data
-        data = places[case.takes]
+        has = (*case.takes, *case.columns)
+        if has not in places:
+            places[has] = make_places(tmp_path, has).small.data
+        data = places[has]
         try:
-            ask_module(
-                case.build(tmp_path)[0], {role: data[role] for role in ("x", "edge_index", *case.takes)}
-            )
+            ask_module(case.build(tmp_path)[0], {name: data[role] for name, role in case.call.items()})
         except Exception as error:
             failed.append(f"{kind}: {name}: {error}")
     assert failed == []
