@@ -17,8 +17,9 @@ from typing import Any
 
 from hopline.packaging.watch import SOURCES
 
-#: Seconds by which clocks are moved: other hours, weekdays, months and years, later and earlier.
-SHIFTS = (113_001.7, 17_629_203.2, -86_395_119.6)
+#: Seconds by which clocks are moved: other months and years, later and earlier, by 3, 1 and 5 days of the
+#: week and by 8, 16 and 0 hours. From any moment one of them crosses the weekend, working hours, and noon.
+SHIFTS = (289_381.7, 17_683_200.2, -86_053_019.4)
 #: Values of an environment variable; None is absent.
 SETTINGS = (None, "0", "1", "2.5")
 _DATED = {"localtime", "gmtime", "ctime", "asctime", "strftime"}

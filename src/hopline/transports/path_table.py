@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
-#: A part of a path as it must be written: characters that it may have, or UTF-8 as %XX (RFC 3986, 3.3).
-_PART = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})+")
-#: Characters that have to be written literally, and those that are in no name, as %XX.
-_MISWRITTEN = re.compile(
-    rb"%(?:4[1-9A-F]|5[0-9A]|6[1-9A-F]|7[0-9A]|3[0-9]|2[DEF]|5[CF]|7[EF]|[01][0-9A-F])"
-)
+#: A part of a path: characters that it may have, or any as %XX (RFC 3986, 3.3).
+_PART = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+")
+#: Characters that are in no name: slashes, and those that control.
+_IN_NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f]")
 #: The rule of `parts_of`, for error texts.
 ONE_SPELLING: Final = (
-    "a path has one spelling: no empty parts, no slash at its end, no . or .., no backslash, and %XX only "
-    "for characters that need it"
+    "a path has one spelling: no empty parts, no . or .., no backslash, and %XX only in names, as UTF-8"
 )
 
 EntryT = TypeVar("EntryT")
@@ -52,7 +49,7 @@ class PathTable(Generic[EntryT]):
             self._patterns.setdefault(len(parts), []).append((parts, tuple(found)))
 
     def find(self, parts: Sequence[str]) -> Match[EntryT] | None:
-        """Return what the parts of a path match; None for an unknown path."""
+        """Return what the parts of a path match (see `parts_of`); None for an unknown path."""
         for pattern, entries in self._patterns.get(len(parts), ()):
             values = _values(pattern, parts)
             if values is not None:
@@ -66,30 +63,35 @@ def split_path(path: str) -> list[str]:
 
 
 def parts_of(path: bytes) -> list[str] | None:
-    """Return the decoded parts of a path as sent; None for any spelling but the one.
+    """Return the parts of a path as sent, names not decoded; None if it has another spelling.
 
     A proxy compares paths with its rules as they are sent, so `//v2/models` must not be `/v2/models`.
+    A slash at the end does not count.
     """
-    if path == b"/":
-        return [""]
-    parts = path.split(b"/")
-    if parts.pop(0) or not all(_PART.fullmatch(part) and part not in (b".", b"..") for part in parts):
+    parts = path.decode("latin-1").split("/")
+    if len(parts) > 2 and parts[-2] and not parts[-1]:
+        parts.pop()
+    if parts.pop(0) or (parts != [""] and not all(map(_is_part, parts))):
         return None
-    if b"%" not in path:
-        return [part.decode() for part in parts]
-    if _MISWRITTEN.search(path):
-        return None
+    return parts
+
+
+def _is_part(part: str) -> bool:
+    if not _PART.fullmatch(part):
+        return False
     try:
-        return [unquote_to_bytes(part).decode() for part in parts]
+        name = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
-        return None
+        return False
+    return name not in (".", "..") and not _IN_NO_NAME.search(name)
 
 
 def _values(pattern: Sequence[str], parts: Sequence[str]) -> dict[str, str] | None:
+    """Return the decoded names; None if a fixed part differs, which must be written literally."""
     values = {}
     for wanted, part in zip(pattern, parts, strict=True):
         if wanted.startswith("{"):
-            values[wanted[1:-1]] = part
+            values[wanted[1:-1]] = unquote(part)
         elif wanted != part:
             return None
     return values
