@@ -238,7 +238,7 @@ class Server:
 
         settings = self.config.server
         self._http_app = HttpApp(self._service, self.config, self._gate)
-        self._http_app.opening = True
+        self._http_app.opening, self._http_app.budget = True, self._budget
         self._endpoint = HttpEndpoint(
             self._http_app,
             self._http_app.refuse,

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
-from concurrent.futures import Future, ThreadPoolExecutor
+from asyncio import Future
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
+from hopline.errors import Overloaded
 from hopline.transports import json_scan, proto_scan
+from hopline.transports.budget import Budget
+from hopline.types import ScoreResult
 
+Answer = TypeVar("Answer")
 #: Few, since they take CPU time from the event loop.
 THREADS = ThreadPoolExecutor(2, "bodies")
+#: Bytes of a value of an answer in JSON: ten digits, a sign or a point, a comma.
+_VALUE_BYTES: Final = 12
+
+
+def encode_large(budget: Budget, result: ScoreResult, encode: Callable[[], Answer]) -> Future[Answer]:
+    """Encode a large answer on a thread.
+
+    Until it is encoded, the answer reserves what its JSON will need. An answer alone is always encoded:
+    its estimate is at most the whole budget.
+
+    Args:
+        encode: encodes the result.
+
+    Returns: done when it is encoded, in this loop; with Overloaded if the budget has no room.
+    """
+    loop = asyncio.get_running_loop()
+    num_bytes = min(_VALUE_BYTES * sum(array.size for array in result.outputs.values()), budget.limit)
+    if not budget.take(num_bytes):
+        refused: Future[Answer] = loop.create_future()
+        refused.set_exception(Overloaded(Budget.FULL))
+        return refused
+    encoding = loop.run_in_executor(THREADS, encode)
+    encoding.add_done_callback(lambda _: budget.give_back(num_bytes))
+    return encoding
 
 
 @functools.cache
-def load_kernels() -> Future[None]:
+def load_kernels() -> concurrent.futures.Future[None]:
     """Load the counting kernels once, before the first body that needs them; compile them if not cached."""
     return THREADS.submit(_load)
 

@@ -27,7 +27,7 @@ from hopline.ingress.client import Client
 from hopline.ingress.gatekeeper import Gatekeeper
 from hopline.observe.metrics import Counter
 from hopline.transports import oip
-from hopline.transports.body_threads import THREADS, load_kernels
+from hopline.transports.body_threads import encode_large, load_kernels
 from hopline.transports.failure import as_hopline_error, without_names
 from hopline.transports.grpc_access import GrpcGuard, permission_of
 from hopline.transports.grpc_call import MAX_QUOTED, Call, Method
@@ -299,7 +299,7 @@ class GrpcApp:
             self._count(StatusCode.OK)
 
     async def _respond_large(self, call: Call, request_id: str, result: ScoreResult) -> None:
-        encoding = asyncio.get_running_loop().run_in_executor(THREADS, encode_answer, request_id, result)
+        encoding = encode_large(call.budget, result, functools.partial(encode_answer, request_id, result))
         await asyncio.wait([encoding])
         call.on_gone = None
         if call.is_open:

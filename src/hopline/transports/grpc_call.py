@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from hopline.errors import BadRequest, Overloaded, UnsupportedEncoding
 from hopline.ingress.certificates import Peer
+from hopline.transports.budget import Budget
 from hopline.transports.grpc_arriving import Arriving
 from hopline.transports.grpc_errors import CallError
 from hopline.transports.grpc_status import StatusCode
@@ -254,6 +255,11 @@ class Call:
     def keep(self, num_bytes: int) -> bool:
         """Count an answer that waits for earlier ones, until `give_back`; return False without room."""
         return self._stream.keep(num_bytes)
+
+    @property
+    def budget(self) -> Budget:
+        """The memory of the process for requests and answers that wait."""
+        return self._endpoint.budget
 
     @property
     def is_open(self) -> bool:

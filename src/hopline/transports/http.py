@@ -26,6 +26,7 @@ from hopline.observe.metrics import Counter
 from hopline.transports import oip
 from hopline.transports.body_threads import load_kernels
 from hopline.transports.browser_rules import BrowserRules
+from hopline.transports.budget import Budget
 from hopline.transports.failure import as_hopline_error, without_frames, without_names
 from hopline.transports.http_access import Guard, client_of, named_model
 from hopline.transports.http_bodies import (
@@ -70,8 +71,6 @@ _HTML = b"text/html; charset=utf-8"
 #: Limit of cached routes; a full cache is cleared, so that invented names cannot fill memory.
 _MAX_ROUTES = 1024
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-
-
 _decode_index = msgspec.json.Decoder(IndexBody).decode
 
 
@@ -84,13 +83,14 @@ class HttpApp:
         gate: authenticates clients; None without authentication.
 
     Attributes:
+        budget: memory for answers while they are encoded; the listener's, if there is one.
         draining: the server reports that it is not ready, but still serves requests.
         opening: the same until the other transports of the server are open.
     """
 
     def __init__(self, service: ScoringService, config: Config, gate: Gatekeeper | None = None) -> None:
-        self.draining = False
-        self.opening = False
+        self.budget = Budget.for_bodies(config.server.max_body_bytes)
+        self.draining = self.opening = False
         self._service = service
         rules = BrowserRules(config.server.hosts, config.server.host)
         self._guard = None if gate is None else Guard(gate, rules)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hopline.errors import HoplineError
-from hopline.transports.body_threads import THREADS
+from hopline.transports.body_threads import encode_large
 from hopline.transports.http_messages import JSON, Pending, Response
 from hopline.transports.oip_json import InferBody, encode_infer
 from hopline.transports.score_json import encode_result, is_large
@@ -37,7 +38,7 @@ class Scoring(Pending):
             if isinstance(outcome, HoplineError):
                 raise outcome
             if is_large(outcome):
-                encoding = asyncio.get_running_loop().run_in_executor(THREADS, self.respond, outcome)
+                encoding = encode_large(self._app.budget, outcome, functools.partial(self.respond, outcome))
                 encoding.add_done_callback(self._encoded)
                 return
             response = self.respond(outcome)
