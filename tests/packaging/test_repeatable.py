@@ -1,9 +1,11 @@
 """Modules whose answers depend on the time, the place or the call are refused with the source's name."""
 
+import cProfile
 import datetime
 import os
 import random
 import secrets
+import sys
 import time
 import uuid
 from datetime import date
@@ -248,3 +250,27 @@ def test_readings_of_libraries_are_not_the_user_s():
         torch.nn.functional.relu(torch.ones(2))
         time.time()
     assert list(seen.readings.values()) == ["the clock"]
+
+
+@pytest.mark.parametrize("written_in", ["C", "Python"])
+def test_a_profiler_of_the_caller_goes_on_after_a_module_was_watched(written_in):
+    python_calls = []
+    profiler = cProfile.Profile()
+    if written_in == "C":
+        profiler.enable()
+    else:
+        sys.setprofile(lambda frame, event, _: python_calls.append(frame.f_code.co_name))
+    try:
+        with watched():
+            now()
+        called_afterwards()
+    finally:
+        profiler.disable()
+        sys.setprofile(None)
+    profiler.create_stats()
+    calls = python_calls if written_in == "Python" else [name for _, _, name in profiler.stats]
+    assert "called_afterwards" in calls
+
+
+def called_afterwards():
+    return COUNTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import datetime
 import io
 import os
@@ -171,16 +172,23 @@ def watched() -> Iterator[Seen]:
     """Record what the code inside does."""
     watch = _Watch()
     before = {name: get() for name, (get, _, _) in GENERATORS.items()}
-    profile = sys.getprofile()
+    profiler = sys.getprofile()
     sys.setprofile(watch.profile)
     try:
         with watch:
             yield watch.seen
     finally:
-        sys.setprofile(profile)
+        _resume(profiler)
         for name, (get, _, _) in GENERATORS.items():
             if _states_differ(before[name], get()):
                 watch.seen.consumed.append(name)
+
+
+def _resume(profiler: Any) -> None:
+    """Make `profiler` the one of this thread again. Profilers written in C, such as cProfile, are no functions."""
+    sys.setprofile(profiler if callable(profiler) else None)
+    if isinstance(profiler, cProfile.Profile):
+        profiler.enable()
 
 
 def _states_differ(one: Any, other: Any) -> bool:
