@@ -166,16 +166,21 @@ class Cell(nn.Module):
         return self.out(z if H is None else torch.tanh(z) * H)
 
 
-def test_answers_are_those_of_the_call_without_the_hidden_state(tmp_path):
-    graph, model = homogeneous(), Cell().eval()
-    report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="multiclass")
+def answers_of(model, graph):
+    """The module's own, called on the whole graph by position."""
     edges = graph.edges["node__to__node"]
     targets = torch.repeat_interleave(torch.arange(40), torch.from_numpy(edges.indptr.copy()).diff())
     with torch.no_grad():
-        want = model(
+        return model(
             torch.from_numpy(graph.node().features.copy()),
             torch.stack([torch.from_numpy(edges.indices.astype("int64")), targets]),
         )
+
+
+def test_answers_are_those_of_the_call_without_the_hidden_state(tmp_path):
+    graph, model = homogeneous(), Cell().eval()
+    report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="multiclass")
+    want = answers_of(model, graph)
     torch.testing.assert_close(torch.from_numpy(full_graph_logits(report.path, graph)), want)
     called = "called as forward(X=features[6], edge_index=edge_index, H=default)"
     assert report.notes[0] == called
@@ -433,3 +438,26 @@ class Far(nn.Module):
 def test_the_number_of_hops_is_found_at_once_though_the_last_ones_count_little(hops, tmp_path):
     with pytest.raises(PackagingError, match="it reads 10 hops"):
         hopline.package(Far(), homogeneous(), tmp_path, name="m", fanouts=[-1] * hops, task="multiclass")
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(6, 3)
+
+    def forward(self, x, edge_index, scale=None, *, edge_attr=None):
+        return self.conv(x, edge_index)
+
+
+class PositionalOnly(Scaled):
+    def forward(self, x, edge_index, /):
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("kind", [Scaled, PositionalOnly])
+def test_hooks_of_the_model_receive_arguments_as_a_caller_gives_them(kind, tmp_path):
+    model, graph = kind().eval(), homogeneous()
+    model.register_forward_pre_hook(lambda _, given: (given[0] * 2, *given[1:]) if given else None)
+    report = hopline.package(model, graph, tmp_path, name="m", fanouts=[-1], task="multiclass")
+    want = answers_of(model, graph)
+    torch.testing.assert_close(torch.from_numpy(full_graph_logits(report.path, graph)), want)

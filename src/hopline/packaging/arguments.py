@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,14 @@ from hopline.packaging.relations import split_key
 from hopline.packaging.settings import Role
 
 
+def by_position(parameters: Mapping[str, Parameter], roles: Mapping[str, Role]) -> int:
+    """Number of arguments to give by position: those before the first left out or keyword-only one."""
+    first = takewhile(
+        lambda name: name in roles and parameters[name].kind != Parameter.KEYWORD_ONLY, parameters
+    )
+    return len(list(first))
+
+
 @dataclass(frozen=True, slots=True)
 class Binding:
     """How a model is called.
@@ -34,7 +44,8 @@ class Binding:
         node_types: all node types of the schema.
         relations: edge types, in the order of an `edge_type` argument's numbers.
         attributed, weighted: edge types that have attributes, weights.
-        positional: arguments are given by position (`forward(*args)`).
+        positional: how many of the first arguments are given by position, as people write calls; hooks of
+            the model receive no others.
         reads_adjacency: the model reads `data.adj_t`.
         flat: arguments that take a single edge attribute as [E] instead of [E, 1].
         called: the call in words, for the user.
@@ -47,7 +58,7 @@ class Binding:
     relations: tuple[str, ...]
     attributed: tuple[str, ...]
     weighted: tuple[str, ...]
-    positional: bool = False
+    positional: int = 0
     reads_adjacency: bool = False
     flat: frozenset[str] = frozenset()
     called: str = ""
@@ -86,7 +97,8 @@ class Binding:
             sparse: pass `adj_t` as the sparse tensor that `ToSparseTensor` builds; else as the edge index.
         """
         values = {name: self._value(name, role, slots, sparse) for name, role in self.roles.items()}
-        return module(*values.values()) if self.positional else module(**values)
+        first = [values.pop(name) for name in list(values)[: self.positional]]
+        return module(*first, **values)
 
     def _value(self, name: str, role: Role, slots: Any, sparse: bool) -> Any:
         if role == "data":

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from hopline.errors import PackagingError
-from hopline.packaging.arguments import Binding, lost
+from hopline.packaging.arguments import Binding, by_position, lost
 from hopline.packaging.dense import NEEDS_EDGE_ATTR
 from hopline.packaging.relations import natural, numbered
 from hopline.packaging.settings import Role
@@ -205,8 +205,9 @@ def bind(
     _check_received(call, roles, flat)
     hetero = _is_hetero(call, roles)
     binding = Binding(
-        roles, hetero, tuple(schema.node_types), edge_keys, call.attributed, call.weighted, positional,
-        _mentions(module, "adj_t"), flat, _shown(call, roles, flat), call.left_out,
+        roles, hetero, tuple(schema.node_types), edge_keys, call.attributed, call.weighted,
+        by_position(parameters, roles), _mentions(module, "adj_t"), flat, _shown(call, roles, flat),
+        call.left_out,
     )  # fmt: skip
     if binding.relational and relations is None and not numbered(edge_keys):
         raise PackagingError(

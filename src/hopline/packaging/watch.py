@@ -185,7 +185,7 @@ def watched() -> Iterator[Seen]:
 
 
 def _resume(profiler: Any) -> None:
-    """Make `profiler` the one of this thread again. Profilers written in C, such as cProfile, are no functions."""
+    """Make `profiler` the one of this thread again; one written in C, such as cProfile, is no function."""
     sys.setprofile(profiler if callable(profiler) else None)
     if isinstance(profiler, cProfile.Profile):
         profiler.enable()
