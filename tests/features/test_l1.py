@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -353,3 +355,31 @@ def test_an_arena_holds_caches_of_several_node_types():
     last.write(array(8), np.array([[4.0]], np.float32), 0.0)
     assert read(first, range(9)) == {3: 1}
     assert last.probe(np.arange(9), 0.0).tolist() == list(range(8))
+
+
+_USES = """
+import numpy as np
+from hopline.features import claims, l1
+from hopline.memory.arena import Arena
+
+plan = l1.CachePlan(60, 5, (10, 10))
+cache = l1.L1FeatureCache(Arena(plan.num_bytes), plan, 10.0)
+kernels = [each for module in (l1, claims) for each in vars(module).values() if hasattr(each, "signatures")]
+before = [list(kernel.signatures) for kernel in kernels]
+ids, rows = np.arange(4), np.zeros((4, 5), np.float32)
+assert cache.claim(ids, 1.0, 1.0).all() and not cache.pending(ids, 1.0).any()
+cache.write(ids[:2], rows[:2], 1.0)
+cache.write(ids[:2], rows[:2], np.ones(2))
+cache.release(ids)
+assert cache.read(ids, rows, 1.0)[0].tolist() == cache.probe(ids, 1.0).tolist() == [2, 3]
+assert np.isnan(cache.ages(ids, 1.0)).tolist() == [False, False, True, True]
+assert cache.counts["writes"] == 4
+print(len(kernels), [a.__name__ for a, b in zip(kernels, before) if list(a.signatures) != b])
+"""
+
+
+def test_nothing_is_compiled_after_the_cache_is_made():
+    """In a new process: a kernel that is compiled for a request stops the loop."""
+    done = subprocess.run([sys.executable, "-c", _USES], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout == "9 []\n"

@@ -279,6 +279,7 @@ class L1FeatureCache:
         self._links = sieve.empty_line(plan.slots[writer])[1]
         self._counts = np.zeros(len(COUNTS), np.int64)
         self._adopt()
+        self._load_kernels()
 
     def read(
         self, ids: IdArray, out: FloatArray, now: float, allow_expired: bool = False
@@ -402,6 +403,16 @@ class L1FeatureCache:
     def num_rows(self) -> int:
         """Number of slots that all processes have used."""
         return int(self._queues[:, sieve.USED].sum())
+
+    def _load_kernels(self) -> None:
+        """Use every kernel for no rows: one that is compiled for a request would stop the event loop."""
+        ids, rows = np.empty(0, np.int64), np.empty((0, self.plan.dim), np.float32)
+        self.read(ids, rows, 0.0)
+        self.probe(ids, 0.0)
+        self.ages(ids, 0.0)
+        self.write(ids, rows, 0.0)
+        self.claim(ids, 0.0, 0.0)
+        self.pending(ids, 0.0)
 
     def _adopt(self) -> None:
         """Order the rows that an earlier run of this process left in its partition, oldest first."""
