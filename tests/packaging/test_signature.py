@@ -440,6 +440,22 @@ def test_the_number_of_hops_is_found_at_once_though_the_last_ones_count_little(h
         hopline.package(Far(), homogeneous(), tmp_path, name="m", fanouts=[-1] * hops, task="multiclass")
 
 
+@pytest.mark.parametrize(("count", "teleport"), [(10, 0.1), (8, 0.3)])
+def test_a_last_hop_that_is_only_a_degree_is_counted(count, teleport, tmp_path):
+    class Propagates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.propagate = nn.Linear(6, 3), pyg.APPNP(count, teleport)
+
+        def forward(self, x, edge_index):
+            return self.propagate(self.lin(x), edge_index)
+
+    torch.manual_seed(0)
+    graph = homogeneous(num_nodes=150, num_edges=450)
+    with pytest.raises(PackagingError, match=f"it reads {count + 1} hops"):
+        hopline.package(Propagates(), graph, tmp_path, name="m", fanouts=[-1] * count, task="multiclass")
+
+
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()

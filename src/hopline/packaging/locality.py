@@ -316,7 +316,9 @@ def _looks_further(
         return not differ(rows[seed : seed + 1], reference.answers(inside)[seed : seed + 1]).any()
 
     right = 0
-    for seed in tried.tolist():
+    for place, seed in enumerate([*tried.tolist(), *np.setdiff1d(seeds, tried).tolist()]):
+        if place >= len(tried) and right > hops:
+            break  # the other seeds serve if these agree: the last hop counts little in most answers
         found = next((count for count in range(max(1, right), most + 1) if agrees(seed, count)), 0)
         if not found:
             return _decided(decisions) or (
