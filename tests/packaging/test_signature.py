@@ -146,6 +146,8 @@ def test_features_of_several_types_are_shown_by_type():
     called = bind(module, hetero().schema).called
     assert called.startswith("called as forward(x_dict=features{author[5], paper[6]}, edge_index_dict=")
     assert called.endswith("h_dict=default)")
+    called = bind(module_of("data"), hetero().schema, arguments={"data": "data"}).called
+    assert called.startswith("called as forward(data=HeteroData(x{author[5], paper[6]}, edge_index")
 
 
 def test_edge_data_that_layers_do_not_read_is_noted():

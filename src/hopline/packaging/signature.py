@@ -449,7 +449,7 @@ def _shown(call: _Call, roles: Mapping[str, Role], flat: Iterable[str]) -> str:
             has = [f"x{width(widths[0])}", "edge_index"]
             has += [f"edge_attr{width(widths[1])}"] if call.attributed else []
             has += ["edge_weight"] if call.weighted else []
-            return f"Data({', '.join(has)})"
+            return f"{'Hetero' if _is_hetero(call, roles) else ''}Data({', '.join(has)})"
         return "zeros" if role == "batch" else role or "default"
 
     shown = [value(name) if call.positional else f"{name}={value(name)}" for name in call.parameters]
