@@ -38,7 +38,7 @@ class Rows:
     def __init__(self):
         self.waiting = []
 
-    def begin(self, absent, supply, until, resume, wanted):
+    def begin(self, absent, supply, until, resume, wanted, is_over):
         self.waiting.append(resume)
 
 
