@@ -17,7 +17,7 @@ from torch import nn
 from torch_geometric import nn as pyg
 
 import hopline
-from hopline.artifact import read_spec
+from hopline.artifact import read_spec, sha256_of
 from hopline.config.reader import load_config
 from hopline.errors import ArtifactError, ConfigError, PackagingError
 from hopline.packaging import compile as compiling
@@ -151,7 +151,8 @@ def test_instructions_are_read_from_cpuinfo_and_nothing_else(tmp_path):
 def test_a_server_runs_it_and_counts_where_it_cannot(compiled, tmp_path):
     folder = altered(compiled, tmp_path / "models" / "old" / "1", torch="2.0.0")
     spec = msgspec.structs.replace(compiled.spec, name="old")
-    (folder / "model.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, files={})))
+    files = {file: sha256_of(folder / file) for file in spec.files}
+    (folder / "model.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, files=files)))
     shutil.copytree(compiled.path, tmp_path / "models" / "pooled" / "1")
     molecules().save(tmp_path / "graph")
 
