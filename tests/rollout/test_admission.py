@@ -97,3 +97,21 @@ async def test_what_batches_read_is_learned(model):
     assert rows < 2 * model.guard.rows
     assert held_s < 0.05
     await version.join()
+
+
+def test_a_warm_up_answers_a_described_node_too(model, monkeypatch):
+    """Its kernels are other ones: compiled for a request, they stop the event loop."""
+    version = behind_a_queue(model)
+    answerer, seen = version.computer.answerer, []
+    answer = answerer.answer_supplied
+
+    def noted(requests, supplies):
+        outcomes = answer(requests, supplies)
+        seen.extend(zip(requests, outcomes, strict=True))
+        return outcomes
+
+    monkeypatch.setattr(answerer, "answer_supplied", noted)
+    version.warm_up()
+    assert all(isinstance(outcome, ScoreResult) for _, outcome in seen)
+    assert sum(len(request.inline) for request, _ in seen) == 1
+    assert all(request.as_of is None for request, _ in seen)  # no edge has a time, so none would be taken

@@ -6,9 +6,10 @@ This file is long because rows of stores and edges of stores are fetched for one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -33,7 +34,7 @@ from hopline.rollout.prefetcher import Wanted
 from hopline.rollout.seed_tensors import seed_tensors
 from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
 from hopline.scheduling.work import Work
-from hopline.types import AnyArray, IdArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+from hopline.types import AnyArray, IdArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
     from hopline.rollout.edge_fetcher import EdgeFetcher
@@ -132,6 +133,11 @@ class GraphComputer(Computer):
         num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
         for count in (1, min(33, num_nodes)):
             self._preflight(np.arange(count))
+        schema = self.model.graph.schema.node_types[self.model.spec.head.node_type]
+        inline = InlineNode(np.zeros(schema.feature_dim, np.float32))
+        for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
+            with contextlib.suppress(HoplineError):  # not every model takes them
+                self._preflight(np.arange(1), **fields)
         self._measure(num_nodes)
         self.model.shrink()
 
@@ -198,8 +204,10 @@ class GraphComputer(Computer):
         targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
         return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
 
-    def _preflight(self, local_ids: IdArray) -> None:
-        request = self._request(local_ids, self.output_names)
+    def _preflight(self, local_ids: IdArray, **fields: Any) -> None:
+        request = msgspec.structs.replace(self._request(local_ids, self.output_names), **fields)
+        if fields:
+            self._check(request)
         # with what there is: the store's rows come with the first requests
         for outcome in self.answerer.answer_supplied([request], [FetchedInputs(is_last=True)]):
             if isinstance(outcome, HoplineError):
