@@ -16,7 +16,7 @@ def edge_lists(draw, max_nodes=12, max_edges=60):
     times = draw(
         st.none()
         | st.lists(
-            st.integers(0, 5) | st.sampled_from([-(2**63), 2**63 - 1, 2**40]),
+            st.integers(0, 5) | st.sampled_from([-(2**63), 2**63 - 1, 2**62]),
             min_size=len(edges),
             max_size=len(edges),
         )

@@ -145,7 +145,6 @@ BODIES = {
         b'{"parameters": {"%b": 1}}' % (b"z" * 100_000),
     ],
     "/v2/repository/models/sage/unload": [DEEP, b'{"parameters": {"version": %b}}' % DEEP],
-    "/v2/repository/models/sa%00ge/load": [b"{}"],
     f"/v2/repository/models/{'a' * 5_000}/load": [b"{}"],
     "/v1/rollouts": [
         DEEP,
