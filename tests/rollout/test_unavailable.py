@@ -60,8 +60,9 @@ def no_model_json(folder):
 
 
 def of_another_graph(folder):
-    schema = {"node_types": {"user": {"feature_dim": 3}}, "edge_types": {}}
-    change(folder, graph_schema=schema)
+    schema = msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelSpec).graph_schema
+    types = {**schema["node_types"], "user": {"feature_dim": 3}}
+    change(folder, graph_schema={**schema, "node_types": types})
 
 
 def of_another_name(folder):
