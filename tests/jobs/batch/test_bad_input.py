@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from hopline.artifact import sha256_of
 from hopline.errors import BadRequest, BatchError, NodeNotFound, SchemaMismatch, SinkError
 from hopline.graph import Graph
 from hopline.jobs.batch.engines import open_engine
@@ -48,7 +49,9 @@ def test_a_table_model_has_no_nodes(tmp_path, cases):
     folder = tmp_path / "table"
     folder.mkdir()
     spec = {"kind": "tabular", "name": "t", "version": "1", "task": "binary", "columns": []}
-    spec |= {"outputs": ["label"], "output_dim": 2}
+    (folder / "model.onnx").write_bytes(b"")
+    files = {"model.onnx": sha256_of(folder / "model.onnx")}
+    spec |= {"outputs": ["label"], "output_dim": 2, "files": files}
     (folder / "model.json").write_bytes(msgspec.json.encode(spec))
     with pytest.raises(BadRequest, match="is a tabular model"):
         score(folder, cases["sage"].graph, tmp_path / "out")
