@@ -71,7 +71,7 @@ class Features:
 
     def access(self, key: int) -> bool:
         ids = np.array([key])
-        if self.cache.read(ids, self.out, 0.0).size:
+        if self.cache.read(ids, self.out, 0.0)[0].size:
             self.cache.write(ids, self.out, 0.0)
             return False
         return True
