@@ -6,24 +6,13 @@ column beyond a row would be other memory. Files are compared when they are open
 
 from __future__ import annotations
 
-from hopline.artifact import Attention, ModelSpec, Stage, StageInput
+from typing import get_args
+
+from hopline.artifact import Attention, InputKind, ModelSpec, Stage, StageInput
 from hopline.errors import ArtifactError
 from hopline.graph import GraphSchema
 
-_OF_EDGES = frozenset(
-    (
-        "reduce",
-        "attend",
-        "sources",
-        "positions",
-        "mask",
-        "edge_attr",
-        "edge_weight",
-        "is_self",
-        "degree",
-        "count",
-    )
-)
+_OF_EDGES = frozenset(get_args(InputKind)) - {"self", "features", "structure"}
 #: Kinds that read rows of the level below.
 _OF_STATES = frozenset(("self", "reduce", "attend", "sources"))
 
