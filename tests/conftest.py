@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What an example takes is the machine's affair: no test is a timed one.
 settings.register_profile("hopline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hopline")
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Draw the weights of models that a file of tests makes when it is imported from one seed."""
+    if isinstance(collector, pytest.Module) and "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_collection_finish() -> None:

@@ -89,6 +89,22 @@ OTHER = st.one_of(
 )
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_fanout_far_beyond_the_degrees_takes_all_neighbours(cases, tmp_path, name):
+    def change(fanout):
+        def changed(content):
+            content["fanouts"] = {key: [fanout] * len(each) for key, each in content["fanouts"].items()}
+
+        return answer(copied(cases[name], tmp_path / str(fanout), changed), cases[name].graph)
+
+    all_of_them = change(-1)
+    for fanout in (100_000, 2**31 - 1):
+        for node_type, rows in change(fanout).items():
+            np.testing.assert_allclose(rows, all_of_them[node_type], atol=1e-5)
+    with pytest.raises(ArtifactError, match="-1 takes all neighbours"):
+        change(2**31)
+
+
 @settings(max_examples=250, deadline=None)
 @given(data=st.data(), name=st.sampled_from(CASES))
 def test_any_changed_declaration_is_refused_or_answered(cases, tmp_path_factory, data, name):

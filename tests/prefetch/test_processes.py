@@ -119,6 +119,14 @@ class Load:
         while self.num_answers < wanted and not self.errors:
             time.sleep(0.005)
 
+    def until_more_than(self, before: float, metric: str) -> None:
+        """Wait for a metric that counts requests for rows: those that are fresh are not asked for."""
+        for _ in range(40):
+            self.more(50)
+            if self._server.metric(metric) > before:
+                return
+        raise AssertionError(f"{metric} is {before} after 2,000 more answers")
+
 
 #: Rows are fetched all the time.
 SHORT_LIVED = {"features__ttl_s": 0.6}
@@ -130,12 +138,7 @@ def test_a_prefetcher_that_ends_under_load_costs_no_answer_and_no_quality(places
         load.more(20)  # nobody there yet
         with running("prefetch", settings) as prefetcher:
             server.wait_for_metric(UP, 2)
-            before = server.metric(DONE)
-            for _ in range(20):  # rows that are still fresh are not asked for
-                load.more(100)
-                if server.metric(DONE) > before:
-                    break
-            assert server.metric(DONE) > before
+            load.until_more_than(server.metric(DONE), DONE)
             prefetcher.kill()
             load.more(100)
             server.wait_for_metric(UP, 0)
@@ -162,15 +165,12 @@ def test_workers_do_not_wait_for_a_stopped_prefetcher(places: Places) -> None:
                 server.wait_for("is silent")
                 load.more(4)  # those that waited
                 asked, passed = [server.metric(each) for each in ASKED], server.metric(DOWN)
-                load.more(100)
+                load.until_more_than(passed, DOWN)
                 assert [server.metric(each) for each in ASKED] == asked
-                assert server.metric(DOWN) > passed  # requests whose rows had expired
             finally:
                 prefetcher.signal(signal.SIGCONT)
             server.wait_for("responds again")
-            before = server.metric(DONE)
-            load.more(50)
-            assert server.metric(DONE) > before
+            load.until_more_than(server.metric(DONE), DONE)
 
 
 def test_a_row_that_the_store_lacks_is_told_and_not_asked_for_again(places: Places) -> None:

@@ -41,7 +41,10 @@ class _Check:
         self._need(spec.max_degree is None or spec.max_degree > 0, f"max_degree is {spec.max_degree}")
         for key, fanouts in spec.fanouts.items():
             self._edge(key)
-            self._need(all(each >= -1 for each in fanouts), f"fanouts of {key!r} are {list(fanouts)}")
+            self._need(
+                all(-1 <= each < 2**31 for each in fanouts),
+                f"fanouts of {key!r} are {list(fanouts)}; -1 takes all neighbours",
+            )
             self._need(
                 is_whole or len(fanouts) == spec.num_layers,
                 f"{len(fanouts)} fanouts of {key!r} for {spec.num_layers} layers",

@@ -21,6 +21,8 @@ from hopline.types import AnyArray, FloatArray, IdArray
 
 #: Padded entries (destinations x width) of one call of a block stage.
 _BLOCK_ENTRIES = 16_384
+#: Larger fanouts are no widths: few nodes have so many neighbours.
+_WIDEST = 256
 
 
 _NO_QUERY: FloatArray = np.empty((1, 0), np.float32)
@@ -308,13 +310,13 @@ class StageRunner:
     ) -> list[tuple[IdArray, tuple[int, ...]]]:
         """Split destinations into calls of equal padded width; some may repeat, to fill a call's last step.
 
-        The width is the fanout, or for fanout -1 the power of two above the list's own length. It never
-        depends on other requests of the batch, since the order of a padded sum depends on it.
+        The width is the fanout, or for fanout -1 and large ones the power of two above the list's own
+        length. It never depends on other requests of the batch, since the order of a padded sum depends on it.
         """
         widths = np.ones((num_rows, len(views)), np.int64)
         for k, (view, key) in enumerate(zip(views, keys, strict=True)):
             fanout = self._fanouts[key]
-            if fanout >= 0:
+            if 0 <= fanout <= _WIDEST:
                 widths[:, k] = max(fanout, 1)
             else:
                 counts = np.maximum(np.diff(view.offsets), 1)

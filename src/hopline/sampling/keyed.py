@@ -244,6 +244,8 @@ def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untype
     return total
 
 
+#: Of fanouts above this, the degrees are counted: room for all of a large fanout may not exist.
+_FEW = 64
 #: Of a block whose edges lie in the process.
 NO_COLUMNS: Mapping[str, AnyArray] = MappingProxyType({})
 #: Entries that a reused array retains after a large batch: 8 MiB of ids.
@@ -386,13 +388,15 @@ class Sampler:
 
     def bound(self, nodes: IdArray) -> int:
         """Upper bound of the edges that sampling `nodes` (int64 [n]) returns."""
-        if self.fanout >= 0:
-            return int(nodes.shape[0]) * self.fanout
+        fanout = self.fanout
+        if 0 <= fanout <= _FEW:
+            return int(nodes.shape[0]) * fanout
         starts = self.starts
         if starts is not None and nodes.shape[0] == 1:  # calling the kernel takes twice as long
             node = nodes.item()
-            return int(starts.item(node + 1) - starts.item(node))
-        return int(count_edges(self._indptr, self._records, self.clock.version, nodes, -1))
+            degree = int(starts.item(node + 1) - starts.item(node))
+            return degree if fanout < 0 else min(degree, fanout)
+        return int(count_edges(self._indptr, self._records, self.clock.version, nodes, fanout))
 
     def sample(
         self, nodes: IdArray, buffers: BlockBuffers, as_of: int = NO_CUT, bound: int | None = None
