@@ -144,7 +144,7 @@ def test_a_prefetcher_that_ends_under_load_costs_no_answer_and_no_quality(places
             server.wait_for_metric(UP, 0)
         with running("prefetch", settings) as prefetcher:
             server.wait_for_metric(UP, 2)
-            load.more(50)
+            load.until_more_than(server.metric(DONE), DONE)
             prefetcher.signal(signal.SIGTERM)
             assert prefetcher.popen.wait(10) == 0
             load.more(50)
