@@ -311,7 +311,7 @@ class StageRunner:
         """Split destinations into calls of equal padded width; some may repeat, to fill a call's last step.
 
         The width is the fanout, or for fanout -1 and large ones the power of two above the list's own
-        length. It never depends on other requests of the batch, since the order of a padded sum depends on it.
+        length. It never depends on other requests of the batch: the order of a padded sum depends on it.
         """
         widths = np.ones((num_rows, len(views)), np.int64)
         for k, (view, key) in enumerate(zip(views, keys, strict=True)):
