@@ -237,10 +237,9 @@ def sample(  # type: ignore[no-untyped-def]
 def count_edges(indptr, records, version, nodes, cap):  # type: ignore[no-untyped-def]
     """Upper bound of the edges that `sample` returns for these nodes; cap -1 means no cap."""
     total = 0
-    for i in range(nodes.shape[0]):
-        start, end = extent(indptr, records, version, nodes[i])
-        degree = end - start
-        total += degree if cap < 0 else min(degree, cap)
+    for node in nodes:
+        start, end = extent(indptr, records, version, node)
+        total += end - start if cap < 0 else min(end - start, cap)
     return total
 
 
@@ -388,15 +387,14 @@ class Sampler:
 
     def bound(self, nodes: IdArray) -> int:
         """Upper bound of the edges that sampling `nodes` (int64 [n]) returns."""
-        fanout = self.fanout
-        if 0 <= fanout <= _FEW:
-            return int(nodes.shape[0]) * fanout
-        starts = self.starts
-        if starts is not None and nodes.shape[0] == 1:  # calling the kernel takes twice as long
+        if 0 <= self.fanout <= _FEW:
+            return int(nodes.shape[0]) * self.fanout
+        if (
+            self.fanout < 0 and self.starts is not None and nodes.shape[0] == 1
+        ):  # half the time of the kernel
             node = nodes.item()
-            degree = int(starts.item(node + 1) - starts.item(node))
-            return degree if fanout < 0 else min(degree, fanout)
-        return int(count_edges(self._indptr, self._records, self.clock.version, nodes, fanout))
+            return int(self.starts.item(node + 1) - self.starts.item(node))
+        return int(count_edges(self._indptr, self._records, self.clock.version, nodes, self.fanout))
 
     def sample(
         self, nodes: IdArray, buffers: BlockBuffers, as_of: int = NO_CUT, bound: int | None = None
