@@ -375,7 +375,7 @@ class Sampler:
             self._indptr,
             self._records,
             frozen(adjacency.indices),
-            frozen(_or_empty(None if self.is_stored else adjacency.time, np.int64)),
+            frozen(np.empty(0, np.int64) if self.is_stored or adjacency.time is None else adjacency.time),
             no_sums if adjacency.cumweight is None or self.is_stored else frozen(adjacency.cumweight),
             no_weight if adjacency.weight is None or self.is_stored else frozen(adjacency.weight),
         )
@@ -432,10 +432,6 @@ class Sampler:
 
 #: Packed weights in the form that kernels read, see `edge_data.py`.
 _NO_PACKED_WEIGHTS = (0, 0, 0.0, 0)
-
-
-def _or_empty(array: AnyArray | None, dtype: type) -> AnyArray:
-    return np.empty(0, dtype) if array is None else array
 
 
 def frozen(array: Any) -> Any:
