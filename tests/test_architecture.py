@@ -104,20 +104,20 @@ def test_the_servers_package_knows_no_word_of_the_mesh_watch():
 #: Top folder -> its most lines. A change that adds a mechanism names the one that it removes; what a folder
 #: needs beyond its budget leaves another one. Lowered with each issue, never raised.
 BUDGET: dict[str, int] = {
-    "(top)": 3369,
+    "(top)": 3368,
     "brokers": 3212,
     "client": 1209,
     "commands": 5063,
     "config": 1339,
     "demo": 1178,
-    "engine": 7590,
+    "engine": 7585,
     "events": 2261,
-    "features": 6914,
-    "generate": 2994,
-    "graph": 12390,
-    "graph_store": 1294,
-    "ingress": 1720,
-    "jobs": 10892,
+    "features": 6896,
+    "generate": 2985,
+    "graph": 12388,
+    "graph_store": 1293,
+    "ingress": 1719,
+    "jobs": 10886,
     "kernels": 651,
     "live": 2174,
     "memory": 408,
@@ -126,14 +126,14 @@ BUDGET: dict[str, int] = {
     "prefetch": 890,
     "process": 1444,
     "ray": 370,
-    "records": 4445,
-    "rollout": 18404,
+    "records": 4443,
+    "rollout": 18383,
     "runtimes": 1327,
-    "sampling": 547,
+    "sampling": 545,
     "scheduling": 1498,
     "serverless": 1054,
     "slo": 578,
-    "snapshots": 1267,
+    "snapshots": 1258,
     "testing": 2773,
     "transports": 13428,
 }
@@ -204,6 +204,11 @@ def test_files_are_written_atomically_in_one_place():
             if of_path or (of_os and node.func.attr in ("rename", "replace")):
                 found.add(file.relative_to(SOURCE).as_posix())
     assert {name for name in found if not name.startswith("mesh/")} == RENAMES
+
+
+def test_files_are_locked_in_one_place():
+    found = {file.relative_to(SOURCE).as_posix() for file in FILES if ".flock(" in file.read_text()}
+    assert found == {"files.py"}
 
 
 def imports(file: Path, modules: set[str]) -> set[str]:

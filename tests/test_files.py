@@ -16,6 +16,8 @@ from hopline.files import (
     draft_of,
     expanded,
     is_draft,
+    lock,
+    locked,
     publish_file,
     publish_folder,
     remove_drafts,
@@ -284,3 +286,54 @@ def test_a_path_in_the_home_folder_of_a_user_without_one_is_refused_by_its_setti
     with pytest.raises(ConfigError, match=r"models.cache: '~/models' .* has none: .*set HOME"):
         expanded("~/models", "models.cache")
     assert str(expanded("/srv/models", "models.cache")) == "/srv/models"
+
+
+HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1]) if sys.argv[2] == "shared" else open(sys.argv[1], "r+")
+fcntl.flock(file, fcntl.LOCK_SH if sys.argv[2] == "shared" else fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("shared", True), ("shared", False), ("alone", True)])
+def test_a_lock_is_the_kernels_and_free_when_its_holder_is_killed(tmp_path, kind, shared):
+    """A process that knows flock(2), and nothing of this code, holds it."""
+    path = tmp_path / "lock"
+    path.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with path.open("r+") as file:
+            assert lock(file.fileno(), shared=shared, wait=False) is (kind == "shared" and shared)
+        holder.kill()
+        holder.wait()
+        with path.open("r+") as file:
+            assert lock(file.fileno(), wait=False)
+
+
+def test_threads_take_turns_at_a_path(tmp_path):
+    path = tmp_path / "made"
+    inside, most = [], []
+
+    def turn():
+        for _ in range(20):
+            with locked(path):
+                inside.append(1)
+                most.append(len(inside))
+                os.sched_yield()
+                inside.pop()
+
+    threads = [threading.Thread(target=turn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+
+
+def test_a_lock_of_a_folder_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError), locked(tmp_path / "no" / "lock"):
+        pass

@@ -121,6 +121,20 @@ class HoplineError(Exception):
     may_pass = False
 
 
+class _MayPass(Exception):
+    """An error whose cause may soon be gone.
+
+    Attributes:
+        retry_after_s: seconds after which a retry is likely to succeed.
+    """
+
+    may_pass = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class BadRequest(HoplineError, ValueError):
     """The request is wrong; the message says what is wrong and what would be right.
 
@@ -182,34 +196,16 @@ class ModelNotFound(HoplineError, LookupError):
         super().__init__(message)
 
 
-class ModelNotReady(HoplineError):
-    """The model is known but cannot take requests now; the message says why.
-
-    Attributes:
-        retry_after_s: seconds after which the model may answer again.
-    """
+class ModelNotReady(_MayPass, HoplineError):
+    """The model is known but cannot take requests now; the message says why."""
 
     code = "model_not_ready"
-    may_pass = True
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
-class Overloaded(HoplineError):
-    """Refused at admission, before any work was done.
-
-    Attributes:
-        retry_after_s: seconds after which a retry is likely to be admitted.
-    """
+class Overloaded(_MayPass, HoplineError):
+    """Refused at admission, before any work was done."""
 
     code = "overloaded"
-    may_pass = True
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class RateLimited(Overloaded):
@@ -244,19 +240,10 @@ class Conflict(HoplineError):
     code = "conflict"
 
 
-class Unavailable(HoplineError):
-    """The server is draining; send the request to another server.
-
-    Attributes:
-        retry_after_s: seconds after which this address may answer again.
-    """
+class Unavailable(_MayPass, HoplineError):
+    """The server is draining; send the request to another server."""
 
     code = "unavailable"
-    may_pass = True
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class IssuerUnavailable(Unavailable, ConnectionError):
@@ -417,19 +404,10 @@ class FeatureStoreError(HoplineError, RuntimeError):
     code = "feature_store_error"
 
 
-class FeatureStoreUnavailable(FeatureStoreError):
-    """A feature store does not respond now: no connection, too slow, or overloaded.
-
-    Attributes:
-        retry_after_s: seconds after which the store may answer again.
-    """
+class FeatureStoreUnavailable(_MayPass, FeatureStoreError):
+    """A feature store does not respond now: no connection, too slow, or overloaded."""
 
     code = "feature_store_unavailable"
-    may_pass = True
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class FeatureGroupNotFound(FeatureStoreError, LookupError):
@@ -482,19 +460,10 @@ class BrokerError(HoplineError, RuntimeError):
     code = "broker_error"
 
 
-class BrokerUnavailable(BrokerError):
-    """A message broker cannot be reached now.
-
-    Attributes:
-        retry_after_s: seconds after which the broker may answer again.
-    """
+class BrokerUnavailable(_MayPass, BrokerError):
+    """A message broker cannot be reached now."""
 
     code = "broker_unavailable"
-    may_pass = True
-
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class PackagingError(HoplineError, ValueError):

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -153,6 +154,35 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file or folder (flock(2)) until its descriptor is closed, or its process ends.
+
+    Args:
+        shared: together with other holders of a shared lock.
+        wait: until it is free.
+
+    Returns: False if another process has it.
+    Raises: OSError: the file system has no locks.
+    """
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is missing, and stays; waits for it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        lock(handle)
+        yield
     finally:
         os.close(handle)
 

@@ -72,7 +72,7 @@ def test_rows_of_another_boot_are_not_used(path, monkeypatch):
     first = SharedFile.join(path, LAYOUT, 100, 0)
     put(first, b"row")
     first.close()
-    monkeypatch.setattr(shared_file, "_boot", lambda: "another")
+    monkeypatch.setattr(shared_file, "boot_id", lambda: "another")
     second = SharedFile.join(path, LAYOUT, 100, 0)
     assert got(second, 3) == bytes(3)
     second.close()

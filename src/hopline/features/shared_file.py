@@ -12,23 +12,22 @@ This file does not depend on rows: the layout is settings and their values, as t
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from hopline.errors import ConfigError
+from hopline.files import boot_id, locked
 from hopline.types import UNREADABLE
 
 #: Bytes before the arrays: a page.
 HEADER_BYTES = 4096
 _MAGIC = b"HOPLINE L1 file\n"
 _SETTING = "features.shared_file"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: `struct flock` of the kernel: `l_type`, `l_whence`, `l_start`, `l_len`, `l_pid`; padded to its alignment.
 _FLOCK = struct.Struct("@hhqqi0q")
 
@@ -71,8 +70,8 @@ class SharedFile:
         except OSError as error:
             raise ConfigError(f"{_SETTING}: {path} cannot be opened: {error.strerror}") from None
         try:
-            with _alone(fd):
-                _check(fd, path, _Header(_boot(), dict(layout)), HEADER_BYTES + num_bytes)
+            with locked(path):
+                _check(fd, path, _Header(boot_id(), dict(layout)), HEADER_BYTES + num_bytes)
                 if not _lock(fd, writer):
                     raise ConfigError(
                         f"{_SETTING}: another process uses {path} as writer {writer}; every server needs "
@@ -138,23 +137,6 @@ def _differences(found: _Header, wanted: _Header) -> str:
         for name, there, here in pairs
         if there != here
     )
-
-
-def _boot() -> str:
-    """Return the boot id: rows are dated by a clock that restarts with the machine."""
-    with contextlib.suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return ""
-
-
-@contextlib.contextmanager
-def _alone(fd: int) -> Iterator[None]:
-    """Lock the file against checks and changes by other processes."""
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _lock(fd: int, writer: int) -> bool:

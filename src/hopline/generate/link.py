@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -28,6 +27,7 @@ import msgspec
 
 from hopline.config.schema import Config
 from hopline.errors import ArtifactError, ConfigError, HoplineError, ModelNotReady, RuntimeFailure
+from hopline.files import lock
 from hopline.generate import wire
 from hopline.generate.engine import EngineInfo
 from hopline.generate.process import Orders
@@ -258,14 +258,12 @@ class ProcessLink:
         reader = await self._connect()
         if reader is not None:
             return reader
-        lock = await asyncio.to_thread(_lock, self._path.with_suffix(".lock"))
-        try:
+        with self._path.with_suffix(".lock").open("w") as file:
+            await asyncio.to_thread(lock, file.fileno())
             reader = await self._connect()  # another worker may have started it meanwhile
             if reader is None:
                 await self._start_process()
                 reader = await self._connect()
-        finally:
-            os.close(lock)
         if reader is None:
             raise RuntimeFailure(f"{self._orders.name}: its process started and does not answer")
         return reader
@@ -352,10 +350,3 @@ def _peer(writer: asyncio.StreamWriter) -> int:
     )
     pid: int = struct.unpack(form, packed)[0]
     return pid
-
-
-def _lock(path: Path) -> int:
-    """Hold a lock file; the descriptor releases it. Blocks."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor

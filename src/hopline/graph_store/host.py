@@ -9,7 +9,6 @@ or not there; it may be deleted whenever no server uses it.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import shutil
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ import numpy as np
 
 from hopline.errors import ConfigError, GraphStoreError, GraphStoreUnavailable
 from hopline.features.redis_connection import refusal
-from hopline.files import draft_of, publish_folder
+from hopline.files import draft_of, lock, publish_folder
 from hopline.graph import Adjacency, Graph, IdIndex, Nodes, narrow, storage
 from hopline.graph.codec import PackedBounds, wrong_bounds
 from hopline.graph.digest import digests
@@ -46,9 +45,9 @@ async def open_host_parts(redis: Redis, manifest: StoreManifest, cache: Path, pr
     folder = cache / f"{manifest.graph.version}-{identity}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f".{folder.name}.lock").open("w") as lock:
+        with (cache / f".{folder.name}.lock").open("w") as file:
             # Workers that start together: one of them reads, the others wait.
-            await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+            await asyncio.to_thread(lock, file.fileno())
             if not (folder / _DONE).is_file():
                 await _fetch(redis, manifest, folder, progress)
     except OSError as error:

@@ -7,7 +7,6 @@ parsed and compared with the expected one before the file is replaced in one ste
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import asdict, replace
 
 from hopline.errors import ConfigError
-from hopline.files import write_atomically
+from hopline.files import lock, write_atomically
 from hopline.ingress.clients_file import ClientEntry, Globs, Grant, KeyEntry, parse_clients
 
 _HEAD = "# Clients of a Hopline server (auth.clients_file). Keys are stored as SHA-256.\n"
@@ -86,7 +85,7 @@ def _changing(file: Path) -> Iterator[tuple[str, dict[str, ClientEntry]]]:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+        lock(folder)
         text = file.read_text() if file.exists() else ""
         yield text, parse_clients(text, str(file))
     finally:

@@ -5,14 +5,13 @@ The writer's finisher starts it and is the only one that waits for it. It runs w
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from hopline.files import publish_file
+from hopline.files import lock, publish_file
 from hopline.process.time_slice import lower_priority
 from hopline.records.names import DRAFT
 
@@ -43,8 +42,9 @@ def convert(source: Path, target: Path) -> bool:
     draft = target.with_name(target.name + DRAFT)
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            if not lock(file.fileno(), wait=False):
+                return False
+        except OSError:  # a file system without locks
             return False
         try:
             # Entries are about people: like the source, only its user may read it.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable
 
 from hopline.config.schema import PredictionLogConfig
 from hopline.errors import ConfigError
+from hopline.files import lock
 from hopline.records.finisher import Finisher
 from hopline.records.names import JOURNAL, PART, LogFile, log_files, stem_of
 
@@ -156,9 +156,10 @@ class Journal:
         except OSError:  # another worker was faster
             return
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            torn = _cut_torn_line(fd)
-        except OSError:  # its writer still runs
+            torn = _cut_torn_line(fd) if lock(fd, wait=False) else None
+        except OSError:  # no locks, or the disk failed
+            torn = None
+        if torn is None:  # its writer still runs
             os.close(fd)
             return
         if torn:
@@ -169,12 +170,9 @@ class Journal:
 def _locked(fd: int) -> bool:
     """Lock a new file; False if another worker locked it first, as an abandoned file."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock(fd, wait=False) and os.fstat(fd).st_nlink > 0
     except OSError:  # a file system without locks: no worker takes over files there
         return True
-    return os.fstat(fd).st_nlink > 0
 
 
 def _cut_torn_line(fd: int) -> int:

@@ -9,16 +9,15 @@ read the newest state, and this worker must still follow it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from hopline.errors import ConfigError, Conflict
-from hopline.files import write_atomically
+from hopline.files import lock, locked, write_atomically
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.unit import Unit
 from hopline.types import UNREADABLE
@@ -144,6 +143,7 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / "lifecycle.json"
+        self._lock = folder / "lifecycle.lock"
 
     def open(self) -> None:
         """Make the folder.
@@ -152,7 +152,7 @@ class StateFile:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked():
+            with locked(self._lock):
                 pass
         except OSError as error:
             raise ConfigError(f"models.state: cannot write in {self.folder}: {error.strerror}") from None
@@ -202,7 +202,7 @@ class StateFile:
             Conflict: the file would be larger than `MAX_BYTES`; nothing changed.
             OSError: it could not be written; nothing changed.
         """
-        with self._locked():
+        with locked(self._lock):
             before = self.read()
             after = change(before)
             if after is before:
@@ -213,12 +213,6 @@ class StateFile:
                 check_size(body, str(self._file))
             write_atomically(self._file, _digest(body) + b"\n" + body, durable=True)
             return after
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / "lifecycle.lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
 
 class Leadership:
@@ -235,12 +229,9 @@ class Leadership:
     def is_mine(self) -> bool:
         """Whether this process decides; takes the lock if it is free."""
         if not self._mine:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._mine = True
-            except OSError:
-                return False
-        return True
+            with contextlib.suppress(OSError):
+                self._mine = lock(self._file.fileno(), wait=False)
+        return self._mine
 
     def close(self) -> None:
         """Let another one decide."""

@@ -14,9 +14,7 @@ processes may share a cache; it may be deleted whenever no server uses it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hopline.errors import ArtifactError, ConfigError
-from hopline.files import publish_folder, write_atomically
+from hopline.files import locked, publish_folder, write_atomically
 from hopline.rollout.version_folder import in_order, is_name, verify
 
 
@@ -73,7 +71,11 @@ class VersionCache:
         place = self._place(model, version, digest)
         found = _whole(place)
         if found is None:
-            with self._locked(f"{model}@{version}"):
+            lock = self.folder / "locks" / f"{model}@{version}"
+            with _writing(lock):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                lock.touch()
+            with locked(lock):
                 found = _whole(place)  # another worker may have filled it while this one waited
                 if found is None:
                     self._fill(place, fill, shown)
@@ -115,18 +117,6 @@ class VersionCache:
                 publish_folder(draft, place, durable=False)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        path = self.folder / "locks" / name
-        with _writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel releases it when its holder dies
-            yield
-        finally:
-            os.close(handle)
 
 
 def _names(folder: Path) -> list[str]:

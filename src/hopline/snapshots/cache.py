@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -28,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hopline.errors import ConfigError, SnapshotDamaged, SnapshotTooLarge, Unavailable
-from hopline.files import draft_of, is_draft, publish_file, publish_folder, sync, write_atomically
+from hopline.files import draft_of, is_draft, lock, publish_file, publish_folder, sync, write_atomically
 from hopline.snapshots.held import HeldSnapshot, hold, is_used, lock_unused
 from hopline.snapshots.manifest import SnapshotAddress, SnapshotFile, SnapshotManifest
 from hopline.snapshots.store import DISK_FULL, SnapshotStore
@@ -377,13 +376,10 @@ class SnapshotCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            while True:
+            self.check_running()
+            while not lock(handle, wait=False):
+                time.sleep(_LOOK_S)
                 self.check_running()
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(_LOOK_S)
             yield
         finally:
             os.close(handle)

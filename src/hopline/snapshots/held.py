@@ -6,12 +6,12 @@ The lock is shared and of the folder itself; the kernel releases it when its hol
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from hopline.errors import SnapshotDamaged
+from hopline.files import lock
 from hopline.snapshots.manifest import GRAPH, SnapshotManifest, decode_manifest
 
 
@@ -53,7 +53,7 @@ def hold(place: Path, manifest_name: str) -> HeldSnapshot | None:
     if handle is None:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH)  # others lock it exclusively for a moment only
+        lock(handle, shared=True)  # others lock it exclusively for a moment only
         if not _is_at(handle, place):
             raise FileNotFoundError(place)  # it was removed since
         path = place / manifest_name
@@ -80,12 +80,7 @@ def lock_unused(place: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_free = _is_at(handle, place)
-        except BlockingIOError:
-            is_free = False
-        yield is_free
+        yield lock(handle, wait=False) and _is_at(handle, place)
     finally:
         os.close(handle)
 

@@ -7,7 +7,6 @@ draft of a killed one: it holds the rows up to the last `checkpoint`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import time
@@ -30,7 +29,7 @@ from hopline.engine.precomputed_file.header import (
 )
 from hopline.engine.precomputed_file.reader import PrecomputedFile
 from hopline.errors import PrecomputedFileError
-from hopline.files import publish_file
+from hopline.files import lock, publish_file
 from hopline.graph import digest
 from hopline.types import AnyArray, FloatArray, IdArray
 
@@ -88,11 +87,13 @@ class PrecomputedWriter:
 
     def _prepare(self) -> None:
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            is_alone = lock(self._handle, wait=False)
+        except OSError:  # a file system without locks
+            is_alone = False
+        if not is_alone:
             raise PrecomputedFileError(
                 f"{self.path} is being written by another run; wait until that run ends"
-            ) from None
+            )
         try:
             is_ours = os.path.samestat(os.fstat(self._handle), os.stat(self._draft))
         except FileNotFoundError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hopline.errors import Conflict, GraphError
+from hopline.files import lock
 from hopline.types import UNREADABLE
 
 
@@ -75,19 +75,17 @@ class WriterLock:
         except OSError as error:
             raise GraphError(f"{self._path} cannot be created: {error.strerror}") from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            owner = read_owner(self._path)
-            raise Conflict(
-                f"{self._path.parent} has a writer: {owner}; a live graph allows one at a time"
-            ) from None
+            is_mine = lock(fd, wait=False)
         except OSError as error:
             os.close(fd)
             raise GraphError(
                 f"{self._path}: its file system does not support locks ({error.strerror}); put the live "
                 "folder on another one"
             ) from error
+        if not is_mine:
+            os.close(fd)
+            owner = read_owner(self._path)
+            raise Conflict(f"{self._path.parent} has a writer: {owner}; a live graph allows one at a time")
         with contextlib.suppress(OSError):  # on a full disk the lock is held all the same
             os.ftruncate(fd, 0)
             os.pwrite(fd, msgspec.json.encode(self._owner), 0)

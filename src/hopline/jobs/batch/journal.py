@@ -10,7 +10,6 @@ A mark is written and synced only after its rows are on the disk.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import zlib
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from hopline.errors import BatchError, RunMismatch
-from hopline.files import is_draft, remove_drafts, write_atomically
+from hopline.files import is_draft, lock, remove_drafts, write_atomically
 from hopline.jobs.batch.spans import Span, merged
 from hopline.jobs.batch.states import disk_errors
 from hopline.types import UNREADABLE
@@ -117,7 +116,10 @@ class WorkFolder:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            self._take_lock()
+            if not lock(self._lock, wait=False):
+                raise BatchError(
+                    f"another process uses {folder}; wait until it ends, or use another folder with --work"
+                )
             self.resumed = self._open(restart)
         except BaseException:
             self.close()
@@ -158,14 +160,6 @@ class WorkFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BatchError(
-                f"another process uses {self.folder}; wait until it ends, or use another folder with --work"
-            ) from None
 
     def _open(self, restart: bool) -> bool:
         path = self.folder / "manifest.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hopline.files import write_atomically
+from hopline.files import locked, write_atomically
 from hopline.rollout.state import FirstState, Leadership, LifecycleState, StateFile
 from hopline.rollout.store.base import Ack, Heard, Identity, StateStore
 
@@ -93,8 +92,7 @@ class FolderStore(StateStore):
         if not self.has_others:
             return saved, found()
         file = self._server_folder / "first.json"
-        with file.with_suffix(".lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(file.with_suffix(".lock")):
             if not file.exists():
                 write_atomically(file, msgspec.json.encode(found()), durable=False)
             return saved, msgspec.json.decode(file.read_bytes(), type=FirstState)
