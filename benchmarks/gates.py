@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.machine import commit, machine
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.row_keys import row_keys
 from hopline.errors import BadRequest
 from hopline.rollout.gates import Gates, verdict
-from hopline.rollout.outcome_counts import OutcomeCounts
-from hopline.rollout.row_keys import row_keys
 from hopline.types import AnyArray, ScoreRequest, ScoreResult
 
 CHOOSING, JUDGING = range(10, 15), range(700, 705)

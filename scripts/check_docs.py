@@ -136,7 +136,7 @@ def mesh_settings_table() -> str:
 
 def limits_table() -> str:
     """Every key of a model's serving.toml."""
-    from hopline.rollout.limits import limits_table as rows
+    from hopline.answering.limits import limits_table as rows
 
     lines = ["| key | type | default | what it does |", "|---|---|---|---|"]
     for row in rows():

@@ -12,8 +12,8 @@ import pytest
 
 from hopline import remote_address
 from hopline.errors import RepositoryUnavailable, SnapshotUnavailable
+from hopline.models.remote_repository import FsspecRepository
 from hopline.remote_address import LEAST_BYTES, RemoteFiles, limited, open_address
-from hopline.rollout.remote_repository import FsspecRepository
 from hopline.snapshots.manifest import SnapshotFile
 from hopline.snapshots.store import SnapshotStore
 

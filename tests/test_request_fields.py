@@ -12,10 +12,10 @@ import pytest
 from hopline.brokers.base import Message
 from hopline.client.wire import nodes_body
 from hopline.errors import BadRequest
+from hopline.isolated.wire import pack_request, unpack_request
 from hopline.jobs.targets import _options
 from hopline.records.inputs import Inputs, inputs_of
 from hopline.request_fields import FIELDS, LOGGED, RequestField, default_of
-from hopline.rollout.process_wire import pack_request, unpack_request
 from hopline.transports import oip
 from hopline.transports.lifecycle_requests import change_parameters
 from hopline.transports.oip import request_from_tensors

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
+from hopline.answering.limits import read_limits
 from hopline.brokers.address import Address
 from hopline.config.reader import read_toml
 from hopline.config.schema import Config
 from hopline.errors import HoplineError
 from hopline.ingress.clients_file import read_clients
-from hopline.rollout.limits import read_limits
-from hopline.rollout.pipeline.spec import read_pipeline
+from hopline.pipelines.spec import read_pipeline
 from hopline.slo.objectives import read_objectives
 from hopline.toml import TOMLDecodeError, parse_toml
 

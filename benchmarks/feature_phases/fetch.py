@@ -16,13 +16,13 @@ import redis
 import uvloop
 
 from benchmarks.feature_phases.redis_process import GROUP, RedisProcess
+from hopline.answering.feature_fetcher import FeatureFetcher
 from hopline.engine.source import Absent, FetchedRows
 from hopline.features.client import FeatureClient
 from hopline.features.l1 import CachePlan, L1FeatureCache
 from hopline.features.l1_rows import L1Rows
 from hopline.features.redis import RedisStore
 from hopline.memory.arena import Arena
-from hopline.rollout.feature_fetcher import FeatureFetcher
 from hopline.types import FloatArray, IdArray
 
 #: A seed, 20 neighbours, 20 of each of these: 2 layers, fanout 20.

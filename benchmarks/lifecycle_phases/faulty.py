@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from hopline.rollout.process_main import Orders
-from hopline.rollout.process_unit import open_unit
-from hopline.rollout.served import Served
+from hopline.answering.served import Served
+from hopline.isolated.main import Orders
+from hopline.models.isolated_unit import open_unit
 from hopline.scheduling.work import Work
 
 _CRASH_EVERY = 50

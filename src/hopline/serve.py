@@ -70,9 +70,9 @@ def run(config: Config, *, service: str = DEFAULT_SERVICE) -> int:
     if config.server.workers == 1 and not config.live.enabled:
         return run_process(config, service, announce)
     if service == DEFAULT_SERVICE:  # logged once, here, rather than by every worker
+        from hopline.models.host_snapshots import HostSnapshots
+        from hopline.models.repositories import configured_repository
         from hopline.observe.metrics import Metrics
-        from hopline.rollout.host_snapshots import HostSnapshots
-        from hopline.rollout.repositories import configured_repository
 
         if config.graph.path is not None:  # a repository of tables needs none
             if is_address(config.graph.path):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hopline.answering.served import Recorder, Scorer, Served, SupportsPreflight
 from hopline.config.schema import Config
 from hopline.config.urls import shown
 from hopline.errors import (
@@ -30,22 +31,21 @@ from hopline.errors import (
 )
 from hopline.graph import Graph
 from hopline.graph.live.view import LiveView
+from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
 from hopline.records.recorders import Recorders
 from hopline.rollout.lifecycle import Lifecycle
-from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout, RolloutRequest
-from hopline.rollout.served import Recorder, Scorer, Served, SupportsPreflight
 from hopline.scheduling.work import Work
 from hopline.types import Deliver, ModelInfo, OnPart, ScoreRequest, ScoreResult, Ticket
 
 if TYPE_CHECKING:
+    from hopline.answering.sources import Sources
     from hopline.generate.token_rate import TokenRates
     from hopline.live.updates import LiveUpdates
     from hopline.live.version_wait import VersionWait
     from hopline.prefetch.client import PrefetcherClient
     from hopline.records.drift.monitor import DriftMonitor
-    from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
 
@@ -389,10 +389,10 @@ class Service:
             served.statistics()
 
     def _follow_graph(self) -> None:
+        from hopline.answering.live_graph import open_live_graph
         from hopline.config.folders import live_socket
         from hopline.live.updates import LiveUpdates
         from hopline.live.version_wait import VersionWait
-        from hopline.rollout.live_graph import open_live_graph
 
         assert self._loader is not None
         own = self._loader.inputs.own

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from hopline.answering.direct import DirectAnswers
+from hopline.answering.precomputed_files import precomputed_rows
 from hopline.config.schema import Config, PrecomputedConfig
 from hopline.engine.answer import Answerer
 from hopline.engine.outputs import default_outputs
 from hopline.engine.precomputed_file import PrecomputedFile
 from hopline.errors import PrecomputedFileError
-from hopline.rollout.direct import DirectAnswers
-from hopline.rollout.precomputed_files import precomputed_rows
 from hopline.testing.precomputed_files import write_table
 from hopline.types import ScoreRequest
 from tests.engine.test_live import Live

@@ -16,8 +16,8 @@ from examples.fraud.risk import auc_of_splits
 from examples.fraud.story import Scale
 from examples.fraud.tolokers import load
 from examples.fraud.transactions import PATTERNS, generate
-from hopline.rollout.local_repository import LocalRepository
-from hopline.rollout.pipeline.offline import Offline
+from hopline.models.interfaces import Offline
+from hopline.models.local_repository import LocalRepository
 
 ROOT = Path(__file__).resolve().parents[2]
 

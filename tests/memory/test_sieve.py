@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hopline.answering.cached_answers import CachedAnswers
 from hopline.engine import state_cache
 from hopline.features import l1
 from hopline.kernels.jit import njit
 from hopline.memory import sieve
 from hopline.memory.arena import Arena
-from hopline.rollout.cached_answers import CachedAnswers
 from hopline.types import ScoreResult
 
 N, DIM = 40, 3

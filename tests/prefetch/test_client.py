@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from hopline.answering.prefetcher import Told, Wanted
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError
 from hopline.features.l1_rows import FetchResult
@@ -19,7 +20,6 @@ from hopline.prefetch import process, wire
 from hopline.prefetch.client import PrefetcherClient
 from hopline.prefetch.server import FetchCounts, PrefetchServer
 from hopline.process.wire import Refusal
-from hopline.rollout.prefetcher import Told, Wanted
 from hopline.sampling.keyed import NO_CUT
 from hopline.service import Service
 

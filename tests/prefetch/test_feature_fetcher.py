@@ -6,6 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from hopline.answering.feature_fetcher import FeatureFetcher
+from hopline.answering.prefetcher import Told
 from hopline.engine.answer import FetchedInputs
 from hopline.engine.source import Absent
 from hopline.features.base import FeatureGroup
@@ -14,8 +16,6 @@ from hopline.features.l1 import CachePlan, L1FeatureCache
 from hopline.features.l1_rows import L1Rows
 from hopline.features.memory import MemoryStore
 from hopline.memory.arena import Arena
-from hopline.rollout.feature_fetcher import FeatureFetcher
-from hopline.rollout.prefetcher import Told
 from hopline.testing.faulty_store import FaultyStore
 
 N, GROUP = 50, FeatureGroup("node", 2)

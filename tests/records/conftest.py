@@ -7,8 +7,8 @@ import subprocess
 import numpy as np
 import pytest
 
+from hopline.answering.served import Ran
 from hopline.config.reader import load_config
-from hopline.rollout.served import Ran
 from hopline.service import Service
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult
 from tests.engine import zoo

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from hopline.answering.served import Ran
 from hopline.errors import Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.records.access import AccessLog, access_lines
-from hopline.rollout.served import Ran
 from hopline.types import ScoreRequest, ScoreResult
 
 SERVED = SimpleNamespace(name="risk", version="7", graph_version="g")

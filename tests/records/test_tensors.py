@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from hopline.answering import sources as wiring
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.graph import Graph
 from hopline.records.reader import LogReader
-from hopline.rollout import sources as wiring
 from hopline.types import InlineNode, ScoreRequest
 from tests.records.conftest import logging_service
 

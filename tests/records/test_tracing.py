@@ -14,12 +14,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from hopline.answering.served import Ran
 from hopline.config.reader import load_config
 from hopline.errors import ConfigError, Overloaded
 from hopline.observe.metrics import Metrics
 from hopline.observe.scrape import Scrape
 from hopline.records.tracing import TraceRecorder, open_exporter
-from hopline.rollout.served import Ran
 from hopline.types import ScoreRequest, ScoreResult
 
 SERVED = SimpleNamespace(name="risk", version="7", graph_version="g1")

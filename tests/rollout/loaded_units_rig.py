@@ -7,7 +7,7 @@ import numpy as np
 
 from hopline.config.reader import load_config
 from hopline.errors import RuntimeFailure
-from hopline.rollout.loader import Loader
+from hopline.models.loader import Loader
 from hopline.service import Service
 from hopline.types import ScoreRequest, ScoreResult
 from tests.engine import zoo

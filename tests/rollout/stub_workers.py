@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from hopline.answering.unit import Unit
 from hopline.config.reader import load_config
 from hopline.errors import ArtifactCorrupted, RuntimeFailure
+from hopline.models.load import Load
 from hopline.observe.metrics import Metrics
 from hopline.rollout.lifecycle import Lifecycle
-from hopline.rollout.load import Load
 from hopline.rollout.store.redis import RedisStore
-from hopline.rollout.unit import Unit
 from hopline.scheduling.work import Work
 from hopline.testing.served import hand_in
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hopline.answering.outcome_counts import OutcomeCounts, bucket, merged
+from hopline.answering.row_keys import row_keys
 from hopline.errors import BadRequest, Overloaded, RateLimited, RuntimeFailure
 from hopline.rollout.gates import Gates, Verdict, exceeds, verdict
-from hopline.rollout.outcome_counts import OutcomeCounts, bucket, merged
 from hopline.rollout.rollout import RolloutRequest, begin, paused, step
-from hopline.rollout.row_keys import row_keys
 from hopline.rollout.split import Split
 from hopline.testing.served import hand_in
 from hopline.types import ScoreRequest, ScoreResult

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from hopline.answering.unit import Unit
 from hopline.errors import (
     ArtifactCorrupted,
     FeatureStoreUnavailable,
@@ -13,15 +14,14 @@ from hopline.errors import (
     ModelNotReady,
     RepositoryUnavailable,
 )
+from hopline.models.load import Load
+from hopline.models.loader import Loader
+from hopline.models.model_inputs import SharedInputs
 from hopline.observe.metrics import Metrics
 from hopline.rollout import loaded_units
-from hopline.rollout.load import Load
 from hopline.rollout.loaded_units import LoadedUnits
-from hopline.rollout.loader import Loader
-from hopline.rollout.model_inputs import SharedInputs
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import LifecycleState, ModelState
-from hopline.rollout.unit import Unit
 from hopline.types import ScoreRequest
 from tests.rollout import loaded_units_rig as rig
 from tests.rollout.stub_workers import Answers

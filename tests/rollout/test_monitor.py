@@ -7,14 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.served import Ran
 from hopline.errors import RuntimeFailure
 from hopline.observe.metrics import Metrics
 from hopline.rollout.gates import Gates, verdict, weighed
 from hopline.rollout.judge import RolloutJudge
 from hopline.rollout.monitor import RolloutMonitor
-from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import RolloutRequest, begin, forward
-from hopline.rollout.served import Ran
 from hopline.rollout.store.folder import FolderStore
 from hopline.types import ScoreRequest, ScoreResult
 

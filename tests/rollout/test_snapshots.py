@@ -8,6 +8,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from hopline.answering.unit import Unit
 from hopline.config.reader import load_config
 from hopline.errors import (
     BadRequest,
@@ -22,7 +23,6 @@ from hopline.graph import Graph
 from hopline.rollout.gates import Gates
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.snapshot_watch import gates_of
-from hopline.rollout.unit import Unit
 from hopline.service import Service
 from hopline.snapshots.publish import point_to, publish
 from hopline.snapshots.store import SnapshotStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopline.rollout.live_graph import open_live_graph
+from hopline.answering.live_graph import open_live_graph
 from hopline.testing.service import FakeService
 
 

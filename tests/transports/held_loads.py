@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from hopline.rollout.load import Load
-from hopline.rollout.unit import Unit
+from hopline.answering.unit import Unit
+from hopline.models.load import Load
 from hopline.service import Service
 
 ALLOWED = "loads-are-allowed"

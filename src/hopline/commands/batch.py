@@ -151,8 +151,8 @@ def model_folder(config: Config, model: str, version: str | None) -> tuple[Path,
 
     Raises: ModelNotFound: it does not exist; the message lists the versions.
     """
-    from hopline.rollout.repositories import configured_repository
-    from hopline.rollout.repository import absent
+    from hopline.models.repositories import configured_repository
+    from hopline.models.repository import absent
 
     repository = configured_repository(config)
     versions = repository.versions(model)

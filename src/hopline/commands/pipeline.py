@@ -11,9 +11,9 @@ from rich.table import Table
 from hopline.commands.connection import ApiKey, Token, Url, open_client, server_url
 from hopline.commands.screen import Screen, whole
 from hopline.errors import ConfigError, ModelNotFound, PipelineInvalid
-from hopline.rollout.pipeline.check import Describe
-from hopline.rollout.pipeline.drawing import mermaid, tree
-from hopline.rollout.pipeline.spec import PipelineSpec, read_pipeline
+from hopline.pipelines.check import Describe
+from hopline.pipelines.drawing import mermaid, tree
+from hopline.pipelines.spec import PipelineSpec, read_pipeline
 from hopline.types import ModelInfo
 
 app = typer.Typer(no_args_is_help=True, help="Draw and check pipelines.")
@@ -43,9 +43,9 @@ def check(
     token: Token = None,
 ) -> None:
     """Check that a server could load the pipeline: names, cycles, types and shapes of all steps."""
-    from hopline.rollout.pipeline.check import check_pipeline
-    from hopline.rollout.pipeline.offline import nobody
-    from hopline.rollout.pipeline.plan import info_of
+    from hopline.models.interfaces import nobody
+    from hopline.pipelines.check import check_pipeline
+    from hopline.pipelines.plan import info_of
 
     if repository is not None and url is not None:
         raise ConfigError("pass --repository or --url to check the steps, not both")
@@ -78,8 +78,8 @@ def _summary(info: ModelInfo, spec: PipelineSpec) -> str:
 
 
 def _in_repository(address: str) -> Describe:
-    from hopline.rollout.pipeline.offline import Offline
-    from hopline.rollout.repositories import open_repository
+    from hopline.models.interfaces import Offline
+    from hopline.models.repositories import open_repository
 
     return Offline(open_repository(address)).describe
 

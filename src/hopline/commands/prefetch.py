@@ -40,9 +40,9 @@ def prefetch(
     }
     resolved = resolve_config(config, overrides, settings or [])
     needed_folder(resolved, "graph.path")
+    from hopline.models.repositories import graph_models
     from hopline.observe.logs import configure_logs
     from hopline.prefetch.process import run
-    from hopline.rollout.graph_models import graph_models
 
     configure_logs(resolved.log)
     raise typer.Exit(run(resolved, graph_models(resolved)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hopline.jobs.quantize.judge import BucketFigures
     from hopline.jobs.quantize.report import Latency, QuantizeReport
     from hopline.jobs.quantize.run import QuantizeOptions
-    from hopline.rollout.local_repository import LocalRepository
+    from hopline.models.local_repository import LocalRepository
 
 _FORMS = ("int8", "float16", "bfloat16")
 
@@ -161,9 +161,9 @@ def _check_words(to: str, fallback_dtype: str, weight_bits: int | None) -> None:
 
 
 def _model_folder(config: Config, model: str, version: str | None) -> Path:
-    from hopline.rollout.local_repository import LocalRepository
-    from hopline.rollout.repositories import configured_repository
-    from hopline.rollout.repository import absent
+    from hopline.models.local_repository import LocalRepository
+    from hopline.models.repositories import configured_repository
+    from hopline.models.repository import absent
 
     repository = configured_repository(config)
     if not isinstance(repository, LocalRepository):

@@ -126,8 +126,8 @@ def fetch(
     ] = None,
 ) -> None:
     """Copy a snapshot to this host before a server needs it, verify it, and print the graph's folder."""
+    from hopline.models.host_snapshots import HostSnapshots
     from hopline.observe.metrics import Metrics
-    from hopline.rollout.host_snapshots import HostSnapshots
 
     if not is_address(address):
         raise BadRequest(f"{address} is not an address: write a URL, such as s3://bucket/daily")

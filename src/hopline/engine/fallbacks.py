@@ -45,7 +45,7 @@ FALLBACKS: Final = (
         STALE_ROW,
         'with `precomputed.stale = "serve"`: a precomputed row of another snapshot of the graph, or one '
         "that was computed from the graph folder's features though features come from a store",
-        ("rollout/direct.py", "engine/answer.py"),
+        ("answering/direct.py", "engine/answer.py"),
     ),
     Fallback(
         STALE_FEATURES,
@@ -77,12 +77,12 @@ OF_PIPELINES: Final = (
     Fallback(
         f"{_FILLED}<step>",
         "the step's `fill` value, because its model does not know the node",
-        ("rollout/pipeline/ask.py",),
+        ("pipelines/ask.py",),
     ),
     Fallback(
         f"{_WITHOUT_MEMBER}<step>",
         "an ensemble without this member, because the member's step failed",
-        ("rollout/pipeline/ensemble.py",),
+        ("pipelines/ensemble.py",),
     ),
 )
 

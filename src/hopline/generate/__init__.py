@@ -5,5 +5,5 @@
     worker 2 ─┘                              └─ loop: admit, step, admit, step, …
 
 Read `request.py` (what a caller may ask for), `engine.py` (what an engine does), `schedule.py` (who runs)
-and `process.py` first. `link.py` is a worker's side. `rollout/generative_version.py` makes a version of it.
+and `process.py` first. `link.py` is a worker's side. `answering/generative_version.py` makes it a version.
 """

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hopline.answering.prefetcher import Told, Wanted
 from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
 from hopline.process.link import Handshake, Link, LinkLog
-from hopline.rollout.prefetcher import Told, Wanted
 from hopline.types import IdArray
 
 log = logging.getLogger(__name__)

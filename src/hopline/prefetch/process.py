@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hopline.answering.sources import Sources
 from hopline.artifact import ModelSpec
 from hopline.config.folders import needed_folder
 from hopline.config.schema import Config
@@ -20,7 +21,6 @@ from hopline.observe.metrics import Metrics
 from hopline.prefetch import wire
 from hopline.prefetch.neighborhood import Neighborhood
 from hopline.prefetch.server import Counts, FetchCounts, PrefetchServer
-from hopline.rollout.sources import Sources
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from typing import Any, TextIO
 
 import msgspec
 
+from hopline.answering.served import Ran
 from hopline.errors import HoplineError
 from hopline.observe.metrics import Metrics
 from hopline.records.background import BackgroundQueue
 from hopline.records.pace import Pace
-from hopline.rollout.served import Ran
 
 #: Most requests that wait to be written: one second of a fast worker.
 _ROOM = 20_000

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 from hopline import __version__
-from hopline.rollout.served import Preprocessing, Served
+from hopline.answering.served import Preprocessing, Served
 
 
 class Identity(NamedTuple):

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hopline.answering.served import Preprocessing, Ran, Served
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.metrics import Metrics
@@ -29,7 +30,6 @@ from hopline.records.journal import Journal
 from hopline.records.log_id import made_id
 from hopline.records.pace import Pace
 from hopline.records.usual import head_of, identity_json, usual_line
-from hopline.rollout.served import Preprocessing, Ran, Served
 from hopline.types import ScoreRequest, ScoreResult
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hopline.answering.served import Recorder
 from hopline.config.schema import Config
 from hopline.observe.metrics import Metrics
-from hopline.rollout.served import Recorder
 
 if TYPE_CHECKING:
     from hopline.records.access import AccessLog

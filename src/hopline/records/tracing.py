@@ -18,13 +18,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from hopline.answering.served import Ran
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError
 from hopline.observe.exposition import Exemplar
 from hopline.observe.metrics import Metrics
 from hopline.records.background import BackgroundQueue
 from hopline.records.pace import Pace
-from hopline.rollout.served import Ran
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

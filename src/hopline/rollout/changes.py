@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from hopline.answering.unit import Unit
 from hopline.errors import Conflict, ModelNotFound, quoted
 from hopline.rollout import rollout as steps
 from hopline.rollout.rollout import Rollout, RolloutRequest
 from hopline.rollout.state import MAX_PAST, LifecycleState, ModelState, Trial
-from hopline.rollout.unit import Unit
 
 #: What `Lifecycle.decide` takes.
 VERBS = ("promote", "rollback", "pause", "resume", "advance", "end")

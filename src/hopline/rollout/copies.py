@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.served import Compares, Served
 from hopline.errors import HoplineError
+from hopline.isolated.wire import pack_copy
 from hopline.process.cpu_affinity import leave_cpu
-from hopline.rollout.outcome_counts import OutcomeCounts
-from hopline.rollout.process_wire import pack_copy
-from hopline.rollout.served import Compares, Served
 from hopline.scheduling.work import Work
 from hopline.types import ScoreRequest, ScoreResult
 

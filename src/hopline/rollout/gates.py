@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from hopline.rollout.outcome_counts import OutcomeCounts
-from hopline.rollout.pairs import MIN_PAIRS, Evidence, weigh
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.pairs import MIN_PAIRS, Evidence, weigh
 
 #: Small, since a rollout is looked at thousands of times.
 _CHANCE = 1e-5

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.served import Compares, Recorder, Scorer, Served
 from hopline.observe.metrics import Metrics
 from hopline.rollout import rollout as steps
 from hopline.rollout.copies import DistantCopies, NearCopies, Outcome
 from hopline.rollout.gates import Verdict, verdict
 from hopline.rollout.monitor import RolloutMonitor, in_numbers, step_name
-from hopline.rollout.outcome_counts import OutcomeCounts
 from hopline.rollout.rollout import Rollout
-from hopline.rollout.served import Compares, Recorder, Scorer, Served
 from hopline.rollout.split import Mirror, Split
 from hopline.rollout.store.base import StateStore
 from hopline.types import ScoreRequest

@@ -26,6 +26,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hopline.answering.asked_unit import asked_unit
+from hopline.answering.recent_requests import RecentRequests
+from hopline.answering.served import AsksModels, Recorder
+from hopline.answering.unit import Unit, checked_name
 from hopline.config.schema import Config
 from hopline.errors import (
     BadRequest,
@@ -37,24 +41,20 @@ from hopline.errors import (
     StoreUnavailable,
     quoted,
 )
+from hopline.models.host_snapshots import is_on
+from hopline.models.load import LoadLimit
+from hopline.models.loader import MAX_LOADS, Loader
 from hopline.observe.metrics import Metrics
 from hopline.remote_address import is_address
 from hopline.rollout import changes
 from hopline.rollout import rollout as steps
-from hopline.rollout.asked_unit import asked_unit
-from hopline.rollout.host_snapshots import is_on
 from hopline.rollout.judge import RolloutJudge
-from hopline.rollout.load import LoadLimit
 from hopline.rollout.loaded_units import LoadedUnits
-from hopline.rollout.loader import MAX_LOADS, Loader
-from hopline.rollout.recent_requests import RecentRequests
 from hopline.rollout.rollout import MAX_REASON, Rollout, RolloutRequest
-from hopline.rollout.served import AsksModels, Recorder
 from hopline.rollout.shared_state import Change, SharedState
 from hopline.rollout.shared_work import SharedWork
 from hopline.rollout.snapshot_watch import SnapshotWatch
 from hopline.rollout.state import LifecycleState, ModelState, Trial
-from hopline.rollout.unit import Unit, checked_name
 
 log = logging.getLogger(__name__)
 

@@ -19,17 +19,17 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hopline.answering.served import Scorer, Served
+from hopline.answering.unit import Unit
 from hopline.errors import HoplineError, ModelNotReady
+from hopline.models.load import Load
+from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
 from hopline.retry import Backoff
 from hopline.rollout.judge import RolloutJudge
-from hopline.rollout.load import Load
-from hopline.rollout.loader import Loader
-from hopline.rollout.served import Scorer, Served
 from hopline.rollout.shared_work import SharedWork
 from hopline.rollout.split import Mirror, Split
 from hopline.rollout.state import LifecycleState, ModelState
-from hopline.rollout.unit import Unit
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 import msgspec
 
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.pairs import Evidence
+from hopline.answering.row_keys import row_keys
+from hopline.answering.served import Ran
 from hopline.rollout.copies import Outcome
 from hopline.rollout.gates import Gates, weighed
-from hopline.rollout.outcome_counts import OutcomeCounts
-from hopline.rollout.pairs import Evidence
 from hopline.rollout.rollout import Rollout
-from hopline.rollout.row_keys import row_keys
-from hopline.rollout.served import Ran
 from hopline.rollout.store.base import StateStore
 from hopline.types import UNREADABLE, ScoreRequest
 

@@ -19,17 +19,17 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from hopline.answering.unit import Unit
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, HoplineError, RuntimeFailure, StoreUnavailable
+from hopline.models.loader import Loader
 from hopline.observe.metrics import Metrics
 from hopline.rollout import changes
 from hopline.rollout.loaded_units import LoadedUnits
-from hopline.rollout.loader import Loader
 from hopline.rollout.rollout import Rollout
 from hopline.rollout.state import FirstState, LifecycleState, ModelState, Trial
 from hopline.rollout.store.base import LEASE_S, Ack, Identity
 from hopline.rollout.store.configured import configured_store
-from hopline.rollout.unit import Unit
 
 log = logging.getLogger(__name__)
 

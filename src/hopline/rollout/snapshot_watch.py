@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hopline.answering.unit import Unit
 from hopline.config.schema import Config
 from hopline.errors import (
     ConfigError,
@@ -23,12 +24,11 @@ from hopline.errors import (
     SnapshotUnavailable,
     StoreUnavailable,
 )
+from hopline.models.host_snapshots import HostSnapshots, is_on
 from hopline.observe.metrics import Metrics
 from hopline.rollout.gates import Gates
-from hopline.rollout.host_snapshots import HostSnapshots, is_on
 from hopline.rollout.rollout import RolloutRequest
 from hopline.rollout.state import ModelState
-from hopline.rollout.unit import Unit
 from hopline.snapshots.manifest import Pointer, SnapshotManifest
 
 if TYPE_CHECKING:

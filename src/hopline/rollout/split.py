@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+from hopline.answering.served import Served
 from hopline.errors import HoplineError
 from hopline.rollout.copies import Copies
-from hopline.rollout.served import Served
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from hopline.answering.unit import Unit
 from hopline.errors import ConfigError, Conflict
 from hopline.files import lock, locked, write_atomically
 from hopline.rollout.rollout import Rollout
-from hopline.rollout.unit import Unit
 from hopline.types import UNREADABLE
 
 FORMAT = 1

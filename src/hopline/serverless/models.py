@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from hopline.artifact import read_spec
 from hopline.engine.precomputed_file.reader import read_header
 from hopline.errors import ConfigError, ModelNotFound
-from hopline.rollout.version_folder import in_order, is_name
+from hopline.models.version_folder import in_order, is_name
 from hopline.serverless.known import KnownModel
 from hopline.serverless.settings import Settings, read_settings
 from hopline.serverless.student import SPEC_FILE

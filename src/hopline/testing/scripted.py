@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hopline.answering.computer import Computer
+from hopline.answering.queued import QueuedVersion
 from hopline.errors import ArtifactError, BadRequest, HoplineError
-from hopline.rollout.computer import Computer
-from hopline.rollout.queued import QueuedVersion
 from hopline.scheduling.work import Work
 from hopline.types import ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 
 if TYPE_CHECKING:
-    from hopline.rollout.process_main import Orders
+    from hopline.isolated.main import Orders
 
 FACTORY = "hopline.testing.scripted:open_scripted"
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hopline.answering.served import Scorer
 from hopline.errors import HoplineError
-from hopline.rollout.served import Scorer
 from hopline.scheduling.work import Work
 from hopline.types import AnyArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
 

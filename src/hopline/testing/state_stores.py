@@ -16,11 +16,11 @@ from functools import partial
 import msgspec
 import pytest
 
+from hopline.answering.unit import Unit
 from hopline.errors import Conflict
 from hopline.rollout import state as state_module
 from hopline.rollout.state import FirstState, LifecycleState, ModelState
 from hopline.rollout.store.base import Ack, StateStore
-from hopline.rollout.unit import Unit
 
 _PATIENCE_S = 10.0
 _STEP, _NEXT = "a1b2-0", "a1b2-1"

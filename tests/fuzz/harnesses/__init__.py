@@ -32,5 +32,5 @@ HARNESSES: dict[str, tuple[str, ...]] = {
     "gguf": ("hopline.generate.gguf",),
     "lifecycle_state": ("hopline.rollout.state",),
     "process_wires": ("hopline.live.wire", "hopline.prefetch.wire", "hopline.process.wire"),
-    "model_wire": ("hopline.rollout.process_wire", "hopline.process.wire"),
+    "model_wire": ("hopline.isolated.wire", "hopline.process.wire"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hopline.rollout import process_wire
+from hopline.isolated import wire as process_wire
 from hopline.types import UNREADABLE
 from tests.fuzz.fed import pieces
 

@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
+from hopline.answering import sources as wiring
 from hopline.config.reader import load_config
 from hopline.features.base import FeatureGroup
 from hopline.features.memory import MemoryStore
 from hopline.jobs.distill.run import Distillation, DistillOptions
 from hopline.jobs.distill.settings import Settings
-from hopline.rollout import sources as wiring
-from hopline.rollout.local_repository import LocalRepository
-from hopline.rollout.remote_repository import FsspecRepository
+from hopline.models.local_repository import LocalRepository
+from hopline.models.remote_repository import FsspecRepository
 from hopline.service import Service
 from hopline.testing.faulty_store import FaultyStore
 from hopline.types import ScoreRequest

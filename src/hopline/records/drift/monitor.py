@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from hopline.answering.served import Ran, Served
 from hopline.config.schema import Config
 from hopline.errors import ConfigError, ModelNotFound
 from hopline.observe.metrics import Metrics
@@ -30,7 +31,6 @@ from hopline.records.drift.reservoir import Reservoir
 from hopline.records.drift.version import WatchedVersion
 from hopline.records.drift.window import NUM_SLICES
 from hopline.records.pace import Pace
-from hopline.rollout.served import Ran, Served
 
 log = logging.getLogger(__name__)
 

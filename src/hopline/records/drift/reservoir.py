@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from random import Random
 
+from hopline.answering.served import Ran
 from hopline.errors import HoplineError
-from hopline.rollout.served import Ran
 from hopline.types import ScoreRequest, ScoreResult
 
 Sampled = tuple[ScoreRequest, ScoreResult | HoplineError]

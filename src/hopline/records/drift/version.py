@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hopline.answering.served import ReadsGraph, Served
 from hopline.artifact import ModelSpec
 from hopline.config.schema import DriftConfig
 from hopline.errors import ArtifactError
@@ -20,7 +21,6 @@ from hopline.records.drift.reference import FILE, Reference, read_reference, wri
 from hopline.records.drift.reservoir import Sampled
 from hopline.records.drift.structure import GraphModel
 from hopline.records.drift.window import NUM_SLICES, Window, window_path
-from hopline.rollout.served import ReadsGraph, Served
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,499 @@
+"""A loaded graph model as a computer: checks requests, predicts their cost, answers them.
+
+This file is long because rows of stores and edges of stores are fetched for one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from hopline.answering.computer import Computer, Fetch
+from hopline.answering.hashes import graph_model_hashes
+from hopline.answering.predicted import MEASURED, PredictedRows, first_costs
+from hopline.answering.prefetcher import Wanted
+from hopline.answering.seed_tensors import seed_tensors
+from hopline.config.schema import Config
+from hopline.engine.answer import Answerer, cut_of
+from hopline.engine.ego import EgoModel
+from hopline.engine.guard import Guard
+from hopline.engine.model import Model
+from hopline.engine.outputs import default_outputs
+from hopline.engine.source import Absent, FetchedInputs, FetchedRows
+from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.graph.live.view import LiveView
+from hopline.graph.snapshot import Graph
+from hopline.graph.store_columns import FetchedEdges
+from hopline.graph.time_cut import rough_range, time_cut
+from hopline.observe.metrics import ModelMetrics
+from hopline.sampling.keyed import KEPT_ROWS, TIMES_IN_STORE
+from hopline.scheduling.work import Work
+from hopline.types import AnyArray, IdArray, InlineNode, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+if TYPE_CHECKING:
+    from hopline.answering.edge_fetcher import EdgeFetcher
+    from hopline.answering.feature_fetcher import FeatureFetcher, FetchesRows
+    from hopline.answering.sources import Sources
+    from hopline.scheduling.batcher import Batcher
+
+_NOTHING_YET = FetchedInputs()
+#: Requests by which a model that is served whole warms up the event loop's thread.
+_PREFLIGHTS = 16
+#: Rows of a batch that is over before a deadline could be looked at: some 100 µs.
+_FEW_ROWS = 256
+
+
+def _supply_of(work: Work) -> FetchedInputs:
+    """What was fetched for a request."""
+    fetch: Fetch | None = work.fetch
+    return _NOTHING_YET if fetch is None or fetch.supply is None else fetch.supply
+
+
+def _dropped(outcome: object) -> None:
+    """Takes the outcome of a request that no caller sent."""
+
+
+class GraphComputer(Computer):
+    """Answers requests about nodes or links with a graph model.
+
+    Args:
+        model: loaded, used by nothing else.
+        config: limits and feature settings.
+        sources: of its features, where they do not lie in the graph.
+        version: what it is served as, where that is not the artifact's own version.
+        edges: reads edges that lie in a graph store; None where they lie in the graph.
+    """
+
+    def __init__(
+        self,
+        model: Model | EgoModel,
+        config: Config,
+        sources: Sources | None = None,
+        version: str | None = None,
+        edges: EdgeFetcher | None = None,
+    ) -> None:
+        widest = max(
+            (stage.state_dim for level in model.spec.levels for stage in level.values()), default=0
+        )
+        super().__init__(
+            model.spec.name, version or model.spec.version, model.graph.version, row_bytes=4 * widest
+        )
+        self._rows = PredictedRows(model.spec, model.graph, model.num_hops)
+        self.rows_per_seed = self._rows.direct + self._rows.below
+        self.predicts = self._rows.differs
+        self.model = model
+        self._live = model.graph if isinstance(model.graph, LiveView) else None
+        self._max_nodes = config.limits.max_nodes_per_request
+        self._max_bytes = config.limits.max_request_bytes
+        self._is_link = model.spec.head.kind == "link"
+        self.output_names = model.output_names
+        self.default_outputs = default_outputs(model.spec.task)
+        self.answerer = Answerer(
+            model, self.default_outputs, config.limits.max_inline_neighbors, self.version
+        )
+        self._has_times = any(model.graph.edges[key].time is not None for key in model.spec.fanouts)
+        #: The first and the last of those times; None until a request asks for a cut.
+        self._times: tuple[int, int] | None = None
+        self._seed_rows = {} if sources is None else sources.l1_rows
+        self._l1_rows: Mapping[str, FetchesRows] = self._seed_rows
+        rows_timeout_s = config.features.fetch_timeout_ms / 1e3
+        if edges is not None and edges.rows:
+            self._l1_rows, rows_timeout_s = edges.rows, edges.timeout_s
+        self._feature_fetcher: FeatureFetcher | None = None
+        self._feature_metrics = None if sources is None else sources.metrics
+        self._fetched_rows = None if sources is None else sources.fetched_rows(self.name, self.version)
+        self.reads_store = edges is not None
+        if self._l1_rows or edges is not None:
+            from hopline.answering.feature_fetcher import FeatureFetcher
+
+            self.fetches = True
+            self._feature_fetcher = FeatureFetcher(
+                self._l1_rows,
+                rows_timeout_s,
+                None if sources is None else sources.prefetcher,
+                edges,
+            )
+
+    def attach(self, queue: Batcher) -> None:
+        """As `Computer.attach`: the queue splits batches that read far more rows than predicted."""
+        self._queue = queue
+        self._some_rows = queue.policy.max_rows
+        self._guard = self.model.guard = Guard(
+            self._max_bytes, self._some_rows, queue.larger, few_rows=_FEW_ROWS
+        )
+
+    def warm_up(self) -> None:
+        """Answer a few requests, so that the first real one finds kernels and sessions ready."""
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        for count in (1, min(33, num_nodes)):
+            self._preflight(np.arange(count))
+        schema = self.model.graph.schema.node_types[self.model.spec.head.node_type]
+        inline = InlineNode(np.zeros(schema.feature_dim, np.float32))
+        for fields in ({"as_of": 0}, {"nodes": (), "inline": [inline]}):
+            with contextlib.suppress(HoplineError):  # not every model takes them
+                self._preflight(np.arange(1), **fields)
+        self._measure(num_nodes)
+        self.model.shrink()
+
+    def _measure(self, num_nodes: int) -> None:
+        """Begin predicting with what a few nodes from all over the graph cost, alone and together."""
+        if num_nodes <= MEASURED or self._feature_fetcher is not None:
+            return
+        nodes, rows, elapsed_us = first_costs(self._preflight, self._guard, num_nodes)
+        self._queue.cost.begin(rows, elapsed_us)
+        request, num_seeds = self._request(nodes), MEASURED * (1 + self._is_link)
+        work = Work(request, _dropped, num_seeds=num_seeds)
+        self.predict(work)
+        self.rows_per_seed = self._rows.learn([work], rows[-1], is_first=True)
+
+    async def warm_up_here(self) -> None:
+        """The same on the event loop, one node at a time, from all over the graph; for whole models.
+
+        torch and malloc keep something for each thread and size: a first request would pay for it.
+        """
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        for node in np.linspace(0, num_nodes - 1, _PREFLIGHTS, dtype=np.int64):
+            self._preflight(np.array([node]))
+            await asyncio.sleep(0)
+
+    async def warm_up_reading(self) -> None:
+        """Answer a few requests out of the graph store, so that it is known to work.
+
+        Raises: HoplineError: edges cannot be read; this version must not take traffic.
+        """
+        assert self._feature_fetcher is not None
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        for count in (1, min(33, num_nodes)):
+            request = self._request(np.arange(count), self.output_names)
+            fetched_edges: dict[str, list[FetchedEdges]] = {}
+            while True:
+                inputs = FetchedInputs(is_last=True, fetched_edges=fetched_edges)
+                (outcome,) = self.answerer.answer_supplied([request], [inputs])
+                if isinstance(outcome, HoplineError):
+                    raise outcome
+                if not isinstance(outcome, Absent):
+                    break
+                failed = await self._feature_fetcher.fetch_edges(outcome, fetched_edges)
+                if failed is not None:
+                    raise failed
+
+    def examples(self, count: int) -> list[ScoreRequest]:
+        """Requests about single nodes (or pairs) from all over the graph.
+
+        None where rows would have to be fetched from a store.
+        """
+        if self._feature_fetcher is not None:
+            return []
+        num_nodes = self.model.graph.nodes[self.model.spec.head.node_type].num_nodes
+        places = np.linspace(0, num_nodes - 1, count, dtype=np.int64)
+        return [self._request(np.array([place])) for place in places]
+
+    def _request(self, local_ids: IdArray, outputs: tuple[str, ...] = ()) -> ScoreRequest:
+        head = self.model.spec.head
+        ids = self.model.graph.nodes[head.node_type].ids.external(local_ids)
+        if head.kind != "link":
+            return ScoreRequest(self.name, nodes=ids, outputs=outputs, version=self.version)
+        other = self.model.graph.nodes[head.dst_node_type or head.node_type]
+        # the two sides may differ in size
+        targets = other.ids.external(np.zeros(local_ids.shape[0], np.int64))
+        return ScoreRequest(self.name, pairs=(ids, targets), outputs=outputs, version=self.version)
+
+    def _preflight(self, local_ids: IdArray, **fields: Any) -> None:
+        request = msgspec.structs.replace(self._request(local_ids, self.output_names), **fields)
+        if fields:
+            self._check(request)
+        # with what there is: the store's rows come with the first requests
+        for outcome in self.answerer.answer_supplied([request], [FetchedInputs(is_last=True)]):
+            if isinstance(outcome, HoplineError):
+                raise outcome
+
+    def num_seeds(self, request: ScoreRequest) -> int:
+        """As `Computer.num_seeds`."""
+        if not (request.inline or request.outputs or request.as_of is not None or self._is_link):
+            num_seeds = len(request.nodes)  # the usual request, without a detour
+            if 0 < num_seeds <= self._max_nodes and request.pairs is None and request.columns is None:
+                return num_seeds
+        return self._check(request)
+
+    def with_cut(self, request: ScoreRequest) -> ScoreRequest:
+        """With `as_of` in the unit of the edge times."""
+        as_of = request.as_of
+        if as_of is None or not self._has_times or self.reads_store:
+            return request
+        graph = self.model.graph
+        unit = graph.schema.time_unit
+        if self._times is None:
+            self._times = self._find_times()
+        try:
+            cut = time_cut(as_of, unit, self._times)
+        except BadRequest:
+            if self._live is None:
+                raise
+            self._times = self._find_times()  # edges may have come
+            cut = time_cut(as_of, unit, self._times)
+        return request if cut is as_of else msgspec.structs.replace(request, as_of=cut)
+
+    def _find_times(self) -> tuple[int, int] | None:
+        if self._live is None:
+            return self._times_of(self.model.graph)
+        with self._live.beside("times") as graph:
+            return self._times_of(graph)
+
+    def _times_of(self, graph: Graph | LiveView) -> tuple[int, int] | None:
+        edges = {key: graph.edges[key] for key in self.model.spec.fanouts}
+        return rough_range(edges, {key: graph.nodes[part.dst].num_nodes for key, part in edges.items()})
+
+    async def fetch_edges(
+        self, absent: Absent, fetched_edges: dict[str, list[FetchedEdges]]
+    ) -> HoplineError | None:
+        """Read edges of the graph store and add them to `fetched_edges`; returns why that failed."""
+        assert self._feature_fetcher is not None
+        return await self._feature_fetcher.fetch_edges(absent, fetched_edges)
+
+    async def fetch_rows(
+        self, absent: Absent, fetched_rows: dict[str, list[FetchedRows]], timeout_s: float
+    ) -> dict[str, int]:
+        """Fetch rows and add them to `fetched_rows`; how many did not come, by reason."""
+        assert self._feature_fetcher is not None
+        return await self._feature_fetcher.fetch(absent, fetched_rows, timeout_s)
+
+    def _check(self, request: ScoreRequest) -> int:
+        """Number of seeds of a request that is well-formed."""
+        if request.columns is not None:
+            takes = "pairs of nodes" if self._is_link else "nodes"
+            named = ", ".join(map(repr, request.columns)) or "rows"
+            raise BadRequest(f"unexpected input {named}: model {self.name!r} takes {takes}, not columns")
+        for name in request.outputs:
+            if name not in self.output_names:
+                raise BadRequest(
+                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
+                )
+        if request.as_of is not None and not self._has_times:
+            raise BadRequest(
+                f"as_of: no edge type that model {self.name!r} reads has times in graph "
+                f"{self.model.graph.version}; leave as_of out"
+            )
+        if request.as_of is not None and self.reads_store:
+            raise BadRequest(TIMES_IN_STORE)
+        if self.model.spec.head.kind == "link":
+            return self._check_pairs(request)
+        if request.pairs is not None:
+            raise BadRequest(f"model {self.name!r} scores nodes; ask with nodes or inline, not with pairs")
+        num_seeds = len(request.nodes) + len(request.inline)
+        self._check_count(num_seeds, "nodes")
+        if request.inline:
+            # A described neighbour costs what one of a seed's own sampled neighbours costs.
+            num_seeds += sum(len(ids) for node in request.inline for ids in node.neighbors.values())
+        return num_seeds
+
+    def _check_pairs(self, request: ScoreRequest) -> int:
+        if len(request.nodes) or request.inline or request.pairs is None:
+            raise BadRequest(f"model {self.name!r} scores links; ask with pairs, not with nodes")
+        sources, targets = request.pairs
+        if len(sources) != len(targets):
+            raise BadRequest(f"pairs: {len(sources)} sources but {len(targets)} destinations")
+        self._check_count(len(sources), "pairs")
+        return 2 * len(sources)
+
+    def _check_count(self, count: int, what: str) -> None:
+        if count == 0:
+            raise BadRequest(f"the request names no {what}; at least one is needed")
+        if count > self._max_nodes:
+            raise RequestTooLarge(
+                f"{count} {what} in one request; at most {self._max_nodes} are allowed "
+                "(limits.max_nodes_per_request)"
+            )
+
+    def stages(self) -> dict[str, float]:
+        """As `Computer.stages`."""
+        watch = self.model.watch
+        return {"sample": watch.sample_s, "compute": watch.compute_s}
+
+    def release(self) -> None:
+        """As `Computer.release`: read the live graph no more."""
+        if self._live is not None:
+            self._live.close()
+
+    def predict(self, work: Work) -> None:
+        """As `Computer.predict`."""
+        predicted = self._rows
+        direct, below = predicted.of(work.request, work.num_seeds)
+        work.direct, work.below = direct, below
+        work.rows = rows = int(direct + predicted.share * below)
+        work.num_bytes = rows * self.row_bytes
+
+    def larger(self, work: Work) -> None:
+        """Remember what a request is about that was larger than predicted."""
+        self._rows.remember(work.request, work.rows, self._some_rows)
+        self.predicts = self._rows.differs
+
+    def rows_of(self, batch: Sequence[Work]) -> int:
+        """As `Computer.rows_of`, counted."""
+        rows = self._guard.rows
+        if not self._queue.is_counted(batch[0]):
+            self.rows_per_seed = self._rows.learn(batch, rows)
+        return rows
+
+    def run(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
+        """As `Computer.run`."""
+        guard = self._guard
+        guard.batch = batch
+        guard.rows = 0
+        self.model.watch.start()
+        try:
+            if self._live is None and self._feature_fetcher is None:
+                return self.answerer.answer([work.request for work in batch])
+            return self._answer(batch)
+        finally:
+            guard.batch = ()
+            if guard.rows > self._some_rows or self._rows.large:
+                self._look_back(batch, guard.rows)
+
+    def _look_back(self, batch: list[Work], rows: int) -> None:
+        """Give memory back after a large batch, and see whether one that was large still is."""
+        if rows > KEPT_ROWS:
+            self.model.shrink()
+        if len(batch) == 1 and self._rows.knows(batch[0].request):
+            self._rows.remember(batch[0].request, rows, self._some_rows)
+
+    def _answer(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
+        """The same about a live graph, or with rows of a store."""
+        if self._live is None:
+            return self._answer_supplied(batch)
+        with self._live:  # one version for the whole batch
+            self.graph_version = self._live.version
+            if self._feature_fetcher is not None:
+                return self._answer_supplied(batch)
+            return self.answerer.answer([work.request for work in batch])
+
+    def _answer_supplied(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
+        outcomes = self.answerer.answer_supplied(
+            [work.request for work in batch],
+            [_supply_of(work) for work in batch],
+        )
+        results: list[ScoreResult | HoplineError | None] = []
+        for work, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Absent):
+                if work.fetch is None:
+                    work.fetch = Fetch()
+                work.fetch.absent = outcome
+                results.append(None)
+            else:
+                results.append(outcome)
+        return results
+
+    def fetch(self, work: Work, resume: Callable[[Work], object]) -> None:
+        """As `Computer.fetch`."""
+        fetch: Fetch = work.fetch
+
+        def arrived(supply: FetchedInputs, until: float) -> None:
+            fetch.supply, fetch.patient_until, fetch.absent = supply, until, None
+            resume(work)
+
+        def is_over() -> bool:
+            return work.ended or work.deadline <= time.monotonic()
+
+        assert self._feature_fetcher is not None
+        assert fetch.absent is not None
+        if self._fetched_rows is not None and not fetch.absent.edges:
+            self._fetched_rows.observe(sum(ids.shape[0] for ids in fetch.absent.absent.values()))
+        self._feature_fetcher.begin(
+            fetch.absent,
+            _supply_of(work),
+            fetch.patient_until,
+            arrived,
+            lambda: self._wanted(work.request),
+            is_over,
+        )
+
+    def _wanted(self, request: ScoreRequest) -> Wanted | None:
+        """What a request is about; None where inline nodes are part of it."""
+        if request.inline:
+            return None
+        head = self.model.spec.head
+        sides = (request.nodes,) if request.pairs is None else request.pairs
+        types = (head.node_type, head.dst_node_type or head.node_type)
+        seeds: dict[str, IdArray] = {}
+        for node_type, external in zip(types, sides, strict=False):
+            ids = self.model.graph.nodes[node_type].ids.lookup(external)
+            ids = ids[ids >= 0]
+            seeds[node_type] = np.concatenate([seeds[node_type], ids]) if node_type in seeds else ids
+        return Wanted(self.name, self.version, cut_of(request), seeds)
+
+    def graph_model(self) -> Model | EgoModel:
+        """As `Computer.graph_model`."""
+        return self.model
+
+    def flush(self, metrics: ModelMetrics) -> None:
+        """As `Computer.flush`: hits and misses of the state cache."""
+        for cache in self.model.state_caches.values():
+            metrics.state_cache_hits.inc(cache.num_hits)
+            metrics.state_cache_misses.inc(cache.num_misses)
+            cache.num_hits = cache.num_misses = 0
+
+    def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
+        """As `Preprocessing.preprocessed`: feature rows and degrees of the request's own nodes."""
+        if self._live is None:
+            return seed_tensors(self.model, self.model.graph, self._seed_rows, request)
+        with self._live.beside("records") as graph:
+            return seed_tensors(self.model, graph, self._seed_rows, request)
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """What transports tell about this version."""
+        spec = self.model.spec
+        head = spec.head
+        index = self.model.graph.nodes[head.node_type].ids
+        id_type = "BYTES" if index.kind == "string" else "INT64"
+        if head.kind == "link":
+            inputs: tuple[TensorInfo, ...] = (
+                TensorInfo("src_ids", id_type, (-1,)),
+                TensorInfo("dst_ids", id_type, (-1,)),
+            )
+        else:
+            dim = int(self.model.graph.nodes[head.node_type].features.shape[1])
+            inputs = (
+                TensorInfo("node_ids", id_type, (-1,), optional=True),
+                TensorInfo("features", "FP32", (-1, dim), optional=True),
+                TensorInfo("neighbors", id_type, (-1,), optional=True),
+                TensorInfo("neighbor_counts", "INT64", (-1,), optional=True),
+            )
+        inputs += (TensorInfo("as_of", "INT64", (1,), optional=True),)
+        a, b = head.embedding or (0, self.model.state_dim)
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+            "embedding": ("FP32", (-1, b - a)),
+            "logits": ("FP32", (-1, head.output_dim)),
+            "probabilities": ("FP32", (-1,) if spec.task == "binary" else (-1, head.output_dim)),
+            "label": ("INT64", (-1, head.output_dim) if spec.task == "multilabel" else (-1,)),
+        }
+        return ModelInfo(
+            name=self.name,
+            versions=versions,
+            version=self.version,
+            state="READY",
+            reason="",
+            kind=head.kind,
+            id_kind="string" if index.kind == "string" else "int",
+            inputs=inputs,
+            outputs=tuple(TensorInfo(name, *shapes[name]) for name in self.output_names),
+            default_outputs=self.default_outputs,
+            graph_version=self.model.graph.version,
+            properties={
+                "task": spec.task,
+                "runtime": spec.runtime,
+                **({"compiled": self.model.compiled} if isinstance(self.model, EgoModel) else {}),
+                "num_layers": spec.num_layers,
+                "fanouts": {key: list(value) for key, value in spec.fanouts.items()},
+                "sampling": spec.sampling,
+                "max_degree": spec.max_degree,
+                "classes": list(spec.classes),
+                "parity": spec.parity,
+                "why_whole": spec.why_whole,
+                **graph_model_hashes(spec),
+            },
+        )

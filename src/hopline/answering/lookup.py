@@ -1,0 +1,270 @@
+"""Precomputed answers before the queue: known nodes are looked up, new and changed ones are computed.
+
+A request that is wholly a look-up (`direct.py`) is answered here and never queued. Rows that are not in
+memory are read on a thread first; the request then continues as the others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING
+
+from hopline.answering.direct import DirectAnswers
+from hopline.answering.graph_computer import GraphComputer
+from hopline.answering.precomputed_files import replaced
+from hopline.answering.served import Ran, Recorder
+from hopline.engine.final_rows import Cold, FinalRows
+from hopline.errors import DeadlineExceeded, HoplineError
+from hopline.observe.metrics import Counter
+from hopline.scheduling.work import Work
+from hopline.types import ScoreRequest, ScoreResult
+
+if TYPE_CHECKING:
+    from hopline.answering.queued import QueuedVersion
+
+log = logging.getLogger(__name__)
+
+#: Answers whose times are added to the metrics together.
+_TOGETHER = 256
+#: Seconds between looks whether a file has been replaced.
+_LOOK_S = 2.0
+
+RowsByType = Mapping[str, FinalRows]
+
+
+class LookUp:
+    """The look-up of one version; see the module.
+
+    Args:
+        version: queues what is not wholly a look-up.
+        computer: of that version; takes the rows of requests that are look-ups in part.
+        precomputed: node type -> final rows.
+        rows_total: outcome -> counter of rows.
+        executor: has threads that wait for disks.
+        recorders: as for the version.
+        max_nodes: of one request.
+    """
+
+    def __init__(
+        self,
+        version: QueuedVersion,
+        computer: GraphComputer,
+        precomputed: RowsByType,
+        rows_total: Callable[[str], Counter],
+        executor: Executor,
+        recorders: Sequence[Recorder],
+        max_nodes: int,
+    ) -> None:
+        self._version = version
+        self._computer = computer
+        self._rows_total = rows_total
+        self._executor = executor
+        self._recorders = recorders
+        self._max_nodes = max_nodes
+        self._direct: DirectAnswers | None = None
+        self._precomputed: RowsByType = {}
+        #: Requests whose rows are read from a disk.
+        self._reading: dict[Work, tuple[asyncio.TimerHandle, asyncio.Future[None]]] = {}
+        self._following: asyncio.Task[None] | None = None
+        #: What recorders get after this turn of the loop.
+        self._untold: tuple[list[ScoreRequest], list[ScoreResult | HoplineError | None], list[float]] = (
+            [], [], [],
+        )  # fmt: skip
+        self._use(precomputed)
+
+    def takes(self, work: Work) -> bool:
+        """Answer a request, or read its rows first; False where it is not wholly a look-up.
+
+        Raises: HoplineError: it is refused.
+        """
+        request = work.request
+        if (
+            self._direct is None
+            or request.inline
+            or request.as_of is not None
+            or request.columns is not None
+            or request.is_copy
+            or self._version.admission.closed
+            or len(request.nodes) > self._max_nodes
+            or (request.deadline is not None and request.deadline <= time.monotonic())
+        ):
+            return False
+        cold = self._answered(work)
+        if cold:
+            self._read(work, cold)
+        return cold is not None
+
+    def _answered(self, work: Work) -> Sequence[Cold] | None:
+        """Answer a request; what has to be read first, or None where it is not wholly a look-up."""
+        direct, version = self._direct, self._version
+        if direct is None:
+            return None
+        began = time.perf_counter()
+        result = direct.answer(work.request, began)
+        if type(result) is not ScoreResult:
+            assert result is None or isinstance(result, list)
+            return result
+        if version.admission.has_rate:
+            try:
+                version.admission.pay()
+            except HoplineError as error:
+                version.refuse(work, error)
+                raise
+        seconds = time.perf_counter() - began
+        direct.seconds.append(seconds)
+        work.finish(result)
+        if result.degraded:
+            version.count_fallbacks((result,))
+        if len(direct.seconds) >= _TOGETHER:
+            version.flush_metrics()
+        if self._recorders:
+            self._tell_later(work.request, result, seconds)
+        return ()
+
+    # Rows on a disk
+
+    def _read(self, work: Work, cold: Sequence[Cold]) -> None:
+        """Have rows read, then continue."""
+        version = self._version
+        try:
+            version.admission.admit(work)
+        except HoplineError as error:
+            version.refuse(work, error)
+            raise
+        work.holder = self
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(max(0.0, work.deadline - time.monotonic()), self._expire, work)
+        reading = loop.run_in_executor(self._executor, _read_all, cold)
+        self._reading[work] = timer, reading
+        reading.add_done_callback(functools.partial(self._arrived, work))
+
+    def withdraw(self, work: Work) -> None:
+        """As `Holder.withdraw`."""
+        self._stop_reading(work)
+        work.end()
+        self._version.outcome("cancelled")
+
+    def _arrived(self, work: Work, done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("precomputed rows cannot be read: %s", error)  # they are computed instead
+        if work not in self._reading:
+            return
+        self._stop_reading(work)
+        work.holder = None
+        try:
+            if self._answered(work) != ():
+                self._version.enqueue(work)
+        except HoplineError as error:
+            work.tell(error)
+
+    def _expire(self, work: Work) -> None:
+        self._stop_reading(work)
+        error = DeadlineExceeded("the request's deadline passed while its rows were read from the disk")
+        self._version.outcome(error.code)
+        work.finish(error)
+        self._version.late(work, error)
+
+    def _stop_reading(self, work: Work) -> None:
+        timer, reading = self._reading.pop(work)
+        timer.cancel()
+        reading.cancel()  # takes no thread where it has not begun
+
+    # Files
+
+    def follow(self, reopen: Callable[[], RowsByType]) -> None:
+        """Take up files that replace those in use, from now on; `reopen` is called on a thread."""
+        self._following = asyncio.ensure_future(self._follow(reopen))
+
+    async def stop(self) -> None:
+        """Follow no files any more."""
+        if self._following is not None:
+            self._following.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._following
+
+    def release(self) -> None:
+        """Close the files; after `stop`."""
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
+        self._precomputed = self._computer.answerer.rows = {}
+
+    def _use(self, precomputed: RowsByType) -> None:
+        self.count()
+        before, self._direct = self._direct, None
+        if before is not None:
+            before.close()
+        computer = self._computer
+        self._precomputed = precomputed
+        computer.answerer.rows = precomputed
+        if precomputed:
+            self._direct = DirectAnswers(
+                precomputed,
+                computer.model,
+                computer.name,
+                computer.version,
+                computer.default_outputs,
+                computer.output_names,
+            )
+
+    async def _follow(self, reopen: Callable[[], RowsByType]) -> None:
+        name = f"{self._computer.name}/{self._computer.version}"
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not replaced(self._precomputed):
+                continue
+            try:
+                precomputed = await asyncio.to_thread(reopen)
+            except HoplineError as error:
+                log.error("%s keeps the precomputed answers that it has: %s", name, error)
+                await asyncio.sleep(30 * _LOOK_S)
+                continue
+            self._use(precomputed)
+            log.info("%s has new precomputed answers", name)
+
+    # Counts
+
+    def count(self) -> None:
+        """Bring rows and times into the metrics."""
+        direct = self._direct
+        if direct is None:
+            return
+        for counts in (direct.counts, self._computer.answerer.row_counts):
+            for outcome, count in counts.items():
+                if count:
+                    counts[outcome] -= count
+                    self._rows_total(outcome).inc(count)
+        seconds, direct.seconds = direct.seconds, []
+        if seconds:
+            self._version.note_looked_up(seconds)
+
+    def flush(self) -> None:
+        """Tell recorders what was answered."""
+        requests, outcomes, times = self._untold
+        if not requests:
+            return
+        self._untold = ([], [], [])
+        mean_s = sum(times) / len(times)
+        stages = {"lookup": mean_s}
+        ran = Ran(self._version, requests, outcomes, [0.0] * len(requests), mean_s, stages, time.time())
+        for recorder in self._recorders:
+            recorder.record(ran)
+
+    def _tell_later(self, request: ScoreRequest, result: ScoreResult, seconds: float) -> None:
+        requests, outcomes, times = self._untold
+        if not requests:
+            asyncio.get_running_loop().call_soon(self.flush)
+        requests.append(request)
+        outcomes.append(result)
+        times.append(seconds)
+
+
+def _read_all(cold: Sequence[Cold]) -> None:
+    for each in cold:
+        each.read_ahead()

@@ -1,0 +1,210 @@
+"""A loaded tabular model as a computer: checks columns, answers rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hopline.answering.columns import ColumnCheck
+from hopline.answering.computer import Computer
+from hopline.answering.hashes import tabular_model_hashes
+from hopline.artifact import Column
+from hopline.config.schema import Config
+from hopline.errors import BadRequest, HoplineError, RequestTooLarge
+from hopline.runtimes.tabular import TabularModel
+from hopline.scheduling.work import Work
+from hopline.types import AnyArray, FloatArray, ModelInfo, ScoreRequest, ScoreResult, TensorInfo
+
+#: Rows of a request whose preprocessed form the prediction log may have.
+_SHOWN_ROWS = 64
+_DATATYPES = {"float": "FP64", "int": "INT64", "string": "BYTES"}
+
+
+class TabularComputer(Computer):
+    """Answers rows of columns with a model that reads no graph.
+
+    Args:
+        model: loaded, used by nothing else.
+        config: limits.
+        version: what it is served as, where that is not the artifact's own version.
+    """
+
+    def __init__(self, model: TabularModel, config: Config, version: str | None = None) -> None:
+        spec = model.spec
+        super().__init__(
+            spec.name,
+            version or spec.version,
+            row_bytes=8 * len(spec.columns) + 4 * spec.output_dim,
+        )
+        self.model = model
+        self.spec = spec
+        self._max_rows = config.limits.max_nodes_per_request
+        self.output_names = self.default_outputs = spec.outputs
+        self._checks = [(column.name, ColumnCheck(column).check) for column in spec.columns]
+        self._defaults = {column.name for column in spec.columns if column.default is not None}
+
+    def warm_up(self) -> None:
+        """Answer made-up rows, alone and together."""
+        columns = {column.name: [_made_up(column)] for column in self.spec.columns}
+        for count in (1, 33):
+            self.model.answer([columns] * count, [1] * count)
+
+    def num_seeds(self, request: ScoreRequest) -> int:
+        """As `Computer.num_seeds`."""
+        columns = request.columns
+        if columns is None or len(request.nodes) or request.inline or request.pairs is not None:
+            raise BadRequest(
+                f"model {self.name!r} takes rows of {self._takes()}; ask with rows or columns, "
+                "not with nodes or pairs"
+            )
+        count = -1
+        try:
+            for name, check in self._checks:
+                found = check(columns[name]) if name in columns else self._absent(name, count)
+                if found != count:
+                    count = found if count < 0 else self._uneven(request)
+        except BadRequest as error:
+            raise BadRequest(f"model {self.name!r}: {error}") from None
+        if len(columns) > len(self._checks) or count < 1 or request.outputs or request.as_of is not None:
+            count = self._check_rest(request, count)
+        if count > self._max_rows:
+            raise RequestTooLarge(
+                f"{count} rows in one request; at most {self._max_rows} are allowed "
+                "(limits.max_nodes_per_request)"
+            )
+        return count
+
+    def _absent(self, name: str, count: int) -> int:
+        if name not in self._defaults:
+            raise BadRequest(f"column {name!r} is missing; rows have {self._takes()}")
+        return count
+
+    def _uneven(self, request: ScoreRequest) -> int:
+        lengths = {name: len(values) for name, values in (request.columns or {}).items()}
+        shown = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise BadRequest(f"columns are of unequal length: {shown}")
+
+    def _check_rest(self, request: ScoreRequest, count: int) -> int:
+        """What the usual request need not be asked; its number of rows."""
+        columns = request.columns or {}
+        known = {name for name, _ in self._checks}
+        unexpected = [name for name in columns if name not in known]
+        if unexpected:
+            raise BadRequest(
+                f"unexpected column {unexpected[0]!r}: rows of model {self.name!r} have {self._takes()}"
+            )
+        for name in request.outputs:
+            if name not in self.output_names:
+                raise BadRequest(
+                    f"output {name!r} is unknown; model {self.name!r} has {', '.join(self.output_names)}"
+                )
+        if request.as_of is not None:
+            raise BadRequest(f"as_of: model {self.name!r} reads no edges; leave as_of out")
+        if count == 0 or (count < 0 and not columns):
+            raise BadRequest("the request has no rows; at least one is needed")
+        return max(count, 1)
+
+    def _takes(self) -> str:
+        return ", ".join(
+            f"{column.name} ({column.dtype}{', may be null' if column.nullable else ''})"
+            for column in self.spec.columns
+        )
+
+    def run(self, batch: list[Work]) -> Sequence[ScoreResult | HoplineError | None]:
+        """As `Computer.run`."""
+        counts = [work.num_seeds for work in batch]
+        found = self.model.answer([work.request.columns or {} for work in batch], counts)
+        labels: AnyArray | None = None
+        is_whole = not np.isnan(found).any()
+        results: list[ScoreResult | HoplineError | None] = []
+        end = 0
+        for work, count in zip(batch, counts, strict=True):
+            begin, end = end, end + count
+            values = found[begin:end]  # copied below: who keeps an answer must not keep its whole batch
+            if not is_whole and np.isnan(values).any():
+                results.append(self._no_answer(values))
+                continue
+            outputs: dict[str, AnyArray] = {}
+            for name in work.request.outputs or self.output_names:
+                if name == "label":
+                    if labels is None:
+                        labels = self.model.labels(found)
+                    outputs[name] = labels[begin:end].copy()
+                else:
+                    outputs[name] = values.copy()
+            results.append(ScoreResult(self.name, self.version, "", outputs))
+        return results
+
+    def _no_answer(self, values: FloatArray) -> HoplineError:
+        row = int(np.isnan(values.reshape(len(values), -1)).any(axis=1).argmax())
+        return BadRequest(
+            f"model {self.name!r} has no answer for row {row}: its values are outside of what the "
+            "preprocessing is defined for (the logarithm of a negative number, say)"
+        )
+
+    def preprocessed(self, request: ScoreRequest) -> dict[str, AnyArray]:
+        """As `Preprocessing.preprocessed`: what the last step was given; {} where it is the only one."""
+        if self.spec.preprocess_file is None or request.columns is None:
+            return {}
+        columns = {name: values[:_SHOWN_ROWS] for name, values in request.columns.items()}
+        count = max((len(values) for values in columns.values()), default=1)
+        return {"features": self.model.preprocess(columns, count)}
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """What transports tell about this version."""
+        spec = self.spec
+        wide = (-1, spec.output_dim)
+        tensors = {
+            "probabilities": TensorInfo("probabilities", "FP32", (-1,) if spec.task == "binary" else wide),
+            "label": TensorInfo("label", "INT64", (-1,)),
+            "logits": TensorInfo("logits", "FP32", wide),
+        }
+        return ModelInfo(
+            name=self.name,
+            versions=versions,
+            version=self.version,
+            state="READY",
+            reason="",
+            kind="tabular",
+            id_kind="none",
+            inputs=tuple(
+                TensorInfo(
+                    column.name, _DATATYPES[column.dtype], (-1,), optional=column.default is not None
+                )
+                for column in spec.columns
+            ),
+            outputs=tuple(tensors[name] for name in spec.outputs),
+            default_outputs=self.default_outputs,
+            graph_version="",
+            properties={
+                "task": spec.task,
+                "runtime": "onnx",
+                "columns": [_described(column) for column in spec.columns],
+                "classes": list(spec.classes),
+                "parity": spec.parity,
+                "preprocessing": spec.preprocessing,
+                **tabular_model_hashes(spec),
+                "opset": spec.opset,
+                "ml_opset": spec.ml_opset,
+            },
+        )
+
+
+def _made_up(column: Column) -> Any:
+    if column.values:
+        return column.values[0]
+    if column.default is not None:
+        return column.default
+    return "" if column.dtype == "string" else 0
+
+
+def _described(column: Column) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "dtype": column.dtype,
+        "nullable": column.nullable,
+        "default": column.default,
+        "values": list(column.values),
+    }

@@ -1,0 +1,322 @@
+"""The process of one model: opens it, answers what its server sends, and ends when the server does.
+
+`run` is the whole life; `fork_server.py` begins it. Stdin is the stop pipe: it only ever ends.
+
+What answers is made by a factory, "module:attribute": called with `Orders`, it returns something that is
+`Served`, warm and ready, or an awaitable of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import inspect
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, cast
+
+from hopline.answering.limits import ModelLimits
+from hopline.answering.served import Ran, Recorder, Served
+from hopline.config.schema import Config
+from hopline.errors import HoplineError, RuntimeFailure
+from hopline.isolated import wire
+from hopline.isolated.compare import Comparison
+from hopline.isolated.memory import limit_growth, offer_first
+from hopline.observe.metrics import Metrics
+from hopline.process.cpu_affinity import pin_to_background_cpus, restore_cpus
+from hopline.process.parent import on_parent_end
+from hopline.process.time_slice import lower_priority
+from hopline.scheduling.work import Work
+from hopline.types import ScoreRequest, ScoreResult
+
+log = logging.getLogger(__name__)
+
+DEFAULT_FACTORY = "hopline.models.isolated_unit:open_unit"
+_BEAT_S = 1.0
+#: For a server that does not read.
+_PATIENCE_S = 5.0
+_IDLE_NICE = 19
+#: Added while a model is loaded: a tenth of the processor where others want it. RLIMIT_NICE counts from 20.
+_LOADING_NICE, _NORMAL_NICE_LIMIT = 10, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The arguments of a factory.
+
+    Attributes:
+        name, version: what the model is served as.
+        config: of the server, with `worker.isolated`.
+        limits: of the model.
+        arguments: whatever else the factory takes; values that JSON has.
+        metrics: of this process; hits of state caches reach the server.
+        recorders: get every batch; they send its times to the server.
+    """
+
+    name: str
+    version: str
+    config: Config
+    limits: ModelLimits
+    arguments: Mapping[str, Any]
+    metrics: Metrics
+    recorders: list[Recorder]
+
+
+def run(orders: Mapping[str, Any], wire_fd: int) -> NoReturn:
+    """The process's life, from its orders to its end.
+
+    Args:
+        orders: JSON of `ProcessVersion`.
+        wire_fd: socket to the server.
+    """
+    import uvloop
+
+    from hopline.observe.logs import configure_logs
+
+    lower_priority(orders["nice"])
+    yielding = yield_while_loading()
+    # Loading is a burst of work that no request waits for.
+    processors = pin_to_background_cpus()
+    if orders["nice"] >= _IDLE_NICE:
+        # Not only less than others get, but nothing while they need it; and on background CPUs for good.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        processors = set()
+    offer_first()
+    config = Config.from_json(orders["config"])
+    configure_logs(config.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(ModelHost(orders, config, wire_fd, yielding, processors).serve())
+    # Threads that still compute are useless.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def yield_while_loading() -> bool:
+    """Leave the processor to those who serve until the model is ready; whether that was done.
+
+    Only where the priority can be had back: without privileges it cannot be raised again.
+    """
+    if os.geteuid() != 0 and resource.getrlimit(resource.RLIMIT_NICE)[0] < _NORMAL_NICE_LIMIT:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _LOADING_NICE)
+    return True
+
+
+def end_yielding() -> None:
+    """Take the priority back."""
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - _LOADING_NICE)
+
+
+class ModelHost(asyncio.Protocol):
+    """A model's end of the socket; also the recorder that says what ran."""
+
+    def __init__(
+        self, orders: Mapping[str, Any], config: Config, wire_fd: int, yielding: bool, processors: set[int]
+    ) -> None:
+        self._yielding = yielding
+        self._processors = processors
+        self._socket = wire_fd
+        self._factory: str = orders["factory"]
+        self._metrics = Metrics()
+        self._orders = Orders(
+            orders["name"],
+            orders["version"],
+            config,
+            ModelLimits(**orders["limits"]),
+            orders["arguments"],
+            self._metrics,
+            [self],
+        )
+        self._frames = wire.frames()
+        self._ending = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._served: Served | None = None
+        #: number -> request, while it has no outcome
+        self._open: dict[int, Work] = {}
+        #: identity of a request -> its number, until its outcome is sent
+        self._numbers: dict[int, int] = {}
+        self._done: list[tuple[int, ScoreRequest, ScoreResult | HoplineError | None]] = []
+        self._batches: list[wire.Batch] = []
+        #: identity of a copy -> seconds of its batch, until it is compared
+        self._took: dict[int, float] = {}
+        self._num_batches = 0
+        self._code = 0
+
+    async def serve(self) -> int:
+        """The whole life; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        on_parent_end(self._ending.set)
+        loop.add_signal_handler(signal.SIGTERM, self._ending.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C is the server's business
+        await loop.create_unix_connection(lambda: self, sock=socket.socket(fileno=self._socket))
+        opening = asyncio.ensure_future(self._opened())
+        ending = asyncio.ensure_future(self._ending.wait())
+        await asyncio.wait({opening, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            return 0
+        if opening.result() is None:
+            return await self._leave(1)
+        assert self._served is not None
+        beats = asyncio.ensure_future(self._beat())
+        await ending
+        beats.cancel()
+        self._served.close("the model's process is ending")
+        await self._served.join()
+        self._tell()
+        return await self._leave(0)
+
+    async def _leave(self, code: int) -> int:
+        """Let the last words out; returns the exit code."""
+        assert self._transport is not None
+        self._code = code
+        self._transport.close()  # and so to `connection_lost`, once all is sent
+        await asyncio.sleep(_PATIENCE_S)
+        return code
+
+    async def _opened(self) -> Served | None:
+        """The version; None where it cannot be built, and the server got the reason."""
+        try:
+            module, _, attribute = self._factory.partition(":")
+            made = getattr(importlib.import_module(module), attribute)(self._orders)
+            served: Served = await made if inspect.isawaitable(made) else made
+        except Exception as error:  # the boundary: whatever a model's code does, the server gets the error
+            if not isinstance(error, HoplineError):
+                log.exception("model %s cannot be opened", self._orders.name)
+                error = RuntimeFailure(f"{self._factory} failed: {type(error).__name__}: {error}")
+            self._send(wire.Failed(wire.pack_error(error)))
+            return None
+        # Everything loaded lives for ever: a full collection need never look at it again.
+        gc.collect()
+        gc.freeze()
+        if self._orders.limits.memory_bytes:
+            limit_growth(self._orders.limits.memory_bytes)
+        if self._yielding:
+            end_yielding()
+        if self._processors:
+            restore_cpus(self._processors)
+        self._served = served  # the first requests may come before this returns
+        self._send(wire.Ready(served.graph_version, served.info((served.version,))))
+        return served
+
+    # Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server has connected."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server is gone."""
+        os._exit(self._code)
+
+    def data_received(self, data: bytes) -> None:
+        """Requests, and numbers of withdrawn ones."""
+        for view in self._frames.feed(data):
+            message = wire.from_server.decode(view)
+            if isinstance(message, wire.Ask):
+                for number, fields in message.requests:
+                    self._accept(number, wire.unpack_request(fields))
+            elif isinstance(message, wire.Compare):
+                assert self._served is not None
+                Comparison(self._served, message, self._send, self._took)
+            else:
+                for number in message.numbers:
+                    self._drop(number)
+
+    def _accept(self, number: int, request: ScoreRequest) -> None:
+        assert self._served is not None
+        work = self._open[number] = Work(request, partial(self._deliver, number))
+        self._numbers[id(request)] = number
+        try:
+            self._served.accept(work)
+        except HoplineError as error:
+            self._deliver(number, error)
+        except Exception as error:  # the boundary: one request must not end the process
+            log.exception("a request failed before it was queued")
+            self._deliver(number, RuntimeFailure(f"the model failed: {type(error).__name__}: {error}"))
+
+    def _deliver(self, number: int, outcome: ScoreResult | HoplineError | None) -> None:
+        known = self._open.pop(number, None)
+        if known is None:
+            return
+        if not self._done:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._done.append((number, known.request, outcome))
+
+    def _drop(self, number: int) -> None:
+        work = self._open.get(number)
+        if work is not None:
+            work.cancel()
+            self._deliver(number, None)
+
+    # Recorder
+
+    def record(self, ran: Ran) -> None:
+        """Keep what a batch took, to go with its answers."""
+        if ran.compute_s <= 0:
+            return
+        self._num_batches += 1
+        for request in ran.requests:
+            if request.is_copy:
+                self._took[id(request)] = ran.compute_s
+        numbers = [self._numbers.get(id(request)) for request in ran.requests]
+        known = [number for number in numbers if number is not None]
+        stages = {name: seconds for name, seconds in ran.stages.items() if name != "post"}
+        self._batches.append(wire.Batch(known, ran.compute_s, stages))
+
+    # To the server
+
+    def _tell(self) -> None:
+        done, self._done = self._done, []
+        batches, self._batches = self._batches, []
+        if not done:
+            return
+        for _, request, _ in done:
+            self._numbers.pop(id(request), None)
+        outcomes = [(number, outcome) for number, _, outcome in done]
+        try:
+            self._send(_told(outcomes, batches))
+        except (TypeError, ValueError, OverflowError, NotImplementedError):
+            for number, outcome in outcomes:
+                try:
+                    self._send(_told([(number, outcome)], []))
+                except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+                    self._send(_told([(number, RuntimeFailure(f"the answer cannot be sent: {error}"))], []))
+
+    def _send(self, message: wire.FromModel) -> None:
+        assert self._transport is not None
+        self._transport.write(wire.frame(message))
+
+    async def _beat(self) -> None:
+        counts = self._metrics.model(self._orders.name, self._orders.version)
+        assert self._served is not None
+        while True:
+            self._served.statistics()  # brings what was counted into the metrics
+            hits, misses = counts.state_cache_hits.value, counts.state_cache_misses.value
+            self._send(wire.Beat(self._num_batches, hits, misses, time.process_time()))
+            # often enough to distinguish slow from hung
+            await asyncio.sleep(min(_BEAT_S, self._orders.limits.hang_s / 4))
+
+
+def _told(
+    outcomes: list[tuple[int, ScoreResult | HoplineError | None]], batches: list[wire.Batch]
+) -> wire.Tell:
+    results = [
+        (number, wire.pack_result(outcome))
+        for number, outcome in outcomes
+        if isinstance(outcome, ScoreResult)
+    ]
+    errors = [
+        (number, None if outcome is None else wire.pack_error(outcome))
+        for number, outcome in outcomes
+        if not isinstance(outcome, ScoreResult)
+    ]
+    return wire.Tell(results, errors, batches)

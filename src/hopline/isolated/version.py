@@ -1,0 +1,452 @@
+"""A version in an isolated process, so that its crash, leak or slow batch affects no other model.
+
+                 ┌── refused: limits, or no process now
+accept ──────────┤                                 ┌─ answers, and what batches took
+                 └─► outstanding ─► socket ─► model process
+                          │
+                          └─ deadlines and cancellation hold here, whatever the process does
+
+process dies ────────────► its requests get ModelNotReady, and another is started, with ever longer pauses
+more memory than allowed ► another is started and warmed up, traffic moves, the old one finishes and ends
+no answer, deadlines pass ► it is killed, then as when it dies
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hopline.answering.counted import CountedVersion
+from hopline.answering.limits import ModelLimits
+from hopline.answering.outcome_counts import OutcomeCounts
+from hopline.answering.queued import admission_of
+from hopline.answering.served import Recorder
+from hopline.config.schema import Config
+from hopline.errors import (
+    DeadlineExceeded,
+    HoplineError,
+    ModelNotReady,
+    Overloaded,
+)
+from hopline.isolated import wire
+from hopline.isolated.child import ModelProcess
+from hopline.isolated.keeper import ProcessKeeper
+from hopline.isolated.main import DEFAULT_FACTORY
+from hopline.isolated.starter import ProcessStarter
+from hopline.observe.metrics import Metrics
+from hopline.scheduling.policy import LOW
+from hopline.scheduling.work import Work
+from hopline.types import ModelInfo, ScoreResult
+
+if TYPE_CHECKING:
+    from hopline.answering.unit import Unit
+
+log = logging.getLogger(__name__)
+
+#: Requests that may be without an outcome, where `max_concurrency` says nothing.
+_MAX_OUTSTANDING = 4096
+#: Requests besides, which have their outcome, but whose process has not said yet that it dropped them.
+_MAX_DROPPED = 4096
+#: The earliest that deadlines are looked at again, so that many of them are looked at together.
+_TOGETHER_S = 0.001
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """What a model's process runs.
+
+    Attributes:
+        factory: "module:attribute" of what makes the model there; see `main`.
+        arguments: for the factory; values that JSON has.
+        nice: is added to the process's niceness: 19 gets only what others leave.
+    """
+
+    factory: str = DEFAULT_FACTORY
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    nice: int = 0
+
+
+class ProcessVersion(CountedVersion):
+    """See the module; made by `start`, or with a factory of one's own by `begin` on a new one.
+
+    Args:
+        name, version: see `Served`.
+        config: of the server.
+        limits: of the model.
+        metrics: of the server.
+        recorders: get every batch.
+        program: what runs there.
+        starter: starts processes; None creates one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        config: Config,
+        limits: ModelLimits,
+        metrics: Metrics,
+        recorders: Sequence[Recorder] = (),
+        *,
+        program: Program = Program(),
+        starter: ProcessStarter | None = None,
+    ) -> None:
+        super().__init__(name, version, "", config, metrics.model(name, version), recorders)
+        self._limits = limits
+        orders = {
+            "name": name,
+            "version": version,
+            "config": _config_inside(config).to_json(),
+            "limits": dataclasses.asdict(limits),
+            **dataclasses.asdict(program),
+        }
+        self._keeper = ProcessKeeper(orders, limits, metrics, self, starter)
+        self._max_outstanding = limits.max_concurrency or _MAX_OUTSTANDING
+        self.admission = admission_of(f"{name}/{version}", limits, config, self._max_outstanding)
+        self._live_rows = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._cpu_ended_s = 0.0
+        #: Callbacks of running comparisons, oldest first.
+        self._told_of: deque[Callable[[OutcomeCounts], object]] = deque()
+        self._has_stages = False
+        self._gauges = (
+            (self._metrics.queue_rows, lambda: float(self._live_rows)),
+            (self._metrics.queue_requests, lambda: float(self.admission.num_open)),
+            (self._metrics.queue_age, self._oldest_wait_s),
+        )
+
+    @classmethod
+    async def start(
+        cls,
+        model: str,
+        unit: Unit,
+        config: Config,
+        limits: ModelLimits,
+        metrics: Metrics,
+        recorders: Sequence[Recorder] = (),
+        *,
+        nice: int = 0,
+        state_cache_bytes: int | None = None,
+        starter: ProcessStarter | None = None,
+    ) -> ProcessVersion:
+        """A unit of the repository in a separate process, warm and ready.
+
+        Args:
+            model, unit: which one.
+            config, limits, metrics, recorders, starter: as for the class. nice: see `Program`.
+            state_cache_bytes: memory of its state caches; None takes the server's setting.
+
+        Raises:
+            HoplineError: it cannot be opened, or the process ended instead; it must not take traffic.
+        """
+        arguments = msgspec.to_builtins(unit)
+        if state_cache_bytes is not None:
+            config = config.replace(state_cache__memory_bytes=state_cache_bytes)
+        self = cls(
+            model,
+            unit.id,
+            config,
+            limits,
+            metrics,
+            recorders,
+            program=Program(config.worker.model_factory or DEFAULT_FACTORY, arguments, nice),
+            starter=starter,
+        )
+        await self.begin()
+        return self
+
+    async def begin(self) -> None:
+        """Start the first process; once.
+
+        Raises:
+            HoplineError: as `start`.
+            ConfigError: it takes more than `memory_bytes` already.
+        """
+        await self._keeper.begin()
+        assert self._keeper.ready is not None
+        self.graph_version = self._keeper.ready.graph_version
+        for gauge, read in self._gauges:
+            gauge.set_function(read)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that requests go to; None while there is none."""
+        process = self._keeper.process
+        return None if process is None else process.pid
+
+    # Served
+
+    def accept(self, work: Work) -> None:
+        """As `Scorer.accept`: sends it to the process.
+
+        Raises:
+            ModelNotReady: there is no process now; says why, and when to come back.
+            RateLimited, DeadlineExceeded, Overloaded, Unavailable: it cannot be answered now.
+        """
+        try:
+            self.admission.admit(work)
+            process = self._process_for(work)
+        except HoplineError as error:
+            work.end()
+            self.outcome(error.code)
+            self._tell([work.request], [error], [0.0], 0.0)
+            raise
+        self._live_rows += work.rows
+        process.send(work)
+        if work.deadline < self._timer_at:
+            self._watch_deadline(work.deadline, work.entered)
+
+    def reject_early(self) -> None:
+        """As `Scorer.reject_early`: also while there is no process."""
+        if self._recorders:
+            return
+        try:
+            self._present()
+            self.admission.check()
+        except HoplineError as error:
+            self.outcome(error.code)
+            raise
+
+    def info(self, versions: tuple[str, ...]) -> ModelInfo:
+        """What the model says of itself, and whether its process lives."""
+        keeper = self._keeper
+        assert keeper.ready is not None
+        info, is_up = keeper.ready.info, keeper.process is not None
+        return dataclasses.replace(
+            info,
+            versions=versions,
+            version=self.version,
+            graph_version=self.graph_version,
+            state=info.state if is_up else "UNAVAILABLE",
+            reason=info.reason if is_up else keeper.reason,
+        )
+
+    def warm_up(self) -> None:
+        """Nothing: a process is warm before it takes its first request, each of them."""
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait or run."""
+        return self._live_rows
+
+    async def release(self) -> None:
+        """End the processes."""
+        self.admission.closed = self.admission.closed or "the model is unloaded"
+        await self._keeper.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for gauge, read in self._gauges:
+            gauge.unset_function(read)
+
+    # Owner of processes
+
+    def withdrawn(self, work: Work) -> None:
+        """As `Owner.withdrawn`."""
+        self._ended(work, "cancelled")
+
+    def refused(self, process: ModelProcess, work: Work, error: HoplineError) -> None:
+        """As `Owner.refused`."""
+        self._fail(work, error)
+
+    def told(self, process: ModelProcess, tell: wire.Tell) -> None:
+        """Deal answers out, then count them."""
+        now = time.monotonic()
+        ended: dict[int, tuple[Work, ScoreResult | HoplineError]] = {}
+        num_ok = 0
+        for number, fields in tell.results:
+            work = process.settle(number)
+            if work is not None and not work.ended:
+                num_ok += 1
+                result = wire.unpack_result(fields)
+                self.graph_version = result.graph_version  # that of a live graph moves on
+                ended[number] = work, result
+                self.count_fallbacks((result,))
+                self._ended(work, "")
+                work.tell(result)
+        for number, packed in tell.errors:
+            work = process.settle(number)
+            if work is not None and not work.ended and packed is not None:
+                error = wire.unpack_error(packed)
+                if isinstance(error, DeadlineExceeded) and process.overdue_since is None:
+                    process.overdue_since = now
+                ended[number] = work, error
+                self._ended(work, error.code)
+                work.tell(error)
+        if tell.results:
+            process.overdue_since = None
+        self.outcome("ok", num_ok)
+        self._record(tell.batches, ended, now)
+
+    def compare(
+        self, copies: Sequence[bytes], tolerance: float, on_counts: Callable[[OutcomeCounts], object]
+    ) -> None:
+        """As `Compares.compare`."""
+        self._present().compare(wire.Compare([msgspec.Raw(copy) for copy in copies], tolerance))
+        self._told_of.append(on_counts)
+
+    def compared(self, process: ModelProcess, message: wire.Compared) -> None:
+        """As `Owner.compared`."""
+        self.outcome("ok", message.tally.answered)
+        self._told_of.popleft()(message.tally)
+
+    def beat(self, process: ModelProcess, beat: wire.Beat) -> None:
+        """Bring in what a process counted."""
+        if beat.num_batches > process.num_batches:
+            process.overdue_since = None
+        process.num_batches = beat.num_batches
+        self._metrics.state_cache_hits.inc(beat.state_cache_hits - process.state_cache_hits)
+        self._metrics.state_cache_misses.inc(beat.state_cache_misses - process.state_cache_misses)
+        process.state_cache_hits, process.state_cache_misses = (
+            beat.state_cache_hits,
+            beat.state_cache_misses,
+        )
+        process.cpu_s = beat.cpu_s
+
+    def lost(self, process: ModelProcess, how: str) -> None:
+        """Fail what a process had, and have another one started if it was the one that serves."""
+        self._cpu_ended_s += process.cpu_s
+        process.cpu_s = 0.0
+        unanswered = list(process.unanswered.values())
+        process.unanswered.clear()
+        process.idle.set()
+        self._keeper.lost(process, how, renew=not self.admission.closed)
+        while self._told_of:  # what was sent to it is not compared
+            self._told_of.popleft()(OutcomeCounts())
+        for work in unanswered:
+            if not work.ended:
+                self._fail(work, ModelNotReady(self._keeper.reason, self._keeper.retry_after_s()))
+
+    # Admission
+
+    def _present(self) -> ModelProcess:
+        """The process that serves.
+
+        Raises: ModelNotReady: there is none now.
+        """
+        process = self._keeper.process
+        if process is None or not process.is_up:
+            raise ModelNotReady(self._keeper.reason, self._keeper.retry_after_s())
+        return process
+
+    def _process_for(self, work: Work) -> ModelProcess:
+        """The process of a request that was admitted; sets its rows."""
+        process = self._present()
+        num_open = self.admission.num_open - 1
+        if work.lane == LOW and num_open >= (self._max_outstanding + 1) // 2:
+            raise Overloaded(
+                f"{num_open} requests wait or run; no more may of low priority (max_concurrency)",
+                retry_after_s=0.1,
+            )
+        if len(process.unanswered) >= self._max_outstanding + _MAX_DROPPED:
+            raise Overloaded(
+                f"the model's process has not said what became of {len(process.unanswered)} requests; "
+                "it is slow, or hangs",
+                retry_after_s=0.1,
+            )
+        rows, most_rows = wire.num_items(work.request), self._limits.max_queue_rows
+        if most_rows and self._live_rows and self._live_rows + rows > most_rows:
+            raise Overloaded(
+                f"{self._live_rows} rows wait or run; {rows} more would pass the limit of "
+                f"{most_rows} (max_queue_rows)",
+                retry_after_s=0.1,
+            )
+        self.admission.pay()
+        work.rows = rows
+        return process
+
+    # Outcomes
+
+    def _ended(self, work: Work, code: str) -> None:
+        """A request ends; "" is counted elsewhere."""
+        work.end()
+        self._live_rows -= work.rows
+        if code:
+            self.outcome(code)
+
+    def _fail(self, work: Work, error: HoplineError) -> None:
+        self._ended(work, error.code)
+        work.tell(error)
+        self._tell([work.request], [error], [time.monotonic() - work.entered], 0.0)
+
+    def _record(
+        self,
+        batches: Sequence[wire.Batch],
+        ended: dict[int, tuple[Work, ScoreResult | HoplineError]],
+        now: float,
+    ) -> None:
+        """Count what ran together, then what came to no batch."""
+        for batch in batches:
+            mine = [ended.pop(number) for number in batch.numbers if number in ended]
+            if not mine:
+                continue
+            # seen from here: the way there and back counts as waiting
+            queue_s = [max(0.0, now - work.entered - batch.compute_s) for work, _ in mine]
+            self._has_stages = self._has_stages or bool(batch.stages)
+            self._note(len(mine), queue_s, batch.compute_s, batch.stages)
+            requests, outcomes = [work.request for work, _ in mine], [outcome for _, outcome in mine]
+            self._tell(requests, outcomes, queue_s, batch.compute_s, batch.stages)
+        for work, outcome in ended.values():
+            waited_s = now - work.entered
+            if isinstance(outcome, ScoreResult) and not self._has_stages:
+                self._note(1, [0.0], waited_s, {})
+            self._tell([work.request], [outcome], [waited_s], 0.0)
+
+    def _watch_deadline(self, deadline: float, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        wait_s = max(_TOGETHER_S, deadline - now)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._expire_late)
+
+    def _expire_late(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        now = time.monotonic()
+        later = float("inf")
+        for process in self._keeper.processes():
+            for work in list(process.unanswered.values()):
+                if work.ended:
+                    continue
+                if work.deadline > now:
+                    later = min(later, work.deadline)
+                    continue
+                if process.overdue_since is None:
+                    process.overdue_since = now
+                self._fail(work, DeadlineExceeded())
+        if later < self._timer_at:
+            self._watch_deadline(later, now)
+
+    def _oldest_wait_s(self) -> float:
+        waiting = (
+            work.entered
+            for process in self._keeper.processes()
+            for work in process.unanswered.values()
+            if not work.ended
+        )
+        oldest = min(waiting, default=None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    def _cpu_s(self) -> float:
+        return self._cpu_ended_s + sum(process.cpu_s for process in self._keeper.processes())
+
+
+def _config_inside(config: Config) -> Config:
+    """A server's config for a process that runs one model for it, and shares the page cache with it."""
+    return config.replace(
+        graph__memory="mapped",
+        features__prefetcher="",
+        features__shared_file="",
+        worker__index=0,
+        worker__count=1,
+        worker__metrics_dir="",
+        worker__state_cache_fd=-1,
+        worker__rows_fd=-1,
+        worker__isolated=True,
+    )

@@ -1,0 +1,25 @@
+"""Builds the model of an isolated process: a unit of the repository, as the server itself would load it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hopline.answering.served import Served
+from hopline.answering.unit import Unit
+from hopline.errors import RuntimeFailure
+from hopline.isolated.main import Orders
+from hopline.models.loader import Loader
+
+
+async def open_unit(orders: Orders) -> Served:
+    """A factory; `arguments` are the unit's fields.
+
+    Raises: HoplineError: it cannot be loaded.
+    """
+
+    def resolve(name: str, version: str | None) -> Served:
+        raise RuntimeFailure(f"{orders.name} runs alone, without {name!r}")
+
+    loader = Loader(orders.config, orders.metrics, orders.recorders, resolve)
+    load = await loader.load(orders.name, msgspec.convert(orders.arguments, Unit))
+    return load.served

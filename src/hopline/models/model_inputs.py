@@ -1,0 +1,278 @@
+"""The graphs and feature stores that graph models read: each is opened once, and units share it.
+
+A user takes it and returns it; the last one closes it. Several loads that need what is being
+opened wait for the same opening. The server's own graph and store stay open until the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hopline.answering.unit import Unit
+from hopline.config.folders import needed_folder
+from hopline.config.schema import Config
+from hopline.config.urls import shown
+from hopline.errors import (
+    BadRequest,
+    ConfigError,
+    FeatureGroupNotFound,
+    FeatureSchemaMismatch,
+    GraphError,
+    HoplineError,
+    SnapshotDamaged,
+)
+from hopline.graph import Graph
+from hopline.graph.live.view import LiveView
+from hopline.graph.residency import in_huge_pages, prefault
+from hopline.models.host_snapshots import HostSnapshots, is_on
+from hopline.observe.metrics import Metrics
+from hopline.process.populate import Populator
+from hopline.remote_address import is_address
+from hopline.snapshots.held import HeldSnapshot
+
+if TYPE_CHECKING:
+    from hopline.answering.open_graph_store import OpenGraphStore
+    from hopline.answering.sources import Sources
+
+log = logging.getLogger(__name__)
+
+_Key = tuple[str, tuple[str, ...]]
+#: The server's own graph and store.
+_OWN: _Key = ("", ())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What graph models read.
+
+    Attributes:
+        graph: snapshot, or the live graph.
+        sources: of features that are not in it.
+        snapshot: whose copy the graph is, where it came from an address.
+        store: of edges that are not in it.
+    """
+
+    graph: Graph | LiveView
+    sources: Sources | None = None
+    snapshot: HeldSnapshot | None = None
+    store: OpenGraphStore | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Opening:
+    """Inputs that are open, or being opened.
+
+    Attributes:
+        task: opens the inputs. num_users: units that stand on them, or wait for them.
+    """
+
+    task: asyncio.Task[ModelInputs]
+    num_users: int = 0
+
+
+class SharedInputs:
+    """The graphs and feature stores that units share.
+
+    Args:
+        config: of the server.
+        metrics: of the server.
+        threads: for what blocks.
+        waiting_threads: for what waits for addresses.
+        populator: populates the memory of caches.
+
+    Attributes:
+        snapshots: at addresses.
+        own_failure: why the server's own graph or store cannot be opened: no fault of a model.
+        on_sources: connects sources to the prefetcher; set by who knows about it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        threads: Executor,
+        populator: Populator,
+        waiting_threads: Executor,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._threads = threads
+        self._waiting_threads = waiting_threads
+        self._populator = populator
+        self._open: dict[_Key, _Opening] = {}
+        self._own = _OWN
+        self.snapshots = HostSnapshots(config, metrics)
+        self.own_failure: HoplineError | None = None
+        self.on_sources: Callable[[Sources, Graph], object] | None = None
+
+    @property
+    def own(self) -> ModelInputs | None:
+        """The server's own, once a unit needed them and they are open."""
+        opening = self._open.get(self._own)
+        if opening is None or not opening.task.done() or opening.task.exception() is not None:
+            return None
+        return opening.task.result()
+
+    async def take(self, unit: Unit) -> ModelInputs:
+        """What a unit reads, opened if need be; to be returned once, by `give_back`.
+
+        Raises: HoplineError: it cannot be opened; nothing is to be returned.
+        """
+        key = unit.graph, unit.groups
+        opening = self._open.get(key)
+        if opening is None:
+            opening = self._open[key] = _Opening(asyncio.ensure_future(self._opened(unit)))
+        opening.num_users += 1
+        if is_on(unit, self.snapshots.base):
+            self._own = key  # the newest that was asked for
+        try:
+            return await asyncio.shield(opening.task)
+        except BaseException as error:
+            if key == _OWN and isinstance(error, HoplineError):
+                self.own_failure = error
+            await self._leave(key, opening)
+            raise
+
+    async def give_back(self, unit: Unit) -> None:
+        """A unit reads them no more."""
+        key = unit.graph, unit.groups
+        await self._leave(key, self._open[key])
+
+    async def close(self) -> None:
+        """Close all of them, after the last unit."""
+        self.snapshots.stop()
+        for key, opening in list(self._open.items()):
+            del self._open[key]
+            await _closed(opening)
+
+    async def _leave(self, key: _Key, opening: _Opening) -> None:
+        opening.num_users -= 1
+        failed = opening.task.done() and (opening.task.cancelled() or opening.task.exception() is not None)
+        if self._open.get(key) is opening and (failed or (key != _OWN and not opening.num_users)):
+            del self._open[key]  # first: a user that comes while it is closed opens it again
+            if not failed:
+                await _closed(opening)
+                if is_address(key[0]):
+                    await asyncio.get_running_loop().run_in_executor(self._threads, self.snapshots.tidy)
+
+    def snapshot(self, unit: Unit) -> HeldSnapshot | None:
+        """The snapshot at an address that a unit reads, which has taken its inputs."""
+        return self._open[unit.graph, unit.groups].task.result().snapshot
+
+    async def _opened(self, unit: Unit) -> ModelInputs:
+        loop = asyncio.get_running_loop()
+        snapshot, store = None, None
+        graph: Graph | LiveView
+        if is_address(unit.graph):
+            snapshot = await loop.run_in_executor(self._waiting_threads, self.snapshots.take, unit.graph)
+        try:
+            if self._config.graph.store and not unit.graph:
+                store = await self._open_store()
+                graph = store.graph
+            else:
+                graph = await loop.run_in_executor(self._threads, self._open_graph, unit, snapshot)
+            if isinstance(graph, LiveView):
+                return ModelInputs(graph, await self._open_sources(graph, unit))
+            if store is None and self._config.graph.memory == "disk":
+                from hopline.answering.open_graph_store import OpenGraphStore
+
+                store = await OpenGraphStore.of_folder(graph, self._config, self._metrics)
+                graph = store.graph
+            features = not self._config.features.store and (store is None or not store.rows)
+            sources = await self._open_sources(graph, unit)
+            await loop.run_in_executor(self._threads, lambda: prefault(graph, features=features))
+            return ModelInputs(graph, sources, snapshot, store)
+        except BaseException:
+            if store is not None:
+                await store.close()
+            if snapshot is not None:
+                snapshot.release()
+            raise
+
+    async def _open_store(self) -> OpenGraphStore:
+        from hopline.answering.open_graph_store import OpenGraphStore
+
+        return await OpenGraphStore.open(self._config, self._metrics)
+
+    def _open_graph(self, unit: Unit, snapshot: HeldSnapshot | None) -> Graph | LiveView:
+        if self._config.worker.live_memory and not unit.graph:
+            from hopline.answering.live_graph import open_live_graph
+
+            return open_live_graph(self._config)
+        if snapshot is not None:
+            graph = Graph.open(snapshot.graph)
+            if graph.version != snapshot.manifest.graph_version:
+                raise SnapshotDamaged(
+                    f"{shown(unit.graph)}: its graph is {graph.version}, its manifest says "
+                    f"{snapshot.manifest.graph_version}; publish the snapshot again"
+                )
+        elif unit.graph:
+            try:
+                graph = Graph.open(Path(unit.graph))
+            except (GraphError, OSError, ValueError) as error:
+                raise BadRequest(f"graph: {unit.graph} is not a graph snapshot: {error}") from None
+        elif self.snapshots.base:
+            raise ConfigError(
+                f"graph.path: version {unit.version} was loaded when the graph was a local folder, "
+                "and now it is an address; load it again with this address, or remove models.state"
+            )
+        else:
+            graph = Graph.open(needed_folder(self._config, "graph.path"))
+        memory = self._config.graph.memory
+        if memory == "huge" or (memory == "auto" and self._config.worker.count == 1):
+            graph = in_huge_pages(graph, features=not self._config.features.store)
+        return graph
+
+    async def _open_sources(self, graph: Graph | LiveView, unit: Unit) -> Sources | None:
+        if not self._config.features.store:
+            return None
+        loop = asyncio.get_running_loop()
+        sources = await loop.run_in_executor(self._threads, self._make_sources, unit)
+        try:
+            await sources.open(graph, self._threads)
+        except BaseException as error:
+            await sources.close()
+            if unit.groups and isinstance(
+                error, FeatureGroupNotFound | FeatureSchemaMismatch | ConfigError
+            ):
+                # the server's own groups were found good when it started
+                raise BadRequest(f"groups: {', '.join(unit.groups)}: {error}") from None
+            raise
+        is_own = not (unit.graph or unit.groups)
+        if self.on_sources is not None and is_own and isinstance(graph, Graph):
+            self.on_sources(sources, graph)
+        return sources
+
+    def _make_sources(self, unit: Unit) -> Sources:
+        # What only some servers need is imported where it is: a fifth of a second of each start.
+        from hopline.answering.sources import Sources
+
+        config = self._config
+        if unit.groups:
+            config = config.replace(features__groups=unit.groups)
+        if unit.graph or unit.groups:
+            # Memory that workers share was laid out for the server's own graph.
+            config = config.replace(
+                worker__rows_fd=-1, features__shared_file=None, features__prefetcher=None
+            )
+        return Sources(config, self._metrics, self._populator)
+
+
+async def _closed(opening: _Opening) -> None:
+    """Close what was opened, or is being opened."""
+    try:
+        inputs = await opening.task
+    except Exception:  # the waiting callers got it
+        return
+    if inputs.sources is not None:
+        await inputs.sources.close()
+    if inputs.store is not None:
+        await inputs.store.close()
+    if inputs.snapshot is not None:
+        inputs.snapshot.release()

@@ -1,0 +1,195 @@
+"""A repository at a URL, read through fsspec and copied into a local cache.
+
+Any driver that fsspec knows: s3:// (s3fs), gs:// (gcsfs), abfs:// (adlfs), http:// … Each takes its
+credentials and endpoint from where it always does: environment, files, the role of the machine.
+
+Where the address cannot be asked, what was copied before is served: a server restarts without its store.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from hopline.config.urls import shown
+from hopline.engine.student import MODEL_FILE, SPEC_FILE
+from hopline.errors import ConfigError, HoplineError, ModelNotFound, RepositoryUnavailable
+from hopline.models.repository import absent
+from hopline.models.version_cache import VersionCache
+from hopline.models.version_folder import MARKERS, check_name, in_order, is_name, listed_files
+from hopline.remote_address import open_address
+
+log = logging.getLogger(__name__)
+
+_LONGEST_MESSAGE = 300
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+T = TypeVar("T")
+
+
+class FsspecRepository:
+    """See `Repository`.
+
+    Args:
+        url: of the folder of models.
+        cache: folder for copies.
+
+    Raises:
+        ConfigError: an unknown scheme, or a driver that is not installed.
+    """
+
+    def __init__(self, url: str, cache: Path) -> None:
+        self.address = shown(url)
+        self._files, root = open_address(url, "models.repository")
+        self._root = root.rstrip("/")
+        self._cache = VersionCache(cache, url)
+
+    def models(self) -> list[str]:
+        """As `Repository.models`."""
+        return self._asked(lambda: sorted(self._folders(self._root)), self._cache.models)
+
+    def versions(self, model: str) -> list[str]:
+        """As `Repository.versions`."""
+        check_name("model", model)
+        path = f"{self._root}/{model}"
+        return self._asked(
+            lambda: in_order(name for name in self._folders(path) if self._marker(f"{path}/{name}")),
+            lambda: self._cache.versions(model),
+        )
+
+    def fetch(self, model: str, version: str) -> Path:
+        """As `Repository.fetch`: a copy in the cache, made now if there is none of this content."""
+        check_name("model", model)
+        check_name("version", version)
+
+        def last() -> Path | None:
+            return self._cache.last(model, version)
+
+        found = self._asked(lambda: self._fetch(model, version), last)
+        if found is None:
+            raise ModelNotFound(absent(self, model, version))
+        return found
+
+    def model_file(self, model: str, name: str) -> Path | None:
+        """As `Repository.model_file`: copied again at each call."""
+        check_name("model", model)
+        check_name("file", name)
+        path = self._cache.model_file(model, name)
+
+        def copy() -> Path | None:
+            content = self._read(f"{self._root}/{model}/{name}")
+            if content is None:
+                path.unlink(missing_ok=True)
+                return None
+            self._cache.write(path, content)
+            return path
+
+        return self._asked(copy, lambda: path if path.is_file() else None)
+
+    def _fetch(self, model: str, version: str) -> Path | None:
+        path, shown = f"{self._root}/{model}/{version}", f"{self.address}/{model}/{version}"
+        marker, content = self._manifest(path)
+        if content is None:
+            return None
+        sizes: dict[str, int] = {}
+        student = None
+        if marker == MARKERS[0]:
+            names = list(listed_files(content, f"{shown}/{marker}"))
+            student = self._read(f"{path}/{SPEC_FILE}")
+            if student is not None:  # distilled later: the model's own list does not know it
+                names += [SPEC_FILE, MODEL_FILE]
+        else:  # lists no files: whatever is there belongs to it
+            sizes = self._below(path)
+            names = [name for name in sizes if name != marker]
+        digest = hashlib.sha256(
+            content + repr(sorted(sizes.items())).encode() + (student or b"")
+        ).hexdigest()[:32]
+
+        def fill(folder: Path) -> None:
+            log.info("copying %s (%d files)", shown, len(names))
+            (folder / marker).write_bytes(content)  # the bytes that the digest is of
+            local = [folder / name for name in names]
+            for target in local:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            if names:
+                with suppress(FileNotFoundError):  # reported by name when the copy is verified
+                    self._files.copy_files([f"{path}/{name}" for name in names], local)
+
+        return self._cache.keep(model, version, digest, fill, shown)
+
+    def _manifest(self, path: str) -> tuple[str, bytes | None]:
+        for marker in MARKERS:
+            content = self._read(f"{path}/{marker}")
+            if content is not None:
+                return marker, content
+        return "", None
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            content = self._files.read(path)
+        except FileNotFoundError:
+            return None
+        return content
+
+    def _marker(self, path: str) -> bool:
+        return any(name in MARKERS for name, _ in self._entries(path))
+
+    def _folders(self, path: str) -> list[str]:
+        return [name for name, kind in self._entries(path) if kind == "directory" and is_name(name)]
+
+    def _entries(self, path: str) -> Iterator[tuple[str, str]]:
+        """(last part of the name, "file" or "directory") of what lies in a folder."""
+        try:
+            found = self._files.entries(path)
+        except FileNotFoundError:
+            return
+        for entry in found:
+            name = entry["name"].rstrip("/")
+            # Object stores may list an empty object for the folder itself.
+            if name != path.strip("/") and name != path:
+                yield name.rpartition("/")[2], entry["type"]
+
+    def _below(self, path: str) -> dict[str, int]:
+        """Path inside a folder -> size, of every file below it."""
+        found = self._files.below(path)
+        prefix = path.strip("/") + "/"
+        sizes = {}
+        for full, entry in found.items():
+            name = full.strip("/").removeprefix(prefix)
+            if all(is_name(part) for part in name.split("/")):
+                sizes[name] = int(entry.get("size") or 0)
+        return sizes
+
+    def _asked(self, ask: Callable[[], T], remembered: Callable[[], T]) -> T:
+        """What the address says; where it cannot be asked, what is remembered, if that is anything."""
+        try:
+            with self._foreign():
+                return ask()
+        except RepositoryUnavailable as error:
+            known = remembered()
+            if not known:
+                raise
+            log.warning("%s; using the copies made before", error)
+            return known
+
+    @contextmanager
+    def _foreign(self) -> Iterator[None]:
+        """Drivers raise whatever their libraries do: to a server it all means that it cannot be asked."""
+        try:
+            yield
+        except HoplineError:
+            raise
+        except Exception as error:
+            said = str(error).partition("\n")[0][:_LONGEST_MESSAGE]
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise ConfigError(
+                    f"models.cache: {self._cache.folder} cannot be written: {error.strerror}"
+                ) from error
+            raise RepositoryUnavailable(
+                f"models.repository: {self.address} cannot be asked: {type(error).__name__}: {said}", 5.0
+            ) from error

@@ -1,0 +1,67 @@
+"""Opens the model repository at an address: a folder, or anything that fsspec has a driver for.
+
+`graph_models` lists the graph models in it, for programs that only read what models read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hopline.artifact import ModelSpec, read_artifact
+from hopline.config.schema import Config
+from hopline.errors import ConfigError
+from hopline.files import expanded
+from hopline.generate.spec import is_generative
+from hopline.models.local_repository import LocalRepository
+from hopline.models.repository import Repository
+
+
+def graph_models(config: Config) -> list[tuple[Path, ModelSpec]]:
+    """(folder, spec) of every graph model version in the repository, for the prefetcher."""
+    repository = configured_repository(config)
+    found = []
+    for name in list(config.models.names) or repository.models():
+        for version in repository.versions(name):
+            folder = repository.fetch(name, version)
+            is_other = not (folder / "model.json").is_file() or is_generative(folder)
+            spec = None if is_other else read_artifact(folder)
+            if isinstance(spec, ModelSpec):
+                found.append((folder, spec))
+    return found
+
+
+#: Where copies of remote versions are kept, unless `models.cache` says otherwise.
+DEFAULT_CACHE = Path("~/.cache/hopline/models")
+
+
+def open_repository(address: str | Path, cache: Path | None = None) -> Repository:
+    """The repository at an address. Nothing is connected to yet.
+
+    Args:
+        address: a folder, or a URL: file://, s3://, gs://, http:// …
+        cache: where copies of remote versions are kept; None means `DEFAULT_CACHE`.
+
+    Raises:
+        ConfigError: not a folder, an unknown scheme, or a driver that is not installed (names the package).
+    """
+    if isinstance(address, str) and "://" in address:
+        scheme, _, rest = address.partition("://")
+        if scheme.lower() != "file":
+            from hopline.models.remote_repository import FsspecRepository
+
+            return FsspecRepository(address, expanded(cache or DEFAULT_CACHE, "models.cache"))
+        address = "/" + rest.lstrip("/")
+    return LocalRepository(expanded(address, "models.repository"))
+
+
+def configured_repository(config: Config) -> Repository:
+    """The repository that the settings name.
+
+    Raises:
+        ConfigError: none is set, or as `open_repository`.
+    """
+    if config.models.repository is None:
+        raise ConfigError(
+            "models.repository: not set; give --repository or set it in hopline.toml (a folder, or a URL)"
+        )
+    return open_repository(config.models.repository, config.models.cache)
